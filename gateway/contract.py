@@ -1,4 +1,4 @@
-"""What stays the same between writers, gateway, Kafka, mirror and loaders: names, hashes, record headers, wire.
+"""What stays the same between writers, gateway, Kafka, mirror and loaders: names, hashes, headers, wire.
 
 Standard library only and Python 3.9+, because the push-client carries this file with it. Everything here
 outlives a process, so it changes only by adding: the golden bytes in ``tests/unit/test_contract.py`` hold it.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple  # noqa: UP035  (3.9 evaluates NamedTuple fields)
+from collections.abc import Iterable
+from typing import NamedTuple
 
 MAX_SEQNO = 2**63 - 1
 MAX_SOURCE_ID_BYTES = 512
@@ -30,7 +31,7 @@ _ATTRIBUTE = re.compile(r"[a-z0-9._-]{1,64}\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _I64 = struct.Struct(">q")
 
-Headers = List[Tuple[str, bytes]]  # noqa: UP006
+Headers = list[tuple[str, bytes]]
 
 
 class Malformed(ValueError):
@@ -45,14 +46,14 @@ class Chunk(NamedTuple):
     """
 
     seqno: int
-    prev: Optional[int]
-    created_ms: Optional[int]
-    attributes: Dict[str, str]  # noqa: UP006
+    prev: int | None
+    created_ms: int | None
+    attributes: dict[str, str]
     data: bytes
 
 
 class Cursor(NamedTuple):
-    """A reader's position, valid in every data centre: the offset *in the original partition* of the next record."""
+    """A reader's position, valid in every data centre: the *original* partition's offset of the next record."""
 
     topic: str
     partition: int
@@ -70,7 +71,7 @@ class Cursor(NamedTuple):
         return cls(topic, int(partition), int(offset))
 
 
-# ---- names ----------------------------------------------------------------------------------------------------
+# ---- names -----------------------------------------------------------------------------------------------
 
 
 def check_topic(topic: str) -> str:
@@ -87,7 +88,7 @@ def check_dc(dc: str) -> str:
 
 
 def check_source_id(source_id: str, what: str = "sourceId") -> str:
-    """1 to 512 bytes of UTF-8 without control characters; ``.`` and ``..`` are refused, paths would eat them."""
+    """1 to 512 bytes of UTF-8 without control characters; ``.`` and ``..`` are refused: paths eat them."""
     try:
         size = len(source_id.encode())
     except UnicodeEncodeError:
@@ -101,7 +102,7 @@ def check_source_id(source_id: str, what: str = "sourceId") -> str:
     return source_id
 
 
-def check_attributes(attributes: Dict[str, str]) -> Dict[str, str]:  # noqa: UP006
+def check_attributes(attributes: dict[str, str]) -> dict[str, str]:
     if len(attributes) > MAX_ATTRIBUTES:
         raise Malformed(f"attributes: {len(attributes)}, allowed are {MAX_ATTRIBUTES}")
     for name, value in attributes.items():
@@ -115,7 +116,7 @@ def check_attributes(attributes: Dict[str, str]) -> Dict[str, str]:  # noqa: UP0
 
 
 def full_topic(dc: str, topic: str) -> str:
-    """The Kafka topic that holds what was written to ``topic`` in ``dc``; the same name in every data centre."""
+    """The Kafka topic of what was written to ``topic`` in ``dc``; the same name in every data centre."""
     return f"{dc}.{topic}"
 
 
@@ -127,7 +128,7 @@ def split_topic(full: str) -> tuple[str, str]:
     return dc, topic
 
 
-# ---- where a source goes --------------------------------------------------------------------------------------
+# ---- where a source goes ---------------------------------------------------------------------------------
 
 
 def key_hash(key: str) -> int:
@@ -144,7 +145,7 @@ def partition_of(key: str, partitions: int) -> int:
     return key_hash(key) % partitions
 
 
-# ---- the Kafka record of a chunk ------------------------------------------------------------------------------
+# ---- the Kafka record of a chunk -------------------------------------------------------------------------
 
 
 def record_headers(chunk: Chunk) -> Headers:
@@ -177,7 +178,7 @@ def chunk_of_record(value: bytes, headers: Iterable[tuple[str, bytes]]) -> Chunk
     return Chunk(seqno, prev, created, attributes, value)
 
 
-# ---- the wire: a stream of MessagePack arrays [seqno, prev, created_ms, attributes, data] ---------------------
+# ---- the wire: a stream of MessagePack arrays [seqno, prev, created_ms, attributes, data] ----------------
 
 
 def pack_chunk(chunk: Chunk) -> bytes:
@@ -195,7 +196,7 @@ def pack_chunk(chunk: Chunk) -> bytes:
     )
 
 
-def _pack_int(value: Optional[int]) -> bytes:  # noqa: UP045
+def _pack_int(value: int | None) -> bytes:
     if value is None:
         return b"\xc0"
     if 0 <= value < 0x80:
@@ -217,7 +218,7 @@ def _pack_str(text: str) -> bytes:
     return _pack_head(len(raw), 0xD9) + raw
 
 
-def _pack_map(items: Dict[str, str]) -> bytes:  # noqa: UP006
+def _pack_map(items: dict[str, str]) -> bytes:
     if not items:
         return b"\xc0"
     parts = [struct.pack(">BH", 0xDE, len(items))]
