@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """A reader's position, valid in every data centre: the *original* partition's offset of the next record."""
+    """A reader's position, valid in every data centre: the next record's offset in the original partition."""
 
     topic: str
     partition: int
