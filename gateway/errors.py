@@ -1,0 +1,68 @@
+"""The errors of the gateway, named for what the caller must do.
+
+Three kinds, so that a caller can always tell what happened to its chunk:
+
+* *rejected* (4xx): do not send it again as it is;
+* *retry* (429, 503): surely not recorded, the same request may be sent again after ``Retry-After``;
+* *unknown* (500): recorded or not; send the same bytes again, deduplication sorts it out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+# The one table of problem types: stable last segment of ``type`` → (status, title).
+PROBLEMS: Final[dict[str, tuple[int, str]]] = {
+    "bad-request": (400, "The request is malformed"),
+    "not-found": (404, "There is no such resource"),
+    "method-not-allowed": (405, "The resource does not take this method"),
+    "timeout": (408, "The body did not arrive in time"),
+    "unknown-topic": (404, "The topic does not exist"),
+    "gap": (409, "Chunks before this one are missing"),
+    "overlap": (409, "The chunk begins before what is recorded"),
+    "conflict": (409, "The change contradicts what exists"),
+    "superseded": (409, "A newer session exists"),
+    "out-of-order": (409, "The seqnos inside the request do not rise"),
+    "too-large": (413, "Over a limit of size"),
+    "unsupported-media-type": (415, "The encoding or type of the body is not known"),
+    "out-of-range": (416, "Outside of what is retained"),
+    "internal": (500, "An error inside the gateway"),
+    "outcome-unknown": (500, "Whether it was recorded is not known yet"),
+    "overloaded": (503, "Over a limit of the gateway"),
+    "not-owner-yet": (503, "The lane is moving to another worker"),
+    "kafka-unavailable": (503, "Kafka does not answer"),
+}
+
+
+class Problem(Exception):
+    """What a caller is told as an RFC 9457 problem document.
+
+    ``extra`` holds what it needs to go on (``recorded_seqno``, limits, …); ``retry_after_s`` becomes a header.
+    """
+
+    def __init__(self, kind: str, detail: str, *, retry_after_s: float | None = None, **extra: Any) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.status, self.title = PROBLEMS[kind]
+        self.detail = detail
+        self.extra = extra
+        if retry_after_s is None and self.status == 503:
+            retry_after_s = 1
+        self.retry_after_s = retry_after_s
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "type": f"https://logferry.invalid/problems/{self.kind}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            **self.extra,
+        }
+
+
+class LaneLost(Exception):
+    """The group gave the lane to another worker; what was under way here has an unknown outcome."""
+
+
+class WeakKafka(Exception):
+    """Kafka's settings do not carry the promise; the text names each and how to accept it."""

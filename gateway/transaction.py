@@ -1,0 +1,162 @@
+"""What one transaction of a lane holds, and what each request is told afterwards. Pure: no I/O, no clock.
+
+Invariants:
+
+* Decisions are taken when the transaction is put together, in the order of arrival, against the committed
+  states plus what was drafted before in the same transaction. One transaction runs at a time, so nothing is ever
+  judged against what may still be undone, and a duplicate of a chunk that is under way waits for its outcome.
+* The states go into the same transaction as the chunks: the log and what is known of it cannot disagree.
+* An answer that rests on drafted state is given after the commit only.
+* When a transaction fails, every request of the sources it touched fails with it, the queued ones too
+  (`Draft.touches`): a later chunk must not overtake an earlier one that was undone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from logferry.gateway.contract import Chunk, Headers, partition_of, record_headers
+from logferry.gateway.sources import Refusal, Source, SourceState, SourceTable, decide_write, open_session
+
+
+class TopicFacts(NamedTuple):
+    """What is known of a Kafka topic; ``id`` changes when it is deleted and created anew."""
+
+    name: str
+    id: bytes
+    partitions: int
+    max_message_bytes: int
+
+
+@dataclass(slots=True)
+class Write:
+    """A request to record chunks of one source, all or none."""
+
+    topic: TopicFacts
+    source: Source
+    session: int | None
+    chunks: list[Chunk]
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class OpenSession:
+    """A request for a new session; the source is pinned by it."""
+
+    topic: TopicFacts
+    source: Source
+    size_bytes: int = 256
+
+
+Request = Write | OpenSession
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The answer to a `Write`. ``span``: indexes of its records among those of its partition, None: none."""
+
+    state: SourceState
+    written: int
+    duplicates: int
+    span: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    state: SourceState
+
+
+Outcome = Written | SessionOpened | Refusal
+
+
+class Record(NamedTuple):
+    key: bytes
+    value: bytes
+    headers: Headers
+
+
+@dataclass(slots=True)
+class Draft:
+    """One transaction in the making.
+
+    ``records``: by (topic, partition), in order. ``states``: by state key. ``waiting``: (position in the order of
+    `add`, outcome) of the requests that are answered after the commit.
+    """
+
+    table: SourceTable
+    now_ms: int
+    records: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
+    states: dict[bytes, bytes] = field(default_factory=dict)
+    topics: dict[str, bytes] = field(default_factory=dict)
+    size_bytes: int = 0
+    _sources: dict[Source, SourceState] = field(default_factory=dict)
+    _pins: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, request: Request) -> tuple[Outcome, bool]:
+        """Decides the request. Returns the outcome and whether it must wait for the commit to become true."""
+        source = request.source
+        state = self._state(request.topic, source)
+        if isinstance(request, OpenSession):
+            opened = open_session(state, self.now_ms)
+            self._put(request.topic, source, opened)
+            return SessionOpened(opened), True
+        verdict = decide_write(state, request.chunks, request.session, self.now_ms)
+        if isinstance(verdict, Refusal):
+            return verdict, source in self._sources
+        span = None
+        if verdict.chunks:
+            self._put(request.topic, source, verdict.state)
+            span = self._append(source, verdict.state.partition, verdict.chunks)
+            self.size_bytes += request.size_bytes
+        outcome = Written(verdict.state, len(verdict.chunks), verdict.duplicates, span)
+        return outcome, source in self._sources
+
+    def touches(self, source: Source) -> bool:
+        return source in self._sources
+
+    def is_empty(self) -> bool:
+        return not self.states
+
+    def _state(self, topic: TopicFacts, source: Source) -> SourceState:
+        state = self._sources.get(source) or self.table.get(source, topic.id)
+        if state is not None:
+            return state
+        pin = self._pins.get((source.topic, source.key))
+        if pin is None:
+            pin = self.table.pinned(source.topic, source.key, topic.id)
+        if pin is None:
+            pin = partition_of(source.key, topic.partitions)
+        return SourceState(topic.id, pin, None, None, 0, self.now_ms)
+
+    def _put(self, topic: TopicFacts, source: Source, state: SourceState) -> None:
+        self._sources[source] = state
+        self._pins[source.topic, source.key] = state.partition
+        self.states[source.state_key()] = state.encode()
+        self.topics[topic.name] = topic.id
+
+    def _append(self, source: Source, partition: int, chunks: list[Chunk]) -> tuple[int, int]:
+        records = self.records.setdefault((source.topic, partition), [])
+        first = len(records)
+        key = source.source_id.encode()
+        for chunk in chunks:
+            if chunk.created_ms is None:
+                chunk = chunk._replace(created_ms=self.now_ms)
+            records.append(Record(key, chunk.data, record_headers(chunk)))
+        return first, len(records) - 1
+
+
+def resolve(outcome: Outcome, replayed: SourceState | None) -> bool:
+    """Whether a transaction of unknown outcome was committed, by what a replay after the fence says of one source.
+
+    True is certain: what the request asked for is in the log, once. False is certain as well: after the fence
+    nothing of the older transaction can be committed any more.
+    """
+    if isinstance(outcome, Refusal):
+        return True
+    drafted = outcome.state
+    if replayed is None or replayed.topic_id != drafted.topic_id:
+        return False
+    if isinstance(outcome, SessionOpened):
+        return replayed.session == drafted.session
+    return replayed.recorded is not None and drafted.recorded is not None and replayed.recorded >= drafted.recorded
