@@ -1,0 +1,130 @@
+"""The configuration of the gateway: one TOML file, checked as a whole before anything starts.
+
+Unknown keys are refused with their path: a misspelt limit must not be a limit that is off.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from logferry.gateway.contract import check_dc
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+MIB = 1 << 20
+
+Weakness = Literal["replication", "min-isr", "unclean-election"]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text names the file, the setting and what is wrong with it."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KafkaSettings(_Strict):
+    """How to reach the cluster of this data centre."""
+
+    bootstrap_servers: Annotated[str, Field(min_length=1)]
+
+
+class Limits(_Strict):
+    """A limit on everything; what is over one is refused with the limit in the answer. Bytes unless said otherwise."""
+
+    chunk_bytes: Annotated[int, Field(ge=1024, le=16 * MIB)] = 4 * MIB
+    request_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 16 * MIB
+    transaction_bytes: Annotated[int, Field(ge=64 * 1024, le=32 * MIB)] = 8 * MIB
+    lane_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
+    process_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB
+    read_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 8 * MIB
+    read_wait_ms: Annotated[int, Field(ge=0, le=30_000)] = 30_000
+    body_timeout_s: Annotated[float, Field(gt=0)] = 60
+    request_timeout_s: Annotated[float, Field(gt=0)] = 30
+
+
+class Config(_Strict):
+    """One data centre's gateway. Worker ``i`` listens on the port of ``listen`` plus ``i``."""
+
+    dc: str
+    data_centres: list[str] = []
+    listen: str = "127.0.0.1:8080"
+    advertised_host: str | None = None
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    lanes: Annotated[int, Field(ge=1, le=1024)] = 8
+    prefix: Annotated[str, Field(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")] = "logferry"
+    codec: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "zstd"
+    session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
+    accept_weak_kafka: list[Weakness] = []
+    kafka: KafkaSettings
+    limits: Limits = Limits()
+
+    @field_validator("dc")
+    @classmethod
+    def _dc(cls, dc: str) -> str:
+        return check_dc(dc)
+
+    @field_validator("data_centres")
+    @classmethod
+    def _data_centres(cls, names: list[str]) -> list[str]:
+        return [check_dc(name) for name in names]
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, listen: str) -> str:
+        host, colon, port = listen.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"{listen!r} is not <address>:<port>")
+        if host not in ("127.0.0.1", "[::1]", "localhost"):
+            raise ValueError(f"{host} is not a loopback address; without tokens the gateway serves loopback only")
+        return listen
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        if self.prefix in {self.dc, *self.data_centres}:
+            raise ValueError(f"prefix: {self.prefix!r} is the name of a data centre too")
+        if self.port(self.workers - 1) > 65535:
+            raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
+        return self
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    def port(self, worker: int) -> int:
+        return int(self.listen.rpartition(":")[2]) + worker
+
+    def url(self, worker: int) -> str:
+        """Where others reach this worker."""
+        host = self.advertised_host or self.listen.rpartition(":")[0]
+        return f"http://{host}:{self.port(worker)}"
+
+    @property
+    def state_topic(self) -> str:
+        """The compacted topic with the states of the sources, a partition for each lane."""
+        return f"{self.prefix}.gateway.{self.dc}.state"
+
+    @property
+    def group(self) -> str:
+        """The consumer group whose members are the workers."""
+        return f"{self.prefix}.gateway.{self.dc}"
+
+    def transactional_id(self, lane: int) -> str:
+        return f"{self.prefix}.gateway.{self.dc}.lane-{lane}"
+
+
+def load(path: Path) -> Config:
+    """Reads and checks the file. Raises ConfigError."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{path}: " + "; ".join(lines)) from None

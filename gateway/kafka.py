@@ -1,0 +1,238 @@
+"""The worker's connection to its Kafka cluster: metadata, offsets, fetches, topics, groups.
+
+Everything here may be called again safely. Errors are Kafka's own (`aiokafka.errors.KafkaError`); what passes by
+itself (a moved leader, a broker that is coming back) is tried again until the deadline. Long polls run on
+connections of their own, because Kafka serves the requests of a connection in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from aiokafka import errors
+from aiokafka.client import AIOKafkaClient, CoordinationType
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.protocol.admin import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DescribeConfigsRequest,
+    DescribeGroupsRequest,
+)
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.offset import OffsetRequest
+from logferry.gateway.fetch import Fetched, committed_records
+from logferry.gateway.metadata import ClusterView, MetadataRequest, TopicView, read_metadata
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_READ_COMMITTED: Final = 1
+_TOPIC_RESOURCE: Final = 2
+_REQUEST_TIMEOUT_MS: Final = 10_000
+_DEADLINE_S: Final = 15.0
+_BACKOFF_S: Final = 0.1
+_CONCURRENT_FETCHES: Final = 64
+
+# What passes by itself once the metadata is fresh.
+_PASSING: Final = (
+    errors.NotLeaderForPartitionError,
+    errors.LeaderNotAvailableError,
+    errors.ReplicaNotAvailableError,
+    errors.KafkaStorageError,
+    errors.NodeNotReadyError,
+    errors.RequestTimedOutError,
+    errors.KafkaConnectionError,
+    errors.StaleMetadata,
+    errors.CoordinatorNotAvailableError,
+    errors.CoordinatorLoadInProgressError,
+    errors.NotCoordinatorError,
+)
+
+
+_T = TypeVar("_T")
+
+
+class Kafka:
+    """One client for everything but transactions, which have a producer each."""
+
+    def __init__(self, options: dict[str, Any], client_id: str) -> None:
+        self.options = options
+        self._client = AIOKafkaClient(
+            client_id=client_id, request_timeout_ms=_REQUEST_TIMEOUT_MS + 35_000, metadata_max_age_ms=30_000, **options
+        )
+        self._leaders: dict[tuple[str, int], int] = {}
+        self._idle_connections: list[int] = list(range(_CONCURRENT_FETCHES))
+        self._fetches = asyncio.Semaphore(_CONCURRENT_FETCHES)
+
+    async def start(self) -> None:
+        """Connects. Raises KafkaConnectionError when no bootstrap server answers."""
+        # A client that tracks no topic asks for the metadata of all of them, again and again.
+        self._client.set_topics(["__consumer_offsets"])
+        await self._client.bootstrap()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    # ---- metadata ---------------------------------------------------------------------------------------------
+
+    async def describe(self, topics: list[str] | None = None) -> ClusterView:
+        """The topics (None: all) as some broker sees them now."""
+        view = read_metadata(await self._send_any(MetadataRequest(topics)))
+        for topic in view.topics.values():
+            for partition in topic.partitions:
+                self._leaders[topic.name, partition.partition] = partition.leader
+        return view
+
+    async def describe_topic(self, topic: str) -> TopicView:
+        """One topic. Raises UnknownTopicOrPartitionError when it does not exist."""
+        view = await self.describe([topic])
+        if topic not in view.topics:
+            raise errors.for_code(view.errors.get(topic, 3))(topic)
+        return view.topics[topic]
+
+    async def configs(self, topics: list[str]) -> dict[str, dict[str, str]]:
+        """The settings of topics. Raises UnknownTopicOrPartitionError when one does not exist."""
+        response = await self._send_any(DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None) for topic in topics]))
+        found = {}
+        for code, message, _type, name, entries in response.resources:
+            _raise(code, message or name)
+            found[name] = {entry[0]: entry[1] or "" for entry in entries}
+        return found
+
+    # ---- topics -----------------------------------------------------------------------------------------------
+
+    async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> None:
+        """Raises TopicAlreadyExistsError, InvalidReplicationFactorError, …"""
+        wanted: list[Any] = [(topic, partitions, replication, [], list(configs.items()))]
+        response = await self._send_any(CreateTopicsRequest(wanted, _REQUEST_TIMEOUT_MS, False))
+        for error in response.topic_errors:
+            _raise(error[1], error[2] if len(error) > 2 and error[2] else topic)
+
+    async def grow_topic(self, topic: str, partitions: int) -> None:
+        request = CreatePartitionsRequest([(topic, (partitions, None))], _REQUEST_TIMEOUT_MS, False)
+        response = await self._send_any(request)
+        for _topic, code, message in response.topic_errors:
+            _raise(code, message or topic)
+
+    # ---- records ----------------------------------------------------------------------------------------------
+
+    async def offset(self, topic: str, partition: int, time_ms: int) -> int:
+        """The offset at a time (`EARLIEST`, or `LATEST`: the end of what is committed); -1: no record so late."""
+
+        async def ask(node: int) -> int:
+            found = await self._offsets_at(node, [(topic, partition)], time_ms)
+            return found[topic, partition]
+
+        return await self._with_leader(topic, partition, ask)
+
+    async def offsets(self, partitions: list[tuple[str, int]], time_ms: int) -> dict[tuple[str, int], int]:
+        """`offset` of many partitions, with one request a broker. Raises while a partition has no leader."""
+        by_node: dict[int, list[tuple[str, int]]] = {}
+        for partition in partitions:
+            by_node.setdefault(self._leaders.get(partition, -1), []).append(partition)
+        leaderless = by_node.pop(-1, [])
+        found: dict[tuple[str, int], int] = {}
+        for answer in await asyncio.gather(*(self._offsets_at(n, ps, time_ms) for n, ps in by_node.items())):
+            found.update(answer)
+        for topic, number in leaderless:
+            found[topic, number] = await self.offset(topic, number, time_ms)
+        return found
+
+    async def _offsets_at(
+        self, node: int, partitions: list[tuple[str, int]], time_ms: int
+    ) -> dict[tuple[str, int], int]:
+        by_topic: dict[str, list[tuple[int, int]]] = {}
+        for topic, number in partitions:
+            by_topic.setdefault(topic, []).append((number, time_ms))
+        response = await self._client.send(node, OffsetRequest(-1, _READ_COMMITTED, list(by_topic.items())))
+        found = {}
+        for topic, answers in response.topics:
+            for number, code, _timestamp, offset in answers:
+                _raise(code, f"{topic}-{number}")
+                found[topic, number] = offset
+        return found
+
+    async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int = 0) -> Fetched:
+        """Committed records from ``offset`` on. Waits up to ``wait_ms`` for one; may answer with none before that.
+
+        Raises OffsetOutOfRangeError outside of what is retained: nothing is ever reset in silence.
+        """
+
+        async def ask(node: int) -> Fetched:
+            request = FetchRequest(wait_ms, 1, max_bytes, _READ_COMMITTED, [(topic, [(partition, offset, max_bytes)])])
+            async with self._own_connection() as group:
+                response = await self._client.send(node, request, group=group)
+            fields = response.topics[0][1][0]
+            _raise(fields[1], f"{topic}-{partition} at {offset}")
+            records, next_offset = committed_records(fields[-1] or b"", fields[5] or (), offset, max_bytes)
+            return Fetched(records, next_offset, last_stable=fields[3], log_start=fields[4])
+
+        return await self._with_leader(topic, partition, ask)
+
+    # ---- groups -----------------------------------------------------------------------------------------------
+
+    async def group_assignment(self, group: str, topic: str) -> dict[str, list[int]] | None:
+        """Who has which partitions of the topic, by client id; None while the group is changing."""
+        node = await self._client.coordinator_lookup(CoordinationType.GROUP, group)
+        response = await self._client.send(node, DescribeGroupsRequest([group]))
+        code, _group, state, _type, _protocol, members = response.groups[0][:6]
+        _raise(code, group)
+        if state != "Stable":
+            return None
+        found: dict[str, list[int]] = {}
+        for _member, client_id, _host, _metadata, assignment in (member[:5] for member in members):
+            decoded = ConsumerProtocolMemberAssignment.decode(assignment)
+            for assigned, partitions in decoded.assignment:
+                if assigned == topic:
+                    found.setdefault(client_id, []).extend(partitions)
+        return found
+
+    # ---- ways to a broker -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _own_connection(self) -> AsyncIterator[tuple[str, int]]:
+        async with self._fetches:
+            number = self._idle_connections.pop()
+            try:
+                yield ("fetch", number)
+            finally:
+                self._idle_connections.append(number)
+
+    async def _send_any(self, request: Any) -> Any:
+        async with asyncio.timeout(_DEADLINE_S):
+            while True:
+                nodes = [broker.nodeId for broker in self._client.cluster.brokers()]
+                random.shuffle(nodes)
+                for node in nodes:
+                    try:
+                        return await self._client.send(node, request)
+                    except _PASSING:
+                        continue
+                await asyncio.sleep(_BACKOFF_S)
+                self._client.force_metadata_update()
+
+    async def _with_leader(self, topic: str, partition: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
+        async with asyncio.timeout(_DEADLINE_S + 35):
+            while True:
+                leader = self._leaders.get((topic, partition), -1)
+                if leader < 0:
+                    view = await self.describe_topic(topic)
+                    if partition >= len(view.partitions):
+                        raise errors.UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
+                    leader = view.partitions[partition].leader
+                try:
+                    if leader >= 0:
+                        return await ask(leader)
+                except _PASSING:
+                    pass
+                self._leaders.pop((topic, partition), None)
+                await asyncio.sleep(_BACKOFF_S)
+
+
+def _raise(code: int, detail: str) -> None:
+    if code:
+        raise errors.for_code(code)(detail)
