@@ -43,12 +43,12 @@ class Fetched(NamedTuple):
 
 
 def committed_records(
-    raw: bytes, aborted: Iterable[tuple[int, int]], offset: int, max_bytes: int | None = None
+    raw: bytes, aborted: Iterable[tuple[int, int]], offset: int, stop_bytes: int | None = None
 ) -> tuple[list[KafkaRecord], int]:
     """The committed records from ``offset`` on, and the offset after them.
 
     ``aborted``: (producer id, first offset) of the aborted transactions in the range, as the fetch answered.
-    ``max_bytes``: stop after the record that reaches it; at least one record is returned if there is one.
+    ``stop_bytes``: stop after the record that reaches it; at least one record is returned if there is one.
     """
     pending = sorted(aborted, key=lambda transaction: transaction[1])
     open_aborts: set[int] = set()
@@ -74,7 +74,7 @@ def committed_records(
                 continue
             found.append(KafkaRecord(record.offset, record.timestamp, record.key, record.value, record.headers))
             size += len(record.value or b"") + len(record.key or b"")
-            if max_bytes is not None and size >= max_bytes:
+            if stop_bytes is not None and size >= stop_bytes:
                 return found, record.offset + 1
         position = max(position, batch.next_offset)
     return found, position

@@ -156,8 +156,19 @@ class Kafka:
                 found[topic, number] = offset
         return found
 
-    async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int = 0) -> Fetched:
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        stop_bytes: int | None = None,
+        wait_ms: int = 0,
+    ) -> Fetched:
         """Committed records from ``offset`` on. Waits up to ``wait_ms`` for one; may answer with none before that.
+
+        ``max_bytes`` is what Kafka sends, compressed; ``stop_bytes`` ends with the record that reaches it.
 
         Raises OffsetOutOfRangeError outside of what is retained: nothing is ever reset in silence.
         """
@@ -168,7 +179,7 @@ class Kafka:
                 response = await self._client.send(node, request, group=group)
             fields = response.topics[0][1][0]
             _raise(fields[1], f"{topic}-{partition} at {offset}")
-            records, next_offset = committed_records(fields[-1] or b"", fields[5] or (), offset, max_bytes)
+            records, next_offset = committed_records(fields[-1] or b"", fields[5] or (), offset, stop_bytes)
             return Fetched(records, next_offset, last_stable=fields[3], log_start=fields[4])
 
         return await self._with_leader(topic, partition, ask)

@@ -104,9 +104,9 @@ class MetadataRequest(Request[MetadataRequest_v12]):
         self._topics = topics
 
     def build(self, request_struct_class: type[MetadataRequest_v12]) -> MetadataRequest_v12:
-        topics: list[tuple[bytes, str, dict[int, bytes]]] | None = (
-            None if self._topics is None else [(NO_ID, topic, {}) for topic in self._topics]
-        )
+        topics: list[Any] | None = None
+        if self._topics is not None:
+            topics = [(NO_ID, topic, {}) for topic in self._topics]
         return request_struct_class(topics, False, False, {})
 
 

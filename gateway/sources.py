@@ -15,7 +15,7 @@ Invariants, kept here and nowhere else:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -159,13 +159,20 @@ class SourceTable:
     def __len__(self) -> int:
         return len(self._states)
 
-    def apply(self, changes: Mapping[bytes, bytes]) -> None:
-        """Takes over committed states, of a transaction or of the replay. Raises ValueError on an unknown format."""
-        for key, raw in changes.items():
+    def apply(self, key: bytes, raw: bytes | None) -> None:
+        """Takes over a committed state, of a transaction or of the replay; None forgets the source.
+
+        Raises ValueError on a format that is not known: the lane must stop rather than guess.
+        """
+        if raw is None:
+            self._states.pop(key, None)
+        else:
             self._states[key] = raw
             if key[:1] == b"k":
                 source, state = Source.of_state_key(key), SourceState.decode(raw)
                 self._pins[source.topic, source.key] = (state.topic_id, state.partition)
+            elif key[:1] != b"s" or raw[0] != STATE_VERSION:
+                raise ValueError(f"state {key!r} of version {raw[0]} cannot be decoded")
 
     def get(self, source: Source, topic_id: bytes) -> SourceState | None:
         """What is recorded of the source in this incarnation of its topic; None: nothing."""

@@ -146,7 +146,7 @@ class Topics:
         except errors.UnknownTopicOrPartitionError:
             raise self._unknown(topic) from None
 
-    async def list(self) -> list[dict[str, Any]]:
+    async def describe_all(self) -> list[dict[str, Any]]:
         """All topics of the known data centres, by name, described as by `describe`."""
         known = {self._config.dc, *self._config.data_centres}
         views = (await self._kafka.describe()).topics

@@ -88,7 +88,7 @@ class Draft:
     now_ms: int
     records: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
     states: dict[bytes, bytes] = field(default_factory=dict)
-    topics: dict[str, bytes] = field(default_factory=dict)
+    topics: dict[str, TopicFacts] = field(default_factory=dict)
     size_bytes: int = 0
     _sources: dict[Source, SourceState] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Draft:
         self._sources[source] = state
         self._pins[source.topic, source.key] = state.partition
         self.states[source.state_key()] = state.encode()
-        self.topics[topic.name] = topic.id
+        self.topics[topic.name] = topic
 
     def _append(self, source: Source, partition: int, chunks: list[Chunk]) -> tuple[int, int]:
         records = self.records.setdefault((source.topic, partition), [])

@@ -1,0 +1,315 @@
+"""A lane: the unit of ownership and fencing. It alone writes the chunks of its sources and knows their states.
+
+The order that makes it safe, and the windows that it covers:
+
+* open: fence first, replay second. The fence ends the older owner's transaction; only then is the state topic
+  complete, and read up to its end it is what is in the log.
+* write: one transaction at a time; what arrives meanwhile gathers for the next.
+* killed before the commit: nothing of the transaction is in the log. Killed after it: all of it is, with the states.
+* the commit's answer never came: the lane fences itself and replays, and each waiting request is answered from
+  what the log says. Where the lane is lost meanwhile, the answer is "unknown".
+* frozen and continued: the commit is refused by the fence, and the lane opens again only when the group confirms
+  that it is still this worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiokafka import errors
+from logferry.gateway import log
+from logferry.gateway.config import Config
+from logferry.gateway.errors import LaneLost, Problem
+from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
+from logferry.gateway.metrics import LaneMetrics
+from logferry.gateway.producer import LaneProducer, NotCommitted, Offsets, OutcomeUnknown
+from logferry.gateway.sources import Refusal, Source, SourceState, SourceTable
+from logferry.gateway.topics import Topics
+from logferry.gateway.transaction import Draft, Outcome, Request, Written, resolve
+
+_REPLAY_FETCH_BYTES: Final = 16 << 20
+_BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+
+
+@dataclass(slots=True)
+class Answered:
+    """What a request is told: its outcome, and the offsets of its first and last record where they are known."""
+
+    outcome: Outcome
+    offsets: tuple[int, int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request on its way. ``in_flight``: part of a transaction, so that it may be recorded."""
+
+    request: Request
+    answer: asyncio.Future[Answered]
+    in_flight: bool = False
+    outcome: Outcome | None = None
+
+    def fail(self, problem: Problem) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(problem)
+
+    def succeed(self, answered: Answered) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answered)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One lane as held by this worker. `run` keeps it until `close`, or until the group gives it away."""
+
+    number: int
+    config: Config
+    kafka: Kafka
+    topics: Topics
+    metrics: LaneMetrics
+    confirm_ownership: Callable[[int], Awaitable[None]]
+    state: str = "opening"
+    why: str = "taken over"
+    table: SourceTable = field(default_factory=SourceTable)
+    queued_bytes: int = 0
+    _queue: OrderedDict[Pending, None] = field(default_factory=OrderedDict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _closing: bool = False
+    _producer: LaneProducer | None = None
+    _unresolved: list[Pending] = field(default_factory=list)
+    _confirming: set[asyncio.Task[None]] = field(default_factory=set)
+
+    # ---- from outside -----------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Pending:
+        """Queues a request; its answer is a future. Raises Problem when the lane is closing or full."""
+        if self._closing:
+            raise Problem("not-owner-yet", f"lane {self.number} is moving to another worker")
+        if self.queued_bytes + request.size_bytes > self.config.limits.lane_bytes:
+            raise Problem("overloaded", f"lane {self.number} has {self.queued_bytes} bytes waiting: {self.why}")
+        pending = Pending(request, asyncio.get_running_loop().create_future())
+        self.queued_bytes += request.size_bytes
+        pending.answer.add_done_callback(lambda _: self._left(pending))
+        self._queue[pending] = None
+        self._wake.set()
+        return pending
+
+    def look_up(self, source: Source, topic_id: bytes) -> SourceState | None:
+        """What was committed when it was last heard: a hint. A client decides on the answer of a session alone."""
+        return self.table.get(source, topic_id)
+
+    async def run(self) -> None:
+        """Opens and serves, again after each failure, until closed. Whatever waits is answered before it ends."""
+        try:
+            failures = 0
+            while not (self._closing and not self._queue):
+                try:
+                    await self._open(first=self._producer is None and failures == 0)
+                    failures = 0
+                    await self._serve()
+                except (NotCommitted, OutcomeUnknown, errors.KafkaError, OSError, TimeoutError) as error:
+                    self.state, self.why = "opening", f"{type(error).__name__}: {error}"
+                    log.event("warning", "lane_failed", lane=self.number, error=repr(error))
+                    await self._drop_producer()
+                    if self._closing:
+                        return
+                    await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                    failures += 1
+                    await self._confirm()
+        except LaneLost as error:
+            self._closing, self.why = True, str(error)
+            log.event("info", "lane_lost", lane=self.number, why=str(error))
+        finally:
+            self._closing, self.state = True, "closed"
+            await self._drop_producer()
+            self._answer_leftovers()
+            self.metrics.closed()
+
+    def close(self) -> None:
+        """Stops accepting; `run` ends after the running transaction and what was queued before."""
+        self._closing = True
+        self.why = "given away"
+        self._wake.set()
+
+    # ---- opening ----------------------------------------------------------------------------------------------
+
+    async def _confirm(self) -> None:
+        """Lanes are opened again only by their owner of the present generation, or two would fence in turn."""
+        while True:
+            try:
+                return await self.confirm_ownership(self.number)
+            except (errors.KafkaError, OSError, TimeoutError) as error:
+                self.why = f"the group does not answer: {error!r}"
+                await asyncio.sleep(_BACKOFF_S[-1])
+
+    async def _open(self, *, first: bool) -> None:
+        if self._producer is not None:
+            return
+        started = time.monotonic()
+        self.state = "opening"
+        producer = LaneProducer(
+            self.kafka.options, self.config.transactional_id(self.number), self.config.codec, self.topics
+        )
+        self._producer = producer
+        await producer.fence()
+        fenced = time.monotonic()
+        self.table = await self._replay()
+        self.state, self.why = "serving", "open"
+        now = time.monotonic()
+        self.metrics.opened(first=first, replay_s=now - fenced, sources=len(self.table))
+        log.event(
+            "info",
+            "lane_open",
+            lane=self.number,
+            sources=len(self.table),
+            fence_ms=round((fenced - started) * 1000),
+            replay_ms=round((now - fenced) * 1000),
+        )
+        self._settle_unresolved()
+
+    async def _replay(self) -> SourceTable:
+        topic, table = self.config.state_topic, SourceTable()
+        end = await self.kafka.offset(topic, self.number, LATEST)
+        position = await self.kafka.offset(topic, self.number, EARLIEST)
+        while position < end:
+            fetched = await self.kafka.fetch(topic, self.number, position, max_bytes=_REPLAY_FETCH_BYTES)
+            for record in fetched.records:
+                table.apply(record.key or b"", record.value)
+            position = fetched.next_offset
+        return table
+
+    def _settle_unresolved(self) -> None:
+        """After fence and replay: what the log holds is what happened."""
+        for pending in self._unresolved:
+            outcome, source = pending.outcome, pending.request.source
+            assert outcome is not None
+            if resolve(outcome, self.table.get(source, pending.request.topic.id)):
+                pending.succeed(Answered(outcome))
+            else:
+                pending.fail(Problem("kafka-unavailable", "the transaction was not committed; nothing is recorded"))
+        self._unresolved.clear()
+
+    # ---- serving ----------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        while True:
+            while not self._queue:
+                if self._closing:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+            draft, waiting = self._draft()
+            if draft.is_empty():
+                continue
+            assert self._producer is not None
+            started = time.monotonic()
+            try:
+                offsets = await self._producer.transact(draft, (self.config.state_topic, self.number))
+            except NotCommitted as failure:
+                self._fail(draft, waiting, failure)
+                raise
+            except OutcomeUnknown:
+                self._unresolved = waiting
+                self._fail_queued(draft)
+                raise
+            for key, raw in draft.states.items():
+                self.table.apply(key, raw)
+            self.metrics.committed(time.monotonic() - started, draft.size_bytes)
+            for pending in waiting:
+                pending.succeed(_answer(pending, offsets))
+            if self._producer.is_worn:
+                await self._drop_producer()
+                await self._open(first=False)
+
+    def _draft(self) -> tuple[Draft, list[Pending]]:
+        """Puts the next transaction together; what does not have to wait for it is answered at once."""
+        draft = Draft(self.table, int(time.time() * 1000))
+        waiting: list[Pending] = []
+        limit = self.config.limits.transaction_bytes
+        while self._queue and draft.size_bytes < limit:
+            pending, _ = self._queue.popitem(last=False)
+            outcome, must_wait = draft.add(pending.request)
+            pending.outcome = outcome
+            if must_wait:
+                pending.in_flight = True
+                waiting.append(pending)
+            elif isinstance(outcome, Refusal):
+                pending.succeed(Answered(outcome))
+            else:
+                task = asyncio.create_task(self._answer_duplicates(pending, outcome))
+                self._confirming.add(task)
+                task.add_done_callback(self._confirming.discard)
+        return draft, waiting
+
+    async def _answer_duplicates(self, pending: Pending, outcome: Outcome) -> None:
+        """A duplicate is acknowledged when the topic still is the one that its original was recorded in."""
+        topic = pending.request.topic
+        try:
+            found = await self.topics.confirm([topic.name])
+        except (errors.KafkaError, OSError, TimeoutError) as error:
+            return pending.fail(Problem("kafka-unavailable", f"the topic cannot be looked at: {error!r}"))
+        if found.get(topic.name) == topic.id:
+            return pending.succeed(Answered(outcome))
+        self.topics.forget(topic.name)
+        return pending.fail(Problem("kafka-unavailable", f"{topic.name} was deleted meanwhile; try again"))
+
+    # ---- failing ----------------------------------------------------------------------------------------------
+
+    def _fail(self, draft: Draft, waiting: list[Pending], failure: NotCommitted) -> None:
+        for pending in waiting:
+            if failure.topic == pending.request.topic.name and isinstance(
+                failure.cause, errors.MessageSizeTooLargeError
+            ):
+                pending.fail(Problem("too-large", f"Kafka refuses the record: {failure}"))
+            else:
+                pending.fail(Problem("kafka-unavailable", f"the transaction failed: {failure}"))
+        self._fail_queued(draft)
+
+    def _fail_queued(self, draft: Draft) -> None:
+        """Later chunks of a source whose earlier ones were undone must not go first."""
+        for pending in list(self._queue):
+            if draft.touches(pending.request.source):
+                del self._queue[pending]
+                pending.fail(Problem("kafka-unavailable", "an earlier chunk of the source was not recorded"))
+
+    def _answer_leftovers(self) -> None:
+        for pending in self._unresolved:
+            pending.fail(Problem("outcome-unknown", f"lane {self.number} was lost during the commit: {self.why}"))
+        self._unresolved.clear()
+        while self._queue:
+            self._queue.popitem(last=False)[0].fail(Problem("not-owner-yet", f"lane {self.number} moved to another worker"))
+
+    async def _drop_producer(self) -> None:
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            await producer.discard()
+
+    def _left(self, pending: Pending) -> None:
+        """Answered, or given up by its caller: then it must not stay in the queue, nor its bytes in memory."""
+        self.queued_bytes -= pending.request.size_bytes
+        self._queue.pop(pending, None)
+
+
+def _answer(pending: Pending, offsets: Offsets) -> Answered:
+    outcome = pending.outcome
+    assert outcome is not None
+    if isinstance(outcome, Written) and outcome.span is not None:
+        batches = offsets[pending.request.source.topic, outcome.state.partition]
+        first, last = (_offset_of(index, batches) for index in outcome.span)
+        if first >= 0 and last >= 0:
+            return Answered(outcome, (first, last))
+    return Answered(outcome)
+
+
+def _offset_of(index: int, batches: list[tuple[int, int]]) -> int:
+    """The offset of a record by its index in the partition's part of the transaction; -1: not known."""
+    found = -1
+    for first, base in batches:
+        if first > index:
+            break
+        found = -1 if base < 0 else base + index - first
+    return found

@@ -1,0 +1,52 @@
+"""What the gateway counts, for Prometheus. Labels are few: topic, lane, result; never a source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY: Final = CollectorRegistry()
+
+_LATENCY_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+REQUESTS = Counter(
+    "logferry_requests_total", "HTTP requests by route and status", ["route", "status"], registry=REGISTRY
+)
+REQUEST_SECONDS = Histogram(
+    "logferry_request_seconds", "Time to answer", ["route"], buckets=_LATENCY_BUCKETS, registry=REGISTRY
+)
+CHUNKS = Counter("logferry_chunks_total", "Chunks by topic and result", ["topic", "result"], registry=REGISTRY)
+CHUNK_BYTES = Counter("logferry_chunk_bytes_total", "Bytes of chunks written", ["topic"], registry=REGISTRY)
+READ_BYTES = Counter("logferry_read_bytes_total", "Bytes of chunks read", ["topic"], registry=REGISTRY)
+IN_FLIGHT = Gauge("logferry_in_flight_bytes", "Bytes of requests that wait for an answer", registry=REGISTRY)
+FORWARDS = Counter("logferry_forwards_total", "Requests handed to the lane's owner", ["how"], registry=REGISTRY)
+LANES = Gauge("logferry_lane_open", "1 while this worker serves the lane", ["lane"], registry=REGISTRY)
+LANE_SOURCES = Gauge("logferry_lane_sources", "Sources known to the lane at its opening", ["lane"], registry=REGISTRY)
+OPENINGS = Counter("logferry_lane_openings_total", "Openings by reason", ["lane", "reason"], registry=REGISTRY)
+REPLAY_SECONDS = Histogram("logferry_replay_seconds", "Replay of a lane's states", registry=REGISTRY)
+COMMIT_SECONDS = Histogram(
+    "logferry_transaction_seconds", "Transactions, from begin to commit", buckets=_LATENCY_BUCKETS, registry=REGISTRY
+)
+TRANSACTIONS = Counter("logferry_transactions_total", "Transactions by result", ["result"], registry=REGISTRY)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneMetrics:
+    """What one lane reports."""
+
+    lane: str
+
+    def opened(self, *, first: bool, replay_s: float, sources: int) -> None:
+        LANES.labels(self.lane).set(1)
+        LANE_SOURCES.labels(self.lane).set(sources)
+        OPENINGS.labels(self.lane, "taken_over" if first else "failure").inc()
+        REPLAY_SECONDS.observe(replay_s)
+
+    def committed(self, seconds: float, size_bytes: int) -> None:
+        COMMIT_SECONDS.observe(seconds)
+        TRANSACTIONS.labels("committed").inc()
+
+    def closed(self) -> None:
+        LANES.labels(self.lane).set(0)
