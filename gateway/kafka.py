@@ -202,6 +202,16 @@ class Kafka:
                     found.setdefault(client_id, []).extend(partitions)
         return found
 
+    async def find_transaction_coordinator(self, transactional_id: str) -> None:
+        """Returns when it is found; the first call in a cluster makes Kafka create its transaction log."""
+        async with asyncio.timeout(_DEADLINE_S):
+            while True:
+                try:
+                    await self._client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
+                    return
+                except _PASSING:
+                    await asyncio.sleep(_BACKOFF_S)
+
     # ---- ways to a broker -------------------------------------------------------------------------------------
 
     @asynccontextmanager

@@ -281,7 +281,9 @@ class Lane:
             pending.fail(Problem("outcome-unknown", f"lane {self.number} was lost during the commit: {self.why}"))
         self._unresolved.clear()
         while self._queue:
-            self._queue.popitem(last=False)[0].fail(Problem("not-owner-yet", f"lane {self.number} moved to another worker"))
+            self._queue.popitem(last=False)[0].fail(
+                Problem("not-owner-yet", f"lane {self.number} moved to another worker")
+            )
 
     async def _drop_producer(self) -> None:
         if self._producer is not None:

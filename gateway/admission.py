@@ -1,0 +1,65 @@
+"""What is let in: bodies within their limits, bytes in flight within the process's. Everything else is refused early.
+
+The reservation is made before the body is read, by its Content-Length where there is one, so that a burst of
+large bodies is refused before it takes memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from logferry.gateway.config import Limits
+from logferry.gateway.errors import Problem
+from logferry.gateway.metrics import IN_FLIGHT
+
+_PIECE_BYTES = 256 * 1024
+
+
+class Admission:
+    """Counts the bytes in flight of this process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.in_flight_bytes = 0
+
+    @contextmanager
+    def reserve(self, request: web.Request) -> Iterator[None]:
+        """Holds room for the request's body until it was answered. Raises Problem ``overloaded`` or ``too-large``."""
+        limit = self._limits.request_bytes
+        size = request.content_length
+        if size is not None and size > limit:
+            raise Problem("too-large", f"the body has {size} bytes, a request may have {limit}", limit_bytes=limit)
+        if size is None:
+            size = limit
+        if self.in_flight_bytes + size > self._limits.process_bytes:
+            raise Problem("overloaded", f"{self.in_flight_bytes} bytes of requests wait for Kafka in this worker")
+        self.in_flight_bytes += size
+        IN_FLIGHT.set(self.in_flight_bytes)
+        try:
+            yield
+        finally:
+            self.in_flight_bytes -= size
+            IN_FLIGHT.set(self.in_flight_bytes)
+
+    async def body(self, request: web.Request) -> bytes:
+        """The whole body. Raises Problem when it is too large, too slow or broken off."""
+        limit = self._limits.request_bytes
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s):
+                while part := await request.content.readany():
+                    size += len(part)
+                    if size > limit:
+                        raise Problem("too-large", f"the body is over {limit} bytes", limit_bytes=limit)
+                    parts.append(part)
+        except TimeoutError:
+            detail = f"the body did not arrive within {self._limits.body_timeout_s:g} s; {size} bytes came"
+            raise Problem("timeout", detail) from None
+        except HttpProcessingError as error:
+            raise Problem("bad-request", f"body: {error.message}") from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)

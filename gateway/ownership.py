@@ -1,0 +1,174 @@
+"""Which lanes are this worker's. Membership, failure detection and balance are a plain Kafka consumer group's.
+
+The workers are the members of a group on the state topic: who is assigned partition k owns lane k. This is for
+liveness alone; that two workers who both believe they own a lane do no harm, the fence sees to.
+
+Each rebalance first reports every lane as revoked, so that is ignored: lanes are served until the new assignment
+says which are really gone. Where the others are is read from the group, whose members carry their URL as client id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from logferry.gateway import log
+from logferry.gateway.config import Config
+from logferry.gateway.errors import LaneLost
+from logferry.gateway.kafka import Kafka
+from logferry.gateway.lane import Lane
+from logferry.gateway.metrics import LaneMetrics
+from logferry.gateway.topics import Topics
+
+_HEARTBEAT_MS: Final = 500
+_VIEW_INTERVAL_S: Final = 2.0
+_VIEW_RETRY_S: Final = 0.1
+_CLOSE_DEADLINE_S: Final = 25.0
+_NEVER_MS: Final = 2**31 - 1
+
+
+class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Opens and closes lanes as the group assigns them, and knows the owners of the others."""
+
+    def __init__(self, config: Config, url: str, kafka: Kafka, topics: Topics) -> None:
+        self._config, self._url, self._kafka, self._topics = config, url, kafka, topics
+        self._consumer = AIOKafkaConsumer(
+            group_id=config.group,
+            client_id=url,
+            partition_assignment_strategy=[StickyPartitionAssignor],
+            session_timeout_ms=config.session_timeout_ms,
+            heartbeat_interval_ms=_HEARTBEAT_MS,
+            max_poll_interval_ms=_NEVER_MS,
+            enable_auto_commit=False,
+            # Nothing is ever read here: the partitions are paused, the group is all that is wanted.
+            auto_offset_reset="latest",
+            **kafka.options,
+        )
+        self.lanes: dict[int, Lane] = {}
+        self._owners: dict[int, str] = {}
+        self._assigned: frozenset[int] | None = None
+        self._changed = asyncio.Condition()
+        self._look_again = asyncio.Event()
+        self._running: dict[asyncio.Task[None], Lane] = {}
+        self._viewing: asyncio.Task[None] | None = None
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        self._consumer.subscribe([self._config.state_topic], listener=self)
+        await self._consumer.start()
+        self._viewing = asyncio.create_task(self._view())
+        self._viewing.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Finishes what runs, then leaves the group, so that the lanes move at once."""
+        for lane in self.lanes.values():
+            lane.close()
+        if self._running:
+            await asyncio.wait(self._running, timeout=_CLOSE_DEADLINE_S)
+        await self._consumer.stop()
+        tasks = [*self._running, *([self._viewing] if self._viewing else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- what others ask --------------------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """An assignment was received and its lanes serve."""
+        return self._assigned is not None and all(
+            number in self.lanes and self.lanes[number].state == "serving" for number in self._assigned
+        )
+
+    def owner(self, lane: int) -> str | None:
+        """The URL of the worker that the group gave the lane to; None while that is not known."""
+        if self._assigned is not None and lane in self._assigned:
+            return self._url
+        owner = self._owners.get(lane)
+        return None if owner == self._url else owner
+
+    def is_worker(self, url: str) -> bool:
+        return url == self._url or url in self._owners.values()
+
+    def look_again(self) -> None:
+        """The view seems stale: a worker did not own what it was asked for."""
+        self._look_again.set()
+
+    async def confirm(self, lane: int) -> None:
+        """Returns when the group confirms in its present generation that the lane is ours. Raises LaneLost."""
+        while True:
+            assigned = self._assigned
+            if assigned is None or lane not in assigned:
+                raise LaneLost(f"the group gave lane {lane} to another worker")
+            try:
+                # A commit is fenced by the group's generation, that is what makes it a confirmation.
+                await self._consumer.commit({TopicPartition(self._config.state_topic, lane): 0})
+                return
+            except (errors.CommitFailedError, errors.IllegalStateError):
+                async with self._changed:
+                    if self._assigned is assigned:
+                        await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(1):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    # ---- the group's word -------------------------------------------------------------------------------------
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        return
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        partitions = list(assigned)
+        self._consumer.pause(*partitions)
+        lanes = frozenset(p.partition for p in partitions)
+        gone = (self._assigned or frozenset()) - lanes
+        new = lanes - (self._assigned or frozenset())
+        log.event("info", "lanes_assigned", lanes=sorted(lanes), new=sorted(new), gone=sorted(gone))
+        async with self._changed:
+            self._assigned = lanes
+            self._changed.notify_all()
+        for number in gone:
+            self.lanes.pop(number).close()
+        for number in sorted(lanes):
+            if number in new or self.lanes[number].state == "closed":
+                self._open(number)
+        self._look_again.set()
+
+    def _open(self, number: int) -> None:
+        lane = Lane(number, self._config, self._kafka, self._topics, LaneMetrics(str(number)), self.confirm)
+        self.lanes[number] = lane
+        task = asyncio.create_task(lane.run(), name=f"lane-{number}")
+        self._running[task] = lane
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A lane that ends with an error that nobody foresaw ends the worker: its outcome is unknown to all."""
+        self._running.pop(task, None)
+        if not task.cancelled() and task.exception() is not None and not self.failed.done():
+            self.failed.set_exception(task.exception() or RuntimeError(task.get_name()))
+
+    async def _view(self) -> None:
+        while True:
+            interval = _VIEW_INTERVAL_S
+            self._look_again.clear()
+            try:
+                found = await self._kafka.group_assignment(self._config.group, self._config.state_topic)
+            except (errors.KafkaError, OSError, TimeoutError) as error:
+                log.event("warning", "group_view_failed", error=repr(error))
+                found = None
+            if found is not None:
+                self._owners = {lane: url for url, lanes in found.items() for lane in lanes}
+            else:
+                interval = _VIEW_RETRY_S
+            try:
+                async with asyncio.timeout(interval):
+                    await self._look_again.wait()
+            except TimeoutError:
+                continue

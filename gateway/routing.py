@@ -1,0 +1,105 @@
+"""From a source to its lane, from the lane to the worker that answers: here, by a redirect, or forwarded once.
+
+Any worker takes any request. A caller that sends ``X-Logferry-Redirect: 1`` gets a 307 to the owner; everybody
+else's request is handed on, because stock HTTP clients drop the token or the body on a redirect. A request that
+was handed on once is never handed on again, so nothing loops.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from logferry.gateway.config import Config
+from logferry.gateway.contract import lane_of
+from logferry.gateway.errors import Problem
+from logferry.gateway.lane import Lane
+from logferry.gateway.metrics import FORWARDS
+from logferry.gateway.ownership import Ownership
+from logferry.gateway.sources import Source
+from multidict import CIMultiDict
+
+FORWARDED: Final = "X-Logferry-Forwarded"
+REDIRECT: Final = "X-Logferry-Redirect"
+_HOP_BY_HOP: Final = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+        "expect",
+        "date",
+        "server",
+    }
+)
+
+
+class Routing:
+    """Knows where a request belongs."""
+
+    def __init__(self, config: Config, ownership: Ownership) -> None:
+        self._config = config
+        self._ownership = ownership
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            timeout=aiohttp.ClientTimeout(total=self._config.limits.request_timeout_s + 10, connect=2),
+            auto_decompress=False,
+        )
+
+    async def stop(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def here(self, source: Source) -> Lane | None:
+        """The source's lane, if this worker holds it."""
+        lane = self._ownership.lanes.get(lane_of(source.key, self._config.lanes))
+        return lane if lane is not None and lane.state != "closed" else None
+
+    async def elsewhere(self, request: web.Request, source: Source) -> web.StreamResponse:
+        """Answers for a source whose lane is not here. Raises Problem ``not-owner-yet`` while nobody is known."""
+        number = lane_of(source.key, self._config.lanes)
+        owner = self._ownership.owner(number)
+        if owner is None or FORWARDED in request.headers:
+            self._ownership.look_again()
+            raise Problem("not-owner-yet", f"lane {number} is moving; its owner is not known here yet")
+        if request.headers.get(REDIRECT) == "1":
+            FORWARDS.labels("redirect").inc()
+            return web.Response(status=307, headers={"Location": owner + request.raw_path})
+        FORWARDS.labels("forward").inc()
+        return await self._forward(request, owner, number)
+
+    async def _forward(self, request: web.Request, owner: str, number: int) -> web.Response:
+        assert self._session is not None
+        headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
+        headers[FORWARDED] = "1"
+        if request.content_length is not None:
+            headers["Content-Length"] = str(request.content_length)
+        data = request.content if request.can_read_body else None
+        try:
+            async with self._session.request(
+                request.method,
+                aiohttp.client.URL(owner + request.raw_path, encoded=True),
+                headers=headers,
+                data=data,
+                allow_redirects=False,
+            ) as response:
+                body = await response.read()
+                kept = CIMultiDict((k, v) for k, v in response.headers.items() if k.lower() not in _HOP_BY_HOP)
+                return web.Response(status=response.status, headers=kept, body=body)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            self._ownership.look_again()
+            raise Problem(
+                "not-owner-yet", f"the owner of lane {number} does not answer; it is being replaced"
+            ) from None
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            self._ownership.look_again()
+            raise Problem("outcome-unknown", f"the owner of lane {number} broke off; send the same again") from None

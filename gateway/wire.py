@@ -1,0 +1,143 @@
+"""From the bytes of a request to chunks: encodings undone, MessagePack taken apart, everything checked. Pure."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+import cramjam
+import msgpack
+from logferry.gateway.contract import MAX_SEQNO, Chunk, Malformed, check_attributes
+from logferry.gateway.errors import Problem
+
+_NUMBER: Final = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
+
+
+def number(text: str, what: str, limit: int = MAX_SEQNO) -> int:
+    """A whole number from 0 to the limit, in plain decimal digits. Raises Malformed."""
+    if not _NUMBER.match(text) or int(text) > limit:
+        raise Malformed(f"{what}: {text[:40]!r} is not a whole number from 0 to {limit}")
+    return int(text)
+
+
+def percent_decoded(text: str, what: str) -> str:
+    """Percent-encoded UTF-8. Raises Malformed where the bytes are not UTF-8 or an escape is broken."""
+    if "%" in text and re.search(r"%(?![0-9a-fA-F]{2})", text):
+        raise Malformed(f"{what}: a % is not followed by two hexadecimal digits")
+    try:
+        return unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode() if text else text
+    except UnicodeDecodeError:
+        raise Malformed(f"{what}: not UTF-8") from None
+
+
+def decoded_body(body: bytes, encoding: str, limit: int) -> bytes:
+    """Undoes Content-Encoding; what comes out is bounded. Raises Problem."""
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return body
+    if encoding in ("gzip", "x-gzip"):
+        return _gunzip(body, limit)
+    if encoding == "zstd":
+        return _unzstd(body, limit)
+    raise Problem("unsupported-media-type", f"Content-Encoding: {encoding[:40]!r} is not gzip, zstd or identity")
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    parts: list[bytes] = []
+    room = limit
+    rest = body
+    while rest:
+        inflate = zlib.decompressobj(wbits=31)
+        try:
+            part = inflate.decompress(rest, room + 1)
+        except zlib.error as error:
+            raise Problem("bad-request", f"body: not gzip: {error}") from None
+        room -= len(part)
+        if room < 0:
+            raise Problem("too-large", f"the body is over {limit} bytes when unpacked", limit_bytes=limit)
+        if not inflate.eof:
+            raise Problem("bad-request", "body: the gzip stream is cut off")
+        parts.append(part)
+        rest = inflate.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unzstd(body: bytes, limit: int) -> bytes:
+    out = bytearray(limit + 1)
+    try:
+        size = cramjam.zstd.decompress_into(body, out)
+    except cramjam.DecompressionError as error:
+        if "write whole buffer" not in str(error):
+            raise Problem("bad-request", f"body: not zstd: {error}") from None
+        size = limit + 1
+    if size > limit:
+        raise Problem("too-large", f"the body is over {limit} bytes when unpacked", limit_bytes=limit)
+    return bytes(memoryview(out)[:size])
+
+
+def unpack_chunks(body: bytes, chunk_limit: int) -> list[Chunk]:
+    """A stream of MessagePack arrays [seqno, prev, created_ms, attributes, data]. Raises Malformed or Problem."""
+    unpacker = msgpack.Unpacker(
+        max_buffer_size=len(body) or 1, max_bin_len=len(body), max_str_len=1 << 16, max_map_len=1 << 10, raw=False
+    )
+    unpacker.feed(body)
+    chunks: list[Chunk] = []
+    consumed = 0
+    try:
+        for item in unpacker:
+            chunks.append(_chunk(item, f"chunk {len(chunks)}", chunk_limit))
+            consumed = unpacker.tell()
+    except (msgpack.UnpackException, ValueError, TypeError) as error:
+        if isinstance(error, Malformed):
+            raise
+        raise Malformed(f"body: chunk {len(chunks)} is not MessagePack: {error}") from None
+    if consumed != len(body):
+        raise Malformed(f"body: chunk {len(chunks)} is cut off after {len(body) - consumed} bytes")
+    if not chunks:
+        raise Malformed("body: holds no chunk")
+    return chunks
+
+
+def _chunk(item: Any, where: str, limit: int) -> Chunk:
+    if not isinstance(item, list) or len(item) != 5:
+        raise Malformed(f"body: {where} is not an array [seqno, prev, created_ms, attributes, data]")
+    seqno, prev, created_ms, attributes, data = item
+    _integer(seqno, f"{where}: seqno")
+    if prev is not None:
+        _integer(prev, f"{where}: prev")
+    if created_ms is not None:
+        _integer(created_ms, f"{where}: created_ms")
+    if attributes is not None and not isinstance(attributes, dict):
+        raise Malformed(f"body: {where}: attributes is not a map")
+    if not isinstance(data, bytes):
+        raise Malformed(f"body: {where}: data is not bin")
+    return checked(Chunk(seqno, prev, created_ms, attributes or {}, data), where, limit)
+
+
+def _integer(value: Any, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SEQNO:
+        raise Malformed(f"body: {what} is not a whole number from 0 to {MAX_SEQNO}")
+
+
+def checked(chunk: Chunk, where: str, limit: int) -> Chunk:
+    if chunk.prev is not None and chunk.prev >= chunk.seqno:
+        raise Malformed(f"{where}: prev {chunk.prev} is not below seqno {chunk.seqno}")
+    if len(chunk.data) > limit:
+        detail = f"{where}: {len(chunk.data)} bytes, a chunk may have {limit}"
+        raise Problem("too-large", detail, limit_bytes=limit)
+    if chunk.attributes:
+        check_attributes(chunk.attributes)
+    return chunk
+
+
+def header_attributes(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Attributes from ``X-Attr-<name>: value`` headers; values are percent-encoded UTF-8."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name[:7].lower() == "x-attr-":
+            attribute = name[7:].lower()
+            found[attribute] = percent_decoded(value, f"header {name}")
+    return found
