@@ -54,7 +54,7 @@ class Config(_Strict):
     advertised_host: str | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     lanes: Annotated[int, Field(ge=1, le=1024)] = 8
-    prefix: Annotated[str, Field(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")] = "logferry"
+    prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
     codec: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "zstd"
     session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
     accept_weak_kafka: list[Weakness] = []

@@ -130,17 +130,26 @@ class Kafka:
         return await self._with_leader(topic, partition, ask)
 
     async def offsets(self, partitions: list[tuple[str, int]], time_ms: int) -> dict[tuple[str, int], int]:
-        """`offset` of many partitions, with one request a broker. Raises while a partition has no leader."""
-        by_node: dict[int, list[tuple[str, int]]] = {}
-        for partition in partitions:
-            by_node.setdefault(self._leaders.get(partition, -1), []).append(partition)
-        leaderless = by_node.pop(-1, [])
+        """`offset` of many partitions, with one request a broker."""
         found: dict[tuple[str, int], int] = {}
-        for answer in await asyncio.gather(*(self._offsets_at(n, ps, time_ms) for n, ps in by_node.items())):
-            found.update(answer)
-        for topic, number in leaderless:
-            found[topic, number] = await self.offset(topic, number, time_ms)
-        return found
+        missing = partitions
+        async with asyncio.timeout(_DEADLINE_S):
+            while True:
+                by_node: dict[int, list[tuple[str, int]]] = {}
+                for partition in missing:
+                    by_node.setdefault(self._leaders.get(partition, -1), []).append(partition)
+                by_node.pop(-1, None)
+                asked = (self._offsets_at(node, asked_of, time_ms) for node, asked_of in by_node.items())
+                for answer in await asyncio.gather(*asked, return_exceptions=True):
+                    if isinstance(answer, dict):
+                        found.update(answer)
+                    elif not isinstance(answer, _PASSING):
+                        raise answer
+                missing = [partition for partition in partitions if partition not in found]
+                if not missing:
+                    return found
+                await asyncio.sleep(_BACKOFF_S)
+                await self.describe(sorted({topic for topic, _ in missing}))
 
     async def _offsets_at(
         self, node: int, partitions: list[tuple[str, int]], time_ms: int

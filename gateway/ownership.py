@@ -34,7 +34,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
     """Opens and closes lanes as the group assigns them, and knows the owners of the others."""
 
     def __init__(self, config: Config, url: str, kafka: Kafka, topics: Topics) -> None:
-        self._config, self._url, self._kafka, self._topics = config, url, kafka, topics
+        self._config, self.url, self._kafka, self._topics = config, url, kafka, topics
         self._consumer = AIOKafkaConsumer(
             group_id=config.group,
             client_id=url,
@@ -86,12 +86,12 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
     def owner(self, lane: int) -> str | None:
         """The URL of the worker that the group gave the lane to; None while that is not known."""
         if self._assigned is not None and lane in self._assigned:
-            return self._url
+            return self.url
         owner = self._owners.get(lane)
-        return None if owner == self._url else owner
+        return None if owner == self.url else owner
 
     def is_worker(self, url: str) -> bool:
-        return url == self._url or url in self._owners.values()
+        return url == self.url or url in self._owners.values()
 
     def look_again(self) -> None:
         """The view seems stale: a worker did not own what it was asked for."""

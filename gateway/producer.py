@@ -137,12 +137,11 @@ class LaneProducer:
 
     async def _know(self, topic: str, partition: int) -> None:
         """aiokafka asserts that a partition is in its metadata; of a topic that grew it may be stale."""
-        cluster = self._producer.client.cluster
-        if partition in (cluster.partitions_for_topic(topic) or ()):
-            return
-        await self._producer.client.add_topic(topic)
+        client, cluster = self._producer.client, self._producer.client.cluster
+        # A refresh brings the tracked topics alone, so each one that is written to must be tracked.
+        await client.add_topic(topic)
         while partition not in (cluster.partitions_for_topic(topic) or ()):
-            await self._producer.client.force_metadata_update()
+            await client.force_metadata_update()
             await asyncio.sleep(0.05)
 
     def _batches(self, records: list[Record], now_ms: int, limit_bytes: int) -> Iterator[tuple[int, BatchBuilder]]:

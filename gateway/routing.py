@@ -19,6 +19,7 @@ from logferry.gateway.metrics import FORWARDS
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.sources import Source
 from multidict import CIMultiDict
+from yarl import URL
 
 FORWARDED: Final = "X-Logferry-Forwarded"
 REDIRECT: Final = "X-Logferry-Redirect"
@@ -87,7 +88,7 @@ class Routing:
         try:
             async with self._session.request(
                 request.method,
-                aiohttp.client.URL(owner + request.raw_path, encoded=True),
+                URL(owner + request.raw_path, encoded=True),
                 headers=headers,
                 data=data,
                 allow_redirects=False,

@@ -85,6 +85,14 @@ class Topics:
             topic=topic,
         )
 
+    def full_name(self, name: str) -> str:
+        """``nginx`` and ``dc1.nginx`` name the same topic here: a known data centre in front stays."""
+        first, dot, _ = name.partition(".")
+        if dot and first in {self._config.dc, *self._config.data_centres}:
+            split_topic(name)
+            return name
+        return full_topic(self._config.dc, check_topic(name))
+
     # ---- the topics as users see them -------------------------------------------------------------------------
 
     async def put(self, name: str, partitions: int, retention_ms: int | None) -> tuple[dict[str, Any], bool]:

@@ -1,0 +1,72 @@
+"""One worker process: connects, checks Kafka, joins the group, serves HTTP, and leaves in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from contextlib import AsyncExitStack
+
+from aiohttp import web
+from aiokafka.errors import KafkaError
+from logferry.gateway import log, preflight
+from logferry.gateway.admission import Admission
+from logferry.gateway.api import Api
+from logferry.gateway.config import Config
+from logferry.gateway.kafka import Kafka
+from logferry.gateway.ownership import Ownership
+from logferry.gateway.routing import Routing
+from logferry.gateway.topics import Topics
+
+_CONNECT_DEADLINE_S = 30.0
+_DRAIN_S = 5.0
+
+
+async def serve(config: Config, worker: int) -> None:
+    """Serves until SIGTERM or SIGINT. Raises KafkaError when Kafka can't be reached, WeakKafka or ConfigError."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    url = config.url(worker)
+    kafka = Kafka({"bootstrap_servers": config.kafka.bootstrap_servers}, url)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(kafka.close)
+        await _connect(kafka)
+        await preflight.check(kafka, config)
+        topics = Topics(kafka, config)
+        ownership = Ownership(config, url, kafka, topics)
+        routing = Routing(config, ownership)
+        await routing.start()
+        stack.push_async_callback(routing.stop)
+        api = Api(config, kafka, topics, ownership, routing, Admission(config.limits))
+        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=_DRAIN_S, keepalive_timeout=75)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, config.host, config.port(worker), backlog=1024)
+        await site.start()
+        await ownership.start()
+        stack.push_async_callback(ownership.stop)
+        log.event("info", "worker_started", url=url, dc=config.dc, worker=worker)
+        stopping = asyncio.ensure_future(stop.wait())
+        ownership.failed.add_done_callback(lambda _: stop.set())
+        await stopping
+        if ownership.failed.done():
+            ownership.failed.result()
+        log.event("info", "worker_stopping", url=url)
+    log.event("info", "worker_stopped", url=url)
+
+
+async def _connect(kafka: Kafka) -> None:
+    try:
+        async with asyncio.timeout(_CONNECT_DEADLINE_S):
+            while True:
+                try:
+                    return await kafka.start()
+                except (KafkaError, OSError) as error:
+                    log.event("warning", "kafka_unreachable", error=str(error))
+                    await asyncio.sleep(1)
+    except TimeoutError:
+        servers = kafka.options["bootstrap_servers"]
+        raise KafkaError(f"no broker of {servers} answers within {_CONNECT_DEADLINE_S:g} s") from None
