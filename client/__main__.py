@@ -1,0 +1,7 @@
+"""``python -m logferry.client``: the same as ``logferry push``."""
+
+import sys
+
+from logferry.client.agent import main
+
+sys.exit(main())

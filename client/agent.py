@@ -1,0 +1,225 @@
+"""The push-client's main loop: look at the files, give requests to threads, apply the answers, remember.
+
+Everything but the requests themselves happens in the main thread. Memory is bounded by `held_bytes`, the batches
+whose outcome is awaited; the files are the buffer. What is killed at any point is continued from the checkpoint
+and from what the gateway has recorded.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from logferry.client.answers import Do
+from logferry.client.checkpoint import Checkpoint, StateUnusable
+from logferry.client.config import Config, parse
+from logferry.client.events import set_up, tell
+from logferry.client.push import Cluster, Job, Outcome
+from logferry.client.source import Source
+from logferry.client.tail import Changed
+from logferry.client.watch import Watch
+from logferry.client.workers import Workers
+
+REMEMBER_EVERY_S = 5.0
+AWAY_AFTER_S = 5.0
+END_GRACE_S = 5.0
+
+
+class Agent:
+    """Files, sources and checkpoint together; knows no threads and no clock, so that tests can drive it."""
+
+    def __init__(self, config: Config, checkpoint: Checkpoint, now: float) -> None:
+        self.watch = Watch(config, checkpoint)
+        self.chunks = self.bytes = 0
+        self.last_progress = now
+        self._config = config
+        self._checkpoint = checkpoint
+        self._away_since: float | None = None
+        self._remembered = now
+        self._moved = False
+
+    def tick(self, now: float) -> None:
+        self.watch.tick(now)
+        if self._moved and now - self._remembered >= REMEMBER_EVERY_S:
+            self.remember(now)
+
+    def jobs(self, now: float, room: int) -> list[tuple[Source, Job]]:
+        """At most ``room`` requests that may leave now: what identifies their sources is on the disk."""
+        ready: list[tuple[Source, Job]] = []
+        held = self.held_bytes()
+        request_bytes = self._config.request_bytes
+        most = (self._config.threads + 2) * request_bytes
+        for source in list(self.watch.sources.values()):
+            if len(ready) >= room:
+                break
+            before = len(source.batch.data) if source.batch else 0
+            try:
+                job = source.next_job(now, int(time.time() * 1000), self._config.idle_s, held + request_bytes <= most)
+            except Changed as change:
+                self.watch.renew(source, str(change), now)
+                continue
+            held += (len(source.batch.data) if source.batch else 0) - before
+            if job is not None:
+                ready.append((source, job))
+        if any(source.unsaved for source, _ in ready) and not self.remember(now):
+            ready = [(source, job) for source, job in ready if not source.unsaved]
+        for source, _ in ready:
+            source.busy = True
+            self.watch.sources[source.name] = self.watch.sources.pop(source.name)  # to the end of the row
+        return ready
+
+    def finish(self, source: Source, job: Job, outcome: Outcome, now: float) -> None:
+        """Applies the outcome of a job."""
+        try:
+            do = source.take(job, outcome, now, self._config.once)
+        except Changed as change:
+            self.watch.renew(source, str(change), now)
+            return
+        if do is Do.ADVANCE:
+            self._moved = True
+            self.chunks += len(job.batch.pieces) if job.batch else 0
+            self.bytes += len(job.batch.data) if job.batch else 0
+            if self._away_since is not None:
+                tell("gateway-back", after_s=round(now - self._away_since, 1))
+            self._away_since, self.last_progress = None, now
+        elif do in (Do.WAIT, Do.AGAIN):
+            if self._away_since is None and now - self.last_progress >= AWAY_AFTER_S:
+                self._away_since = now
+                tell("gateway-away", status=outcome.answer.status, detail=outcome.answer.detail)
+            if self.held_bytes(resting=True) > 2 * self._config.request_bytes:
+                source.let_go()
+
+    def held_bytes(self, resting: bool = False) -> int:
+        """Bytes of files in memory; ``resting``: only of sources that wait to try again."""
+        batches = (s.batch for s in self.watch.sources.values() if not (resting and s.busy))
+        return sum(len(batch.data) for batch in batches if batch)
+
+    def remember(self, now: float) -> bool:
+        """Writes the checkpoint; False when that failed, which is told."""
+        now_ms = int(time.time() * 1000)
+        for source in self.watch.sources.values():
+            source.note(now_ms)
+        self._remembered = now
+        try:
+            self._checkpoint.save()
+        except OSError as error:
+            tell("state-write-failed", reason=error.strerror)
+            return False
+        self._moved = False
+        for source in self.watch.sources.values():
+            source.unsaved = False
+        return True
+
+    def failures(self) -> dict[str, str]:
+        """What could not be sent, and why."""
+        stopped = {source.name: source.stopped for source in self.watch.sources.values() if source.stopped}
+        return {**self.watch.failed, **stopped}
+
+    def is_done(self) -> bool:
+        return all(source.is_done() for source in self.watch.sources.values())
+
+
+class Stop:
+    """Set by SIGTERM and SIGINT."""
+
+    requested = False
+
+
+def run(config: Config, checkpoint: Checkpoint, stop: Stop, workers: Workers) -> int:
+    """The main loop; returns the exit status."""
+    agent = Agent(config, checkpoint, time.monotonic())
+    next_tick = 0.0
+    status: int | None = None
+    while status is None and not stop.requested:
+        now = time.monotonic()
+        if now >= next_tick:
+            agent.tick(now)
+            next_tick = now + config.linger_s
+        for source, job in agent.jobs(now, workers.free):
+            workers.start(source, job)
+        status = _status(agent, config, now) if config.once else None
+        result = workers.wait(next_tick - time.monotonic()) if status is None else None
+        if result is not None:
+            agent.finish(*result, time.monotonic())
+    _end(agent, config, workers)
+    if status is None:
+        status = 1 if config.once and not agent.is_done() else 0
+    tell("stopped", status=status, chunks=agent.chunks, bytes=agent.bytes)
+    return status
+
+
+def _status(agent: Agent, config: Config, now: float) -> int | None:
+    """With --once: how it ended, None while it goes on."""
+    if agent.is_done():
+        return 1 if agent.failures() else 0
+    if now - agent.last_progress < config.timeout_s:
+        return None
+    tell("gateway-timeout", seconds=config.timeout_s)
+    return 1 if agent.failures() else 3
+
+
+def _end(agent: Agent, config: Config, workers: Workers) -> None:
+    """Waits a little for the answers under way; what then has none is asked for at the next start."""
+    deadline = time.monotonic() + END_GRACE_S
+    while workers.free < config.threads and time.monotonic() < deadline:
+        result = workers.wait(deadline - time.monotonic())
+        if result is not None:
+            agent.finish(*result, time.monotonic())
+    agent.remember(time.monotonic())
+    agent.watch.close()
+
+
+@contextmanager
+def _signals(stop: Stop, workers: Workers) -> Iterator[None]:
+    def handle(number: int, frame: object) -> None:
+        stop.requested = True
+        workers.wake()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise_file_limit() -> None:
+    """Every file that is followed stays open, so that a rotated one can be read to its end."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:
+        tell("file-limit", reason=error)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``logferry push``: returns the exit status."""
+    try:
+        config = parse(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+    set_up(config.verbose)
+    _raise_file_limit()
+    try:
+        checkpoint = Checkpoint.open(Path(config.state_dir))
+    except StateUnusable as error:
+        tell("state-unusable", reason=error)
+        return 2
+    stop = Stop()
+    workers = Workers(config.threads, Cluster(config.urls, config.token), config.topic, config.gzip)
+    try:
+        with _signals(stop, workers):
+            tell("started", url=" ".join(config.urls), topic=config.topic, state_dir=config.state_dir)
+            return run(config, checkpoint, stop, workers)
+    finally:
+        workers.close(END_GRACE_S)
+        checkpoint.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

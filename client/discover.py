@@ -1,0 +1,77 @@
+"""Which files are there: glob patterns → regular files, each once, however many names it has."""
+
+# Paths stay text: thousands of them are looked at again and again.
+# ruff: noqa: PTH100, PTH110, PTH116, PTH120, PTH207
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable
+
+# A rotated file that was compressed is not a new source: its plain incarnation was one. A pattern that ends
+# with such a suffix asks for these files in so many words and gets them.
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".Z")
+
+FileKey = tuple[int, int]  # device, inode
+
+
+def find(patterns: Iterable[str], skip_folder: str) -> dict[FileKey, str]:
+    """Regular files by device and inode, with an absolute path of each, in the order of the paths.
+
+    ``**`` stands for any number of folders. A file with several names gets the first in order, one that is
+    not a symbolic link if there is one. Skipped: what lies under ``skip_folder``, and where our own standard
+    error goes to, which would feed itself. Files that vanish meanwhile are left out.
+    """
+    names: dict[FileKey, str] = {}
+    links: dict[FileKey, str] = {}
+    for path in _matches(patterns):
+        if path.startswith(skip_folder + os.sep):
+            continue
+        try:
+            plain = os.lstat(path)
+            link = stat.S_ISLNK(plain.st_mode)
+            facts = os.stat(path) if link else plain
+        except OSError:
+            continue
+        if stat.S_ISREG(facts.st_mode):
+            (links if link else names).setdefault((facts.st_dev, facts.st_ino), path)
+    for key, path in links.items():
+        names.setdefault(key, path)
+    names.pop(_standard_error(), None)
+    return names
+
+
+def _matches(patterns: Iterable[str]) -> list[str]:
+    paths = set()
+    for pattern in patterns:
+        for path in glob.iglob(pattern, recursive=True):
+            if pattern.endswith(COMPRESSED) or not path.endswith(COMPRESSED):
+                paths.add(os.path.abspath(path))
+    return sorted(paths)
+
+
+def _standard_error() -> FileKey:
+    try:
+        facts = os.fstat(2)
+    except OSError:
+        return (-1, -1)
+    return (facts.st_dev, facts.st_ino)
+
+
+def missing(patterns: Iterable[str]) -> list[str]:
+    """Patterns without wildcards, that is: names of files, that are not there."""
+    return [pattern for pattern in patterns if not glob.has_magic(pattern) and not os.path.exists(pattern)]
+
+
+def find_moved(path: str, key: FileKey) -> str | None:
+    """Where a file that was ``path`` is now, if it was renamed within its folder; None when it is not there."""
+    try:
+        with os.scandir(os.path.dirname(path)) as entries:
+            for entry in entries:
+                if entry.inode() == key[1] and entry.is_file(follow_symlinks=False):
+                    return entry.path
+    except OSError:
+        return None
+    return None

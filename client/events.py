@@ -1,0 +1,77 @@
+"""Every event that the push-client tells, in one place, and the one line on standard error that each becomes.
+
+A line reads ``<time> <LEVEL> <event> key=value …``; values with spaces or quotes are JSON strings. ERROR
+means that somebody must act.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from logging import DEBUG, ERROR, INFO, WARNING
+
+EVENTS = {
+    # event: (level, when it is told)
+    "started": (INFO, "the client begins; which gateway, topic and state folder"),
+    "file-limit": (WARNING, "the limit of open files could not be raised"),
+    "stopped": (INFO, "the client ends; what it sent"),
+    "nothing-matches": (WARNING, "no file matches this pattern"),
+    "file-missing": (ERROR, "a file named without wildcards is not there (told with --once)"),
+    "file-unreadable": (ERROR, "a file matches but cannot be opened"),
+    "file-gone": (WARNING, "a file went while the client was down; what it got after `position` is lost"),
+    "source-new": (INFO, "a file, or a new incarnation of one, becomes a new source; why"),
+    "source-resumed": (INFO, "a file is the one that the checkpoint knows"),
+    "source-over": (WARNING, "a source ends before all of it was sent (truncated, replaced); why"),
+    "source-away": (INFO, "the file was renamed or removed; it is read on through the open descriptor"),
+    "source-finished": (INFO, "a rotated or removed file was sent to its end and is dropped"),
+    "source-stopped": (ERROR, "no more is sent for this source until the client is started again; why"),
+    "session": (DEBUG, "the gateway opened a session and said what it has recorded"),
+    "gateway-forgot": (WARNING, "the gateway has less recorded than it acknowledged; sent again from there"),
+    "sent": (DEBUG, "chunks were acknowledged"),
+    "recut": (WARNING, "the gateway has another position recorded; the chunks are cut anew there"),
+    "smaller": (WARNING, "the gateway finds chunks too large; smaller ones from now on"),
+    "refused": (ERROR, "the gateway refuses; tried again slowly, or given up with --once"),
+    "retry": (DEBUG, "no answer, or one that asks to try again"),
+    "gateway-away": (WARNING, "the gateway cannot be reached or cannot take chunks; files are the buffer"),
+    "gateway-back": (INFO, "the gateway takes chunks again"),
+    "gateway-timeout": (ERROR, "with --once: nothing was acknowledged for --timeout seconds"),
+    "state-new": (INFO, "the state folder holds no checkpoint: every file is a new source"),
+    "state-corrupt": (ERROR, "the checkpoint cannot be read and was set aside: every file is a new source"),
+    "state-unusable": (ERROR, "the state folder cannot be used; the client does not start"),
+    "state-write-failed": (ERROR, "the checkpoint cannot be written; new sources wait until it can"),
+}
+
+_LOG = logging.getLogger("logferry.client")
+
+
+class _OneLine(logging.Formatter):
+    """UTC with milliseconds; a traceback, should there be one, stays inside the line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return f"{at}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}"
+
+
+def set_up(verbose: bool) -> None:
+    """Sends events to standard error; calling it again only changes the level."""
+    if not _LOG.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_OneLine())
+        _LOG.addHandler(handler)
+        _LOG.propagate = False
+    _LOG.setLevel(DEBUG if verbose else INFO)
+
+
+def tell(event: str, **fields: object) -> None:
+    """Tells an event of `EVENTS`; an unknown name is a KeyError, so a misspelt one does not pass a test."""
+    level, _ = EVENTS[event]
+    if _LOG.isEnabledFor(level):
+        _LOG.log(level, "%s", " ".join([event, *(f"{name}={_value(fields[name])}" for name in fields)]))
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())

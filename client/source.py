@@ -1,0 +1,214 @@
+"""One source on its way: what it sends next, and what each answer makes of it.
+
+Invariants
+* One request is under way at a time; a batch is kept as it is until its outcome is known.
+* Where a source goes on is the gateway's word alone: a session's ``recorded_seqno`` (nothing recorded: 0).
+* Every chunk carries ``prev``. Seqnos are positions and the bytes at a position never change, so a chunk that
+  is sent again, cut in the same way or in another one, is a duplicate or a refused overlap, never doubled.
+* ``unsaved``: the checkpoint does not yet hold what identifies this source; nothing may leave before it does.
+"""
+
+from __future__ import annotations
+
+import random
+
+from logferry.client.answers import NO_ANSWER, Answer, Do, judge
+from logferry.client.batch import Batch, Limits, cut
+from logferry.client.checkpoint import Entry
+from logferry.client.events import tell
+from logferry.client.fingerprint import of
+from logferry.client.push import Job, Outcome
+from logferry.client.tail import Changed, Reading, Remains, Tail
+
+RETRY_S = (0.1, 10.0)  # first and longest pause
+REFUSED_S = (5.0, 300.0)
+FIGHT_WINDOW_S = 60.0
+FORWARDED_FOR_S = 60.0
+
+
+def pause_s(failures: int, bounds: tuple[float, float]) -> float:
+    """Exponential with jitter, between half and the whole of the step, so that clients do not come together."""
+    first, longest = bounds
+    return min(first * 2.0 ** min(failures - 1, 30), longest) * random.uniform(0.5, 1.0)
+
+
+class Source:
+    """One incarnation of one file. ``tail`` is None once the file holds something else: then only the batch
+    whose outcome was unknown is left, in `reading`."""
+
+    def __init__(self, entry: Entry, tail: Tail, limits: Limits, attributes: dict[str, str]) -> None:
+        self.entry = entry
+        self.tail: Tail | None = tail
+        self.reading: Reading = tail
+        self.batch: Batch | None = None
+        self.busy = False
+        self.unsaved = True
+        self.stopped = ""
+        self._attributes = attributes
+        self._limits = limits
+        self._session: int | None = None
+        self._url: str | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._direct_from = 0.0
+        self._superseded_at: float | None = None
+        self._barren_end = -1
+
+    @property
+    def name(self) -> str:
+        return self.entry.source_id
+
+    # ---- what goes next ----------------------------------------------------------------------------------
+
+    def next_job(self, now: float, created_ms: int, idle_s: float, may_read: bool) -> Job | None:
+        """The next request, if there is one. Raises `Changed` when the file holds something else now."""
+        if self.busy or now < self._not_before or self.is_done():
+            return None
+        direct = now >= self._direct_from
+        if self._session is None:
+            return Job(self.name, self._url, direct, None, None)
+        if self.batch is None and may_read:
+            self.batch = self._cut(now, created_ms, idle_s)
+        return Job(self.name, self._url, direct, self._session, self.batch) if self.batch else None
+
+    def _cut(self, now: float, created_ms: int, idle_s: float) -> Batch | None:
+        reading, end = self.reading, self.reading.end
+        is_last = reading.is_last(now, idle_s)
+        if end <= reading.position or (end == self._barren_end and not is_last):
+            return None
+        data = reading.read(self._limits.request_bytes)
+        mid_line = reading.position > 0 and not reading.mark.endswith(b"\n")
+        pieces = cut(data, mid_line, self._limits, flush=is_last and reading.position + len(data) >= end)
+        if not pieces:
+            self._barren_end = end
+            return None
+        data = data[: pieces[-1].end]
+        if self.tail is not None and self.tail.cover(data):
+            self.unsaved = True
+        return Batch(reading.position, data, tuple(pieces), created_ms, self._attributes)
+
+    def is_done(self) -> bool:
+        """All that there is now is acknowledged, or nothing more will be."""
+        asked = self._session is not None or self.tail is None or self.reading.end == 0
+        sent = asked and self.batch is None and self.reading.position >= self.reading.end
+        return not self.busy and bool(sent or self.stopped)
+
+    # ---- what an answer does -----------------------------------------------------------------------------
+
+    def take(self, job: Job, outcome: Outcome, now: float, once: bool) -> Do:
+        """Applies the outcome of ``job``. Raises `Changed` when the file cannot go on where the gateway is."""
+        self.busy = False
+        answer = outcome.answer
+        do = judge(answer)
+        if self.is_done():
+            return do  # the incarnation ended meanwhile and nothing of it is left to send
+        if do is Do.ADVANCE:
+            self._advance(job, outcome)
+        elif do is Do.RECUT:
+            tell("recut", source=self.name, type=answer.type, recorded=answer.recorded_seqno)
+            self._pause(now, RETRY_S, at_once=True)
+            self._go_on_at(answer.recorded_seqno)
+        elif do is Do.REOPEN:
+            self._superseded(answer, now)
+        elif do is Do.SMALLER and self._limits.smaller() != self._limits:
+            self._limits = self._limits.smaller()
+            self.batch = None
+            tell("smaller", source=self.name, chunk_bytes=self._limits.chunk_bytes, detail=answer.detail)
+        elif do in (Do.WAIT, Do.AGAIN):
+            self._again(job, answer, now)
+        elif do is Do.ASK:
+            self._session = self._url = None
+            self._pause(now, RETRY_S, at_once=True)
+        else:
+            self._refused(answer, now, once)
+        return do
+
+    def _advance(self, job: Job, outcome: Outcome) -> None:
+        self._failures = 0
+        self._url = outcome.url
+        recorded = outcome.answer.recorded_seqno
+        if job.batch is None:
+            self._session = outcome.answer.session
+            tell("session", source=self.name, session=self._session, recorded=recorded, url=self._url)
+            self._go_on_at(recorded)
+        elif recorded is not None and recorded >= job.batch.end:
+            self.reading.advance(job.batch.data)
+            self.batch = None
+            tell("sent", source=self.name, position=job.batch.end, chunks=len(job.batch.pieces))
+        else:
+            self._go_on_at(recorded)
+
+    def _go_on_at(self, recorded: int | None) -> None:
+        """Nothing recorded means from the start: the gateway's word goes before the checkpoint's."""
+        position = recorded or 0
+        if self.tail is not None:
+            reason = self.tail.differs(self.entry.head, self.entry.position, self.entry.mark)
+            if reason:
+                raise Changed(reason)
+            if position < self.entry.position:
+                tell("gateway-forgot", source=self.name, recorded=recorded, acknowledged=self.entry.position)
+                self.entry.position, self.entry.mark = 0, of(b"")
+        if self.batch is None or self.batch.start != position:
+            self.batch = None
+            self._barren_end = -1
+            self.reading.go_to(position)
+
+    def _again(self, job: Job, answer: Answer, now: float) -> None:
+        tell("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+        if answer.status == NO_ANSWER and job.direct:
+            self._direct_from = now + FORWARDED_FOR_S  # the owner may be out of our reach: let it be forwarded
+        self._url = None
+        self._pause(now, RETRY_S)
+        self._not_before = max(self._not_before, now + answer.retry_after_s * random.uniform(1.0, 1.2))
+
+    def _superseded(self, answer: Answer, now: float) -> None:
+        """A session of another's: of ourselves before a restart, or of a second client; those must not fight."""
+        self._session = None
+        if self._superseded_at is not None and now - self._superseded_at < FIGHT_WINDOW_S:
+            self.stop(f"another client writes this source: {answer.detail}")
+        self._superseded_at = now
+
+    def _refused(self, answer: Answer, now: float, once: bool) -> None:
+        tell("refused", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+        self._session = self._url = None
+        if self.tail is not None:
+            self.batch = None
+        if once:
+            self.stop(f"{answer.status} {answer.type}: {answer.detail}")
+        self._pause(now, REFUSED_S)
+
+    def _pause(self, now: float, bounds: tuple[float, float], at_once: bool = False) -> None:
+        """``at_once``: the first time without a pause."""
+        self._failures += 1
+        failures = self._failures - 1 if at_once else self._failures
+        self._not_before = now + (pause_s(failures, bounds) if failures else 0.0)
+
+    # ---- its end -----------------------------------------------------------------------------------------
+
+    def stop(self, why: str) -> None:
+        """Nothing more is sent for it by this process."""
+        self.stopped = why
+        self.batch = None
+        tell("source-stopped", source=self.name, reason=why)
+
+    def let_go(self) -> None:
+        """Gives up the memory of a batch that waits; its bytes are read, and may be cut, anew."""
+        if self.tail is not None and not self.busy:
+            self.batch = None
+
+    def detach(self) -> int:
+        """The file holds something else now; keeps the batch under way. Returns the position kept up to."""
+        batch = self.batch
+        self.tail = None
+        kept = (batch.start, batch.data) if batch else (self.reading.position, b"")
+        self.reading = Remains(*kept, self.reading.mark)
+        return self.reading.end
+
+    def note(self, now_ms: int) -> Entry:
+        """The entry as of now, for the checkpoint."""
+        if self.tail is not None:
+            self.entry.last_path, self.entry.head = self.tail.path, self.tail.head
+            if self._session is not None:
+                self.entry.position, self.entry.mark = self.tail.position, of(self.tail.mark)
+        self.entry.seen_ms = now_ms
+        return self.entry

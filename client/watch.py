@@ -1,0 +1,178 @@
+"""Files → sources: which incarnation of which file is followed, from its discovery to its end.
+
+A file is known by device and inode while its descriptor is open: a rename changes nothing but the path shown.
+After a start the checkpoint's entry must fit the file (`fingerprint.differs`), or the file is a new source. A
+file that held something else behind our back (`tail.Changed`) becomes a new source, too; what of the old
+one was read and is not acknowledged yet is still sent under the old name.
+"""
+
+from __future__ import annotations
+
+import time
+
+from logferry.client.batch import Limits
+from logferry.client.checkpoint import Checkpoint, Entry
+from logferry.client.config import Config
+from logferry.client.discover import FileKey, find, find_moved, missing
+from logferry.client.events import tell
+from logferry.client.fingerprint import of
+from logferry.client.names import printable, source_id
+from logferry.client.source import Source
+from logferry.client.tail import Changed, Tail
+
+# Looking for files takes at most this share of the time, however many there are.
+DISCOVERY_SHARE = 0.05
+
+
+class Watch:
+    """The sources, in the order in which they are served."""
+
+    def __init__(self, config: Config, checkpoint: Checkpoint) -> None:
+        self.sources: dict[str, Source] = {}
+        self.failed: dict[str, str] = {}  # path → why it could not be read
+        self._config = config
+        self._checkpoint = checkpoint
+        self._live: dict[FileKey, Source] = {}
+        self._known = {(entry.device, entry.inode): entry for entry in checkpoint.entries.values()}
+        self._next_discovery = 0.0
+        self._started = False
+
+    def tick(self, now: float) -> None:
+        """Looks for new files (with ``--once`` only the first time) and at those that are followed."""
+        if not self._started or (not self._config.once and now >= self._next_discovery):
+            self._discover(now)
+        for source in list(self.sources.values()):
+            tail = source.tail
+            if tail is None:
+                if source.is_done():
+                    del self.sources[source.name]
+                continue
+            try:
+                tail.look(now)
+            except Changed as change:
+                self.renew(source, str(change), now)
+                continue
+            if tail.is_finished(now, self._config.rotated_s) and not source.busy:
+                tell("source-finished", source=source.name, bytes=tail.position)
+                self._drop(source, tail)
+
+    def renew(self, source: Source, reason: str, now: float) -> None:
+        """``source`` cannot go on in its file: what the file holds now becomes a new source."""
+        tail = source.tail
+        seen = tail.largest_size if tail is not None else source.reading.end
+        kept = source.detach()
+        tell("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
+        self._checkpoint.entries.pop(source.name, None)
+        if source.batch is None and not source.busy:
+            self.sources.pop(source.name, None)
+        if tail is not None:
+            self._start(tail.renewed(now), reason)
+
+    def close(self) -> None:
+        for source in self.sources.values():
+            if source.tail is not None:
+                source.tail.close()
+
+    # ---- finding files -----------------------------------------------------------------------------------
+
+    def _discover(self, now: float) -> None:
+        began = time.perf_counter()
+        found = find(self._config.patterns, self._config.state_dir)
+        for key, path in found.items():
+            source = self._live.get(key)
+            if source is None:
+                self._take_up(path, now)
+            elif source.tail is not None:
+                source.tail.path, source.tail.away_since = path, None
+        for key, source in self._live.items():
+            if key not in found and source.tail is not None and source.tail.away_since is None:
+                source.tail.away_since = now
+                tell("source-away", source=source.name, size=source.tail.size)
+        if not self._started:
+            self._first_time(bool(found), now)
+        self._started = True
+        pause_s = max(self._config.linger_s, (time.perf_counter() - began) / DISCOVERY_SHARE)
+        self._next_discovery = now + pause_s
+
+    def _first_time(self, any_found: bool, now: float) -> None:
+        """What the patterns do not show: files that were renamed while the client was down, or are gone."""
+        absent = missing(self._config.patterns)
+        for path in absent if self._config.once else ():
+            tell("file-missing", path=path)
+            self.failed[path] = "not there"
+        if not any_found and not (absent and self._config.once):
+            tell("nothing-matches", patterns=" ".join(self._config.patterns))
+        for key, entry in list(self._known.items()):
+            moved = find_moved(entry.last_path, key)
+            if moved == entry.last_path:
+                continue  # it is there, but no pattern asks for it any more
+            if moved is None or not self._take_up(moved, now, away=True):
+                tell("file-gone", source=entry.source_id, position=entry.position)
+
+    def _take_up(self, path: str, now: float, away: bool = False) -> bool:
+        """Begins to follow the file. ``away``: only if it is the one that the checkpoint knows."""
+        try:
+            tail = Tail.open(path, now, self._config.once)
+        except OSError as error:
+            if path not in self.failed:
+                tell("file-unreadable", path=path, reason=error.strerror)
+            self.failed[path] = error.strerror or "unreadable"
+            return False
+        self.failed.pop(path, None)
+        if tail is None:
+            return False
+        if tail.key in self._live:  # renamed between the look at its name and this one
+            tail.close()
+            return False
+        entry = self._known.get(tail.key)
+        reason = "first seen"
+        if entry is not None and entry.head.length:
+            reason = tail.differs(entry.head, entry.position, entry.mark)
+        if away and reason:
+            tail.close()
+            return False
+        if entry is not None:
+            del self._known[tail.key]
+        if entry is not None and not reason:
+            tail.away_since = now if away else None
+            self._resume(tail, entry)
+            return True
+        if entry is not None:
+            self._checkpoint.entries.pop(entry.source_id, None)
+        self._start(tail, reason)
+        return True
+
+    # ---- sources -----------------------------------------------------------------------------------------
+
+    def _resume(self, tail: Tail, entry: Entry) -> None:
+        tail.head = entry.head
+        tell("source-resumed", source=entry.source_id, path=tail.path, position=entry.position)
+        self._follow(tail, entry, unsaved=False)
+
+    def _start(self, tail: Tail, reason: str) -> None:
+        generation = self._checkpoint.next_generation()
+        name = source_id(self._config.host, tail.path, generation)
+        device, inode = tail.key
+        entry = Entry(name, tail.path, tail.path, device, inode, tail.head, 0, of(b""), int(time.time() * 1000))
+        tell("source-new", source=name, size=tail.size, reason=reason)
+        self._follow(tail, entry, unsaved=True)
+
+    def _follow(self, tail: Tail, entry: Entry, unsaved: bool) -> None:
+        config = self._config
+        limits = Limits(config.chunk_bytes, config.line_bytes, config.request_bytes)
+        attributes = {
+            "host": printable(config.host),
+            "path": printable(entry.path),
+            **config.attributes,
+        }
+        source = Source(entry, tail, limits, attributes)
+        source.unsaved = unsaved
+        self._checkpoint.entries[entry.source_id] = entry
+        self.sources[entry.source_id] = source
+        self._live[tail.key] = source
+
+    def _drop(self, source: Source, tail: Tail) -> None:
+        tail.close()
+        del self.sources[source.name]
+        del self._live[tail.key]
+        self._checkpoint.entries.pop(source.name, None)
