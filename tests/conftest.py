@@ -1,0 +1,33 @@
+"""What tests share: a running Kafka, started when the first test asks for it and ended with the session."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from logferry.ops.jars import spark_jars
+from logferry.ops.kafka import Cluster
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of one broker for all tests of the session: use topics of your own, and leave the broker alone."""
+    with Cluster("tests", tmp_path_factory.mktemp("kafka")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> str:
+    """A topic name that no other test of this session has."""
+    plain = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return f"{plain[:80]}-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def spark_jar_paths() -> list[Path]:
+    """The jars that go beside pyspark's own."""
+    return spark_jars()
