@@ -7,16 +7,12 @@ large bodies is refused before it takes memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from logferry.gateway.config import Limits
 from logferry.gateway.errors import Problem
 from logferry.gateway.metrics import IN_FLIGHT
-
-_PIECE_BYTES = 256 * 1024
 
 
 class Admission:
@@ -25,34 +21,39 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.in_flight_bytes = 0
+        IN_FLIGHT.set_function(lambda: self.in_flight_bytes)
 
-    @contextmanager
-    def reserve(self, request: web.Request) -> Iterator[None]:
-        """Holds room for the request's body until it was answered. Raises Problem ``overloaded`` or ``too-large``."""
+    def reserve(self, request: web.BaseRequest) -> int:
+        """Takes room for the request's body, to be given back by `release` once it is answered.
+
+        Raises Problem ``overloaded`` or ``too-large``.
+        """
         limit = self._limits.request_bytes
         size = request.content_length
-        if size is not None and size > limit:
-            raise Problem("too-large", f"the body has {size} bytes, a request may have {limit}", limit_bytes=limit)
         if size is None:
-            size = limit
+            size = limit if request.body_exists else 0
+        if size > limit:
+            raise Problem("too-large", f"the body has {size} bytes, a request may have {limit}", limit_bytes=limit)
         if self.in_flight_bytes + size > self._limits.process_bytes:
             raise Problem("overloaded", f"{self.in_flight_bytes} bytes of requests wait for Kafka in this worker")
         self.in_flight_bytes += size
-        IN_FLIGHT.set(self.in_flight_bytes)
-        try:
-            yield
-        finally:
-            self.in_flight_bytes -= size
-            IN_FLIGHT.set(self.in_flight_bytes)
+        return size
 
-    async def body(self, request: web.Request) -> bytes:
+    def release(self, size: int) -> None:
+        self.in_flight_bytes -= size
+
+    async def body(self, request: web.BaseRequest) -> bytes:
         """The whole body. Raises Problem when it is too large, too slow or broken off."""
         limit = self._limits.request_bytes
+        content = request.content
+        if content.is_eof() and content.exception() is None:
+            # It came with the head: no need to wait, nor for a clock that watches the wait.
+            return content.read_nowait()
         parts: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(self._limits.body_timeout_s):
-                while part := await request.content.readany():
+                while part := await content.readany():
                     size += len(part)
                     if size > limit:
                         raise Problem("too-large", f"the body is over {limit} bytes", limit_bytes=limit)

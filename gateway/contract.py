@@ -148,12 +148,15 @@ def partition_of(key: str, partitions: int) -> int:
 # ---- the Kafka record of a chunk -------------------------------------------------------------------------
 
 
-def record_headers(chunk: Chunk) -> Headers:
-    headers = [(HEADER_SEQNO, _I64.pack(chunk.seqno))]
-    if chunk.prev is not None:
-        headers.append((HEADER_PREV, _I64.pack(chunk.prev)))
-    headers.append((HEADER_CREATED, _I64.pack(chunk.created_ms or 0)))
-    headers.extend((ATTRIBUTE_PREFIX + name, value.encode()) for name, value in chunk.attributes.items())
+def record_headers(chunk: Chunk, now_ms: int = 0) -> Headers:
+    """``now_ms`` stands in where the writer did not say when the chunk was created."""
+    seqno, prev, created_ms, attributes, _ = chunk
+    headers = [(HEADER_SEQNO, _I64.pack(seqno))]
+    if prev is not None:
+        headers.append((HEADER_PREV, _I64.pack(prev)))
+    headers.append((HEADER_CREATED, _I64.pack(now_ms if created_ms is None else created_ms)))
+    if attributes:
+        headers.extend((ATTRIBUTE_PREFIX + name, value.encode()) for name, value in attributes.items())
     return headers
 
 

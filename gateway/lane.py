@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -46,20 +46,12 @@ class Answered:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request on its way. ``in_flight``: part of a transaction, so that it may be recorded."""
+    """A request on its way to its answer."""
 
     request: Request
     answer: asyncio.Future[Answered]
-    in_flight: bool = False
+    deadline_s: float
     outcome: Outcome | None = None
-
-    def fail(self, problem: Problem) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(problem)
-
-    def succeed(self, answered: Answered) -> None:
-        if not self.answer.done():
-            self.answer.set_result(answered)
 
 
 @dataclass(slots=True)
@@ -76,27 +68,40 @@ class Lane:
     why: str = "taken over"
     table: SourceTable = field(default_factory=SourceTable)
     queued_bytes: int = 0
-    _queue: OrderedDict[Pending, None] = field(default_factory=OrderedDict)
+    _queue: deque[Pending] = field(default_factory=deque)
+    _in_flight: list[Pending] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
     _producer: LaneProducer | None = None
-    _unresolved: list[Pending] = field(default_factory=list)
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
 
     # ---- from outside -----------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Pending:
-        """Queues a request; its answer is a future. Raises Problem when the lane is closing or full."""
+    def submit(self, request: Request) -> asyncio.Future[Answered]:
+        """Queues a request. Raises Problem when the lane is closing or full.
+
+        The answer comes within the time-out of requests, if only to say that the outcome is not known.
+        """
         if self._closing:
             raise Problem("not-owner-yet", f"lane {self.number} is moving to another worker")
         if self.queued_bytes + request.size_bytes > self.config.limits.lane_bytes:
             raise Problem("overloaded", f"lane {self.number} has {self.queued_bytes} bytes waiting: {self.why}")
-        pending = Pending(request, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        pending = Pending(request, loop.create_future(), loop.time() + self.config.limits.request_timeout_s)
         self.queued_bytes += request.size_bytes
-        pending.answer.add_done_callback(lambda _: self._left(pending))
-        self._queue[pending] = None
+        self._queue.append(pending)
         self._wake.set()
-        return pending
+        return pending.answer
+
+    def expire(self, now_s: float) -> None:
+        """Answers what waited too long with what is certain: surely not recorded, or not known."""
+        while self._queue and self._queue[0].deadline_s <= now_s:
+            problem = Problem("kafka-unavailable", f"lane {self.number} is {self.state}: {self.why}")
+            self._fail(self._queue.popleft(), problem)
+        for pending in self._in_flight:
+            if pending.deadline_s <= now_s:
+                problem = Problem("outcome-unknown", f"the commit is not answered yet: {self.why}")
+                self._fail(pending, problem)
 
     def look_up(self, source: Source, topic_id: bytes) -> SourceState | None:
         """What was committed when it was last heard: a hint. A client decides on the answer of a session alone."""
@@ -184,14 +189,14 @@ class Lane:
 
     def _settle_unresolved(self) -> None:
         """After fence and replay: what the log holds is what happened."""
-        for pending in self._unresolved:
-            outcome, source = pending.outcome, pending.request.source
-            assert outcome is not None
-            if resolve(outcome, self.table.get(source, pending.request.topic.id)):
-                pending.succeed(Answered(outcome))
+        for pending in self._in_flight:
+            assert pending.outcome is not None
+            request = pending.request
+            if resolve(pending.outcome, self.table.get(request.source, request.topic.id)):
+                self._succeed(pending, Answered(pending.outcome))
             else:
-                pending.fail(Problem("kafka-unavailable", "the transaction was not committed; nothing is recorded"))
-        self._unresolved.clear()
+                self._fail(pending, Problem("kafka-unavailable", "the transaction was not committed"))
+        self._in_flight.clear()
 
     # ---- serving ----------------------------------------------------------------------------------------------
 
@@ -202,7 +207,7 @@ class Lane:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-            draft, waiting = self._draft()
+            draft = self._draft()
             if draft.is_empty():
                 continue
             assert self._producer is not None
@@ -210,40 +215,39 @@ class Lane:
             try:
                 offsets = await self._producer.transact(draft, (self.config.state_topic, self.number))
             except NotCommitted as failure:
-                self._fail(draft, waiting, failure)
+                self._undo(draft, failure)
                 raise
             except OutcomeUnknown:
-                self._unresolved = waiting
                 self._fail_queued(draft)
                 raise
             for key, raw in draft.states.items():
                 self.table.apply(key, raw)
-            self.metrics.committed(time.monotonic() - started, draft.size_bytes)
-            for pending in waiting:
-                pending.succeed(_answer(pending, offsets))
+            self.metrics.committed(time.monotonic() - started, draft.records)
+            for pending in self._in_flight:
+                self._succeed(pending, _answer(pending, offsets))
+            self._in_flight.clear()
             if self._producer.is_worn:
                 await self._drop_producer()
                 await self._open(first=False)
 
-    def _draft(self) -> tuple[Draft, list[Pending]]:
+    def _draft(self) -> Draft:
         """Puts the next transaction together; what does not have to wait for it is answered at once."""
         draft = Draft(self.table, int(time.time() * 1000))
-        waiting: list[Pending] = []
         limit = self.config.limits.transaction_bytes
-        while self._queue and draft.size_bytes < limit:
-            pending, _ = self._queue.popitem(last=False)
+        queue = self._queue
+        while queue and draft.size_bytes < limit:
+            pending = queue.popleft()
             outcome, must_wait = draft.add(pending.request)
             pending.outcome = outcome
             if must_wait:
-                pending.in_flight = True
-                waiting.append(pending)
+                self._in_flight.append(pending)
             elif isinstance(outcome, Refusal):
-                pending.succeed(Answered(outcome))
+                self._succeed(pending, Answered(outcome))
             else:
                 task = asyncio.create_task(self._answer_duplicates(pending, outcome))
                 self._confirming.add(task)
                 task.add_done_callback(self._confirming.discard)
-        return draft, waiting
+        return draft
 
     async def _answer_duplicates(self, pending: Pending, outcome: Outcome) -> None:
         """A duplicate is acknowledged when the topic still is the one that its original was recorded in."""
@@ -251,49 +255,58 @@ class Lane:
         try:
             found = await self.topics.confirm([topic.name])
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            return pending.fail(Problem("kafka-unavailable", f"the topic cannot be looked at: {error!r}"))
+            return self._fail(pending, Problem("kafka-unavailable", f"the topic cannot be looked at: {error!r}"))
         if found.get(topic.name) == topic.id:
-            return pending.succeed(Answered(outcome))
+            return self._succeed(pending, Answered(outcome))
         self.topics.forget(topic.name)
-        return pending.fail(Problem("kafka-unavailable", f"{topic.name} was deleted meanwhile; try again"))
+        return self._fail(pending, Problem("kafka-unavailable", f"{topic.name} was deleted meanwhile; try again"))
 
-    # ---- failing ----------------------------------------------------------------------------------------------
+    # ---- answering --------------------------------------------------------------------------------------------
 
-    def _fail(self, draft: Draft, waiting: list[Pending], failure: NotCommitted) -> None:
-        for pending in waiting:
+    def _succeed(self, pending: Pending, answered: Answered) -> None:
+        if not pending.answer.done():
+            self.queued_bytes -= pending.request.size_bytes
+            pending.answer.set_result(answered)
+
+    def _fail(self, pending: Pending, problem: Problem) -> None:
+        if not pending.answer.done():
+            self.queued_bytes -= pending.request.size_bytes
+            pending.answer.set_exception(problem)
+
+    def _undo(self, draft: Draft, failure: NotCommitted) -> None:
+        for pending in self._in_flight:
+            problem = Problem("kafka-unavailable", f"the transaction failed: {failure}")
             if failure.topic == pending.request.topic.name and isinstance(
                 failure.cause, errors.MessageSizeTooLargeError
             ):
-                pending.fail(Problem("too-large", f"Kafka refuses the record: {failure}"))
-            else:
-                pending.fail(Problem("kafka-unavailable", f"the transaction failed: {failure}"))
+                problem = Problem("too-large", f"Kafka refuses the record: {failure}")
+            self._fail(pending, problem)
+        self._in_flight.clear()
         self._fail_queued(draft)
 
     def _fail_queued(self, draft: Draft) -> None:
         """Later chunks of a source whose earlier ones were undone must not go first."""
-        for pending in list(self._queue):
+        kept = deque[Pending]()
+        for pending in self._queue:
             if draft.touches(pending.request.source):
-                del self._queue[pending]
-                pending.fail(Problem("kafka-unavailable", "an earlier chunk of the source was not recorded"))
+                self._fail(pending, Problem("kafka-unavailable", "an earlier chunk of the source was not recorded"))
+            else:
+                kept.append(pending)
+        self._queue = kept
 
     def _answer_leftovers(self) -> None:
-        for pending in self._unresolved:
-            pending.fail(Problem("outcome-unknown", f"lane {self.number} was lost during the commit: {self.why}"))
-        self._unresolved.clear()
+        for pending in self._in_flight:
+            problem = Problem("outcome-unknown", f"lane {self.number} was lost during the commit: {self.why}")
+            self._fail(pending, problem)
+        self._in_flight.clear()
         while self._queue:
-            self._queue.popitem(last=False)[0].fail(
-                Problem("not-owner-yet", f"lane {self.number} moved to another worker")
-            )
+            problem = Problem("not-owner-yet", f"lane {self.number} moved to another worker")
+            self._fail(self._queue.popleft(), problem)
 
     async def _drop_producer(self) -> None:
         if self._producer is not None:
             producer, self._producer = self._producer, None
             await producer.discard()
-
-    def _left(self, pending: Pending) -> None:
-        """Answered, or given up by its caller: then it must not stay in the queue, nor its bytes in memory."""
-        self.queued_bytes -= pending.request.size_bytes
-        self._queue.pop(pending, None)
 
 
 def _answer(pending: Pending, offsets: Offsets) -> Answered:

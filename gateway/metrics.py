@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from logferry.gateway.transaction import Record
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY: Final = CollectorRegistry()
@@ -44,9 +46,12 @@ class LaneMetrics:
         OPENINGS.labels(self.lane, "taken_over" if first else "failure").inc()
         REPLAY_SECONDS.observe(replay_s)
 
-    def committed(self, seconds: float, size_bytes: int) -> None:
+    def committed(self, seconds: float, records: Mapping[tuple[str, int], Sequence[Record]]) -> None:
         COMMIT_SECONDS.observe(seconds)
         TRANSACTIONS.labels("committed").inc()
+        for (topic, _), written in records.items():
+            CHUNKS.labels(topic, "written").inc(len(written))
+            CHUNK_BYTES.labels(topic).inc(sum(len(record.value) for record in written))
 
     def closed(self) -> None:
         LANES.labels(self.lane).set(0)

@@ -26,6 +26,7 @@ from logferry.gateway.topics import Topics
 _HEARTBEAT_MS: Final = 500
 _VIEW_INTERVAL_S: Final = 2.0
 _VIEW_RETRY_S: Final = 0.1
+_EXPIRE_INTERVAL_S: Final = 0.25
 _CLOSE_DEADLINE_S: Final = 25.0
 _NEVER_MS: Final = 2**31 - 1
 
@@ -53,14 +54,15 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         self._changed = asyncio.Condition()
         self._look_again = asyncio.Event()
         self._running: dict[asyncio.Task[None], Lane] = {}
-        self._viewing: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
         self._consumer.subscribe([self._config.state_topic], listener=self)
         await self._consumer.start()
-        self._viewing = asyncio.create_task(self._view())
-        self._viewing.add_done_callback(self._ended)
+        self._background = [asyncio.create_task(self._view()), asyncio.create_task(self._expire())]
+        for task in self._background:
+            task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Finishes what runs, then leaves the group, so that the lanes move at once."""
@@ -69,7 +71,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         if self._running:
             await asyncio.wait(self._running, timeout=_CLOSE_DEADLINE_S)
         await self._consumer.stop()
-        tasks = [*self._running, *([self._viewing] if self._viewing else [])]
+        tasks = [*self._running, *self._background]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -153,6 +155,14 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         self._running.pop(task, None)
         if not task.cancelled() and task.exception() is not None and not self.failed.done():
             self.failed.set_exception(task.exception() or RuntimeError(task.get_name()))
+
+    async def _expire(self) -> None:
+        """One clock for all requests costs less than one for each."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_EXPIRE_INTERVAL_S)
+            for lane in list(self._running.values()):
+                lane.expire(loop.time())
 
     async def _view(self) -> None:
         while True:

@@ -65,7 +65,7 @@ class Routing:
         lane = self._ownership.lanes.get(lane_of(source.key, self._config.lanes))
         return lane if lane is not None and lane.state != "closed" else None
 
-    async def elsewhere(self, request: web.Request, source: Source) -> web.StreamResponse:
+    async def elsewhere(self, request: web.BaseRequest, source: Source) -> web.StreamResponse:
         """Answers for a source whose lane is not here. Raises Problem ``not-owner-yet`` while nobody is known."""
         number = lane_of(source.key, self._config.lanes)
         owner = self._ownership.owner(number)
@@ -78,7 +78,7 @@ class Routing:
         FORWARDS.labels("forward").inc()
         return await self._forward(request, owner, number)
 
-    async def _forward(self, request: web.Request, owner: str, number: int) -> web.Response:
+    async def _forward(self, request: web.BaseRequest, owner: str, number: int) -> web.Response:
         assert self._session is not None
         headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
         headers[FORWARDED] = "1"

@@ -140,7 +140,7 @@ def decide_write(state: SourceState, chunks: list[Chunk], session: int | None, n
         fresh.append(chunk)
     if not fresh:
         return Advance(state, fresh, len(chunks))
-    after = state._replace(recorded=recorded, base=base, written_ms=now_ms)
+    after = SourceState(state.topic_id, state.partition, recorded, base, state.session, now_ms)
     return Advance(after, fresh, len(chunks) - len(fresh))
 
 

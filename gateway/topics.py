@@ -37,11 +37,16 @@ class Topics:
         self._wanted: set[str] = set()
         self._look_lock = asyncio.Lock()
 
+    def fresh(self, topic: str) -> TopicFacts | None:
+        """The facts, if they are known and young enough."""
+        known = self._facts.get(topic)
+        return known[1] if known is not None and known[0] > time.monotonic() else None
+
     async def facts(self, topic: str) -> TopicFacts:
         """What is known of a full topic, at most a few seconds old. Raises Problem ``unknown-topic``."""
-        known = self._facts.get(topic)
-        if known is not None and known[0] > time.monotonic():
-            return known[1]
+        known = self.fresh(topic)
+        if known is not None:
+            return known
         loading = self._loading.get(topic)
         if loading is None:
             loading = self._loading[topic] = asyncio.create_task(self._load(topic))

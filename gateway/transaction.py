@@ -140,9 +140,7 @@ class Draft:
         first = len(records)
         key = source.source_id.encode()
         for chunk in chunks:
-            if chunk.created_ms is None:
-                chunk = chunk._replace(created_ms=self.now_ms)
-            records.append(Record(key, chunk.data, record_headers(chunk)))
+            records.append(Record(key, chunk.data, record_headers(chunk, self.now_ms)))
         return first, len(records) - 1
 
 

@@ -13,6 +13,7 @@ import msgpack
 from logferry.gateway.contract import MAX_SEQNO, Chunk, Malformed, check_attributes
 from logferry.gateway.errors import Problem
 
+_BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
 
 
@@ -25,10 +26,12 @@ def number(text: str, what: str, limit: int = MAX_SEQNO) -> int:
 
 def percent_decoded(text: str, what: str) -> str:
     """Percent-encoded UTF-8. Raises Malformed where the bytes are not UTF-8 or an escape is broken."""
-    if "%" in text and re.search(r"%(?![0-9a-fA-F]{2})", text):
+    if "%" not in text and text.isascii():
+        return text
+    if _BROKEN_ESCAPE.search(text):
         raise Malformed(f"{what}: a % is not followed by two hexadecimal digits")
     try:
-        return unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode() if text else text
+        return unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode()
     except UnicodeDecodeError:
         raise Malformed(f"{what}: not UTF-8") from None
 
