@@ -160,11 +160,10 @@ class LaneProducer:
 
     async def _check_topics(self, draft: Draft) -> None:
         """The topics are the ones that the draft was decided for, now that its records are in them."""
-        found = await self._topics.confirm(draft.topics)
-        for topic, facts in draft.topics.items():
-            if found.get(topic) != facts.id:
-                self._topics.forget(topic)
-                raise NotCommitted(errors.UnknownTopicOrPartitionError(f"{topic} was deleted meanwhile"), topic)
+        changed = draft.changed_topic(await self._topics.confirm(draft.topics))
+        if changed is not None:
+            self._topics.forget(changed)
+            raise NotCommitted(errors.UnknownTopicOrPartitionError(f"{changed} was deleted meanwhile"), changed)
 
     async def discard(self) -> None:
         """Ends the producer without a word to Kafka; its open transaction ends when the next one fences it.

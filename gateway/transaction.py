@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -90,6 +91,7 @@ class Draft:
     states: dict[bytes, bytes] = field(default_factory=dict)
     topics: dict[str, TopicFacts] = field(default_factory=dict)
     size_bytes: int = 0
+    _decided_for: set[tuple[str, bytes]] = field(default_factory=set)
     _sources: dict[Source, SourceState] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -118,6 +120,14 @@ class Draft:
     def is_empty(self) -> bool:
         return not self.states
 
+    def changed_topic(self, ids: Mapping[str, bytes]) -> str | None:
+        """A topic that is not, or not in every request, the one that the draft was decided for; None: all are.
+
+        The facts of two requests may differ in age, so one draft may have met a topic before and after it was
+        created anew. Such a draft must not be committed whatever the topic is now.
+        """
+        return next((name for name, topic_id in self._decided_for if ids.get(name) != topic_id), None)
+
     def _state(self, topic: TopicFacts, source: Source) -> SourceState:
         state = self._sources.get(source) or self.table.get(source, topic.id)
         if state is not None:
@@ -134,6 +144,7 @@ class Draft:
         self._pins[source.topic, source.key] = state.partition
         self.states[source.state_key()] = state.encode()
         self.topics[topic.name] = topic
+        self._decided_for.add((topic.name, topic.id))
 
     def _append(self, source: Source, partition: int, chunks: list[Chunk]) -> tuple[int, int]:
         records = self.records.setdefault((source.topic, partition), [])
@@ -148,10 +159,11 @@ def resolve(outcome: Outcome, replayed: SourceState | None) -> bool:
     """Whether a transaction of unknown outcome was committed, by what a replay after the fence says of one source.
 
     True is certain: what the request asked for is in the log, once. False is certain as well: after the fence
-    nothing of the older transaction can be committed any more.
+    nothing of the older transaction can be committed any more. A refusal rested on what that transaction may have
+    undone and names a seqno that may not be recorded: it is never given, and the request wrote nothing.
     """
     if isinstance(outcome, Refusal):
-        return True
+        return False
     drafted = outcome.state
     if replayed is None or replayed.topic_id != drafted.topic_id:
         return False

@@ -1,0 +1,242 @@
+"""What a transaction is put together from, what each request is told, and what a replay says of a lost answer."""
+
+from __future__ import annotations
+
+import pytest
+from logferry.gateway.contract import Chunk, chunk_of_record, partition_of
+from logferry.gateway.sources import Refusal, Source, SourceState, SourceTable
+from logferry.gateway.transaction import Draft, OpenSession, Outcome, SessionOpened, TopicFacts, Write, Written, resolve
+
+ID = bytes(range(16))
+OTHER_ID = bytes(16)
+NOW = 1_700_000_000_000
+TOPIC = TopicFacts("dc1.t", ID, 4, 1 << 20)
+A = Source("dc1.t", None, "a")
+B = Source("dc1.t", None, "b")
+
+
+def write(
+    source: Source, *places: tuple[int, int | None], session: int | None = None, topic: TopicFacts = TOPIC
+) -> Write:
+    chunks = [Chunk(seqno, prev, None, {}, b"%d" % seqno) for seqno, prev in places]
+    return Write(topic, source, session, chunks, 100 * len(chunks))
+
+
+def committed(table: SourceTable, *requests: Write | OpenSession) -> list[Outcome]:
+    """Drafts the requests as one transaction and applies it, as after its commit."""
+    draft = Draft(table, NOW)
+    outcomes = [draft.add(request)[0] for request in requests]
+    for key, raw in draft.states.items():
+        table.apply(key, raw)
+    return outcomes
+
+
+def written(outcome: Outcome) -> tuple[int | None, int, int]:
+    assert isinstance(outcome, Written)
+    return outcome.state.recorded, outcome.written, outcome.duplicates
+
+
+# ---- what is in a draft ------------------------------------------------------------------------------------
+
+
+def test_records_and_states_stand_in_the_draft_together() -> None:
+    draft = Draft(SourceTable(), NOW)
+    chunk = Chunk(7, 5, 123, {"level": "warn"}, b"line\n")
+    assert draft.is_empty()
+    outcome, must_wait = draft.add(Write(TOPIC, A, None, [chunk], 5))
+    assert isinstance(outcome, Written)
+    assert must_wait
+    partition = partition_of("a", 4)
+    state = SourceState(ID, partition, 7, 5, 0, NOW)
+    assert outcome.state == state
+    assert draft.states == {A.state_key(): state.encode()}
+    [record] = draft.records["dc1.t", partition]
+    assert record.key == b"a"
+    assert chunk_of_record(record.value, record.headers) == chunk
+    assert (draft.size_bytes, draft.topics, draft.is_empty()) == (5, {"dc1.t": TOPIC}, False)
+
+
+def test_created_defaults_to_the_time_of_recording() -> None:
+    draft = Draft(SourceTable(), NOW)
+    draft.add(write(A, (7, None)))
+    [[record]] = draft.records.values()
+    assert chunk_of_record(record.value, record.headers).created_ms == NOW
+
+
+def test_spans_count_the_records_of_one_partition() -> None:
+    one_partition = TOPIC._replace(partitions=1)
+    draft = Draft(SourceTable(), NOW)
+    outcomes = [
+        draft.add(write(A, (1, None), (2, 1), topic=one_partition))[0],
+        draft.add(write(B, (1, None), topic=one_partition))[0],
+        draft.add(write(A, (2, 1), topic=one_partition))[0],
+        draft.add(write(A, (2, 1), (3, 2), topic=one_partition))[0],
+    ]
+    assert [one.span for one in outcomes if isinstance(one, Written)] == [(0, 1), (2, 2), None, (3, 3)]
+    assert [record.value for record in draft.records["dc1.t", 0]] == [b"1", b"2", b"1", b"3"]
+
+
+def test_later_requests_are_judged_by_what_was_drafted_before() -> None:
+    draft = Draft(SourceTable(), NOW)
+    assert written(draft.add(write(A, (5, None)))[0]) == (5, 1, 0)
+    assert written(draft.add(write(A, (9, 5)))[0]) == (9, 1, 0)
+    gap, must_wait = draft.add(write(A, (20, 15)))
+    assert gap == Refusal("gap", "chunk 0: prev 15, but 9 is recorded", 9)
+    assert must_wait, "it rests on what may still be undone"
+
+
+def test_a_duplicate_of_what_is_under_way_waits_for_it() -> None:
+    draft = Draft(SourceTable(), NOW)
+    draft.add(write(A, (5, None)))
+    outcome, must_wait = draft.add(write(A, (5, None)))
+    assert written(outcome) == (5, 0, 1)
+    assert must_wait
+
+
+def test_what_rests_on_committed_states_alone_need_not_wait() -> None:
+    table = SourceTable()
+    committed(table, write(A, (5, None)))
+    draft = Draft(table, NOW)
+    draft.add(write(B, (1, None)))
+    outcome, must_wait = draft.add(write(A, (5, None)))
+    assert (written(outcome), must_wait) == ((5, 0, 1), False)
+    refusal, must_wait = draft.add(write(A, (20, 15)))
+    assert isinstance(refusal, Refusal)
+    assert not must_wait
+    assert (draft.touches(A), draft.touches(B)) == (False, True)
+
+
+def test_a_refused_or_duplicate_request_leaves_no_trace() -> None:
+    table = SourceTable()
+    committed(table, write(A, (5, 3)))
+    draft = Draft(table, NOW)
+    for request in (write(A, (20, 15)), write(A, (5, 3)), write(A, (2, None)), write(A, (6, None), session=1)):
+        draft.add(request)
+    assert draft.is_empty()
+    assert (draft.records, draft.topics, draft.size_bytes) == ({}, {}, 0)
+
+
+def test_a_session_opened_in_the_draft_refuses_the_older_one_behind_it() -> None:
+    table = SourceTable()
+    [opened] = committed(table, OpenSession(TOPIC, A))
+    assert isinstance(opened, SessionOpened)
+    draft = Draft(table, NOW)
+    assert written(draft.add(write(A, (1, None), session=opened.state.session))[0]) == (1, 1, 0)
+    newer, must_wait = draft.add(OpenSession(TOPIC, A))
+    assert isinstance(newer, SessionOpened)
+    assert must_wait
+    assert (newer.state.session, newer.state.recorded) == (opened.state.session + 1, 1)
+    refusal, must_wait = draft.add(write(A, (2, 1), session=opened.state.session))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.kind, must_wait) == ("superseded", True)
+
+
+# ---- pins --------------------------------------------------------------------------------------------------
+
+KEYED = Source("dc1.t", "a", "x")
+KEYED_TOO = Source("dc1.t", "a", "y")
+GROWN = TOPIC._replace(partitions=5)
+
+
+def test_growth_moves_unknown_keys_only() -> None:
+    assert partition_of("a", 4) != partition_of("a", 5), "the test needs a key that growth would move"
+    table = SourceTable()
+    committed(table, write(A, (1, None)))
+    outcome, fresh = committed(table, write(A, (2, None), topic=GROWN), write(B, (1, None), topic=GROWN))
+    assert isinstance(outcome, Written)
+    assert isinstance(fresh, Written)
+    assert outcome.state.partition == partition_of("a", 4)
+    assert fresh.state.partition == partition_of("b", 5)
+
+
+@pytest.mark.parametrize("first", [A, KEYED])
+@pytest.mark.parametrize("second", [A, KEYED, KEYED_TOO])
+@pytest.mark.parametrize("in_one_draft", [True, False])
+def test_sources_with_one_key_are_pinned_together(first: Source, second: Source, in_one_draft: bool) -> None:
+    """Keyed or not, whichever came first, before or after the topic grew."""
+    table = SourceTable()
+    requests = [write(first, (1, None)), write(second, (2, None), topic=GROWN)]
+    if in_one_draft:
+        outcomes = committed(table, *requests)
+    else:
+        outcomes = [outcome for request in requests for outcome in committed(table, request)]
+    assert [outcome.state.partition for outcome in outcomes if isinstance(outcome, Written)] == [
+        partition_of("a", 4)
+    ] * 2
+
+
+def test_a_session_pins() -> None:
+    table = SourceTable()
+    committed(table, OpenSession(TOPIC, KEYED))
+    [outcome] = committed(table, write(A, (1, None), topic=GROWN))
+    assert isinstance(outcome, Written)
+    assert outcome.state.partition == partition_of("a", 4)
+
+
+# ---- a topic created anew ----------------------------------------------------------------------------------
+
+ANEW = TopicFacts("dc1.t", OTHER_ID, 5, 1 << 20)
+
+
+def test_a_topic_created_anew_begins_empty() -> None:
+    table = SourceTable()
+    committed(table, OpenSession(TOPIC, A), write(A, (9, 5)))
+    [refusal] = committed(table, write(A, (9, 5), session=NOW, topic=ANEW))
+    assert isinstance(refusal, Refusal), "sessions of the older topic are not known"
+    [outcome] = committed(table, write(A, (3, 2), topic=ANEW))
+    assert isinstance(outcome, Written)
+    assert outcome.state == SourceState(OTHER_ID, partition_of("a", 5), 3, 2, 0, NOW)
+
+
+def test_one_draft_never_mixes_two_incarnations_of_a_topic() -> None:
+    """Facts of requests may differ in age: whatever the topic is at the commit, one of them must fail the check."""
+    alone = Draft(SourceTable(), NOW)
+    alone.add(write(A, (1, None)))
+    assert alone.changed_topic({"dc1.t": ID}) is None
+    assert alone.changed_topic({}) == "dc1.t"
+    for order in ([TOPIC, ANEW], [ANEW, TOPIC]):
+        draft = Draft(SourceTable(), NOW)
+        draft.add(write(A, (1, None), topic=order[0]))
+        draft.add(write(B, (1, None), topic=order[1]))
+        for now in (ID, OTHER_ID):
+            assert draft.changed_topic({"dc1.t": now}) == "dc1.t"
+
+
+# ---- unknown outcomes --------------------------------------------------------------------------------------
+
+
+def state(recorded: int | None, base: int | None = None, session: int = 0, topic_id: bytes = ID) -> SourceState:
+    return SourceState(topic_id, 3, recorded, base, session, NOW)
+
+
+WRITE = Written(state(9), 1, 0, (0, 0))
+OPENED = SessionOpened(state(9, session=7))
+
+RESOLVED = [
+    (WRITE, None, False),
+    (WRITE, state(None), False),
+    (WRITE, state(8), False),
+    (WRITE, state(9), True),
+    (WRITE, state(12), True),
+    (WRITE, state(9, topic_id=OTHER_ID), False),
+    (OPENED, None, False),
+    (OPENED, state(9, session=6), False),
+    (OPENED, state(9, session=7), True),
+    (OPENED, state(12, session=7), True),
+    (OPENED, state(9, session=8), False),
+    (OPENED, state(9, session=7, topic_id=OTHER_ID), False),
+]
+
+
+@pytest.mark.parametrize(("outcome", "replayed", "is_recorded"), RESOLVED)
+def test_the_replay_says_whether_it_was_recorded(
+    outcome: Outcome, replayed: SourceState | None, is_recorded: bool
+) -> None:
+    assert resolve(outcome, replayed) is is_recorded
+
+
+def test_a_refusal_that_rested_on_an_unknown_transaction_is_not_given() -> None:
+    """It names a recorded seqno that may not be recorded; the request wrote nothing, so trying again is safe."""
+    refusal = Refusal("overlap", "chunk 0: prev 3, but 5 is recorded", 5)
+    assert not resolve(refusal, state(3))
+    assert not resolve(refusal, state(5))
