@@ -62,6 +62,7 @@ class Tail:
         self.changed_at = now
         self._fd = fd
         self._mtime_ns = facts.st_mtime_ns
+        self._unverified = True
         self._limit = facts.st_size if once else None
 
     @classmethod
@@ -92,11 +93,12 @@ class Tail:
     def look(self, now: float) -> None:
         """Takes note of size and time. Raises `Changed` when the file was cut or written anew behind us."""
         facts = os.fstat(self._fd)
-        if (facts.st_size, facts.st_mtime_ns) == (self.size, self._mtime_ns):
-            return
-        self.size, self._mtime_ns, self.changed_at = facts.st_size, facts.st_mtime_ns, now
-        if self.size <= self.position:
+        if (facts.st_size, facts.st_mtime_ns) != (self.size, self._mtime_ns):
+            self.size, self._mtime_ns, self.changed_at = facts.st_size, facts.st_mtime_ns, now
+            self._unverified = True
+        if self._unverified and self.size <= self.position:  # where there is more to read, `read` verifies
             self.verify()
+            self._unverified = False
         self.largest_size = self.size
 
     def verify(self) -> None:

@@ -1,0 +1,320 @@
+"""Sequences of what happens to files, gateway and client, against a model of what must arrive.
+
+The model knows every *incarnation*: the bytes that one file held from its creation, or its truncation, to its
+end. What must hold when everything has come to rest:
+
+* Each source holds, from position 0 and without hole, the bytes of one incarnation, or a beginning of them; its
+  chunks meet end to end.
+* No incarnation is in two sources: nothing is doubled.
+* An incarnation is there whole, unless it was out of the client's reach: truncated (what had not been sent is
+  lost), removed while the client was down, or renamed to where no pattern sees it before the client had ever
+  seen it. Then what was recorded at that moment is there at least.
+* A chunk without ``split`` holds whole lines.
+
+A client is killed between any two steps, before a request leaves and after its answer was lost: it is then
+thrown away and a new one begins from the state folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from logferry.client.agent import Agent
+from logferry.client.checkpoint import Checkpoint
+from logferry.client.config import Config
+from logferry.client.push import Cluster, Pusher
+from model.fake_gateway import FAULTS, FakeGateway, Killed
+
+NAMES = ("a.log", "b.log", "sub/c.log")
+LONGEST_PAUSE_S = 400.0  # longer than any pause of the client's
+
+
+@dataclass
+class Incarnation:
+    """``must``: so many bytes have to arrive; None: all of them."""
+
+    content: bytearray = field(default_factory=bytearray)
+    must: int | None = None
+    seen: bool = False
+
+
+class Files(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="logferry-model-"))
+        (self.root / "logs" / "sub").mkdir(parents=True)
+        (self.root / "elsewhere").mkdir()
+        self.gateway = FakeGateway()
+        self.gateway.other_url = "http://owner:2"
+        self.at: dict[str, Incarnation] = {}  # files under a name that patterns see
+        self.gone: list[tuple[Incarnation, bool]] = []  # no longer; is it still in its folder?
+        self.all: list[Incarnation] = []
+        self.serial = 0
+        self.now = 1000.0
+        self.client: tuple[Agent, Checkpoint, Pusher] | None = None
+
+    # ---- the client ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        config = Config(
+            urls=("http://gateway:1",),
+            topic="t",
+            state_dir=str(self.root / "state"),
+            patterns=(str(self.root / "logs" / "**" / "*.log*"),),
+            host="h",
+            attributes={},
+            chunk_bytes=1024,
+            line_bytes=2048,
+            request_bytes=4096,
+            linger_s=0.0,
+            threads=2,
+        )
+        checkpoint = Checkpoint.open(Path(config.state_dir))
+        agent = Agent(config, checkpoint, self.now)
+        self.client = agent, checkpoint, Pusher(Cluster(config.urls, None), self.gateway, "t")
+
+    def kill(self) -> None:
+        """The system closes the descriptors and frees the lock; nothing is written."""
+        assert self.client
+        agent, checkpoint, _ = self.client
+        agent.watch.close()
+        checkpoint.close()
+        self.client = None
+        for incarnation in self.all:
+            incarnation.seen = False
+        for incarnation, in_folder in self.gone:
+            if incarnation.must is None and not (in_folder and self.recorded(incarnation)):
+                incarnation.must = self.recorded(incarnation)
+
+    def look(self) -> None:
+        """So much later that the client looks for new files again."""
+        assert self.client
+        self.now += 5.0
+        self.client[0].tick(self.now)
+        for incarnation in self.at.values():
+            incarnation.seen = True
+
+    def step(self, room: int) -> bool:
+        """One round of the main loop; False when there was nothing to send."""
+        assert self.client
+        agent, _, pusher = self.client
+        self.look()
+        jobs = agent.jobs(self.now, room)
+        try:
+            for source, job in jobs:
+                agent.finish(source, job, pusher.perform(job), self.now)
+        except Killed:
+            self.kill()
+        return bool(jobs)
+
+    @precondition(lambda self: self.client is None)
+    @rule()
+    def client_starts(self) -> None:
+        self.start()
+
+    @precondition(lambda self: self.client)
+    @rule()
+    def client_is_killed(self) -> None:
+        self.kill()
+
+    @precondition(lambda self: self.client)
+    @rule()
+    def client_ends(self) -> None:
+        assert self.client
+        assert self.client[0].remember(self.now)
+        self.kill()
+
+    @precondition(lambda self: self.client)
+    @rule(rounds=st.integers(1, 6), room=st.integers(1, 2), pause_s=st.sampled_from((0.0, 0.2, 2.0, 40.0)))
+    def client_works(self, rounds: int, room: int, pause_s: float) -> None:
+        for _ in range(rounds):
+            if self.client:
+                self.step(room)
+            self.now += pause_s
+
+    @precondition(lambda self: self.client)
+    @rule()
+    def client_dispatches_then_files_change(self) -> None:
+        """A request is on its way while files are changed: its answer comes in a later step."""
+        assert self.client
+        agent, _, pusher = self.client
+        self.look()
+        jobs = agent.jobs(self.now, 2)
+        for name in sorted(self.at):
+            self.truncate(name)
+            self.append(name, 1)
+        agent.tick(self.now)
+        try:
+            for source, job in jobs:
+                agent.finish(source, job, pusher.perform(job), self.now)
+        except Killed:
+            self.kill()
+
+    @rule(fault=st.sampled_from((*FAULTS, "kill before", "kill after", "")))
+    def something_fails(self, fault: str) -> None:
+        self.gateway.faults.append(fault)
+
+    # ---- the files -------------------------------------------------------------------------------------------
+
+    def path(self, name: str) -> Path:
+        return self.root / "logs" / name
+
+    def recorded(self, incarnation: Incarnation) -> int:
+        stored = [s for s in self.gateway.sources.values() if s.chunks]
+        content = bytes(incarnation.content)
+        return max((len(s.content()) for s in stored if content.startswith(s.content())), default=0)
+
+    def line(self, size: int = 0, end: bytes = b"\n") -> bytes:
+        """Unlike all others, not UTF-8, with a NUL."""
+        self.serial += 1
+        return b"%d\xff\x00%b" % (self.serial, b"." * size) + end
+
+    def write(self, path: Path, incarnation: Incarnation, text: bytes) -> None:
+        with path.open("ab") as file:
+            file.write(text)
+        incarnation.content += text
+        # a clock of our own: two changes within one tick of the file system's are not what is tested here
+        self.serial += 1
+        os.utime(path, (self.serial, self.serial))
+
+    def append(self, name: str, lines: int, size: int = 0, end: bytes = b"\n") -> None:
+        if name not in self.at:
+            self.at[name] = Incarnation()
+            self.all.append(self.at[name])
+        self.write(self.path(name), self.at[name], b"".join(self.line(size, end) for _ in range(lines)))
+
+    def truncate(self, name: str) -> None:
+        incarnation = self.at[name]
+        if not incarnation.content:
+            return
+        incarnation.must = self.recorded(incarnation)
+        os.truncate(self.path(name), 0)
+        self.at[name] = Incarnation(seen=incarnation.seen)
+        self.all.append(self.at[name])
+
+    @rule(name=st.sampled_from(NAMES), lines=st.integers(0, 5), size=st.sampled_from((0, 30, 300, 900)))
+    def lines_are_written(self, name: str, lines: int, size: int) -> None:
+        self.append(name, lines, size)
+
+    @rule(name=st.sampled_from(NAMES), size=st.sampled_from((0, 500, 1500, 5000)))
+    def half_a_line_is_written(self, name: str, size: int) -> None:
+        self.append(name, 1, size, end=b"")
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data(), where=st.sampled_from(("seen", "moved", "elsewhere")), late=st.integers(0, 2))
+    def a_file_is_renamed(self, data: st.DataObject, where: str, late: int) -> None:
+        """``late``: so often its writer, who has it open, still writes; the client may look in between."""
+        name = data.draw(st.sampled_from(sorted(self.at)))
+        incarnation = self.at.pop(name)
+        self.serial += 1
+        new = {
+            "seen": self.path(f"{name}.{self.serial}"),
+            "moved": self.path(name).with_name(f"old-{self.serial}"),
+            "elsewhere": self.root / "elsewhere" / str(self.serial),
+        }[where]
+        self.path(name).rename(new)
+        if where == "seen":
+            self.at[f"{name}.{self.serial}"] = incarnation
+        else:
+            self.goes(incarnation, in_folder=where == "moved")
+        for _ in range(late):
+            self.write(new, incarnation, self.line())
+            if self.client:
+                self.step(1)
+
+    def goes(self, incarnation: Incarnation, in_folder: bool) -> None:
+        """No pattern sees it any more: what can still arrive of it?"""
+        if not incarnation.seen and not (in_folder and self.recorded(incarnation)):
+            incarnation.must = self.recorded(incarnation)
+        self.gone.append((incarnation, in_folder))
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data(), size=st.sampled_from((0, 30, 2000)), copy=st.booleans())
+    def a_file_is_truncated(self, data: st.DataObject, size: int, copy: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.at)))
+        self.truncate(name)
+        if copy:
+            self.append(name, 3, size)
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data())
+    def a_file_is_removed(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.at)))
+        incarnation = self.at.pop(name)
+        self.path(name).unlink()
+        self.goes(incarnation, in_folder=False)
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data())
+    def a_file_is_replaced(self, data: st.DataObject) -> None:
+        """A new file is renamed over it."""
+        name = data.draw(st.sampled_from(sorted(self.at)))
+        self.goes(self.at.pop(name), in_folder=False)
+        self.append(".new", 2)
+        self.at[name] = self.at.pop(".new")
+        self.path(".new").rename(self.path(name))
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        if not hasattr(self, "root"):
+            return
+        try:
+            self.come_to_rest()
+            self.check()
+        finally:
+            with contextlib.suppress(AssertionError):
+                self.kill()
+            shutil.rmtree(self.root)
+
+    def come_to_rest(self) -> None:
+        self.gateway.faults.clear()
+        if not self.client:
+            self.start()
+        quiet = 0
+        for _ in range(200):
+            quiet = 0 if self.step(2) else quiet + 1
+            self.now += LONGEST_PAUSE_S
+            if quiet == 4:
+                return
+        raise AssertionError("the client does not come to rest")
+
+    def check(self) -> None:
+        found: dict[int, str] = {}
+        for name, stored in self.gateway.sources.items():
+            if not stored.chunks:
+                continue
+            position = 0
+            for chunk in stored.chunks:
+                assert (chunk.prev, chunk.seqno - len(chunk.data)) == (position, position), (name, chunk)
+                if "split" not in chunk.attributes:
+                    assert chunk.data.endswith(b"\n"), (name, chunk)
+                    assert stored.content()[:position][-1:] in (b"", b"\n"), (name, chunk)
+                position = chunk.seqno
+            fits = [n for n, inc in enumerate(self.all) if inc.content.startswith(stored.content())]
+            assert len(fits) == 1, f"{name} holds what no file held: {stored.content()!r}"
+            assert fits[0] not in found, f"{name} and {found[fits[0]]} hold the same"
+            found[fits[0]] = name
+        for number, incarnation in enumerate(self.all):
+            got = len(self.gateway.sources[found[number]].content()) if number in found else 0
+            must = len(incarnation.content) if incarnation.must is None else incarnation.must
+            assert got >= must, f"{incarnation}: {got} of {must} bytes arrived"
+
+
+Files.TestCase.settings = settings(
+    max_examples=100,
+    stateful_step_count=30,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+TestFiles = Files.TestCase
