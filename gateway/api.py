@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Final
 
 from aiohttp import web
@@ -29,7 +30,7 @@ from logferry.gateway.routing import Routing
 from logferry.gateway.sources import Refusal, Source
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import OpenSession, SessionOpened, TopicFacts, Write, Written
-from logferry.gateway.wire import checked, decoded_body, header_attributes, number, unpack_chunks
+from logferry.gateway.wire import checked, decoded_body, header_attributes, number, percent_decoded, unpack_chunks
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -174,7 +175,7 @@ class Api:
 
     def _source(self, call: Call) -> Source:
         """The source that path and query name. Raises Malformed."""
-        topic = full_topic(self.config.dc, check_topic(call.first("topic")))
+        topic = _full_topic(self.config.dc, call.segments[3])
         source_id = check_source_id(call.second("sourceId"))
         key = call.query.get("partition_key")
         return Source(topic, key if key is None else check_source_id(key, "partition_key"), source_id)
@@ -240,6 +241,11 @@ class Api:
 # ---- input ----------------------------------------------------------------------------------------------------
 
 _READ: Final = ("offset", "time_ms", "cursor", "max_bytes", "wait_ms", "source_prefix")
+
+
+@lru_cache(maxsize=4096)
+def _full_topic(dc: str, escaped: str) -> str:
+    return full_topic(dc, check_topic(percent_decoded(escaped, "topic")))
 
 
 def _optional_number(query: dict[str, str], name: str) -> int | None:

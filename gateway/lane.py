@@ -207,6 +207,7 @@ class Lane:
                     return
                 self._wake.clear()
                 await self._wake.wait()
+            await self._producer.settled()
             draft = self._draft()
             if draft.is_empty():
                 continue
@@ -314,6 +315,9 @@ def _answer(pending: Pending, offsets: Offsets) -> Answered:
     assert outcome is not None
     if isinstance(outcome, Written) and outcome.span is not None:
         batches = offsets[pending.request.source.topic, outcome.state.partition]
+        if len(batches) == 1 and batches[0][1] >= 0:
+            base = batches[0][1]
+            return Answered(outcome, (base + outcome.span[0], base + outcome.span[1]))
         first, last = (_offset_of(index, batches) for index in outcome.span)
         if first >= 0 and last >= 0:
             return Answered(outcome, (first, last))

@@ -92,6 +92,8 @@ class Routes:
 
 
 def _shape(segments: list[str]) -> tuple[Any, ...]:
+    if len(segments) == 7:
+        return (7, segments[1], segments[2], segments[4], segments[6])
     return (len(segments), *segments[1:_FIRST], *segments[_FIRST + 1 : _SECOND], *segments[_SECOND + 1 :])
 
 

@@ -71,10 +71,8 @@ class SessionOpened:
 Outcome = Written | SessionOpened | Refusal
 
 
-class Record(NamedTuple):
-    key: bytes
-    value: bytes
-    headers: Headers
+# Key, value, headers: a plain tuple, there is one for each chunk.
+Record = tuple[bytes, bytes, Headers]
 
 
 @dataclass(slots=True)
@@ -151,7 +149,7 @@ class Draft:
         first = len(records)
         key = source.source_id.encode()
         for chunk in chunks:
-            records.append(Record(key, chunk.data, record_headers(chunk, self.now_ms)))
+            records.append((key, chunk.data, record_headers(chunk, self.now_ms)))
         return first, len(records) - 1
 
 

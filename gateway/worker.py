@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from contextlib import AsyncExitStack
@@ -24,6 +25,9 @@ _DRAIN_S = 5.0
 
 async def serve(config: Config, worker: int) -> None:
     """Serves until SIGTERM or SIGINT. Raises KafkaError when Kafka can't be reached, WeakKafka or ConfigError."""
+    # Thousands of requests are alive at once and none of them is garbage: looking for cycles less often made small
+    # requests a third faster.
+    gc.set_threshold(100_000, 50, 100)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -45,7 +49,7 @@ async def serve(config: Config, worker: int) -> None:
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, config.host, config.port(worker), backlog=1024)
+        site = web.TCPSite(runner, config.host, config.port(worker), backlog=4096)
         await site.start()
         await ownership.start()
         stack.push_async_callback(ownership.stop)
