@@ -91,7 +91,7 @@ class Api:
         if isinstance(outcome, Refusal):
             CHUNKS.labels(source.topic, outcome.kind).inc(len(chunks))
             raise _refused(outcome)
-        assert isinstance(outcome, Written)
+        outcome = cast(Written, outcome)
         if outcome.duplicates:
             CHUNKS.labels(source.topic, "duplicate").inc(outcome.duplicates)
         return json_response(
@@ -138,9 +138,7 @@ class Api:
             answered = await lane.submit(OpenSession(facts, source))
         finally:
             self.admission.release(reserved)
-        outcome = answered.outcome
-        assert isinstance(outcome, SessionOpened)
-        state = outcome.state
+        state = cast(SessionOpened, answered.outcome).state
         return json_response(
             {
                 "source_id": source.source_id,

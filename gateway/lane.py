@@ -51,7 +51,6 @@ class Pending:
     request: Request
     answer: asyncio.Future[Answered]
     deadline_s: float
-    outcome: Outcome | None = None
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ class Lane:
     table: SourceTable = field(default_factory=SourceTable)
     queued_bytes: int = 0
     _queue: deque[Pending] = field(default_factory=deque)
-    _in_flight: list[Pending] = field(default_factory=list)
+    _in_flight: list[tuple[Pending, Outcome]] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
     _producer: LaneProducer | None = None
@@ -98,7 +97,7 @@ class Lane:
         while self._queue and self._queue[0].deadline_s <= now_s:
             problem = Problem("kafka-unavailable", f"lane {self.number} is {self.state}: {self.why}")
             self._fail(self._queue.popleft(), problem)
-        for pending in self._in_flight:
+        for pending, _ in self._in_flight:
             if pending.deadline_s <= now_s:
                 problem = Problem("outcome-unknown", f"the commit is not answered yet: {self.why}")
                 self._fail(pending, problem)
@@ -189,11 +188,10 @@ class Lane:
 
     def _settle_unresolved(self) -> None:
         """After fence and replay: what the log holds is what happened."""
-        for pending in self._in_flight:
-            assert pending.outcome is not None
+        for pending, outcome in self._in_flight:
             request = pending.request
-            if resolve(pending.outcome, self.table.get(request.source, request.topic.id)):
-                self._succeed(pending, Answered(pending.outcome))
+            if resolve(outcome, self.table.get(request.source, request.topic.id)):
+                self._succeed(pending, Answered(outcome))
             else:
                 self._fail(pending, Problem("kafka-unavailable", "the transaction was not committed"))
         self._in_flight.clear()
@@ -207,14 +205,16 @@ class Lane:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-            await self._producer.settled()
+            producer = self._producer
+            if producer is None:
+                raise LaneLost(f"lane {self.number} has no producer")
+            await producer.settled()
             draft = self._draft()
             if draft.is_empty():
                 continue
-            assert self._producer is not None
             started = time.monotonic()
             try:
-                offsets = await self._producer.transact(draft, (self.config.state_topic, self.number))
+                offsets = await producer.transact(draft, (self.config.state_topic, self.number))
             except NotCommitted as failure:
                 self._undo(draft, failure)
                 raise
@@ -224,10 +224,10 @@ class Lane:
             for key, raw in draft.states.items():
                 self.table.apply(key, raw)
             self.metrics.committed(time.monotonic() - started, draft.records)
-            for pending in self._in_flight:
-                self._succeed(pending, _answer(pending, offsets))
+            for pending, outcome in self._in_flight:
+                self._succeed(pending, _answered(outcome, pending.request.source.topic, offsets))
             self._in_flight.clear()
-            if self._producer.is_worn:
+            if producer.is_worn:
                 await self._drop_producer()
                 await self._open(first=False)
 
@@ -239,9 +239,8 @@ class Lane:
         while queue and draft.size_bytes < limit:
             pending = queue.popleft()
             outcome, must_wait = draft.add(pending.request)
-            pending.outcome = outcome
             if must_wait:
-                self._in_flight.append(pending)
+                self._in_flight.append((pending, outcome))
             elif isinstance(outcome, Refusal):
                 self._succeed(pending, Answered(outcome))
             else:
@@ -275,7 +274,7 @@ class Lane:
             pending.answer.set_exception(problem)
 
     def _undo(self, draft: Draft, failure: NotCommitted) -> None:
-        for pending in self._in_flight:
+        for pending, _ in self._in_flight:
             problem = Problem("kafka-unavailable", f"the transaction failed: {failure}")
             if failure.topic == pending.request.topic.name and isinstance(
                 failure.cause, errors.MessageSizeTooLargeError
@@ -296,7 +295,7 @@ class Lane:
         self._queue = kept
 
     def _answer_leftovers(self) -> None:
-        for pending in self._in_flight:
+        for pending, _ in self._in_flight:
             problem = Problem("outcome-unknown", f"lane {self.number} was lost during the commit: {self.why}")
             self._fail(pending, problem)
         self._in_flight.clear()
@@ -310,11 +309,9 @@ class Lane:
             await producer.discard()
 
 
-def _answer(pending: Pending, offsets: Offsets) -> Answered:
-    outcome = pending.outcome
-    assert outcome is not None
+def _answered(outcome: Outcome, topic: str, offsets: Offsets) -> Answered:
     if isinstance(outcome, Written) and outcome.span is not None:
-        batches = offsets[pending.request.source.topic, outcome.state.partition]
+        batches = offsets[topic, outcome.state.partition]
         if len(batches) == 1 and batches[0][1] >= 0:
             base = batches[0][1]
             return Answered(outcome, (base + outcome.span[0], base + outcome.span[1]))

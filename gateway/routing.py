@@ -79,7 +79,8 @@ class Routing:
         return await self._forward(request, owner, number)
 
     async def _forward(self, request: web.BaseRequest, owner: str, number: int) -> web.Response:
-        assert self._session is not None
+        if self._session is None:
+            raise Problem("not-owner-yet", "the worker is starting")
         headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
         headers[FORWARDED] = "1"
         if request.content_length is not None:
