@@ -75,3 +75,11 @@ def find_moved(path: str, key: FileKey) -> str | None:
     except OSError:
         return None
     return None
+
+
+def folder_is_on(path: str, device: int) -> bool:
+    """Whether the folder of ``path`` is there, on the file system that the file was on."""
+    try:
+        return os.stat(os.path.dirname(path)).st_dev == device
+    except OSError:
+        return False

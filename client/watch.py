@@ -13,7 +13,7 @@ import time
 from logferry.client.batch import Limits
 from logferry.client.checkpoint import Checkpoint, Entry
 from logferry.client.config import Config
-from logferry.client.discover import FileKey, find, find_moved, missing
+from logferry.client.discover import FileKey, find, find_moved, folder_is_on, missing
 from logferry.client.events import tell
 from logferry.client.fingerprint import of
 from logferry.client.names import printable, source_id
@@ -106,8 +106,12 @@ class Watch:
             moved = find_moved(entry.last_path, key)
             if moved == entry.last_path:
                 continue  # it is there, but no pattern asks for it any more
-            if moved is None or not self._take_up(moved, now, away=True):
+            if moved is not None and self._take_up(moved, now, away=True):
+                continue
+            if folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
                 tell("file-gone", source=entry.source_id, position=entry.position)
+                self._checkpoint.entries.pop(entry.source_id, None)
+                self._known.pop(key, None)
 
     def _take_up(self, path: str, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one that the checkpoint knows."""

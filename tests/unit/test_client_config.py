@@ -1,0 +1,59 @@
+"""The command line: what is wrong is named, with exit status 2."""
+
+import pytest
+
+from logferry.client import agent
+from logferry.client.config import parse
+
+GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "required"),
+        (GOOD[:-1], "GLOB"),
+        (["--url", "h:1", *GOOD[2:]], "--url 'h:1'"),
+        (["--url", "ftp://h", *GOOD[2:]], "--url 'ftp://h'"),
+        (["--url", "http://", *GOOD[2:]], "--url 'http://'"),
+        (["--url", "http://h:x", *GOOD[2:]], "--url 'http://h:x'"),
+        (["--url", "http://user:pw@h", *GOOD[2:]], "--url"),
+        ([*GOOD, "--topic", "a b"], "topic: 'a b'"),
+        ([*GOOD, "--attr", "x"], "--attr 'x' is not name=value"),
+        ([*GOOD, "--attr", "X=1"], "the name 'X'"),
+        ([*GOOD, "--attr", "path=1"], "--attr path"),
+        ([*GOOD, "--attr", "a=\udcff"], "--attr"),
+        ([*GOOD, "--token-file", "/nowhere/token"], "--token-file /nowhere/token"),
+        ([*GOOD, "--chunk-bytes", "10"], "--chunk-bytes 10"),
+        ([*GOOD, "--chunk-bytes", "2000", "--line-bytes", "1999"], "--chunk-bytes 2000 is not between 1024 and 1999"),
+        ([*GOOD, "--linger-ms", "0"], "--linger-ms 0"),
+        ([*GOOD, "--threads", "0"], "--threads 0"),
+        ([*GOOD, "--timeout", "nan"], "--timeout nan"),
+        ([*GOOD, "--host", "x" * 256], "--host"),
+    ],
+)
+def test_wrong_use(argv, said, capsys):
+    assert agent.main(argv) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_shows_an_example(capsys):
+    assert agent.main(["--help"]) == 0
+    assert "logferry push --url http://" in capsys.readouterr().out
+
+
+def test_what_is_given_and_what_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token").write_text("secret\n")
+    config = parse([*GOOD, "--url", "https://i/base/", "--attr", "env=a=b", "--token-file", "token", "--host", "w"])
+    assert config.urls == ("http://h:1", "https://i/base/")
+    assert (config.state_dir, config.patterns) == (str(tmp_path / "s"), (str(tmp_path / "*.log"),))
+    assert (config.attributes, config.token, config.host) == ({"env": "a=b"}, "secret", "w")
+    assert (config.chunk_bytes, config.linger_s, config.gzip, config.once) == (262144, 0.2, True, False)
+
+
+@pytest.mark.parametrize("content", [b"", b"a b", b"a\nb", b"\xff"])
+def test_a_token_file_without_a_token(content, tmp_path, capsys):
+    (tmp_path / "token").write_bytes(content)
+    assert agent.main([*GOOD, "--token-file", str(tmp_path / "token")]) == 2
+    assert "--token-file" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Patterns → files, each once."""
+
+import os
+import subprocess
+import sys
+
+from logferry.client.discover import find, find_moved, folder_is_on, missing
+from logferry.client.names import printable, source_id
+from logferry.gateway.contract import check_source_id
+
+
+def names(root, *patterns: str) -> list[str]:
+    return [os.path.relpath(path, root) for path in find([str(root / p) for p in patterns], str(root / "state")).values()]
+
+
+def made(root, *paths: str) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(b"")
+
+
+def test_stars_and_double_stars(tmp_path):
+    made(tmp_path, "a.log", "b.log", "c.txt", "x/d.log", "x/y/e.log", ".hidden.log")
+    assert names(tmp_path, "*.log") == ["a.log", "b.log"]
+    assert names(tmp_path, "**/*.log") == ["a.log", "b.log", "x/d.log", "x/y/e.log"]
+    assert names(tmp_path, "x/**") == ["x/d.log", "x/y/e.log"]
+    assert names(tmp_path, "a.*", "*.log", "c.txt") == ["a.log", "b.log", "c.txt"]
+
+
+def test_what_is_no_file_of_ours_is_left_out(tmp_path):
+    made(tmp_path, "a.log", "a.log.1.gz", "state/checkpoint.json", "stated/b.log")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert names(tmp_path, "**") == ["a.log", "stated/b.log"]
+    assert names(tmp_path, "*.gz") == ["a.log.1.gz"]
+
+
+def test_a_file_with_many_names_is_one(tmp_path):
+    made(tmp_path, "m.log", "other/n.log")
+    (tmp_path / "a.log").symlink_to(tmp_path / "m.log")
+    (tmp_path / "z.log").hardlink_to(tmp_path / "m.log")
+    (tmp_path / "b.log").symlink_to(tmp_path / "other" / "n.log")
+    assert names(tmp_path, "*.log") == ["m.log", "b.log"]
+
+
+def test_our_own_standard_error_is_not_read(tmp_path):
+    code = f"from logferry.client.discover import find; print(list(find(['{tmp_path}/*'], '/x').values()))"
+    with (tmp_path / "err.log").open("wb") as stderr:
+        made(tmp_path, "a.log")
+        done = subprocess.run([sys.executable, "-c", code], stderr=stderr, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode().strip() == f"['{tmp_path}/a.log']"
+
+
+def test_a_renamed_file_is_found_in_its_folder_only(tmp_path):
+    made(tmp_path, "a.log", "x/b.log")
+    facts = (tmp_path / "a.log").stat()
+    key = (facts.st_dev, facts.st_ino)
+    (tmp_path / "a.log").rename(tmp_path / "old")
+    assert find_moved(str(tmp_path / "a.log"), key) == str(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "x" / "old")
+    assert find_moved(str(tmp_path / "a.log"), key) is None
+    assert find_moved(str(tmp_path / "gone" / "a.log"), key) is None
+    assert folder_is_on(str(tmp_path / "a.log"), key[0])
+    assert not folder_is_on(str(tmp_path / "a.log"), key[0] + 1)
+    assert not folder_is_on(str(tmp_path / "gone" / "a.log"), key[0])
+
+
+def test_missing_names_only_what_has_no_wildcard(tmp_path):
+    made(tmp_path, "a.log")
+    patterns = [str(tmp_path / name) for name in ("a.log", "b.log", "*.txt")]
+    assert missing(patterns) == [str(tmp_path / "b.log")]
+
+
+def test_names_are_legal_and_different():
+    paths = ["/a", "/%61", "/a\n", "/a%0A", "/\udcff", "/%FF", "/" + "x" * 600, "/" + "x" * 601, "/ä" * 400]
+    ids = {source_id("web1", path, 12) for path in paths}
+    assert len(ids) == len(paths)
+    for name in ids:
+        assert check_source_id(name).startswith("web1:/")
+        assert name.endswith("#12")
+    assert source_id("web1", "/var/log/a b.log", 12) == "web1:/var/log/a b.log#12"
+    assert printable("/\udcff\n%") == "/%FF%0A%25"

@@ -1,0 +1,196 @@
+"""Reading one incarnation: what was changed behind our back is noticed, a rename is not."""
+
+import os
+
+import pytest
+
+from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, differs, grown, of
+from logferry.client.tail import Changed, Remains, Tail
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.log"
+
+
+@pytest.fixture
+def opened(path):
+    tails = []
+
+    def open_it(content: bytes = b"", **options) -> Tail:
+        path.write_bytes(content)
+        tails.append(Tail.open(str(path), 0.0, **options))
+        return tails[-1]
+
+    yield open_it
+    for tail in tails:
+        tail.close()
+
+
+def written(path, content: bytes, at: int) -> None:
+    """As if at second ``at``; in place, so that the inode stays."""
+    with path.open("r+b") as file:
+        file.truncate()
+        file.write(content)
+    os.utime(path, (at, at))
+
+
+def passed(tail: Tail) -> bytes:
+    data = tail.read(1 << 20)
+    tail.cover(data)
+    tail.advance(data)
+    return data
+
+
+def test_it_reads_on_where_it_was_after_a_rename_and_a_removal(path, opened):
+    tail = opened(b"one\n")
+    assert passed(tail) == b"one\n"
+    with path.open("ab") as writer:
+        path.rename(path.with_name("a.log.1"))
+        writer.write(b"two\n")
+        writer.flush()
+        path.with_name("a.log.1").unlink()
+        writer.write(b"three\n")
+    tail.look(1.0)
+    assert passed(tail) == b"two\nthree\n"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        b"",
+        b"x",
+        b"other..\n",  # as long as before
+        b"something longer than it was\n",
+        b"first\n2nd\nsomething longer\n",  # the same head, other bytes before the position
+    ],
+)
+def test_a_truncation_is_noticed_whatever_follows_it(path, opened, after):
+    tail = opened(b"first\nsecond\n")
+    passed(tail)
+    written(path, after, 1)
+    with pytest.raises(Changed):
+        tail.look(1.0)
+        tail.read(100)
+
+
+def test_a_rewrite_of_the_same_length_while_a_request_is_under_way_is_noticed(path, opened):
+    tail = opened(b"one\n")
+    data = tail.read(100)
+    tail.cover(data)
+    written(path, b"two\n", 1)
+    tail.look(1.0)
+    tail.advance(data)
+    with pytest.raises(Changed):
+        tail.look(2.0)
+
+
+def test_a_touched_file_is_the_same(path, opened):
+    tail = opened(b"one\n")
+    passed(tail)
+    os.utime(path, (5, 5))
+    tail.look(1.0)
+    assert tail.read(100) == b""
+
+
+def test_the_head_grows_with_what_is_sent_and_is_checked(path, opened):
+    tail = opened(b"a\n")
+    assert not tail.cover(tail.read(100))  # known since it was opened
+    tail.advance(tail.read(100))
+    with path.open("ab") as writer:
+        writer.write(b"b" * 2000 + b"\n")
+    tail.look(1.0)
+    data = tail.read(100)
+    assert tail.cover(data)
+    assert tail.head.length == HEAD_BYTES
+    tail.advance(data)
+    assert not tail.cover(tail.read(5000))
+    written(path, b"a\n" + b"c" * 2000 + b"\n", 1)
+    with pytest.raises(Changed):
+        tail.read(100)
+
+
+def test_bytes_in_hand_that_are_no_longer_the_files_are_not_covered(path, opened):
+    tail = opened(b"")
+    with path.open("ab") as writer:
+        writer.write(b"one\n")
+    tail.look(1.0)
+    data = tail.read(100)
+    written(path, b"two\n", 1)
+    with pytest.raises(Changed):
+        tail.cover(data)
+
+
+def test_once_reads_no_further_than_the_size_at_first(path, opened):
+    tail = opened(b"one\ntw", once=True)
+    with path.open("ab") as writer:
+        writer.write(b"o\n")
+    tail.look(1.0)
+    assert (tail.end, tail.is_last(0.0, 99.0)) == (6, True)
+    assert tail.read(100) == b"one\ntw"
+
+
+def test_going_to_a_place_beyond_the_file_is_refused(opened):
+    tail = opened(b"one\n")
+    with pytest.raises(Changed, match="5 bytes of it, it holds 4"):
+        tail.go_to(5)
+    tail.go_to(4)
+    assert tail.mark == b"one\n"
+
+
+def test_a_file_is_finished_when_it_is_away_sent_and_quiet(path, opened):
+    tail = opened(b"one\n")
+    assert not tail.is_finished(1e9, 10.0)
+    tail.away_since = 100.0
+    assert not tail.is_finished(1e9, 10.0)
+    passed(tail)
+    assert not tail.is_finished(109.0, 10.0)
+    assert tail.is_finished(110.0, 10.0)
+    tail.changed_at = 105.0
+    assert not tail.is_finished(110.0, 10.0)
+
+
+def test_what_is_not_a_file_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert Tail.open(str(tmp_path / "pipe"), 0.0) is None
+    assert Tail.open(str(tmp_path / "missing"), 0.0) is None
+    assert Tail.open(str(tmp_path), 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "position", "fits"),
+    [
+        (b"head and tail", 8, True),
+        (b"head and more", 9, True),
+        (b"head and", 8, True),
+        (b"head an", 8, False),
+        (b"HEAD and tail", 8, False),
+        (b"head AND tail", 8, False),
+    ],
+)
+def test_differs(path, content, position, fits):
+    path.write_bytes(content)
+    fd = os.open(path, os.O_RDONLY)
+    mark = b"head and "[:position][-3:]
+    assert (differs(fd, of(b"head"), position, of(mark)) == "") is fits
+    os.close(fd)
+
+
+def test_the_mark_is_the_end_of_what_was_passed():
+    assert grown(b"", b"abc") == b"abc"
+    assert grown(b"abc", b"def") == b"abcdef"
+    long = bytes(range(256)) * 2
+    assert grown(b"abc", long) == long[-MARK_BYTES:]
+    assert grown(long[-MARK_BYTES:], b"x") == long[1 - MARK_BYTES :] + b"x"
+
+
+def test_remains_are_read_within_their_bounds():
+    remains = Remains(100, b"abcdef", b"\n")
+    assert (remains.read(4), remains.end) == (b"abcd", 106)
+    remains.advance(b"abcd")
+    assert (remains.read(4), remains.mark) == (b"ef", b"\nabcd")
+    remains.go_to(101)
+    assert (remains.read(9), remains.mark) == (b"bcdef", b"\na")
+    for position in (99, 107):
+        with pytest.raises(Changed):
+            remains.go_to(position)
