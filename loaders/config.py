@@ -1,0 +1,113 @@
+"""The configuration of the loader, by options or by one TOML file, checked as a whole before anything starts.
+
+Unknown keys are refused with their path. What the promise stands on (isolation level, failing on lost data, the
+ledger) is not here: it is not a matter of configuration.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from logferry.gateway.contract import Malformed, check_dc
+from logferry.loaders.errors import ConfigError
+from logferry.loaders.ledger import TablePaths
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+_BATCH_RECORDS = 50_000
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KafkaSettings(_Strict):
+    """The cluster that is read."""
+
+    bootstrap_servers: Annotated[str, Field(min_length=1)]
+
+
+class SparkSettings(_Strict):
+    """``scratch``: where a batch is kept between reading and writing, and Spark's log; none: the system's folder."""
+
+    master: Annotated[str, Field(min_length=1)] = "local[*]"
+    driver_memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "1g"
+    scratch: Path | None = None
+
+
+class TableJob(_Strict):
+    """One table, and what is loaded into it.
+
+    ``topics``: full names (``dc1.nginx``), or patterns with ``*`` and ``?`` (``*.nginx``: of all data centres).
+    ``max_records``: a batch reads at most so many offsets, so that a backlog is cut into batches.
+    """
+
+    path: Path
+    topics: Annotated[list[str], Field(min_length=1)]
+    max_records: Annotated[int, Field(ge=1, le=10_000_000)] = _BATCH_RECORDS
+
+    @field_validator("path")
+    @classmethod
+    def _path(cls, path: Path) -> Path:
+        text = str(path)
+        if ":/" in text:
+            raise ValueError(f"{text} is not a folder of a file system that is mounted here")
+        if any(c in "`%\\" or ord(c) < 32 for c in text) or not path.name:
+            raise ValueError(f"{text!r}: a table's path holds no backtick, percent, backslash or control character")
+        return path.absolute()
+
+    @field_validator("topics")
+    @classmethod
+    def _topics(cls, topics: list[str]) -> list[str]:
+        for topic in topics:
+            if not topic or any(not (c.isalnum() and c.isascii()) and c not in "._-*?[]!" for c in topic):
+                raise ValueError(f"{topic!r} is not a topic or a pattern of topics")
+        return topics
+
+
+class Config(_Strict):
+    """``dc``: the data centre whose Kafka this is; the ledger's offsets are that one's."""
+
+    dc: str = "dc1"
+    kafka: KafkaSettings
+    spark: SparkSettings = SparkSettings()
+    tables: Annotated[list[TableJob], Field(min_length=1)]
+
+    @field_validator("dc")
+    @classmethod
+    def _dc(cls, dc: str) -> str:
+        try:
+            return check_dc(dc)
+        except Malformed as error:
+            raise ValueError(str(error)) from None
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        taken: set[Path] = set()
+        for table in self.tables:
+            for path in TablePaths.of(table.path):
+                if path in taken:
+                    raise ValueError(f"tables: {path} would belong to two tables")
+                taken.add(path)
+        return self
+
+
+def check(raw: dict[str, Any], origin: str) -> Config:
+    """Raises ConfigError, which names ``origin``, the setting and what is wrong with it."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{origin}: " + "; ".join(lines)) from None
+
+
+def load(path: Path) -> Config:
+    """Reads and checks the file. Raises ConfigError."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    return check(raw, str(path))

@@ -1,0 +1,75 @@
+"""What the JVM throws, sorted into our errors by the classes of the exception and its causes.
+
+Spark wraps what happened in several layers, and PySpark turns some of them into exceptions of its own; the class
+names of the whole chain are what can be relied on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from logferry.loaders.errors import KafkaAway, LoadError, SparkAway, StorageAway, TopicChanged
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors.exceptions.captured import CapturedException
+
+JVM_ERRORS: Final = (Py4JError, CapturedException, ConnectionError)
+
+# Delta's way to say that another commit came first.
+_RACES: Final = re.compile(
+    r"io\.delta\.exceptions\.(Concurrent\w+|ProtocolChanged|MetadataChanged)Exception"
+    r"|org\.apache\.spark\.sql\.delta\.(Concurrent\w+|ProtocolChanged|MetadataChanged)Exception"
+    r"|\S*FileAlreadyExistsException"
+)
+_KAFKA_LOST: Final = re.compile(r"\S*(OffsetOutOfRange|UnknownTopicOrPartition|UnknownTopicId)Exception")
+_LOST_TEXT: Final = "Some data may have been lost"
+_KAFKA: Final = re.compile(r"org\.apache\.kafka\..*|java\.util\.concurrent\.TimeoutException")
+_STORAGE: Final = re.compile(r"java\.io\.\w+|java\.nio\.file\.\w+|org\.apache\.hadoop\.\S+")
+
+
+def java_chain(error: BaseException) -> list[tuple[str, str]]:
+    """(class name, message) of the Java exception and its causes, outermost first; empty for a dead JVM."""
+    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    chain: list[tuple[str, str]] = []
+    try:
+        while java is not None and len(chain) < 20:
+            chain.append((java.getClass().getName(), str(java.getMessage() or "")))
+            java = java.getCause()
+    except (Py4JNetworkError, ConnectionError):
+        return []
+    return chain
+
+
+def lost_race(error: BaseException) -> bool:
+    return any(_RACES.fullmatch(name) for name, _ in java_chain(error))
+
+
+def sorted_error(error: BaseException, doing: str) -> LoadError | None:
+    """Our error for a Java one; None when it is none that can be foreseen."""
+    chain = java_chain(error)
+    if not chain:
+        return SparkAway(f"{doing}: Spark's JVM has ended")
+    name, message = chain[-1]
+    said = f"{doing}: {name.rpartition('.')[2]}: {message.splitlines()[0] if message else ''}"
+    names = [n for n, _ in chain]
+    if any(_KAFKA_LOST.fullmatch(n) for n in names) or any(_LOST_TEXT in text for _, text in chain):
+        return TopicChanged(said)
+    if any(_KAFKA.fullmatch(n) for n in names):
+        return KafkaAway(said)
+    if any(_STORAGE.fullmatch(n) for n in names):
+        return StorageAway(said)
+    return None
+
+
+@contextmanager
+def sorted_errors(doing: str) -> Iterator[None]:
+    """Turns the JVM's exceptions into ours; unforeseen ones pass as they are."""
+    try:
+        yield
+    except JVM_ERRORS as error:
+        ours = sorted_error(error, doing)
+        if ours is None:
+            raise
+        raise ours from error

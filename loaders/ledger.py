@@ -1,0 +1,197 @@
+"""The batch ledger: which offsets each batch of a table holds. Without Spark, so that an audit can read it.
+
+A small Delta table beside the main one. Batch ``n`` is written here before anything of it is written anywhere else,
+put-if-absent: of several loaders one wins, and all of them read the winner's entry back and load that. An entry names
+the data centre whose offsets it holds, each topic's Kafka id, and the parser; it is never changed.
+
+Crash windows: before the put, nothing happened; after it, the next run finds the entry and loads exactly its ranges,
+whatever Kafka has got since. The put is one atomic creation of a commit file by delta-rs (Spark's own commit to a local
+folder looks and then renames, which is too weak here: two loaders could each believe in another entry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from logferry.loaders.errors import LedgerBroken, StorageAway
+from logferry.loaders.plan import Range
+
+# The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
+APP: Final = "logferry.loader"
+
+_SCHEMA: Final = pa.schema(
+    [
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("dc", pa.string(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("topic_id", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("end", pa.int64(), nullable=False),
+        pa.field("parser", pa.string(), nullable=False),
+        pa.field("run", pa.string(), nullable=False),
+        pa.field("planned", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
+
+
+class LedgerEntry(NamedTuple):
+    """One batch. ``ranges`` hold every partition known by then, also those of which the batch reads nothing."""
+
+    batch: int
+    dc: str
+    parser: str
+    run: str
+    planned: datetime
+    ranges: tuple[Range, ...]
+
+    @property
+    def reads(self) -> tuple[Range, ...]:
+        """The ranges with something to read."""
+        return tuple(r for r in self.ranges if r.size)
+
+
+class TablePaths(NamedTuple):
+    """A table and what stands beside it."""
+
+    main: Path
+    ledger: Path
+    quarantine: Path
+
+    @classmethod
+    def of(cls, path: Path) -> TablePaths:
+        main = path.absolute()
+        return cls(main, main.with_name(f"{main.name}_ledger"), main.with_name(f"{main.name}_quarantine"))
+
+
+def open_table(path: Path) -> DeltaTable | None:
+    """The Delta table as it stands now; None when there is none. Raises StorageAway."""
+    try:
+        return DeltaTable(str(path))
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise StorageAway(f"{path} cannot be read: {error}") from error
+
+
+def last_batch(table: DeltaTable | None) -> int:
+    """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none."""
+    version = table.transaction_version(APP) if table is not None else None
+    return -1 if version is None else version
+
+
+def read_ledger(path: Path) -> list[LedgerEntry]:
+    """Every entry of the ledger of the table at ``path`` (the main table's), oldest first.
+
+    The last one may be planned only: it is loaded when it is not above `last_batch` of the main table.
+    """
+    return Ledger(TablePaths.of(path).ledger).entries()
+
+
+class Ledger:
+    """The ledger at its own path. Every call reads what is stored then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self) -> None:
+        """Makes an empty ledger unless there is one. Several loaders may call it at once."""
+        if open_table(self.path) is not None:
+            return
+        try:
+            DeltaTable.create(
+                str(self.path),
+                Schema.from_arrow(_SCHEMA),
+                mode="ignore",
+                name="logferry batch ledger",
+                configuration={"delta.appendOnly": "true"},
+            )
+        except CommitFailedError:
+            if open_table(self.path) is None:
+                raise
+        except (DeltaError, OSError) as error:
+            raise StorageAway(f"{self.path} cannot be created: {error}") from error
+
+    def last(self) -> int:
+        return last_batch(open_table(self.path))
+
+    def entries(self) -> list[LedgerEntry]:
+        return _entries(self._rows(None), self.path)
+
+    def get(self, batch: int) -> LedgerEntry:
+        """The entry of a batch. Raises LedgerBroken when it is missing: then nobody knows what the table holds."""
+        found = _entries(self._rows(batch), self.path)
+        if not found:
+            raise LedgerBroken(
+                f"{self.path} has no entry for batch {batch}, though the table holds that batch: "
+                "which offsets were loaded is not known, so nothing is"
+            )
+        return found[0]
+
+    def put(self, entry: LedgerEntry) -> LedgerEntry:
+        """Writes the entry unless its batch has one; returns the one that stands. Safe to call again."""
+        table = open_table(self.path)
+        if table is None:
+            raise LedgerBroken(f"{self.path} is not there any more")
+        if last_batch(table) < entry.batch:
+            properties = CommitProperties(
+                app_transactions=[Transaction(APP, entry.batch)], custom_metadata={"run": entry.run}
+            )
+            try:
+                write_deltalake(table, _rows(entry), mode="append", commit_properties=properties)
+            except CommitFailedError:
+                # Another loader was faster; with its entry there, this is no failure.
+                if self.last() < entry.batch:
+                    raise StorageAway(f"{self.path}: the entry of batch {entry.batch} could not be written") from None
+            except (DeltaError, OSError) as error:
+                raise StorageAway(f"{self.path} cannot be written: {error}") from error
+        return self.get(entry.batch)
+
+    def _rows(self, batch: int | None) -> list[dict[str, Any]]:
+        table = open_table(self.path)
+        if table is None:
+            return []
+        filters = None if batch is None else [("batch", "=", batch)]
+        try:
+            rows: list[dict[str, Any]] = table.to_pyarrow_table(filters=filters).to_pylist()
+        except (DeltaError, OSError) as error:
+            raise StorageAway(f"{self.path} cannot be read: {error}") from error
+        return rows
+
+
+def new_entry(batch: int, dc: str, parser: str, run: str, ranges: Iterable[Range]) -> LedgerEntry:
+    return LedgerEntry(batch, dc, parser, run, datetime.now(UTC), tuple(sorted(ranges)))
+
+
+def _rows(entry: LedgerEntry) -> pa.Table:
+    head = {
+        "batch": entry.batch,
+        "dc": entry.dc,
+        "parser": entry.parser,
+        "run": entry.run,
+        "planned": entry.planned,
+    }
+    return pa.Table.from_pylist([{**head, **r._asdict()} for r in entry.ranges], schema=_SCHEMA)
+
+
+def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]:
+    by_batch: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_batch.setdefault(row["batch"], []).append(row)
+    found = []
+    for batch, of_batch in sorted(by_batch.items()):
+        heads = {(row["dc"], row["parser"], row["run"], row["planned"]) for row in of_batch}
+        ranges = sorted(
+            Range(row["topic"], row["partition"], row["topic_id"], row["start"], row["end"]) for row in of_batch
+        )
+        if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
+            raise LedgerBroken(f"{path}: batch {batch} was written twice")
+        dc, parser, run, planned = heads.pop()
+        found.append(LedgerEntry(batch, dc, parser, run, planned, tuple(ranges)))
+    return found

@@ -1,0 +1,176 @@
+"""Which offsets the next batch reads. Pure: what is committed and what Kafka holds in, ranges out.
+
+The law of this file: a partition's next range starts where its last one ended, in the same incarnation of the topic,
+or the topic is stopped with the reason. There is no way from a known topic back to its earliest offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class Range(NamedTuple):
+    """The offsets [start, end) of one partition; control records and holes are among them.
+
+    ``topic_id``: Kafka's own id of the topic, as Kafka's tools print it; it changes when the topic is created anew.
+    """
+
+    topic: str
+    partition: int
+    topic_id: str
+    start: int
+    end: int
+
+    @property
+    def key(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+class PartitionOffsets(NamedTuple):
+    """``earliest``: the first offset retained. ``stable``: the last stable offset, the end for committed reads."""
+
+    earliest: int
+    stable: int
+
+
+class TopicView(NamedTuple):
+    """A topic as Kafka holds it now."""
+
+    topic: str
+    topic_id: str
+    partitions: Mapping[int, PartitionOffsets]
+
+
+class Stopped(NamedTuple):
+    """A topic that is not loaded any further, and why."""
+
+    topic: str
+    reason: str
+
+
+class Plan(NamedTuple):
+    """``ranges``: every partition ever seen, also those with nothing to read, so that an entry tells all positions."""
+
+    ranges: tuple[Range, ...]
+    stopped: tuple[Stopped, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(r.size for r in self.ranges)
+
+
+def plan(
+    committed: Sequence[Range],
+    views: Mapping[str, TopicView],
+    wanted: Iterable[str],
+    max_records: int,
+    targets: Mapping[TopicPartition, int] | None = None,
+) -> Plan:
+    """The next batch: at most ``max_records`` offsets, shared fairly among the partitions that have some.
+
+    ``committed``: the ranges of the last batch, whose ends are the positions. ``views``: what Kafka has of the wanted
+    topics. ``targets``: where to stop; partitions that are not in it wait for the next call. A topic that is not
+    wanted keeps its positions untouched.
+    """
+    stopped: list[Stopped] = []
+    resting = {r.key: r._replace(start=r.end) for r in committed}
+    ready: list[Range] = []
+    for topic in sorted(set(wanted)):
+        known = [r for r in resting.values() if r.topic == topic]
+        reason = changed(topic, known, views.get(topic))
+        if reason is not None:
+            stopped.append(Stopped(topic, reason))
+            continue
+        ready.extend(_available(views[topic], {r.partition: r.end for r in known}, targets))
+    for r, share in zip(ready, fair_shares([r.size for r in ready], max_records), strict=True):
+        resting[r.key] = r._replace(end=r.start + share)
+    return Plan(tuple(sorted(resting.values())), tuple(stopped))
+
+
+def _available(
+    view: TopicView, positions: Mapping[int, int], targets: Mapping[TopicPartition, int] | None
+) -> list[Range]:
+    found = []
+    for partition, offsets in sorted(view.partitions.items()):
+        start = positions.get(partition, offsets.earliest)
+        end = offsets.stable
+        if targets is not None:
+            end = min(end, targets.get(TopicPartition(view.topic, partition), start))
+        found.append(Range(view.topic, partition, view.topic_id, start, max(start, end)))
+    return found
+
+
+def changed(topic: str, known: Sequence[Range], view: TopicView | None) -> str | None:
+    """Why what Kafka holds does not continue the positions (the ranges' ends); None when it does."""
+    if view is None:
+        return f"{topic} does not exist{' any more' if known else ''}"
+    for r in known:
+        if reason := _discontinued(r, r.end, view):
+            return reason
+    seen = {r.partition for r in known}
+    for partition, have in view.partitions.items():
+        if known and partition not in seen and have.earliest > 0:
+            return f"{topic}: records of the new partition {partition} were removed before they were loaded"
+    return None
+
+
+def unreadable(ranges: Iterable[Range], views: Mapping[str, TopicView]) -> str | None:
+    """Why ranges that the ledger already promises cannot be read as it says; None when they can."""
+    for r in ranges:
+        if not r.size:
+            continue
+        view = views.get(r.topic)
+        if view is None:
+            return f"{r.topic} does not exist any more"
+        if reason := _discontinued(r, r.start, view) or _discontinued(r, r.end, view):
+            return reason
+    return None
+
+
+def replaced(ranges: Iterable[Range], ids: Mapping[str, str]) -> str | None:
+    """Why what was read may not be what the ledger means; None when every topic is still the same one."""
+    for r in ranges:
+        if ids.get(r.topic) != r.topic_id:
+            return f"{r.topic} was removed or created anew while it was read"
+    return None
+
+
+def _discontinued(r: Range, offset: int, view: TopicView) -> str | None:
+    """Why the partition cannot be read from ``offset`` on; None when it can."""
+    if r.topic_id != view.topic_id:
+        return (
+            f"{r.topic} was created anew, or this is another cluster: its id is {view.topic_id}, "
+            f"the ledger speaks of {r.topic_id}"
+        )
+    have = view.partitions.get(r.partition)
+    if have is None:
+        return f"{r.topic} has no partition {r.partition} any more"
+    if have.earliest > offset:
+        removed = f"{offset} to {have.earliest - 1}"
+        return f"{r.topic}: the records {removed} of partition {r.partition} were removed before they were loaded"
+    if have.stable < offset:
+        return (
+            f"{r.topic}: partition {r.partition} ends at {have.stable}, the ledger speaks of {offset}: "
+            "its log was cut back"
+        )
+    return None
+
+
+def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
+    """Splits ``budget``: nobody gets more than it wants, and the small ones are served before the large ones."""
+    shares = [0] * len(wants)
+    order = sorted(range(len(wants)), key=lambda i: wants[i])
+    for served, i in enumerate(order):
+        shares[i] = min(wants[i], budget // (len(order) - served))
+        budget -= shares[i]
+    return shares

@@ -1,0 +1,115 @@
+"""The Spark session of a loader: one JVM, started here, ended with this process.
+
+The JVM reads our end of a pipe and exits when it closes, so it does not outlive a killed loader for long; what it may
+still commit in between is a batch of the ledger, and the table takes each batch once. Jars are given by name, for
+Spark must not fetch anything.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyspark
+from logferry.loaders.config import SparkSettings
+from logferry.loaders.errors import SparkAway
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+# Only errors, and those into the log of the run: a terminal shows what the loader says.
+_LOGGING: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+_SETTINGS: Final = {
+    "spark.app.name": "logferry-load",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # A table's state is small; more partitions made small commits take seconds.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    # The older default holds nanoseconds: it ends in the year 2262.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    # Of two headers of one name the last one counts, as everywhere else.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+}
+
+
+def spark_conf(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> SparkConf:
+    logging = scratch / "log4j2.properties"
+    conf = SparkConf(loadDefaults=False).setAll(list(_SETTINGS.items()))
+    conf.setMaster(settings.master)
+    conf.set("spark.driver.memory", settings.driver_memory)
+    conf.set("spark.jars", ",".join(map(str, jars)))
+    conf.set("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
+    conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging.as_uri()}")
+    conf.set("spark.local.dir", str(scratch / "blocks"))
+    conf.set("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+    return conf
+
+
+@contextmanager
+def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> Iterator[SparkSession]:
+    """A session with Kafka's and Delta's jars; at most one in a process. Raises SparkAway.
+
+    Takes Java from JAVA_HOME, else from PATH, as Spark's own launcher does.
+    """
+    for name, value in (("SPARK_HOME", str(Path(pyspark.__file__).parent)), ("PYSPARK_PYTHON", sys.executable)):
+        os.environ[name] = value
+    (scratch / "log4j2.properties").write_text(_LOGGING)
+    log = scratch / "spark.log"
+    conf = spark_conf(settings, jars, scratch)
+    with log.open("wb") as stderr:
+        gateway = _launch(conf, log, {"stderr": stderr, "stdout": stderr})
+    try:
+        context = SparkContext(conf=conf, gateway=gateway)
+        try:
+            yield SparkSession(context)
+        finally:
+            context.stop()
+    finally:
+        _end(gateway)
+
+
+def _launch(conf: SparkConf, log: Path, popen: dict[str, Any]) -> Any:
+    try:
+        return launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
+    except (PySparkRuntimeError, OSError) as error:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        why = lines[-1] if lines else str(error)
+        raise SparkAway(f"Spark cannot start (JAVA_HOME is {os.environ.get('JAVA_HOME', 'not set')}): {why}") from None
+
+
+def _end(gateway: Any) -> None:
+    """Ends the JVM and waits for it, so that nothing writes any more when the loader has returned."""
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    gateway.shutdown()
+    jvm: subprocess.Popen[bytes] = gateway.proc
+    if jvm.stdin is not None:
+        jvm.stdin.close()
+    try:
+        jvm.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        jvm.wait()
