@@ -131,8 +131,17 @@ class Pusher:
                 return Outcome(Answer(NO_ANSWER, detail=str(error)), None)
             if reply.status not in (307, 308):
                 return Outcome(read_answer(reply.status, reply.headers, reply.body, opens), base)
-            url = urljoin(url, reply.headers.get("location", ""))
+            target = _target(url, reply.headers.get("location", ""))
+            if target is None or not self.cluster.may_follow(target):
+                return Outcome(Answer(307, "redirect", f"not followed to {target}"), None)
+            url = target
             base = url[: -len(path)] if url.endswith(path) else base
-            if not self.cluster.may_follow(url):
-                return Outcome(Answer(307, "redirect", f"not followed to {url}"), None)
         return Outcome(Answer(NO_ANSWER, detail=f"more than {MOST_REDIRECTS} redirects"), None)
+
+
+def _target(url: str, location: str) -> str | None:
+    """Where a redirect leads; None when it says nothing that can be followed."""
+    try:
+        return urljoin(url, location) if location else None
+    except ValueError:
+        return None

@@ -1,0 +1,134 @@
+"""Requests: what they look like, whom they go to, who sees the token."""
+
+import gzip
+import io
+
+import msgpack
+import pytest
+
+from logferry.client.answers import NO_ANSWER, Do, judge
+from logferry.client.batch import Batch, Piece
+from logferry.client.connections import NoAnswer, Reply
+from logferry.client.push import MOST_REDIRECTS, Cluster, Job, Pusher
+
+SOURCE = "h:/var/log/a b%.log#1"
+PATH = "/v1/topics/t/sources/h%3A%2Fvar%2Flog%2Fa%20b%25.log%231"
+BATCH = Batch(10, b"aa\nbbb\n", (Piece(0, 3, None), Piece(3, 7, None)), 99, {"host": "h"})
+OPEN = Job(SOURCE, None, True, None, None)
+WRITE = Job(SOURCE, None, True, 7, BATCH)
+DONE = Reply(200, {}, b'{"recorded_seqno": 17}')
+
+
+class Script:
+    """Gives the replies in turn and notes the requests."""
+
+    def __init__(self, *replies: Reply | NoAnswer) -> None:
+        self.replies = list(replies)
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+
+    def __call__(self, url: str, headers: dict[str, str], body: bytes) -> Reply:
+        self.requests.append((url, headers, body))
+        reply = self.replies.pop(0)
+        if isinstance(reply, NoAnswer):
+            raise reply
+        return reply
+
+
+def session(url: str | None = None) -> Reply:
+    return Reply(200, {}, b'{"session": 7, "recorded_seqno": 10, "url": %b}' % (b'"%b"' % url.encode() if url else b"null"))
+
+
+def redirect(to: str) -> Reply:
+    return Reply(307, {"location": to}, b"")
+
+
+def pusher(script: Script, *urls: str, token: str | None = None, squeeze: bool = True) -> Pusher:
+    return Pusher(Cluster(urls or ("http://g:1/base/",), token), script, "t", squeeze)
+
+
+def test_a_session_is_asked_of_a_given_url_without_redirects():
+    script = Script(session("http://w:2"))
+    outcome = pusher(script).perform(OPEN)
+    (url, headers, body), *_ = script.requests
+    assert (url, body) == (f"http://g:1/base{PATH}/session", b"")
+    assert "X-Logferry-Redirect" not in headers
+    assert (outcome.answer.session, outcome.answer.recorded_seqno, outcome.url) == (7, 10, "http://w:2")
+
+
+@pytest.mark.parametrize("squeeze", [True, False])
+def test_chunks_go_as_one_body(squeeze):
+    script = Script(DONE)
+    outcome = pusher(script, squeeze=squeeze).perform(WRITE)
+    (url, headers, body), *_ = script.requests
+    assert url == f"http://g:1/base{PATH}/chunks?session=7"
+    assert headers["Content-Type"] == "application/vnd.msgpack"
+    assert headers["X-Logferry-Redirect"] == "1"
+    assert ("Content-Encoding" in headers) is squeeze
+    rows = list(msgpack.Unpacker(io.BytesIO(gzip.decompress(body) if squeeze else body)))
+    assert rows == [[13, 10, 99, {"host": "h"}, b"aa\n"], [17, 13, 99, {"host": "h"}, b"bbb\n"]]
+    assert judge(outcome.answer) is Do.ADVANCE
+
+
+def test_a_redirect_keeps_method_and_body_and_is_remembered():
+    script = Script(redirect("http://w:2" + PATH + "/chunks?session=7"), DONE)
+    outcome = pusher(script).perform(WRITE)
+    assert script.requests[1][0] == "http://w:2" + PATH + "/chunks?session=7"
+    assert script.requests[1][2] == script.requests[0][2]
+    assert outcome.url == "http://w:2"
+
+
+def test_the_token_goes_to_given_urls_and_to_owners_named_by_a_session():
+    script = Script(session("http://w:2"), redirect("http://w:2" + PATH + "/chunks?session=7"), DONE)
+    push = pusher(script, token="secret")
+    push.perform(OPEN)
+    push.perform(WRITE)
+    assert [headers.get("Authorization") for _, headers, _ in script.requests] == ["Bearer secret"] * 3
+
+
+@pytest.mark.parametrize("to", ["http://evil:2/x", "https://g:1/x", "http://g:2/x", "//evil/x", "http://g:1@evil/x"])
+def test_a_redirect_elsewhere_is_not_followed_with_a_token(to):
+    script = Script(redirect(to), DONE)
+    outcome = pusher(script, token="secret").perform(WRITE)
+    assert len(script.requests) == 1
+    assert judge(outcome.answer) is Do.ASK
+
+
+@pytest.mark.parametrize("to", ["file:///etc/passwd", "ftp://h/x", "http://[::1/x", ""])
+def test_a_redirect_that_is_no_web_address_is_never_followed(to):
+    script = Script(redirect(to), DONE)
+    assert judge(pusher(script).perform(WRITE).answer) is Do.ASK
+    assert len(script.requests) == 1
+
+
+def test_an_owner_without_tls_is_not_trusted_by_one_with():
+    script = Script(session("http://w:2"), DONE)
+    push = pusher(script, "https://g", token="secret")
+    assert push.perform(OPEN).url == "https://g"
+    push.perform(WRITE._replace(url="http://w:2"))
+    assert "Authorization" not in script.requests[1][1]
+
+
+def test_redirects_end():
+    script = Script(*[redirect("http://g:1/again")] * 99)
+    assert pusher(script).perform(WRITE).answer.status == NO_ANSWER
+    assert len(script.requests) == MOST_REDIRECTS
+
+
+def test_without_answer_the_next_given_url_is_tried_next_time():
+    script = Script(NoAnswer("gone"), DONE, NoAnswer("gone"), DONE)
+    push = pusher(script, "http://g:1", "http://g:2")
+    for _ in range(4):
+        push.perform(WRITE)
+    hosts = [url.partition("/v1/")[0] for url, _, _ in script.requests]
+    assert hosts == ["http://g:1", "http://g:2", "http://g:2", "http://g:1"]
+
+
+def test_the_owner_is_left_out_when_it_shall_be_forwarded():
+    script = Script(DONE, DONE)
+    push = pusher(script, "http://g:1")
+    push.perform(WRITE._replace(url="http://w:2"))
+    push.perform(WRITE._replace(url="http://w:2", direct=False))
+    (first, _, _), (second, headers, _) = script.requests
+    assert first.startswith("http://w:2/")
+    assert second.startswith("http://g:1/")
+    assert "X-Logferry-Redirect" not in headers
