@@ -35,6 +35,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 _RECORD_OVERHEAD_BYTES: Final = 4096
+# What a chunk takes in a transaction beside its data, so that many tiny ones stay within the limits of bytes, too.
+_CHUNK_OVERHEAD_BYTES: Final = 100
 
 
 class TopicWanted(BaseModel):
@@ -114,7 +116,8 @@ class Api:
         if headers.get("Content-Type", "").partition(";")[0].strip().lower() == MSGPACK:
             call.knows_only("session", "partition_key")
             body = decoded_body(await self.admission.body(call.request), encoding, limits.request_bytes)
-            return session, unpack_chunks(body, limit), len(body)
+            chunks = unpack_chunks(body, limit, limits.request_chunks)
+            return session, chunks, len(body) + _CHUNK_OVERHEAD_BYTES * len(chunks)
         call.knows_only("seqno", "prev", "session", "created_ms", "partition_key")
         if "seqno" not in query:
             raise Malformed("seqno: is missing from the query")
@@ -122,7 +125,8 @@ class Api:
         created_ms = _optional_number(query, "created_ms")
         attributes = header_attributes(headers.items())
         body = decoded_body(await self.admission.body(call.request), encoding, limits.request_bytes)
-        return session, [checked(Chunk(seqno, prev, created_ms, attributes, body), "chunk", limit)], len(body)
+        chunk = checked(Chunk(seqno, prev, created_ms, attributes, body), "chunk", limit)
+        return session, [chunk], len(body) + _CHUNK_OVERHEAD_BYTES
 
     async def open_session(self, call: Call) -> web.StreamResponse:
         source = self._source(call)

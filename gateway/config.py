@@ -36,6 +36,7 @@ class Limits(_Strict):
 
     chunk_bytes: Annotated[int, Field(ge=1024, le=16 * MIB)] = 4 * MIB
     request_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 16 * MIB
+    request_chunks: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     transaction_bytes: Annotated[int, Field(ge=64 * 1024, le=32 * MIB)] = 8 * MIB
     lane_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
     process_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB

@@ -14,6 +14,8 @@ from logferry.gateway.contract import MAX_SEQNO, Chunk, Malformed, check_attribu
 from logferry.gateway.errors import Problem
 
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
+_FIELDS: Final = 5
+_SHAPE: Final = "an array [seqno, prev, created_ms, attributes, data]"
 _NUMBER: Final = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
 
 
@@ -52,7 +54,7 @@ def _gunzip(body: bytes, limit: int) -> bytes:
     parts: list[bytes] = []
     room = limit
     rest = body
-    while rest:
+    while rest or not parts:
         inflate = zlib.decompressobj(wbits=31)
         try:
             part = inflate.decompress(rest, room + 1)
@@ -81,22 +83,37 @@ def _unzstd(body: bytes, limit: int) -> bytes:
     return bytes(memoryview(out)[:size])
 
 
-def unpack_chunks(body: bytes, chunk_limit: int) -> list[Chunk]:
-    """A stream of MessagePack arrays [seqno, prev, created_ms, attributes, data]. Raises Malformed or Problem."""
+def unpack_chunks(body: bytes, chunk_limit: int, count_limit: int) -> list[Chunk]:
+    """A stream of MessagePack arrays [seqno, prev, created_ms, attributes, data]. Raises Malformed or Problem.
+
+    Each array is checked as soon as it is complete and each head before what it announces: arrays in arrays, which
+    take fifty times the memory of their bytes, end at the first.
+    """
+    chunks: list[Chunk] = []
     unpacker = msgpack.Unpacker(
-        max_buffer_size=len(body) or 1, max_bin_len=len(body), max_str_len=1 << 16, max_map_len=1 << 10, raw=False
+        max_buffer_size=len(body) or 1,
+        max_bin_len=len(body),
+        max_str_len=1 << 16,
+        max_array_len=_FIELDS,
+        max_map_len=1 << 10,
+        list_hook=lambda item: _chunk(item, f"chunk {len(chunks)}", chunk_limit),
+        object_hook=lambda item: _flat(item, f"chunk {len(chunks)}"),
     )
     unpacker.feed(body)
-    chunks: list[Chunk] = []
     consumed = 0
     try:
         for item in unpacker:
-            chunks.append(_chunk(item, f"chunk {len(chunks)}", chunk_limit))
+            if not isinstance(item, Chunk):
+                raise Malformed(f"body: chunk {len(chunks)} is not {_SHAPE}")
+            chunks.append(item)
+            if len(chunks) > count_limit:
+                detail = f"the body has more than {count_limit} chunks"
+                raise Problem("too-large", detail, limit_chunks=count_limit)
             consumed = unpacker.tell()
     except (msgpack.UnpackException, ValueError, TypeError) as error:
         if isinstance(error, Malformed):
             raise
-        raise Malformed(f"body: chunk {len(chunks)} is not MessagePack: {error}") from None
+        raise Malformed(f"body: chunk {len(chunks)} is not MessagePack, or not {_SHAPE}: {error}") from None
     if consumed != len(body):
         raise Malformed(f"body: chunk {len(chunks)} is cut off after {len(body) - consumed} bytes")
     if not chunks:
@@ -104,9 +121,9 @@ def unpack_chunks(body: bytes, chunk_limit: int) -> list[Chunk]:
     return chunks
 
 
-def _chunk(item: Any, where: str, limit: int) -> Chunk:
-    if not isinstance(item, list) or len(item) != 5:
-        raise Malformed(f"body: {where} is not an array [seqno, prev, created_ms, attributes, data]")
+def _chunk(item: list[Any], where: str, limit: int) -> Chunk:
+    if len(item) != _FIELDS:
+        raise Malformed(f"body: {where} is not {_SHAPE}")
     seqno, prev, created_ms, attributes, data = item
     _integer(seqno, f"{where}: seqno")
     if prev is not None:
@@ -118,6 +135,12 @@ def _chunk(item: Any, where: str, limit: int) -> Chunk:
     if not isinstance(data, bytes):
         raise Malformed(f"body: {where}: data is not bin")
     return checked(Chunk(seqno, prev, created_ms, attributes or {}, data), where, limit)
+
+
+def _flat(item: dict[Any, Any], where: str) -> dict[Any, Any]:
+    if any(isinstance(value, dict) for value in item.values()):
+        raise Malformed(f"body: {where}: attributes holds a map")
+    return item
 
 
 def _integer(value: Any, what: str) -> None:
@@ -142,5 +165,7 @@ def header_attributes(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     for name, value in headers:
         if name[:7].lower() == "x-attr-":
             attribute = name[7:].lower()
+            if attribute in found:
+                raise Malformed(f"header {name}: is given more than once")
             found[attribute] = percent_decoded(value, f"header {name}")
     return found

@@ -1,0 +1,277 @@
+"""From the bytes of a request to chunks: whatever is sent, it is either understood or refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import cramjam
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logferry.gateway.contract import MAX_SEQNO, Chunk, Malformed, pack_chunk
+from logferry.gateway.errors import Problem
+from logferry.gateway.wire import (
+    checked,
+    decoded_body,
+    header_attributes,
+    number,
+    percent_decoded,
+    unpack_chunks,
+)
+
+LIMIT = 1000
+
+# ---- numbers and names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("007", 7), (str(MAX_SEQNO), MAX_SEQNO)])
+def test_numbers_are_decimal_digits(text: str, value: int) -> None:
+    assert number(text, "seqno") == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", " 1", "1 ", "1\n", "1.0", "1e3", "0x10", "1_000", "٣", str(2**63), "9" * 20, "9" * 5000]
+)
+def test_anything_else_is_not_a_number(text: str) -> None:
+    with pytest.raises(Malformed, match="seqno"):
+        number(text, "seqno")
+
+
+def test_a_number_over_its_own_limit_is_refused() -> None:
+    assert number("7", "partition", 7) == 7
+    with pytest.raises(Malformed, match="from 0 to 7"):
+        number("8", "partition", 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("", ""), ("a/b", "a/b"), ("a%2Fb", "a/b"), ("%d1%91", "ё"), ("%252F", "%2F"), ("a+b", "a+b")]
+)
+def test_escapes_are_undone_once(text: str, value: str) -> None:
+    assert percent_decoded(text, "sourceId") == value
+
+
+@pytest.mark.parametrize("text", ["%", "a%2", "%zz", "%-1", "%ff", "%d1", "%ed%a0%80", "\udcff", "100%"])
+def test_broken_escapes_and_what_is_not_utf8_are_refused(text: str) -> None:
+    with pytest.raises(Malformed, match="sourceId"):
+        percent_decoded(text, "sourceId")
+
+
+def test_attributes_from_headers() -> None:
+    headers = [("Host", "x"), ("X-Attr-Level", "warn"), ("x-attr-host", "w%C3%A9b"), ("X-Attr-a.b_c-d", "")]
+    assert header_attributes(headers) == {"level": "warn", "host": "wéb", "a.b_c-d": ""}
+
+
+def test_an_attribute_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(Malformed, match="LEVEL"):
+        header_attributes([("X-Attr-Level", "warn"), ("X-Attr-LEVEL", "error")])
+
+
+def test_an_attribute_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(Malformed, match="X-Attr-a"):
+        header_attributes([("X-Attr-a", "%ff")])
+
+
+# ---- encodings of the body ---------------------------------------------------------------------------------
+
+BODY = b"some log line\n" * 50
+
+
+@pytest.mark.parametrize(
+    ("encoded", "encoding"),
+    [
+        (BODY, ""),
+        (BODY, "identity"),
+        (gzip.compress(BODY), "gzip"),
+        (gzip.compress(BODY), " X-GZIP "),
+        (gzip.compress(BODY[:100]) + gzip.compress(BODY[100:]), "gzip"),
+        (bytes(cramjam.zstd.compress(BODY)), "zstd"),
+        (bytes(cramjam.zstd.compress(BODY[:100])) + bytes(cramjam.zstd.compress(BODY[100:])), "zstd"),
+    ],
+)
+def test_content_encoding_is_undone(encoded: bytes, encoding: str) -> None:
+    assert decoded_body(encoded, encoding, LIMIT) == BODY
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lambda raw: bytes(cramjam.zstd.compress(raw))])
+@pytest.mark.parametrize("size", [0, 1, LIMIT])
+def test_up_to_the_limit(compress: object, size: int) -> None:
+    assert callable(compress)
+    encoding = "gzip" if compress is gzip.compress else "zstd"
+    assert decoded_body(compress(b"x" * size), encoding, LIMIT) == b"x" * size
+
+
+BAD_BODIES = [
+    (gzip.compress(b"\0" * (LIMIT + 1)), "gzip", "too-large"),
+    (gzip.compress(b"\0" * 50_000_000), "gzip", "too-large"),
+    (gzip.compress(b"\0" * 600) * 2, "gzip", "too-large"),
+    (bytes(cramjam.zstd.compress(b"\0" * (LIMIT + 1))), "zstd", "too-large"),
+    (bytes(cramjam.zstd.compress(b"\0" * 50_000_000)), "zstd", "too-large"),
+    (b"", "gzip", "bad-request"),
+    (b"", "zstd", "bad-request"),
+    (BODY, "gzip", "bad-request"),
+    (BODY, "zstd", "bad-request"),
+    (zlib.compress(BODY), "gzip", "bad-request"),
+    (gzip.compress(BODY)[:-1], "gzip", "bad-request"),
+    (gzip.compress(BODY)[:5], "gzip", "bad-request"),
+    (gzip.compress(BODY) + b"rest", "gzip", "bad-request"),
+    (gzip.compress(BODY)[:-8] + bytes(8), "gzip", "bad-request"),
+    (bytes(cramjam.zstd.compress(BODY))[:-1], "zstd", "bad-request"),
+    (bytes(cramjam.zstd.compress(BODY)) + b"rest", "zstd", "bad-request"),
+    (BODY, "br", "unsupported-media-type"),
+    (BODY, "deflate", "unsupported-media-type"),
+    (gzip.compress(gzip.compress(BODY)), "gzip, gzip", "unsupported-media-type"),
+    (BODY, "x" * 5000, "unsupported-media-type"),
+]
+
+
+@pytest.mark.parametrize(("body", "encoding", "kind"), BAD_BODIES)
+def test_a_body_that_cannot_be_undone_within_the_limit(body: bytes, encoding: str, kind: str) -> None:
+    with pytest.raises(Problem) as caught:
+        decoded_body(body, encoding, LIMIT)
+    assert caught.value.kind == kind
+    if kind == "too-large":
+        assert caught.value.extra["limit_bytes"] == LIMIT
+
+
+# ---- many chunks -------------------------------------------------------------------------------------------
+
+
+def packed(*items: object) -> bytes:
+    return b"".join(msgpack.packb(item) for item in items)
+
+
+def test_chunks_of_any_packer_are_read() -> None:
+    body = packed([1, None, None, None, b"a"], [2, 1, 5, {"level": "warn"}, b""], [MAX_SEQNO, 2, 0, {}, b"x" * LIMIT])
+    assert unpack_chunks(body, LIMIT, 10) == [
+        Chunk(1, None, None, {}, b"a"),
+        Chunk(2, 1, 5, {"level": "warn"}, b""),
+        Chunk(MAX_SEQNO, 2, 0, {}, b"x" * LIMIT),
+    ]
+
+
+chunks = st.builds(
+    Chunk,
+    seqno=st.integers(1, MAX_SEQNO),
+    prev=st.none() | st.just(0),
+    created_ms=st.none() | st.integers(0, MAX_SEQNO),
+    attributes=st.dictionaries(st.from_regex(r"[a-z0-9._-]{1,64}", fullmatch=True), st.text(max_size=300), max_size=20),
+    data=st.binary(max_size=300),
+)
+
+
+@given(st.lists(chunks, min_size=1, max_size=6))
+def test_what_the_client_packs_is_read(sent: list[Chunk]) -> None:
+    assert unpack_chunks(b"".join(map(pack_chunk, sent)), LIMIT, 10) == sent
+
+
+@given(st.lists(chunks, min_size=1, max_size=3), st.data())
+def test_a_stream_cut_anywhere_is_refused_or_whole_chunks(sent: list[Chunk], data: st.DataObject) -> None:
+    """A body that ends inside a chunk must not pass for the chunks before it."""
+    parts = [pack_chunk(chunk) for chunk in sent]
+    boundaries = {sum(map(len, parts[:n])) for n in range(1, len(parts) + 1)}
+    body = b"".join(parts)
+    cut = data.draw(st.integers(0, len(body) - 1).filter(lambda at: at not in boundaries))
+    with pytest.raises(Malformed):
+        unpack_chunks(body[:cut], LIMIT, 10)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_chunks_or_refused(body: bytes) -> None:
+    try:
+        found = unpack_chunks(body, LIMIT, 10)
+    except (Malformed, Problem):
+        return
+    assert found
+
+
+BAD_CHUNKS = [
+    (b"", "no chunk"),
+    (packed(7), "chunk 0"),
+    (packed([1, None, None, None, b"a"], "x"), "chunk 1"),
+    (packed({}), "chunk 0"),
+    (packed([]), "chunk 0"),
+    (packed([1, None, None, b"a"]), "chunk 0"),
+    (packed([1, None, None, None, b"a", 6]), "chunk 0"),
+    (packed([None, None, None, None, b"a"]), "seqno"),
+    (packed(["1", None, None, None, b"a"]), "seqno"),
+    (packed([1.0, None, None, None, b"a"]), "seqno"),
+    (packed([True, None, None, None, b"a"]), "seqno"),
+    (packed([-1, None, None, None, b"a"]), "seqno"),
+    (packed([2**63, None, None, None, b"a"]), "seqno"),
+    (packed([1, -1, None, None, b"a"]), "prev"),
+    (packed([1, "0", None, None, b"a"]), "prev"),
+    (packed([1, 1, None, None, b"a"]), "prev"),
+    (packed([1, 2, None, None, b"a"]), "prev"),
+    (packed([1, 2**63, None, None, b"a"]), "prev"),
+    (packed([1, 0, -5, None, b"a"]), "created_ms"),
+    (packed([1, 0, 2**63, None, b"a"]), "created_ms"),
+    (packed([1, 0, 5.5, None, b"a"]), "created_ms"),
+    (packed([1, 0, 5, [], b"a"]), "attributes"),
+    (packed([1, 0, 5, "a=b", b"a"]), "attributes"),
+    (packed([1, 0, 5, {"A": "b"}, b"a"]), "attributes"),
+    (packed([1, 0, 5, {"a": 1}, b"a"]), "attributes"),
+    (packed([1, 0, 5, {"a": b"b"}, b"a"]), "attributes"),
+    (packed([1, 0, 5, {b"a": "b"}, b"a"]), "attributes"),
+    (packed([1, 0, 5, {1: "b"}, b"a"]), "chunk 0"),
+    (packed([1, 0, 5, {"a": "x" * 4097}, b"a"]), "attributes"),
+    (packed([1, 0, 5, {f"a{n}": "" for n in range(65)}, b"a"]), "attributes"),
+    (packed([1, 0, 5, {f"a{n}": "" for n in range(5000)}, b"a"]), "chunk 0"),
+    (packed([1, 0, 5, None, "text"]), "data"),
+    (packed([1, 0, 5, None, None]), "data"),
+    (packed([1, 0, 5, None, [b"a"]]), "data"),
+    (packed([1, 0, 5, None, msgpack.ExtType(5, b"a")]), "data"),
+    (packed(msgpack.ExtType(5, b"a" * 5)), "chunk 0"),
+    (packed([1, 0, 5, {"a": "b"}, b"a"]).replace(b"\xa1b", b"\xa1\xff"), "chunk 0"),
+    (b"\xdd\xff\xff\xff\xff" + packed(1, 2), "chunk 0"),
+    (b"\xdf\xff\xff\xff\xff" + packed(1, 2), "chunk 0"),
+    (b"\x95\x01\xc0\xc0\xc0\xc6\xff\xff\xff\xff", "chunk 0"),
+    (b"\x91" * 100_000, "chunk 0"),
+    (packed([[]] * 5), "chunk 0"),
+    (packed([[1, None, None, None, b"a"]] * 5), "chunk 0"),
+    (packed([1, 0, 5, {"a": {}}, b"a"]), "attributes"),
+    (packed([1, 0, 5, {"a": [1, 0, 5, None, b"a"]}, b"a"]), "attributes"),
+    (b"\xc1", "chunk 0"),
+    (packed([1, None, None, None, b"a"]) + b"\x95", "cut off"),
+    (packed([1, None, None, None, b"a"], [2, None, None, None, b"bcd"])[:-1], "chunk 1"),
+]
+
+
+@pytest.mark.parametrize(("body", "named"), BAD_CHUNKS)
+def test_bad_chunks_say_which_and_what(body: bytes, named: str) -> None:
+    with pytest.raises(Malformed, match=named):
+        unpack_chunks(body, LIMIT, 10)
+
+
+def test_a_chunk_over_its_limit_says_the_limit() -> None:
+    with pytest.raises(Problem) as caught:
+        unpack_chunks(packed([1, None, None, None, b"a"], [2, None, None, None, b"x" * (LIMIT + 1)]), LIMIT, 10)
+    assert (caught.value.kind, caught.value.extra) == ("too-large", {"limit_bytes": LIMIT})
+    assert "chunk 1" in caught.value.detail
+
+
+def test_more_chunks_than_allowed_say_how_many_are() -> None:
+    body = packed(*([seqno, None, None, None, b""] for seqno in range(11)))
+    assert len(unpack_chunks(body, LIMIT, 11)) == 11
+    with pytest.raises(Problem) as caught:
+        unpack_chunks(body, LIMIT, 10)
+    assert (caught.value.kind, caught.value.extra) == ("too-large", {"limit_chunks": 10})
+
+
+def test_arrays_in_arrays_end_at_the_first() -> None:
+    """Sixteen million empty arrays would take a gigabyte before anything is looked at."""
+    tree: object = None
+    for _ in range(6):
+        tree = [tree] * 5
+    with pytest.raises(Malformed, match="seqno"):
+        unpack_chunks(packed(tree), LIMIT, 10)
+    with pytest.raises(Malformed, match="max_array_len"):
+        unpack_chunks(b"\xdd\x00\xff\xff\xff" + b"\x90" * 1000, LIMIT, 10)
+
+
+@pytest.mark.parametrize("prev", [7, 8, MAX_SEQNO])
+def test_prev_lies_below_seqno(prev: int) -> None:
+    with pytest.raises(Malformed, match="prev"):
+        checked(Chunk(7, prev, None, {}, b""), "query", LIMIT)
+    assert checked(Chunk(7, 6, None, {}, b""), "query", LIMIT).prev == 6
