@@ -50,17 +50,17 @@ def test_records_and_states_stand_in_the_draft_together() -> None:
     state = SourceState(ID, partition, 7, 5, 0, NOW)
     assert outcome.state == state
     assert draft.states == {A.state_key(): state.encode()}
-    [record] = draft.records["dc1.t", partition]
-    assert record.key == b"a"
-    assert chunk_of_record(record.value, record.headers) == chunk
+    [(key, value, headers)] = draft.records["dc1.t", partition]
+    assert key == b"a"
+    assert chunk_of_record(value, headers) == chunk
     assert (draft.size_bytes, draft.topics, draft.is_empty()) == (5, {"dc1.t": TOPIC}, False)
 
 
 def test_created_defaults_to_the_time_of_recording() -> None:
     draft = Draft(SourceTable(), NOW)
     draft.add(write(A, (7, None)))
-    [[record]] = draft.records.values()
-    assert chunk_of_record(record.value, record.headers).created_ms == NOW
+    [[(_, value, headers)]] = draft.records.values()
+    assert chunk_of_record(value, headers).created_ms == NOW
 
 
 def test_spans_count_the_records_of_one_partition() -> None:
@@ -73,7 +73,7 @@ def test_spans_count_the_records_of_one_partition() -> None:
         draft.add(write(A, (2, 1), (3, 2), topic=one_partition))[0],
     ]
     assert [one.span for one in outcomes if isinstance(one, Written)] == [(0, 1), (2, 2), None, (3, 3)]
-    assert [record.value for record in draft.records["dc1.t", 0]] == [b"1", b"2", b"1", b"3"]
+    assert [value for _, value, _ in draft.records["dc1.t", 0]] == [b"1", b"2", b"1", b"3"]
 
 
 def test_later_requests_are_judged_by_what_was_drafted_before() -> None:
