@@ -124,7 +124,6 @@ class Source:
         return do
 
     def _advance(self, job: Job, outcome: Outcome) -> None:
-        self._failures = 0
         self._url = outcome.url
         recorded = outcome.answer.recorded_seqno
         if job.batch is None:
@@ -133,6 +132,7 @@ class Source:
             self._go_on_at(recorded)
         elif recorded is not None and recorded >= job.batch.end:
             self.reading.advance(job.batch.data)
+            self._failures = 0  # by chunks only: a session that opens is no success yet
             self.batch = None
             tell("sent", source=self.name, position=job.batch.end, chunks=len(job.batch.pieces))
         else:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgpack
-
 from logferry.client.connections import NoAnswer, Reply
 from logferry.gateway.contract import MSGPACK, Chunk, check_attributes, check_source_id, check_topic
 

@@ -27,7 +27,6 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-
 from logferry.client.agent import Agent
 from logferry.client.checkpoint import Checkpoint
 from logferry.client.config import Config

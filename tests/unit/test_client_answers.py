@@ -4,7 +4,6 @@ import json
 from email.utils import formatdate
 
 import pytest
-
 from logferry.client.answers import LONGEST_RETRY_AFTER_S, NO_ANSWER, Answer, Do, judge, read_answer
 
 

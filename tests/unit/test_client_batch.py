@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from logferry.client.batch import SMALLEST_CHUNK_BYTES, Batch, Limits, Piece, cut
 
 LIMITS = Limits(chunk_bytes=8, line_bytes=16, request_bytes=64)

@@ -4,7 +4,6 @@ import json
 import time
 
 import pytest
-
 from logferry.client import checkpoint as module
 from logferry.client.checkpoint import FILE, FORGET_AFTER_MS, Checkpoint, Entry, StateUnusable
 from logferry.client.fingerprint import of
@@ -93,9 +92,7 @@ def test_generations_rise_even_when_the_clock_does_not(tmp_path, monkeypatch):
 def test_entries_of_files_not_seen_for_long_are_forgotten(tmp_path):
     old = entry("h:/old#1", seen_ms=int(time.time() * 1000) - FORGET_AFTER_MS - 1)
     written(tmp_path, old, entry())
-    assert [e["source_id"] for e in json.loads((tmp_path / FILE).read_bytes().split(b"\n")[1])["entries"]] == [
-        "h:/a#1"
-    ]
+    assert [e["source_id"] for e in json.loads((tmp_path / FILE).read_bytes().split(b"\n")[1])["entries"]] == ["h:/a#1"]
 
 
 def test_the_one_before_stays_whole_when_writing_fails(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The command line: what is wrong is named, with exit status 2."""
 
 import pytest
-
 from logferry.client import agent
 from logferry.client.config import parse
 

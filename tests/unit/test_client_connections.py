@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-
 from logferry.client.answers import Do, judge, read_answer
 from logferry.client.connections import MOST_CONNECTIONS, Connections, NoAnswer, origin_of
 
@@ -104,7 +103,7 @@ def endless(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize("misbehaviour", [cut_at_once, no_http, endless])
 def test_what_is_no_answer(server, connections, misbehaviour):
-    with pytest.raises(NoAnswer, match="127.0.0.1"):
+    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1"):
         connections.exchange(server(misbehaviour) + "/v1/x", {}, b"body")
 
 

@@ -10,7 +10,9 @@ from logferry.gateway.contract import check_source_id
 
 
 def names(root, *patterns: str) -> list[str]:
-    return [os.path.relpath(path, root) for path in find([str(root / p) for p in patterns], str(root / "state")).values()]
+    return [
+        os.path.relpath(path, root) for path in find([str(root / p) for p in patterns], str(root / "state")).values()
+    ]
 
 
 def made(root, *paths: str) -> None:

@@ -5,7 +5,6 @@ import io
 
 import msgpack
 import pytest
-
 from logferry.client.answers import NO_ANSWER, Do, judge
 from logferry.client.batch import Batch, Piece
 from logferry.client.connections import NoAnswer, Reply
@@ -35,7 +34,9 @@ class Script:
 
 
 def session(url: str | None = None) -> Reply:
-    return Reply(200, {}, b'{"session": 7, "recorded_seqno": 10, "url": %b}' % (b'"%b"' % url.encode() if url else b"null"))
+    return Reply(
+        200, {}, b'{"session": 7, "recorded_seqno": 10, "url": %b}' % (b'"%b"' % url.encode() if url else b"null")
+    )
 
 
 def redirect(to: str) -> Reply:

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-
 from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, differs, grown, of
 from logferry.client.tail import Changed, Remains, Tail
 
@@ -55,6 +54,11 @@ def test_it_reads_on_where_it_was_after_a_rename_and_a_removal(path, opened):
     assert passed(tail) == b"two\nthree\n"
 
 
+def looked_and_read(tail: Tail) -> bytes:
+    tail.look(1.0)
+    return tail.read(100)
+
+
 @pytest.mark.parametrize(
     "after",
     [
@@ -70,8 +74,7 @@ def test_a_truncation_is_noticed_whatever_follows_it(path, opened, after):
     passed(tail)
     written(path, after, 1)
     with pytest.raises(Changed):
-        tail.look(1.0)
-        tail.read(100)
+        looked_and_read(tail)
 
 
 def test_a_rewrite_of_the_same_length_while_a_request_is_under_way_is_noticed(path, opened):
