@@ -1,0 +1,36 @@
+"""``make bench``, or ``python -m logferry.ops.bench [name,name …]``: runs benchmarks and prints their figures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from logferry.ops.bench import latency, writing
+from logferry.ops.bench.figures import Figure, keep, show
+
+BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
+    "ingest_vs_java_producer": writing.ingest_vs_java_producer,
+    "small_requests_vs_bare_handler": writing.small_requests_vs_bare_handler,
+    "created_to_readable_ms": latency.created_to_readable_ms,
+}
+
+
+def main(argv: list[str]) -> int:
+    names = [name for argument in argv for name in argument.split(",") if name] or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    figures = []
+    for name in names:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        figure = BENCHMARKS[name]()
+        keep(figure)
+        figures.append(figure)
+    show(figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

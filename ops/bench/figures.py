@@ -1,0 +1,69 @@
+"""A figure of a benchmark: a ratio to something measured in the same run, printed and kept as one JSON line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+_FILE: Final = Path(__file__).resolve().parents[2] / "bench.jsonl"
+
+Side = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """``ours`` and ``theirs``: medians over the rounds, by quantity. ``ratio`` or ``value`` is the result."""
+
+    name: str
+    unit: str
+    ours: Side
+    theirs: Side
+    rounds: int
+    ratio: float | None = None
+    value: float | None = None
+
+
+def medians(rounds: list[Side]) -> Side:
+    return {key: round(statistics.median(side[key] for side in rounds), 4) for key in rounds[0]}
+
+
+def alternate(rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side]) -> tuple[list[Side], list[Side]]:
+    """Runs both in turn, so that a machine whose speed drifts does not favour one; the first of each warms up."""
+    mine, others = [], []
+    for number in range(rounds + 1):
+        mine.append(ours(number))
+        others.append(theirs(number))
+    return mine[1:], others[1:]
+
+
+def median_ratio(ours: list[Side], theirs: list[Side], key: str) -> float:
+    """The median of the rounds' ratios."""
+    return round(statistics.median(a[key] / b[key] for a, b in zip(ours, theirs, strict=True)), 3)
+
+
+def keep(figure: Figure) -> None:
+    """Appends the figure to ``bench.jsonl`` at the root."""
+    row: dict[str, Any] = {key: value for key, value in asdict(figure).items() if value is not None}
+    row["at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    with _FILE.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def show(figures: list[Figure]) -> None:
+    table = Table("benchmark", "result", "unit", "ours", "theirs", "rounds")
+    for figure in figures:
+        result = f"{figure.ratio:.2f}" if figure.ratio is not None else f"{figure.value:g}"
+        table.add_row(figure.name, result, figure.unit, _side(figure.ours), _side(figure.theirs), str(figure.rounds))
+    Console().print(table)
+
+
+def _side(side: Side) -> str:
+    return "\n".join(f"{key} {value:g}" for key, value in side.items())

@@ -1,0 +1,157 @@
+"""A load generator that costs little: prebuilt requests on raw keep-alive connections, one in flight each.
+
+It must not be what is measured, so there is no HTTP library in it: it knows the one request that it sends and
+the answers that a gateway gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import urlsplit
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the load did. ``latencies_s``: of each answered request."""
+
+    requests: int = 0
+    bytes: int = 0
+    refused: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._answer: asyncio.Future[tuple[int, bytes, bytes]] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error or ConnectionResetError("the server closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        end = buffer.find(b"\r\n\r\n")
+        if end < 0 or self._answer is None:
+            return
+        head = bytes(buffer[: end + 4])
+        at = head.lower().find(b"content-length:")
+        length = int(head[at + 15 : head.index(b"\r\n", at)]) if at >= 0 else 0
+        if len(buffer) < end + 4 + length:
+            return
+        body = bytes(buffer[end + 4 : end + 4 + length])
+        del buffer[: end + 4 + length]
+        answer, self._answer = self._answer, None
+        answer.set_result((int(head[9:12]), head, body))
+
+    async def ask(self, head: bytes, body: bytes) -> tuple[int, bytes, bytes]:
+        assert self._transport is not None
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(head + body if len(body) < 4096 else head)
+        if len(body) >= 4096:
+            self._transport.write(body)
+        return await self._answer
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def connect(url: str) -> Connection:
+    parts = urlsplit(url)
+    _, protocol = await asyncio.get_running_loop().create_connection(Connection, parts.hostname or "", parts.port or 80)
+    return protocol
+
+
+async def owner(url: str, topic: str, source: str) -> str:
+    """The worker that owns the source: follows one redirect."""
+    connection = await connect(url)
+    head = (
+        f"POST /v1/topics/{topic}/sources/{source}/session HTTP/1.1\r\nHost: bench\r\n"
+        "X-Logferry-Redirect: 1\r\nContent-Length: 0\r\n\r\n"
+    )
+    status, answer, _ = await connection.ask(head.encode(), b"")
+    connection.close()
+    if status != 307:
+        return url
+    location = answer.decode().lower().split("location: ", 1)[1].split("\r\n", 1)[0]
+    return location.split("/v1/", 1)[0]
+
+
+async def write_source(
+    url: str,
+    topic: str,
+    source: str,
+    payloads: list[bytes],
+    go_on: Callable[[], bool],
+    tally: Tally,
+    pause_s: float,
+    stamp_created: bool,
+) -> None:
+    """One source: chunk after chunk, each with prev, until told to stop. ``pause_s``: at least so long per chunk."""
+    connection = await connect(await owner(url, topic, source))
+    number = 0
+    while go_on():
+        body = payloads[number % len(payloads)]
+        prev = f"&prev={number}" if number else ""
+        created = f"&created_ms={int(time.time() * 1000)}" if stamp_created else ""
+        head = (
+            f"POST /v1/topics/{topic}/sources/{source}/chunks?seqno={number + 1}{prev}{created} HTTP/1.1\r\n"
+            f"Host: bench\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        started = time.perf_counter()
+        status, _, _answer = await connection.ask(head.encode(), body)
+        took = time.perf_counter() - started
+        if status == 200:
+            number += 1
+            tally.requests += 1
+            tally.bytes += len(body)
+            tally.latencies_s.append(took)
+        else:
+            tally.refused += 1
+            await asyncio.sleep(0.05)
+        if pause_s > took:
+            await asyncio.sleep(pause_s - took)
+    connection.close()
+
+
+async def run(
+    urls: list[str],
+    topic: str,
+    sources: int,
+    payloads: list[bytes],
+    seconds: float,
+    pause_s: float = 0,
+    *,
+    stamp_created: bool = False,
+) -> tuple[Tally, float]:
+    """So many sources for so long. Returns the tally and the seconds from the first request to the last answer."""
+    tally = Tally()
+    started = time.perf_counter()
+    until = started + seconds
+    writers = (
+        write_source(
+            urls[n % len(urls)],
+            topic,
+            f"s-{n}",
+            payloads[n % len(payloads) :] + payloads[: n % len(payloads)],
+            lambda: time.perf_counter() < until,
+            tally,
+            pause_s,
+            stamp_created,
+        )
+        for n in range(sources)
+    )
+    await asyncio.gather(*writers)
+    return tally, time.perf_counter() - started
