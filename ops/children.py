@@ -37,7 +37,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Child:
-    """One program with its log file; started, ended and started again under the same name.
+    """One program with its log file; started, ended and started again under the same name, by any thread.
 
     Its standard input is empty, both outputs are appended to the log. It has a process group of its own: Ctrl-C
     reaches this process, which then ends its children in order.
@@ -50,10 +50,23 @@ class Child:
         self._env = dict(env) if env is not None else None
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
+        self._starting = threading.RLock()
 
-    def start(self) -> None:
-        if self.running:
-            raise RuntimeError(f"{self.name} is running (pid {self.pid})")
+    def start(self) -> bool:
+        """Starts it unless it runs; whether it was started."""
+        with self._starting:
+            if not self.running:
+                self._start()
+                return True
+        return False
+
+    def restart(self) -> None:
+        """Ends it by SIGKILL if it runs, and starts it."""
+        with self._starting:
+            self.send(signal.SIGKILL)
+            self._start()
+
+    def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES_MAX:
             self.log.replace(self.log.with_name(self.log.name + ".1"))
@@ -98,8 +111,8 @@ class Child:
             return False
         return True
 
-    def ends_by_itself(self, timeout_s: float) -> bool:
-        """Waits for its end; False if it still runs after the time-out."""
+    def ends_by_itself(self, timeout_s: float | None = None) -> bool:
+        """Waits for the end of its present run; False if it still runs after the time-out."""
         if self._process is not None:
             try:
                 self._process.wait(timeout_s)

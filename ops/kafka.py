@@ -62,7 +62,8 @@ class Cluster:
     """Kafka of one data centre. Not safe for use by several threads at once.
 
     ``settings`` are added to every node's server.properties and win over ours. ``data`` is made if need be and can
-    be opened again later: the same cluster, and the same ports if they are free.
+    be opened again later: the same cluster, and the same ports if they are free. The nodes' log files go to
+    ``logs``, else beside each node's data.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class Cluster:
         heap: str = "256m",
         settings: Mapping[str, str] | None = None,
         jvm: Sequence[str] = QUICK_START,
+        logs: Path | None = None,
     ) -> None:
         if not 1 <= brokers <= 9:
             raise WrongUse(f"{brokers} brokers: from 1 to 9 can be started on one machine")
         self.name = name
         self.data = Path(data).absolute()
+        self._logs = logs
         self._nodes = range(1, brokers + 1)
         self._jvm = [f"-Xmx{heap}", *jvm, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true"]
         self._settings = dict(settings or {})
@@ -96,6 +99,11 @@ class Cluster:
 
     def start(self) -> None:
         """Returns when every node answers. WrongUse for the folder, Unavailable for the rest; then nothing runs."""
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """The first half of `start`: the nodes are started, and may not answer yet."""
         if self._children:
             raise RuntimeError(f"cluster {self.name} is started")
         self._take_folder()
@@ -108,6 +116,13 @@ class Cluster:
             self._children = {node: self._child(node) for node in self._nodes}
             for child in self._children.values():
                 child.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait_ready(self) -> None:
+        """The second half of `start`."""
+        try:
             self._await_answers(self._nodes)
         except BaseException:
             self.stop()
@@ -121,15 +136,18 @@ class Cluster:
             self._lock.close()
             self._lock = None
 
+    def ask_to_stop(self) -> None:
+        """SIGTERM to all nodes, without waiting; `stop` has to follow."""
+        for child in self._children.values():
+            child.ask_to_stop()
+
     def kill(self, node: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal to a node. After SIGKILL it is gone when this returns."""
         self._children[node].send(number)
 
     def restart(self, node: int) -> None:
         """Starts a node again on its data and ports (ended by SIGKILL if it still runs); returns when it answers."""
-        child = self._children[node]
-        child.send(signal.SIGKILL)
-        child.start()
+        self._children[node].restart()
         self._await_answers([node])
 
     # ---- facts ---------------------------------------------------------------------------------------------
@@ -152,8 +170,14 @@ class Cluster:
         """Node → exit status (negative: signal), of those that were started and do not run."""
         return {n: child.exit_status for n, child in self._children.items() if child.exit_status is not None}
 
+    @property
+    def children(self) -> dict[int, Child]:
+        """The nodes' processes, for those who watch over them."""
+        return dict(self._children)
+
     def log(self, node: int) -> Path:
-        return self._folder(node) / "kafka.log"
+        """What a node writes about itself."""
+        return (self._logs / f"{self.name}-kafka-{node}.log") if self._logs else self._folder(node) / "kafka.log"
 
     # ---- the data folder -----------------------------------------------------------------------------------
 
@@ -257,7 +281,7 @@ class Cluster:
     def _child(self, node: int) -> Child:
         folder = self._folder(node)
         command = self._java(folder, "kafka.Kafka", str(folder / "server.properties"))
-        return Child(f"{self.name} kafka-{node}", command, self.log(node))
+        return Child(f"{self.name}/kafka-{node}", command, self.log(node))
 
     def _java(self, folder: Path, main: str, *arguments: str) -> list[str]:
         classpath = ":".join(map(str, kafka_jars()))

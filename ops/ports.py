@@ -33,6 +33,16 @@ def free_ports(count: int) -> list[int]:
     raise Unavailable(f"no {count} free ports found on 127.0.0.1")
 
 
+def free_block(count: int) -> int:
+    """The first of ``count`` ports in a row that nothing listens on."""
+    choice = random.SystemRandom()
+    for _ in range(_TRIES):
+        first = choice.randrange(_LOWEST, _first_ephemeral_port() - count)
+        if all(is_free(port) for port in range(first, first + count)):
+            return first
+    raise Unavailable(f"no {count} free ports in a row found on 127.0.0.1")
+
+
 def is_free(port: int) -> bool:
     listener = _listener(port)
     if listener is None:

@@ -1,0 +1,7 @@
+"""``python -m logferry.ops``: the same as the command ``logferry``."""
+
+import sys
+
+from logferry.ops.cli import main
+
+sys.exit(main())
