@@ -1,0 +1,134 @@
+"""The client as a process: exit status, what it says, signals."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from model.fake_gateway import FakeGateway, Served
+
+
+def command(root: Path, url: str, *options: str, topic: str = "t") -> list[str]:
+    return [
+        sys.executable, "-m", "logferry.client", "--url", url, "--topic", topic, "--host", "h", "--linger-ms", "10",
+        "--state-dir", str(root / "state"), *options,
+    ]  # fmt: skip
+
+
+def run(root: Path, url: str, *options: str, topic: str = "t") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(root, url, *options, topic=topic), capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def served():
+    with Served(FakeGateway()) as served:
+        yield served
+
+
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "a.log").write_bytes(b"one\r\ntwo")
+    (tmp_path / "b.log").write_bytes(b"")
+    return str(tmp_path / "*.log")
+
+
+def contents(served: Served) -> list[bytes]:
+    return [stored.content() for stored in served.gateway.sources.values()]
+
+
+def test_once_sends_what_is_there_and_then_only_what_is_new(served, tmp_path, logs):
+    for more in (b"", b" and more\n", b""):
+        with (tmp_path / "a.log").open("ab") as file:
+            file.write(more)
+        done = run(tmp_path, served.url, "--once", logs)
+        assert done.returncode == 0, done.stderr
+    assert contents(served) == [b"one\r\ntwo and more\n"]
+    assert "status=0 chunks=0 bytes=0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "status", "said"),
+    [
+        ("nosuch", ["*.log"], 1, "status=404 type=unknown-topic"),
+        ("t", ["*.log", "gone.log"], 1, "file-missing path="),
+        ("t", ["*.nothing"], 0, "nothing-matches"),
+        ("t", ["*.log", "--chunk-bytes", "1"], 2, "--chunk-bytes"),
+    ],
+)
+def test_once_ends_with_a_status(served, tmp_path, logs, topic, options, status, said):
+    patterns = [str(tmp_path / o) if "log" in o or "nothing" in o else o for o in options]
+    done = run(tmp_path, served.url, "--once", *patterns, topic=topic)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+
+
+def test_once_without_a_gateway(served, tmp_path, logs):
+    served.gateway.faults.extend(["503"] * 1000)
+    for url in ("http://127.0.0.1:1", served.url):
+        done = run(tmp_path, url, "--once", "--timeout", "0.3", logs)
+        assert (done.returncode, "gateway-timeout" in done.stderr) == (3, True), done.stderr
+    served.gateway.faults.clear()
+    assert run(tmp_path, "http://127.0.0.1:1", "--url", served.url, "--once", logs).returncode == 0
+    assert contents(served) == [b"one\r\ntwo"]
+
+
+def test_every_line_it_says_is_one_event(served, tmp_path, logs):
+    done = run(tmp_path, served.url, "--once", "-v", logs)
+    lines = done.stderr.splitlines()
+    assert [line.split()[2] for line in lines] == [
+        "state-new", "started", "source-new", "source-new", "session", "sent", "stopped",
+    ]  # fmt: skip
+    assert all(line.split()[1] in ("DEBUG", "INFO") for line in lines)
+
+
+def test_a_token_is_sent(served, tmp_path, logs):
+    served.gateway.token = "secret"
+    (tmp_path / "token").write_text("secret\n")
+    assert run(tmp_path, served.url, "--once", logs).returncode == 1
+    assert run(tmp_path, served.url, "--once", "--token-file", str(tmp_path / "token"), logs).returncode == 0
+    assert contents(served) == [b"one\r\ntwo"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_its_checkpoint_written(served, tmp_path, logs, number):
+    process = subprocess.Popen(command(tmp_path, served.url, logs), stderr=subprocess.PIPE, text=True)
+    until(lambda: contents(served) == [b"one\r\n"])
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert '"position": 5' in (tmp_path / "state" / "checkpoint.json").read_text()
+    assert "Traceback" not in said
+
+
+def test_a_second_client_on_the_same_state_folder_does_not_start(served, tmp_path, logs):
+    first = subprocess.Popen(command(tmp_path, served.url, logs), stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: contents(served) == [b"one\r\n"])
+        second = run(tmp_path, served.url, logs)
+        assert (second.returncode, "another client" in second.stderr) == (2, True)
+    finally:
+        first.terminate()
+        first.wait()
+
+
+def test_it_follows_files_that_appear_and_grow(served, tmp_path, logs):
+    process = subprocess.Popen(command(tmp_path, served.url, logs), stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: contents(served) == [b"one\r\n"])
+        (tmp_path / "new.log").write_bytes(b"new\n")
+        until(lambda: b"new\n" in contents(served))
+        with (tmp_path / "new.log").open("ab") as file:
+            file.write(b"newer\n")
+        until(lambda: b"new\nnewer\n" in contents(served))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def until(condition, seconds: float = 30.0) -> None:
+    """Bounded polling: another process is waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
