@@ -58,11 +58,13 @@ def keep(figure: Figure) -> None:
 
 
 def show(figures: list[Figure]) -> None:
-    table = Table("benchmark", "result", "unit", "ours", "theirs", "rounds")
+    table = Table(show_lines=True)
+    for column in ("benchmark", "result", "unit", "ours", "theirs", "rounds"):
+        table.add_column(column, no_wrap=True)
     for figure in figures:
         result = f"{figure.ratio:.2f}" if figure.ratio is not None else f"{figure.value:g}"
         table.add_row(figure.name, result, figure.unit, _side(figure.ours), _side(figure.theirs), str(figure.rounds))
-    Console().print(table)
+    Console(width=160).print(table)
 
 
 def _side(side: Side) -> str:
