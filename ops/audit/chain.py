@@ -1,0 +1,95 @@
+"""The rule that the log of one source must keep, record by record. Pure.
+
+In offset order the seqnos rise, and each ``prev`` that a writer gave is the seqno before it. What breaks that:
+
+* double: a seqno that the log had passed already;
+* out-of-order: a seqno that the log had passed, but had left out: it lies in an earlier gap or before the base;
+* gap: ``prev`` lies above the last seqno, so that something between them is not there;
+* overlap: ``prev`` lies below the last seqno, so that the same part of the source is there twice.
+
+After a break the chain goes on from the highest seqno, so that one wrong record is one break (a record in the
+wrong place is two: the gap where it is missing, and itself). Without ``prev`` a gap cannot be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+_KEPT_HOLES: Final = 64
+
+
+class Break(NamedTuple):
+    """``kind``: one of the words above; ``detail`` names the seqnos."""
+
+    kind: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Chain:
+    """One source in one partition, so far. ``base``: the ``prev`` of its first record, which is taken as given.
+
+    ``settled``: the highest seqno below the fence, an offset at which the log stood before the states were read;
+    ``later``: the seqnos above it. ``cut``: a part of the log was removed while it was read, so that the next
+    record may lie above a gap that means nothing.
+    """
+
+    base: int | None
+    first: int
+    last: int
+    first_offset: int
+    last_offset: int
+    chunks: int = 0
+    lines: int = 0
+    size_bytes: int = 0
+    breaks: dict[str, int] = field(default_factory=dict)
+    settled: int | None = None
+    later: list[int] = field(default_factory=list)
+    cut: bool = False
+    _holes: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, offset: int, seqno: int, prev: int | None) -> Chain:
+        return cls(prev, seqno, seqno, offset, offset)
+
+    def follow(self, offset: int, seqno: int, prev: int | None) -> Break | None:
+        """Takes the next record over, and says what it breaks. Records and sizes are counted by the caller."""
+        broken = self._judge(seqno, prev)
+        if broken is not None:
+            self.breaks[broken.kind] = self.breaks.get(broken.kind, 0) + 1
+        self.last = max(self.last, seqno)
+        self.last_offset = offset
+        self.cut = False
+        return broken
+
+    def note(self, seqno: int, *, is_settled: bool) -> None:
+        """Called for each record: what the states are compared with."""
+        if is_settled:
+            self.settled = seqno if self.settled is None else max(self.settled, seqno)
+        else:
+            self.later.append(seqno)
+
+    def _judge(self, seqno: int, prev: int | None) -> Break | None:
+        if seqno <= self.last:
+            return self._passed(seqno, prev)
+        if prev is None or prev == self.last:
+            return None
+        if prev > self.last:
+            if self.cut:
+                return None
+            if len(self._holes) < _KEPT_HOLES:
+                self._holes.append((self.last, prev))
+            return Break("gap", f"prev is {prev}, but the log had reached {self.last}: what lies between is not there")
+        return Break("overlap", f"prev is {prev}, but the log had reached {self.last}: cut anew and recorded twice")
+
+    def _passed(self, seqno: int, prev: int | None) -> Break:
+        if self.base is not None and seqno <= self.base:
+            return Break("out-of-order", f"seqno {seqno} lies before the first chunk, which follows {self.base}")
+        for index, (below, upto) in enumerate(self._holes):
+            if below < seqno <= upto:
+                begin = below if prev is None else max(prev, below)
+                left = [(low, high) for low, high in ((below, begin), (seqno, upto)) if low < high]
+                self._holes[index : index + 1] = left
+                return Break("out-of-order", f"seqno {seqno} comes after {self.last}")
+        return Break("double", f"seqno {seqno} again: the log had reached {self.last}")

@@ -1,0 +1,98 @@
+"""What the ledger of a table says was loaded, and whether it can be true. Pure.
+
+The entries of the batches 0 to the last one are all there, and the ranges of each topic-partition lie end to end:
+a gap is a part of the log that no batch ever read, an overlap one that two batches did.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from logferry.loaders.ledger import LedgerEntry
+from logferry.loaders.plan import Range
+from logferry.ops.audit.findings import Finding, Findings
+from logferry.ops.audit.ranges import Ranges
+
+Place = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Loaded:
+    """``committed``: what the table must hold. ``planned``: what a loader may have begun to write.
+
+    ``strange``: topics whose entries speak of another incarnation than Kafka's, so that offsets mean nothing.
+    """
+
+    last: int
+    entries: int
+    committed: dict[Place, Ranges] = field(default_factory=dict)
+    planned: dict[Place, Ranges] = field(default_factory=dict)
+    strange: set[str] = field(default_factory=set)
+    dcs: set[str] = field(default_factory=set)
+
+    def covers(self, place: Place) -> Ranges:
+        return self.committed.get(place, Ranges())
+
+
+def printed_id(topic_id: bytes) -> str:
+    """A topic's id as Kafka's tools print it, and the ledger holds it."""
+    return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
+
+
+def check_ledger(
+    ledger: str,
+    entries: Sequence[LedgerEntry],
+    last: int,
+    last_now: int,
+    dc: str,
+    ids: Mapping[str, str],
+    findings: Findings,
+) -> Loaded:
+    """``last``: the last batch of the table as it is audited; ``last_now``: as it was after the ledger was read.
+
+    ``ids``: the printed ids of the audited topics. Only offsets of this ``dc`` are judged.
+    """
+    found = Loaded(last, len(entries), dcs={entry.dc for entry in entries})
+    there = {entry.batch for entry in entries}
+    for batch in range(last + 1):
+        if batch not in there:
+            detail = f"batch {batch} has no entry, though the table holds batch {last}: what it loaded is not known"
+            findings.add(Finding("ledger-missing", ledger, detail))
+    if entries and entries[-1].batch > last_now + 1:
+        detail = f"the ledger goes up to batch {entries[-1].batch}, the table to {last_now}: the table was put back"
+        findings.add(Finding("ledger-ahead", ledger, detail))
+    before: dict[Place, tuple[int, Range]] = {}
+    for entry in entries:
+        for r in entry.ranges:
+            if entry.dc != dc or r.topic not in ids:
+                continue
+            if r.topic_id != ids[r.topic]:
+                found.strange.add(r.topic)
+                continue
+            _follow(ledger, entry.batch, r, before, findings)
+            target = found.committed if entry.batch <= last else found.planned
+            target.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
+    for topic in sorted(found.strange):
+        detail = "entries speak of an older topic of this name, or of another cluster: its rows cannot be compared"
+        findings.add(Finding("loaded-from-older-topic", topic, detail, refutes=False))
+    return found
+
+
+def _follow(ledger: str, batch: int, r: Range, before: dict[Place, tuple[int, Range]], findings: Findings) -> None:
+    previous = before.get((r.topic, r.partition))
+    before[r.topic, r.partition] = (batch, r)
+    where = f"{r.topic}-{r.partition}"
+    if r.end < r.start:
+        detail = f"batch {batch} of {ledger} holds a range that ends before it starts"
+        findings.add(Finding("ledger-overlap", where, detail, first=r.end, last=r.start))
+    if previous is None:
+        return
+    number, earlier = previous
+    if r.start > earlier.end:
+        detail = f"{ledger}: batch {number} ends at {earlier.end}, batch {batch} starts at {r.start}: never loaded"
+        findings.add(Finding("ledger-gap", where, detail, first=earlier.end, last=r.start - 1))
+    elif r.start < earlier.end:
+        detail = f"{ledger}: batch {number} ends at {earlier.end}, batch {batch} starts at {r.start}: loaded twice"
+        findings.add(Finding("ledger-overlap", where, detail, first=r.start, last=earlier.end - 1))

@@ -1,0 +1,128 @@
+"""The tables of a load, as an audit reads them: the ledger's entries, and rows grouped by chunk. Without Spark.
+
+The only module here that knows columns. A table is taken as of one version, so that what a loader adds meanwhile
+changes nothing; the ledger and the quarantine, which are written before it, may then be ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from logferry.loaders.errors import LedgerBroken, LoadError
+from logferry.loaders.ledger import LedgerEntry, TablePaths, last_batch, open_table, read_ledger
+from logferry.ops.audit.lines import WHOLE_RECORD, Line
+from logferry.ops.problems import Unavailable
+
+_CHUNK: Final = ("dc", "topic", "partition", "offset", "source_id", "seqno")
+_BATCH_ROWS: Final = 32_768
+
+
+class ChunkRows(NamedTuple):
+    """Rows of one chunk that stand together in the table: all of them, or some."""
+
+    dc: str
+    topic: str
+    partition: int
+    offset: int
+    source_id: str | None
+    seqno: int | None
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """``last``: the last batch that the main table holds. ``broken``: why the ledger cannot be read, else empty."""
+
+    paths: TablePaths
+    main: DeltaTable
+    quarantine: DeltaTable | None
+    last: int
+    last_now: int
+    entries: list[LedgerEntry]
+    broken: str
+
+    @classmethod
+    def open(cls, path: Path) -> Tables:
+        """Raises Unavailable where there is no table, or it cannot be read."""
+        paths = TablePaths.of(path)
+        try:
+            main = open_table(paths.main)
+            if main is None:
+                raise Unavailable(f"{paths.main}: there is no Delta table")
+            entries, broken = _entries(paths)
+            return cls(
+                paths,
+                main,
+                open_table(paths.quarantine),
+                last_batch(main),
+                last_batch(open_table(paths.main)),
+                entries,
+                broken,
+            )
+        except LoadError as error:
+            raise Unavailable(str(error)) from error
+
+    def rows(self, topics: Collection[str], offsets: Collection[int] | None = None) -> Iterator[ChunkRows]:
+        """The rows of these topics (and offsets), main table first, a batch at a time. Raises Unavailable."""
+        yield from _rows(self.main, "text", topics, offsets)
+        if self.quarantine is not None:
+            yield from _rows(self.quarantine, "bytes", topics, offsets)
+
+    def count(self) -> int:
+        """How many rows there are, of any topic."""
+        tables = [self.main] if self.quarantine is None else [self.main, self.quarantine]
+        return sum(_dataset(table).count_rows() for table in tables)
+
+
+def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
+    try:
+        return read_ledger(paths.main), ""
+    except LedgerBroken as error:
+        return [], str(error)
+
+
+def _dataset(table: DeltaTable) -> Any:
+    try:
+        return table.to_pyarrow_dataset()
+    except (DeltaError, OSError) as error:
+        raise Unavailable(f"{table.table_uri} cannot be read: {error}") from error
+
+
+def _rows(
+    table: DeltaTable, content: str, topics: Collection[str], offsets: Collection[int] | None
+) -> Iterator[ChunkRows]:
+    wanted = ds.field("topic").isin(sorted(topics))
+    if offsets is not None:
+        wanted = wanted & ds.field("offset").isin(sorted(offsets))
+    columns = [*_CHUNK, "line", content, "newline"]
+    try:
+        scanner = _dataset(table).scanner(
+            columns=columns, filter=wanted, batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+        )
+        for batch in scanner.to_batches():
+            yield from _grouped(batch)
+    except (pa.ArrowException, OSError) as error:
+        raise Unavailable(f"{table.table_uri} cannot be read: {error}") from error
+
+
+def _grouped(batch: Any) -> Iterator[ChunkRows]:
+    *chunk, numbers, content, newlines = batch.columns
+    places = zip(*(column.to_pylist() for column in chunk), strict=True)
+    texts = content.cast(pa.binary()).to_pylist()
+    rows = zip(places, numbers.to_pylist(), texts, newlines.to_pylist(), strict=True)
+    for place, group in groupby(rows, key=itemgetter(0)):
+        lines = [
+            Line(WHOLE_RECORD if number is None else number, text or b"", bool(newline))
+            for _, number, text, newline in group
+        ]
+        dc, topic, partition, offset, source_id, seqno = place
+        yield ChunkRows(dc, topic, partition, offset, source_id, seqno, lines)
