@@ -45,7 +45,7 @@ async def serve(config: Config, worker: int) -> None:
         await routing.start()
         stack.push_async_callback(routing.stop)
         api = Api(config, kafka, topics, ownership, routing, Admission(config.limits))
-        server = web.Server(api.routes(), access_log=None, keepalive_timeout=75)
+        server = web.Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
