@@ -33,7 +33,7 @@ COMMANDS = {
     "up": Command("logferry.ops.up", "ops", "a local stack in the foreground: Kafka and the gateway"),
     "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre"),
     "push": Command("logferry.client.agent", "", "tails files and sends their lines"),
-    "load": Command("logferry.loaders.__main__", "loaders", "loads topics into a warehouse table"),
+    "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
     "audit": Command("logferry.ops.audit", "ops", "proves or refutes the promise over what is stored"),
     "topics": Command("logferry.ops.topics", "ops", "lists, creates and grows topics"),
 }
