@@ -21,22 +21,25 @@ def name_damage(expected: Sequence[Line], rows: Sequence[Line]) -> list[Damage]:
     by_number: dict[int, list[Line]] = {}
     for row in rows:
         by_number.setdefault(row.number, []).append(row)
-    missing, doubled, found = [], [], []
+    missing: list[int] = []
+    doubled: list[int] = []
+    changed: list[Damage] = []
     for line in expected:
         there = by_number.pop(line.number, [])
         if not there:
             missing.append(line.number)
-        if len(there) > 1:
-            doubled += [line.number] * (len(there) - 1)
-        found += [_changed(line, row) for row in there if row != line]
+        doubled += [line.number] * (len(there) - 1)
+        changed += [_changed(line, row) for row in there if row != line]
+    found = []
     if missing:
-        whole = "all rows are" if len(missing) == len(expected) else f"{_spans(missing)} of {len(expected)}:"
-        found.append(Damage("missing-row", f"{whole} not in the table", len(missing)))
+        which = "all" if len(missing) == len(expected) else f"{_spans(missing)} of"
+        found.append(Damage("missing-row", f"{which} {len(expected)} rows are missing", len(missing)))
     if doubled:
         found.append(Damage("doubled-row", f"{_spans(doubled)}: more than once in the table", len(doubled)))
+    found += changed
     if by_number:
         extra = sum(map(len, by_number.values()))
-        detail = f"{_spans(sorted(by_number))}: in the table, but the chunk has only {len(expected)} lines"
+        detail = f"{_spans(by_number)}: in the table, but the chunk has only {len(expected)} lines"
         found.append(Damage("row-without-line", detail, extra))
     return found
 

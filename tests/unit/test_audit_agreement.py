@@ -1,0 +1,156 @@
+"""States against log: each way in which they can disagree is named, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from logferry.gateway.contract import Chunk, record_headers
+from logferry.gateway.fetch import KafkaRecord
+from logferry.gateway.sources import Source, SourceState
+from logferry.ops.audit.agreement import compare
+from logferry.ops.audit.findings import Finding, Findings
+from logferry.ops.audit.partition import PartitionLog, Span
+from logferry.ops.audit.states import Known, States
+
+TOPIC, ID, OTHER_ID = "dc1.nginx", b"i" * 16, b"o" * 16
+
+# (offset, seqno, prev)
+Records = list[tuple[int, int, int | None]]
+WHOLE: Records = [(0, 10, 0), (1, 20, 10), (2, 30, 20)]
+
+
+def record(offset: int, seqno: int, prev: int | None, source_id: str = "s") -> KafkaRecord:
+    headers = record_headers(Chunk(seqno, prev, 1, {}, b""))
+    return KafkaRecord(offset, 1, source_id.encode(), b"line\n", headers)
+
+
+def log(records: Records, partition: int = 0, start: int = 0, fence: int = 100, end: int = 200) -> PartitionLog:
+    found = PartitionLog(TOPIC, partition, Span(start, fence, end), Findings())
+    found.take(record(*one) for one in records)
+    assert not len(found.findings), "these tests are about the states"
+    return found
+
+
+def state(
+    recorded: int | None, base: int | None = 0, partition: int = 0, topic_id: bytes = ID, key: str | None = None
+) -> Known:
+    return Known(Source(TOPIC, key, "s"), SourceState(topic_id, partition, recorded, base, 0, 1))
+
+
+def judged(logs: Iterable[PartitionLog], known: Iterable[Known], forgotten: Iterable[str] = ()) -> list[Finding]:
+    findings = Findings()
+    compare(TOPIC, ID, {one.partition: one for one in logs}, known, forgotten, findings)
+    return list(findings)
+
+
+def kinds(found: Iterable[Finding]) -> list[str]:
+    """Notes in brackets."""
+    return sorted(one.kind if one.refutes else f"({one.kind})" for one in found)
+
+
+@pytest.mark.parametrize(
+    ("logs", "known", "expected"),
+    [
+        pytest.param([log(WHOLE)], [state(30)], [], id="agree"),
+        pytest.param([log([])], [state(None)], [], id="a session, no chunk yet"),
+        pytest.param([log(WHOLE)], [state(40)], ["state-ahead"], id="the last chunk is lost"),
+        pytest.param([log([])], [state(30)], ["state-ahead"], id="all is lost"),
+        pytest.param([log(WHOLE[1:])], [state(30)], ["head-missing"], id="the first chunk is lost"),
+        pytest.param([log(WHOLE)], [state(20)], ["state-behind"], id="the log is ahead"),
+        pytest.param([log(WHOLE)], [state(None)], ["state-behind"], id="nothing recorded"),
+        pytest.param([log(WHOLE)], [state(25)], ["state-behind"], id="a seqno that the log does not have"),
+        pytest.param([log(WHOLE)], [], ["state-missing"], id="no state"),
+        pytest.param(
+            [log(WHOLE)], [state(30, topic_id=OTHER_ID)], ["(state-of-older-topic)", "state-missing"], id="old"
+        ),
+        pytest.param([log([])], [state(30, topic_id=OTHER_ID)], ["(state-of-older-topic)"], id="created anew"),
+        # while the log goes on: 10 is below the fence, 20 and 30 came later
+        pytest.param([log(WHOLE, fence=1)], [state(10)], [], id="read before the rest came"),
+        pytest.param([log(WHOLE, fence=1)], [state(20)], [], id="read in between"),
+        pytest.param([log(WHOLE, fence=1)], [state(30)], [], id="read after"),
+        pytest.param([log(WHOLE, fence=1)], [state(40)], ["state-ahead"], id="yet ahead"),
+        pytest.param([log(WHOLE, fence=2)], [state(10)], ["state-behind"], id="yet behind"),
+        pytest.param([log(WHOLE, fence=0)], [], [], id="a source that came after the states were read"),
+        pytest.param([log(WHOLE, fence=0)], [state(None)], [], id="a session before, the chunks after"),
+        # retention
+        pytest.param([log(WHOLE[1:], start=1)], [state(30)], [], id="cut"),
+        pytest.param([log([], start=5)], [state(30)], ["(removed-by-retention)"], id="all removed"),
+        pytest.param([log(WHOLE[1:], start=1)], [state(40)], ["state-ahead"], id="cut, and the last one lost"),
+        pytest.param([log(WHOLE[2:], start=2, fence=2)], [state(20)], [], id="removed, then one came"),
+        # partitions and keys
+        pytest.param([log([]), log(WHOLE, 1)], [state(30)], ["source-in-wrong-partition"], id="wrong partition"),
+        pytest.param(
+            [log(WHOLE), log([(0, 40, 30)], 1)], [state(40)], ["source-in-two-partitions", "state-ahead"], id="two"
+        ),
+        pytest.param(
+            [log(WHOLE), log([(0, 7, 0)], 1)],
+            [state(30, key="a"), state(7, partition=1, key="b")],
+            ["(source-under-two-keys)"],
+            id="two keys, each whole",
+        ),
+        pytest.param(
+            [log(WHOLE), log([(0, 7, 0)], 1)],
+            [state(30, key="a"), state(9, partition=1, key="b")],
+            ["(source-under-two-keys)", "state-ahead"],
+            id="two keys, one of them lost a chunk",
+        ),
+    ],
+)
+def test_states_against_log(logs: list[PartitionLog], known: list[Known], expected: list[str]):
+    assert kinds(judged(logs, known)) == expected
+
+
+def test_a_state_that_was_dropped_on_purpose_refutes_nothing():
+    assert kinds(judged([log(WHOLE)], [], forgotten=["s"])) == ["(state-forgotten)"]
+
+
+def test_loss_says_what_is_lost():
+    (found,) = judged([log(WHOLE, 3)], [state(40, partition=3)])
+    assert str(found) == (
+        "state-ahead: dc1.nginx-3 s: recorded up to seqno 40, but the log ends with 30: acknowledged and lost"
+    )
+
+
+# ---- reading the state topic -----------------------------------------------------------------------------
+
+
+def read_states(topics: frozenset[str] | None = None, lanes: int = 1) -> States:
+    return States("st", lanes, topics, Findings())
+
+
+def test_the_last_state_of_a_key_counts():
+    states = read_states()
+    source = Source(TOPIC, None, "s")
+    for offset, recorded in enumerate((10, 20)):
+        states.apply(0, offset, source.state_key(), state(recorded).state.encode())
+    assert [one.state.recorded for one in states.known()] == [20]
+    states.apply(0, 2, source.state_key(), None)
+    assert list(states.known()) == []
+    assert states.forgotten == {(TOPIC, "s")}
+
+
+def test_states_of_other_topics_are_passed_over():
+    states = read_states(frozenset({"dc1.other"}))
+    states.apply(0, 0, Source(TOPIC, None, "s").state_key(), state(1).state.encode())
+    assert list(states.known()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(b"?", b""), (b"s" + TOPIC.encode(), b""), (Source(TOPIC, None, "s").state_key(), b"\xff" * 60), (b"s\0s", b"")],
+)
+def test_a_state_that_cannot_be_read_is_a_finding(key: bytes, value: bytes):
+    states = read_states()
+    states.apply(0, 7, key, value)
+    assert kinds(states.findings) == ["state-unreadable"]
+    assert next(iter(states.findings)).span == "offset 7"
+
+
+def test_a_state_in_the_wrong_lane_is_a_finding():
+    states = read_states(lanes=8)
+    source = Source(TOPIC, None, "s")
+    for lane in range(8):
+        states.apply(lane, 0, source.state_key(), state(1).state.encode())
+    assert kinds(states.findings) == ["state-in-wrong-lane"] * 7
+    assert len(list(states.known())) == 1
