@@ -149,12 +149,13 @@ def stop_together(children: Sequence[Child], timeout_s: float) -> list[str]:
     return [child.name for child in children if not child.stop(max(0.0, deadline - time.monotonic()))]
 
 
-def processes_with(text: str) -> list[int]:
-    """The processes that have ``text`` in their command line; none where there is no /proc."""
+def processes_with(*texts: str) -> list[int]:
+    """The processes that have all of ``texts`` in their command lines; none where there is no /proc."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if text.encode() in file.read_bytes():
+            command = file.read_bytes()
+            if all(text.encode() in command for text in texts):
                 found.append(int(file.parent.name))
         except OSError:  # it ended meanwhile
             continue

@@ -55,20 +55,21 @@ class Damaged(Problem):
 
 def kafka_jars() -> list[Path]:
     """Kafka's broker and its command line tools. Raises Unavailable when they have to be fetched and can't be."""
-    return _present_or_fetched(pins.KAFKA)
+    return fetched(pins.KAFKA)
 
 
 def mirror_maker_jars() -> list[Path]:
     """Kafka and what MirrorMaker 2 needs beside it."""
-    return kafka_jars() + _present_or_fetched(pins.MIRROR_MAKER)
+    return kafka_jars() + fetched(pins.MIRROR_MAKER)
 
 
 def spark_jars() -> list[Path]:
     """What goes beside pyspark's own jars: Kafka connector and Delta."""
-    return _present_or_fetched(pins.SPARK)
+    return fetched(pins.SPARK)
 
 
-def _present_or_fetched(wanted: pins.JarSet) -> list[Path]:
+def fetched(wanted: pins.JarSet) -> list[Path]:
+    """The jars of a set, from the cache or fetched now. Raises Unavailable if that cannot be done."""
     folder = folder_of(wanted)
     try:
         return _checked(folder)

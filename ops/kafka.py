@@ -244,9 +244,8 @@ class Cluster:
 
     def _await_leftovers(self) -> None:
         """Nodes of an owner that was just killed need a moment to die. Raises FolderInUse if one lives on."""
-        mark = f"{self.data}/kafka-"
         deadline = time.monotonic() + 5
-        while left := processes_with(mark):
+        while left := processes_with("kafka.Kafka", f"{self.data}/kafka-"):
             if time.monotonic() > deadline:
                 raise FolderInUse(f"{self.data} is in use by Kafka itself (process {left[0]}), left over; end it first")
             time.sleep(0.05)
