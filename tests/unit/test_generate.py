@@ -1,0 +1,131 @@
+"""The generated access logs: their lines are as in life, and what is written is whole when it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from logferry.ops.access_log import SITES, AccessLog
+from logferry.ops.generate import LogFile, Plan, Stream, generate
+
+NOON = 1_795_262_400.0  # 2026-11-21 12:00:00 UTC
+COMBINED = re.compile(
+    rb"[0-9a-f.:]+ - [^ ]+ \[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d \+0000\] "
+    rb'"(?:[^"\\]|\\.)+" \d{3} \d+ "[^"]+" "[^"]+"\n\Z'
+)
+
+
+def some_lines(count: int, seed: int = 7) -> list[bytes]:
+    logs = [AccessLog(site, seed) for site in SITES]
+    return [logs[number % len(logs)].line(NOON + number / 1000) for number in range(count)]
+
+
+def is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_every_line_is_one_line_of_the_combined_format() -> None:
+    for line in some_lines(20_000):
+        assert COMBINED.match(line), line
+        assert not re.search(rb"[\x00-\x1f]", line[:-1]), line
+
+
+def test_the_seed_decides_all_but_the_clock() -> None:
+    assert some_lines(2000) == some_lines(2000)
+    assert some_lines(2000) != some_lines(2000, seed=8)
+    later = AccessLog(SITES[0], 7).line(NOON + 86_400)
+    assert later == AccessLog(SITES[0], 7).line(NOON).replace(b"[21/Nov", b"[22/Nov")
+
+
+def test_lengths_and_characters_are_as_in_life() -> None:
+    lines = some_lines(100_000)
+    assert 120 < statistics.median(map(len, lines)) < 300
+    assert max(map(len, lines)) > 20_000
+    assert sum(len(line) > 4096 for line in lines) < len(lines) / 1000
+    other_alphabets = [line for line in lines if is_utf8(line) and not line.isascii()]
+    assert len(lines) / 50 < len(other_alphabets) < len(lines) / 2
+    assert 0 < sum(not is_utf8(line) for line in lines) < len(lines) / 100
+
+
+def test_the_shares_of_the_sites_are_the_whole() -> None:
+    assert sum(site.share for site in SITES) == pytest.approx(1.0)
+    assert len({site.name for site in SITES}) == len(SITES)
+
+
+def test_over_many_calls_as_many_bytes_are_made_as_were_asked_for(tmp_path: Path) -> None:
+    stream = Stream(1.0, AccessLog(SITES[0], 3), LogFile(tmp_path / "a.log"))
+    made = [stream.some(50.0) for _ in range(20_000)]
+    stream.file.close()
+    longest = max(map(len, made))
+    assert 0 <= sum(map(len, made)) - 1_000_000 <= longest
+    assert b"" in made
+
+
+def test_a_write_may_end_in_mid_line_and_the_rest_follows(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    file = LogFile(path)
+    file.write(b"first\nsecond\n", cut=0.7)
+    assert path.read_bytes() == b"first\nsec"
+    file.write(b"third\n")
+    assert path.read_bytes() == b"first\nsecond\nthird\n"
+    file.write(b"fourth\n", cut=0.0)
+    file.close()
+    assert path.read_bytes() == b"first\nsecond\nthird\nfourth\n"
+    assert file.bytes == path.stat().st_size
+
+
+def test_a_rotated_file_is_written_on_until_the_new_one_is_opened(tmp_path: Path) -> None:
+    path, old = tmp_path / "a.log", tmp_path / "a.log.1"
+    file = LogFile(path)
+    file.write(b"before\n")
+    file.rename()
+    file.write(b"meanwhile\n", cut=0.5)
+    assert not path.exists()
+    file.reopen()
+    file.write(b"after\n")
+    file.close()
+    assert old.read_bytes() == b"before\nmeanwhile\n"
+    assert path.read_bytes() == b"after\n"
+
+
+def test_all_that_is_written_is_whole_lines(tmp_path: Path) -> None:
+    ticks = iter(range(40))
+    written = generate(Plan(tmp_path, 2e6, seed=5), lambda: next(ticks, None) is not None)
+    assert set(written) == {site.name for site in SITES}
+    for name, size in written.items():
+        data = (tmp_path / name).read_bytes()
+        assert len(data) == size > 0
+        assert all(COMBINED.match(line) for line in data.splitlines(keepends=True) if is_utf8(line))
+        assert data.endswith(b"\n")
+
+
+def test_the_program_ends_in_order_when_it_is_told_to(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "logferry.ops.generate", "--dir", str(tmp_path / "logs"), "--seed", "9"]
+    with subprocess.Popen([*command, "--rotate-at", "0.1"], stdout=subprocess.PIPE) as program:
+        old, new = tmp_path / "logs" / "shop.log.1", tmp_path / "logs" / "shop.log"
+        deadline = time.monotonic() + 60
+        while not (old.exists() and new.exists() and new.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        program.send_signal(signal.SIGTERM)
+        said = json.loads(program.communicate(timeout=60)[0])
+    assert program.returncode == 0
+    assert said["seed"] == 9
+    assert said["bytes"]["shop.log"] == old.stat().st_size + new.stat().st_size
+    for path in (tmp_path / "logs").iterdir():
+        assert path.read_bytes().endswith(b"\n")
+
+
+def test_it_stops_by_itself_after_its_seconds(tmp_path: Path) -> None:
+    assert sum(generate(Plan(tmp_path, 1e6, seed=1, seconds=0.2), lambda: True).values()) > 0
+    assert all(path.read_bytes().endswith(b"\n") for path in tmp_path.iterdir() if path.stat().st_size)
