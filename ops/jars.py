@@ -36,6 +36,7 @@ from logferry.ops import pins
 from logferry.ops.java import find_java
 from logferry.ops.places import cache_dir
 from logferry.ops.problems import Problem, Unavailable
+from logferry.ops.truststore import write_truststore
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -148,8 +149,12 @@ def _run_ivy(wanted: pins.JarSet, work: Path, new: Path) -> None:
         settings = str(work / "ivysettings.xml")
         Path(settings).write_text(_SETTINGS, encoding="utf-8")
     (work / "ivy.xml").write_text(_ivy_file(wanted), encoding="utf-8")
+    java, trusted = find_java(), work / "authorities.jks"
+    trust: tuple[str, ...] = ()
+    if java.is_wheel and write_truststore(trusted):
+        trust = (f"-Djavax.net.ssl.trustStore={trusted}", "-Djavax.net.ssl.trustStoreType=JKS")
     command = [
-        *(str(find_java().executable), "-Djava.net.useSystemProxies=true", f"-Divy.default.ivy.user.dir={work}"),
+        *(str(java.executable), "-Djava.net.useSystemProxies=true", *trust, f"-Divy.default.ivy.user.dir={work}"),
         *("-jar", str(_ivy_jar()), "-settings", settings, "-cache", str(work / "cache"), "-ivy", str(work / "ivy.xml")),
         *("-types", "jar", "bundle", "-retrieve", str(new / "[artifact]-[revision].[ext]")),
     ]

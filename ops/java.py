@@ -24,6 +24,7 @@ from logferry.ops.problems import Unavailable
 
 VERSIONS = (17, 21)
 _PROBE_TIMEOUT_S = 20
+_MARK = ".logferry-wrapper"  # stands in the home of a wrapper
 
 # The JRE of the wheel lacks this module, and Spark's launcher asks for it; nothing here uses it.
 _WRAPPER = """#!/bin/sh
@@ -44,6 +45,10 @@ class Java:
     executable: Path
     version: int
     origin: str
+
+    @property
+    def is_wheel(self) -> bool:
+        return (self.home / _MARK).exists()
 
 
 class _Unfit(Exception):
@@ -121,9 +126,6 @@ def _probe(java: Path, origin: str) -> Java:
     # The wrapper's java reports the home behind it; whoever asks for a home must get the wrapper's.
     wrapped = java.parent.parent if (java.parent.parent / _MARK).exists() else Path(home[1])
     return Java(wrapped, java, version, origin)
-
-
-_MARK = ".logferry-wrapper"
 
 
 def _wrapped(runtime: Path) -> Path:
