@@ -57,6 +57,8 @@ class Config(_Strict):
     lanes: Annotated[int, Field(ge=1, le=1024)] = 8
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
     codec: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "zstd"
+    source_retention_ms: Annotated[int, Field(ge=1000)] = 14 * 86_400_000
+    max_seqno_jump: Annotated[int, Field(ge=1)] | None = None
     session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
     accept_weak_kafka: list[Weakness] = []
     kafka: KafkaSettings

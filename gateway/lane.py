@@ -33,6 +33,8 @@ from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import Draft, Outcome, Request, Written, resolve
 
 _REPLAY_FETCH_BYTES: Final = 16 << 20
+_SCAN_SLICE: Final = 5000
+_EXPIRED_A_TRANSACTION: Final = 200
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -68,6 +70,7 @@ class Lane:
     table: SourceTable = field(default_factory=SourceTable)
     queued_bytes: int = 0
     _queue: deque[Pending] = field(default_factory=deque)
+    _expired: deque[bytes] = field(default_factory=deque)
     _in_flight: list[tuple[Pending, Outcome]] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
@@ -105,6 +108,38 @@ class Lane:
     def look_up(self, source: Source, topic_id: bytes) -> SourceState | None:
         """What was committed when it was last heard: a hint. A client decides on the answer of a session alone."""
         return self.table.get(source, topic_id)
+
+    async def find_expired(self, now_ms: int) -> None:
+        """Looks for sources that were not heard of for the retention; they are forgotten a few in a transaction."""
+        if self.state != "serving" or self._expired:
+            return
+        before_ms = now_ms - self.config.source_retention_ms
+        table, found = self.table, deque[bytes]()
+        for count, key in enumerate(table.keys()):
+            state = table.read(key)
+            if state is not None and state.alive_ms < before_ms:
+                found.append(key)
+            if count % _SCAN_SLICE == 0:
+                await asyncio.sleep(0)
+        if found and self.table is table:
+            self._expired = found
+            self._wake.set()
+
+    async def sources(self, topic: str, wants: Callable[[str], bool]) -> list[tuple[Source, SourceState]]:
+        """The sources of a topic that are known to this lane, in no order. Raises Problem while it does not serve."""
+        if self.state != "serving":
+            raise Problem("not-owner-yet", f"lane {self.number} is {self.state}: {self.why}")
+        table, found = self.table, []
+        prefixes = (b"s%s\0" % topic.encode(), b"k%s\0" % topic.encode())
+        for count, key in enumerate(table.keys()):
+            if key.startswith(prefixes):
+                source = Source.of_state_key(key)
+                state = table.read(key) if wants(source.source_id) else None
+                if state is not None:
+                    found.append((source, state))
+            if count % _SCAN_SLICE == 0:
+                await asyncio.sleep(0)
+        return found
 
     async def run(self) -> None:
         """Opens and serves, again after each failure, until closed. Whatever waits is answered before it ends."""
@@ -190,8 +225,11 @@ class Lane:
         """After fence and replay: what the log holds is what happened."""
         for pending, outcome in self._in_flight:
             request = pending.request
-            if resolve(outcome, self.table.get(request.source, request.topic.id)):
+            committed = resolve(outcome, self.table.get(request.source, request.topic.id))
+            if committed:
                 self._succeed(pending, Answered(outcome))
+            elif committed is None:
+                self._fail(pending, Problem("outcome-unknown", "a newer session wrote past it; send the same again"))
             else:
                 self._fail(pending, Problem("kafka-unavailable", "the transaction was not committed"))
         self._in_flight.clear()
@@ -200,7 +238,7 @@ class Lane:
 
     async def _serve(self) -> None:
         while True:
-            while not self._queue:
+            while not (self._queue or self._expired):
                 if self._closing:
                     return
                 self._wake.clear()
@@ -233,7 +271,7 @@ class Lane:
 
     def _draft(self) -> Draft:
         """Puts the next transaction together; what does not have to wait for it is answered at once."""
-        draft = Draft(self.table, int(time.time() * 1000))
+        draft = Draft(self.table, int(time.time() * 1000), self.config.max_seqno_jump)
         limit = self.config.limits.transaction_bytes
         queue = self._queue
         while queue and draft.size_bytes < limit:
@@ -247,6 +285,8 @@ class Lane:
                 task = asyncio.create_task(self._answer_duplicates(pending, outcome))
                 self._confirming.add(task)
                 task.add_done_callback(self._confirming.discard)
+        for _ in range(min(len(self._expired), _EXPIRED_A_TRANSACTION)):
+            draft.expire(self._expired.popleft(), draft.now_ms - self.config.source_retention_ms)
         return draft
 
     async def _answer_duplicates(self, pending: Pending, outcome: Outcome) -> None:

@@ -51,7 +51,7 @@ class LaneMetrics:
         TRANSACTIONS.labels("committed").inc()
         for (topic, _), written in records.items():
             CHUNKS.labels(topic, "written").inc(len(written))
-            CHUNK_BYTES.labels(topic).inc(sum(len(value) for _, value, _ in written))
+            CHUNK_BYTES.labels(topic).inc(sum(len(value or b"") for _, value, _ in written))
 
     def closed(self) -> None:
         LANES.labels(self.lane).set(0)

@@ -10,6 +10,7 @@ says which are really gone. Where the others are is read from the group, whose m
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,6 +28,7 @@ _HEARTBEAT_MS: Final = 500
 _VIEW_INTERVAL_S: Final = 2.0
 _VIEW_RETRY_S: Final = 0.1
 _EXPIRE_INTERVAL_S: Final = 0.25
+_RETIRE_INTERVAL_S: Final = 600.0
 _CLOSE_DEADLINE_S: Final = 25.0
 _NEVER_MS: Final = 2**31 - 1
 
@@ -60,7 +62,11 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
     async def start(self) -> None:
         self._consumer.subscribe([self._config.state_topic], listener=self)
         await self._consumer.start()
-        self._background = [asyncio.create_task(self._view()), asyncio.create_task(self._expire())]
+        self._background = [
+            asyncio.create_task(self._view()),
+            asyncio.create_task(self._expire()),
+            asyncio.create_task(self._retire()),
+        ]
         for task in self._background:
             task.add_done_callback(self._ended)
 
@@ -163,6 +169,14 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             await asyncio.sleep(_EXPIRE_INTERVAL_S)
             for lane in list(self._running.values()):
                 lane.expire(loop.time())
+
+    async def _retire(self) -> None:
+        """Sources that were silent for the retention are forgotten; looked for some times in a retention."""
+        interval_s = min(_RETIRE_INTERVAL_S, self._config.source_retention_ms / 4000)
+        while True:
+            await asyncio.sleep(interval_s)
+            for lane in list(self.lanes.values()):
+                await lane.find_expired(int(time.time() * 1000))
 
     async def _view(self) -> None:
         while True:

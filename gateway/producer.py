@@ -162,12 +162,12 @@ class LaneProducer:
         """Batches of at most the limit before compression; a larger record has one of its own."""
         batch, first, size = self._producer.create_batch(), 0, 0
         for index, (key, value, headers) in enumerate(records):
-            size += len(key) + len(value) + _RECORD_OVERHEAD_BYTES
+            size += len(key) + len(value or b"") + _RECORD_OVERHEAD_BYTES
             full = index > first and size > limit_bytes
             if full or batch.append(timestamp=now_ms, key=key, value=value, headers=headers) is None:
                 batch.close()
                 yield first, batch
-                batch, first, size = self._producer.create_batch(), index, len(key) + len(value)
+                batch, first, size = self._producer.create_batch(), index, len(key) + len(value or b"")
                 batch.append(timestamp=now_ms, key=key, value=value, headers=headers)
         batch.close()
         yield first, batch

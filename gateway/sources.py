@@ -15,7 +15,6 @@ Invariants, kept here and nowhere else:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,7 +22,9 @@ from logferry.gateway.contract import Chunk
 
 STATE_VERSION = 1
 _STATE = struct.Struct(">BBI16sqqqq")
-_HAS_RECORDED, _HAS_BASE = 1, 2
+_HEARTBEAT = struct.Struct(">Bqqqq")
+_HAS_RECORDED, _HAS_BASE, _HAS_HEARTBEAT = 1, 2, 4
+_HAS_WATERMARK, _HAS_POSITION, _HAS_SIZE, _IS_FINISHED = 1, 2, 4, 8
 
 
 class Source(NamedTuple):
@@ -54,8 +55,44 @@ class Source(NamedTuple):
         raise ValueError(f"state key {raw!r} cannot be decoded")
 
 
+class Heartbeat(NamedTuple):
+    """What a source knows of itself though it has no new chunk. ``at_ms``: when the gateway recorded it.
+
+    ``watermark_ms``: it has sent all that happened before. ``position`` and ``size``: bytes of its file.
+    """
+
+    at_ms: int
+    watermark_ms: int | None = None
+    position: int | None = None
+    size: int | None = None
+    finished: bool | None = None
+
+    def encode(self) -> bytes:
+        flags = (
+            (self.watermark_ms is not None) * _HAS_WATERMARK
+            | (self.position is not None) * _HAS_POSITION
+            | (self.size is not None) * _HAS_SIZE
+            | bool(self.finished) * _IS_FINISHED
+        )
+        return _HEARTBEAT.pack(flags, self.at_ms, self.watermark_ms or 0, self.position or 0, self.size or 0)
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Heartbeat:
+        flags, at_ms, watermark_ms, position, size = _HEARTBEAT.unpack(raw)
+        return cls(
+            at_ms,
+            watermark_ms if flags & _HAS_WATERMARK else None,
+            position if flags & _HAS_POSITION else None,
+            size if flags & _HAS_SIZE else None,
+            bool(flags & _IS_FINISHED),
+        )
+
+
 class SourceState(NamedTuple):
-    """All that is recorded of a source. ``session`` 0: none was opened. ``written_ms``: the last change."""
+    """All that is recorded of a source. ``session`` 0: none was opened.
+
+    ``written_ms``: the last chunk or session. ``heartbeat``: the last one, None if there was none.
+    """
 
     topic_id: bytes
     partition: int
@@ -63,10 +100,18 @@ class SourceState(NamedTuple):
     base: int | None
     session: int
     written_ms: int
+    heartbeat: Heartbeat | None = None
+
+    @property
+    def alive_ms(self) -> int:
+        """When the source was last heard of."""
+        return self.written_ms if self.heartbeat is None else max(self.written_ms, self.heartbeat.at_ms)
 
     def encode(self) -> bytes:
         flags = (self.recorded is not None) * _HAS_RECORDED | (self.base is not None) * _HAS_BASE
-        return _STATE.pack(
+        if self.heartbeat is not None:
+            flags |= _HAS_HEARTBEAT
+        fixed = _STATE.pack(
             STATE_VERSION,
             flags,
             self.partition,
@@ -76,6 +121,7 @@ class SourceState(NamedTuple):
             self.session,
             self.written_ms,
         )
+        return fixed if self.heartbeat is None else fixed + self.heartbeat.encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> SourceState:
@@ -89,6 +135,7 @@ class SourceState(NamedTuple):
             base if flags & _HAS_BASE else None,
             session,
             written_ms,
+            Heartbeat.decode(raw[_STATE.size :]) if flags & _HAS_HEARTBEAT else None,
         )
 
 
@@ -110,14 +157,25 @@ class Advance:
     duplicates: int
 
 
-def decide_write(state: SourceState, chunks: list[Chunk], session: int | None, now_ms: int) -> Advance | Refusal:
+def superseded(state: SourceState, session: int | None) -> Refusal | None:
+    """Only the newest session's number is accepted, and no number at all."""
+    if session is None or session == state.session:
+        return None
+    newer = f"the newest is {state.session}" if state.session else "none is open"
+    return Refusal("superseded", f"session {session} is not the source's session, {newer}", state.recorded)
+
+
+def decide_write(
+    state: SourceState, chunks: list[Chunk], session: int | None, now_ms: int, max_jump: int | None = None
+) -> Advance | Refusal:
     """The rule of a chunk, for all chunks of one request: all are taken or none.
 
-    ``state`` is what is recorded, or a fresh one for a source that is not known yet.
+    ``state`` is what is recorded, or a fresh one for a source that is not known yet. ``max_jump``: a seqno so far
+    above the recorded one is refused, since it would silence its source.
     """
-    if session is not None and session != state.session:
-        newer = f"the newest is {state.session}" if state.session else "none is open"
-        return Refusal("superseded", f"session {session} is not the source's session, {newer}", state.recorded)
+    refusal = superseded(state, session)
+    if refusal is not None:
+        return refusal
     recorded, base = state.recorded, state.base
     fresh: list[Chunk] = []
     last = -1
@@ -136,11 +194,14 @@ def decide_write(state: SourceState, chunks: list[Chunk], session: int | None, n
         elif prev is not None and prev != recorded:
             kind = "gap" if prev > recorded else "overlap"
             return Refusal(kind, f"chunk {number}: prev {prev}, but {recorded} is recorded", state.recorded)
+        elif max_jump is not None and seqno - recorded > max_jump:
+            detail = f"chunk {number}: seqno {seqno} is {seqno - recorded} above {recorded}; the limit is {max_jump}"
+            return Refusal("bad-request", detail, state.recorded)
         recorded = seqno
         fresh.append(chunk)
     if not fresh:
         return Advance(state, fresh, len(chunks))
-    after = SourceState(state.topic_id, state.partition, recorded, base, state.session, now_ms)
+    after = SourceState(state.topic_id, state.partition, recorded, base, state.session, now_ms, state.heartbeat)
     return Advance(after, fresh, len(chunks) - len(fresh))
 
 
@@ -149,12 +210,26 @@ def open_session(state: SourceState, now_ms: int) -> SourceState:
     return state._replace(session=max(state.session + 1, now_ms), written_ms=now_ms)
 
 
+def beat(state: SourceState, new: Heartbeat) -> SourceState:
+    """The state with a newer heartbeat; what the heartbeat does not say stays as it was said before."""
+    old = state.heartbeat or Heartbeat(new.at_ms)
+    merged = Heartbeat(
+        new.at_ms,
+        old.watermark_ms if new.watermark_ms is None else new.watermark_ms,
+        old.position if new.position is None else new.position,
+        old.size if new.size is None else new.size,
+        bool(old.finished if new.finished is None else new.finished),
+    )
+    return state._replace(heartbeat=merged)
+
+
 @dataclass(slots=True)
 class SourceTable:
     """The committed states of one lane, kept encoded as in the state topic: a million sources must fit."""
 
     _states: dict[bytes, bytes] = field(default_factory=dict)
-    _pins: dict[tuple[str, str], tuple[bytes, int]] = field(default_factory=dict)
+    # Of sources with a key: topic and key → topic id, partition, how many sources have it.
+    _pins: dict[tuple[str, str], tuple[bytes, int, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -164,15 +239,25 @@ class SourceTable:
 
         Raises ValueError on a format that is not known: the lane must stop rather than guess.
         """
+        if raw is not None and (raw[0] != STATE_VERSION or key[:1] not in (b"s", b"k")):
+            raise ValueError(f"state {key!r} of version {raw[0]} cannot be decoded")
+        if key[:1] == b"k":
+            self._apply_pin(Source.of_state_key(key), key not in self._states, raw)
         if raw is None:
             self._states.pop(key, None)
         else:
             self._states[key] = raw
-            if key[:1] == b"k":
-                source, state = Source.of_state_key(key), SourceState.decode(raw)
-                self._pins[source.topic, source.key] = (state.topic_id, state.partition)
-            elif key[:1] != b"s" or raw[0] != STATE_VERSION:
-                raise ValueError(f"state {key!r} of version {raw[0]} cannot be decoded")
+
+    def _apply_pin(self, source: Source, is_new: bool, raw: bytes | None) -> None:
+        pin = (source.topic, source.key)
+        _, _, count = self._pins.get(pin, (b"", 0, 0))
+        if raw is not None:
+            state = SourceState.decode(raw)
+            self._pins[pin] = (state.topic_id, state.partition, count + is_new)
+        elif not is_new:
+            topic_id, partition, count = self._pins.pop(pin)
+            if count > 1:
+                self._pins[pin] = (topic_id, partition, count - 1)
 
     def get(self, source: Source, topic_id: bytes) -> SourceState | None:
         """What is recorded of the source in this incarnation of its topic; None: nothing."""
@@ -190,6 +275,10 @@ class SourceTable:
         pin = self._pins.get((topic, key))
         return pin[1] if pin is not None and pin[0] == topic_id else None
 
-    def items(self) -> Iterator[tuple[Source, SourceState]]:
-        for key, raw in self._states.items():
-            yield Source.of_state_key(key), SourceState.decode(raw)
+    def keys(self) -> list[bytes]:
+        """The state keys as of now."""
+        return list(self._states)
+
+    def read(self, key: bytes) -> SourceState | None:
+        raw = self._states.get(key)
+        return None if raw is None else SourceState.decode(raw)

@@ -18,7 +18,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from logferry.gateway.contract import Chunk, Headers, partition_of, record_headers
-from logferry.gateway.sources import Refusal, Source, SourceState, SourceTable, decide_write, open_session
+from logferry.gateway.sources import (
+    Heartbeat,
+    Refusal,
+    Source,
+    SourceState,
+    SourceTable,
+    beat,
+    decide_write,
+    open_session,
+    superseded,
+)
 
 
 class TopicFacts(NamedTuple):
@@ -50,7 +60,27 @@ class OpenSession:
     size_bytes: int = 256
 
 
-Request = Write | OpenSession
+@dataclass(slots=True)
+class Beat:
+    """A request to record what a source says of itself."""
+
+    topic: TopicFacts
+    source: Source
+    session: int | None
+    heartbeat: Heartbeat
+    size_bytes: int = 256
+
+
+@dataclass(slots=True)
+class Forget:
+    """A request to forget a source: its next chunk is the first again, and deduplication knows nothing of it."""
+
+    topic: TopicFacts
+    source: Source
+    size_bytes: int = 256
+
+
+Request = Write | OpenSession | Beat | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +98,44 @@ class SessionOpened:
     state: SourceState
 
 
-Outcome = Written | SessionOpened | Refusal
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """The answer to a `Beat`."""
+
+    state: SourceState
 
 
-# Key, value, headers: a plain tuple, there is one for each chunk.
-Record = tuple[bytes, bytes, Headers]
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The answer to a `Forget`: what was known before, None: nothing."""
+
+    before: SourceState | None
+
+
+Outcome = Written | SessionOpened | Beaten | Forgotten | Refusal
+
+
+# Key, value (None forgets a state), headers: a plain tuple, there is one for each chunk.
+Record = tuple[bytes, bytes | None, Headers]
 
 
 @dataclass(slots=True)
 class Draft:
     """One transaction in the making.
 
-    ``records``: by (topic, partition), in order. ``states``: by state key. ``waiting``: (position in the order of
-    `add`, outcome) of the requests that are answered after the commit.
+    ``records``: by (topic, partition), in order. ``states``: by state key, None forgets. ``topics``: those that it
+    writes to.
     """
 
     table: SourceTable
     now_ms: int
+    max_seqno_jump: int | None = None
     records: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
-    states: dict[bytes, bytes] = field(default_factory=dict)
+    states: dict[bytes, bytes | None] = field(default_factory=dict)
     topics: dict[str, TopicFacts] = field(default_factory=dict)
     size_bytes: int = 0
     _decided_for: set[tuple[str, bytes]] = field(default_factory=set)
-    _sources: dict[Source, SourceState] = field(default_factory=dict)
+    _sources: dict[Source, SourceState | None] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, request: Request) -> tuple[Outcome, bool]:
@@ -101,7 +146,11 @@ class Draft:
             opened = open_session(state, self.now_ms)
             self._put(request.topic, source, opened)
             return SessionOpened(opened), True
-        verdict = decide_write(state, request.chunks, request.session, self.now_ms)
+        if isinstance(request, Beat):
+            return self._beat(request, state)
+        if isinstance(request, Forget):
+            return self._forget(request)
+        verdict = decide_write(state, request.chunks, request.session, self.now_ms, self.max_seqno_jump)
         if isinstance(verdict, Refusal):
             return verdict, source in self._sources
         span = None
@@ -111,6 +160,31 @@ class Draft:
             self.size_bytes += request.size_bytes
         outcome = Written(verdict.state, len(verdict.chunks), verdict.duplicates, span)
         return outcome, source in self._sources
+
+    def expire(self, key: bytes, before_ms: int) -> None:
+        """Forgets a source that was last heard of before that time, unless this transaction has news of it."""
+        state = self.table.read(key)
+        if key not in self.states and state is not None and state.alive_ms < before_ms:
+            self.states[key] = None
+            self._sources[Source.of_state_key(key)] = None
+
+    def _beat(self, request: Beat, state: SourceState) -> tuple[Outcome, bool]:
+        refusal = superseded(state, request.session)
+        if refusal is not None:
+            return refusal, request.source in self._sources
+        after = beat(state, request.heartbeat)
+        self._put(request.topic, request.source, after)
+        return Beaten(after), True
+
+    def _forget(self, request: Forget) -> tuple[Outcome, bool]:
+        source = request.source
+        known = self._sources[source] if source in self._sources else self.table.get(source, request.topic.id)
+        if known is None and not self.touches(source):
+            return Forgotten(None), False
+        self._sources[source] = None
+        self.states[source.state_key()] = None
+        self._touch(request.topic)
+        return Forgotten(known), True
 
     def touches(self, source: Source) -> bool:
         return source in self._sources
@@ -127,7 +201,7 @@ class Draft:
         return next((name for name, topic_id in self._decided_for if ids.get(name) != topic_id), None)
 
     def _state(self, topic: TopicFacts, source: Source) -> SourceState:
-        state = self._sources.get(source) or self.table.get(source, topic.id)
+        state = self._sources[source] if source in self._sources else self.table.get(source, topic.id)
         if state is not None:
             return state
         pin = self._pins.get((source.topic, source.key))
@@ -141,6 +215,9 @@ class Draft:
         self._sources[source] = state
         self._pins[source.topic, source.key] = state.partition
         self.states[source.state_key()] = state.encode()
+        self._touch(topic)
+
+    def _touch(self, topic: TopicFacts) -> None:
         self.topics[topic.name] = topic
         self._decided_for.add((topic.name, topic.id))
 
@@ -153,18 +230,27 @@ class Draft:
         return first, len(records) - 1
 
 
-def resolve(outcome: Outcome, replayed: SourceState | None) -> bool:
+def resolve(outcome: Outcome, replayed: SourceState | None) -> bool | None:
     """Whether a transaction of unknown outcome was committed, by what a replay after the fence says of one source.
 
     True is certain: what the request asked for is in the log, once. False is certain as well: after the fence
-    nothing of the older transaction can be committed any more. A refusal rested on what that transaction may have
-    undone and names a seqno that may not be recorded: it is never given, and the request wrote nothing.
+    nothing of the older transaction can be committed any more. None: another owner was there in between and a newer
+    session wrote past it, from which the log can't tell.
+
+    A refusal rested on what that transaction may have undone and names a seqno that may not be recorded: it is
+    never given, and the request wrote nothing.
     """
     if isinstance(outcome, Refusal):
         return False
+    if isinstance(outcome, Forgotten):
+        return replayed is None
     drafted = outcome.state
     if replayed is None or replayed.topic_id != drafted.topic_id:
         return False
     if isinstance(outcome, SessionOpened):
         return replayed.session == drafted.session
-    return replayed.recorded is not None and drafted.recorded is not None and replayed.recorded >= drafted.recorded
+    if isinstance(outcome, Beaten):
+        return replayed.heartbeat == drafted.heartbeat
+    if replayed.base != drafted.base or replayed.recorded is None or replayed.recorded < (drafted.recorded or 0):
+        return False
+    return True if replayed.session == drafted.session else None

@@ -219,6 +219,11 @@ RESOLVED = [
     (WRITE, state(9), True),
     (WRITE, state(12), True),
     (WRITE, state(9, topic_id=OTHER_ID), False),
+    # Another transaction recorded the first chunk: this one did not, though more is recorded by now.
+    (WRITE, state(12, base=8), False),
+    # A newer session wrote past it, by its own cut or by this one.
+    (WRITE, state(9, session=7), None),
+    (WRITE, state(8, session=7), False),
     (OPENED, None, False),
     (OPENED, state(9, session=6), False),
     (OPENED, state(9, session=7), True),
@@ -230,7 +235,7 @@ RESOLVED = [
 
 @pytest.mark.parametrize(("outcome", "replayed", "is_recorded"), RESOLVED)
 def test_the_replay_says_whether_it_was_recorded(
-    outcome: Outcome, replayed: SourceState | None, is_recorded: bool
+    outcome: Outcome, replayed: SourceState | None, is_recorded: bool | None
 ) -> None:
     assert resolve(outcome, replayed) is is_recorded
 
