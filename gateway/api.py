@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Final, cast
 
 from aiohttp import web
@@ -15,9 +14,7 @@ from logferry.gateway.contract import (
     Chunk,
     Cursor,
     Malformed,
-    check_source_id,
     check_topic,
-    full_topic,
     split_topic,
 )
 from logferry.gateway.errors import Problem
@@ -27,12 +24,13 @@ from logferry.gateway.ownership import Ownership
 from logferry.gateway.reading import Read
 from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import Routing
-from logferry.gateway.sources import Refusal, Source
+from logferry.gateway.sources import Refusal
+from logferry.gateway.sources_api import SourcesApi, optional_number, source_of, validated
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import OpenSession, SessionOpened, TopicFacts, Write, Written
-from logferry.gateway.wire import checked, decoded_body, header_attributes, number, percent_decoded, unpack_chunks
+from logferry.gateway.wire import checked, decoded_body, header_attributes, number, unpack_chunks
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 _RECORD_OVERHEAD_BYTES: Final = 4096
 # What a chunk takes in a transaction beside its data, so that many tiny ones stay within the limits of bytes, too.
@@ -57,6 +55,7 @@ class Api:
     ownership: Ownership
     routing: Routing
     admission: Admission
+    sources: SourcesApi
 
     def routes(self) -> Routes:
         """All that this worker answers."""
@@ -64,7 +63,7 @@ class Api:
         topic, source = "/v1/topics/{topic}", "/v1/topics/{topic}/sources/{source}"
         routes.add("POST", source + "/chunks", "write", self.write)
         routes.add("POST", source + "/session", "session", self.open_session)
-        routes.add("GET", source, "source", self.source)
+        self.sources.add_to(routes)
         routes.add("GET", topic + "/partitions/{partition}/chunks", "read", self.read)
         routes.add("GET", "/v1/topics", "topics", self.list_topics)
         routes.add("GET", topic, "topic", self.get_topic)
@@ -78,7 +77,7 @@ class Api:
 
     async def write(self, call: Call) -> web.StreamResponse:
         request = call.request
-        source = self._source(call)
+        source = source_of(call, self.config.dc)
         lane = self.routing.here(source)
         if lane is None:
             return await self.routing.elsewhere(request, source)
@@ -111,7 +110,7 @@ class Api:
     async def _chunks(self, call: Call, facts: TopicFacts) -> tuple[int | None, list[Chunk], int]:
         limits, query, headers = self.config.limits, call.query, call.request.headers
         limit = min(limits.chunk_bytes, facts.max_message_bytes - _RECORD_OVERHEAD_BYTES)
-        session = _optional_number(query, "session")
+        session = optional_number(query, "session")
         encoding = headers.get("Content-Encoding", "")
         if headers.get("Content-Type", "").partition(";")[0].strip().lower() == MSGPACK:
             call.knows_only("session", "partition_key")
@@ -121,15 +120,15 @@ class Api:
         call.knows_only("seqno", "prev", "session", "created_ms", "partition_key")
         if "seqno" not in query:
             raise Malformed("seqno: is missing from the query")
-        seqno, prev = number(query["seqno"], "seqno"), _optional_number(query, "prev")
-        created_ms = _optional_number(query, "created_ms")
+        seqno, prev = number(query["seqno"], "seqno"), optional_number(query, "prev")
+        created_ms = optional_number(query, "created_ms")
         attributes = header_attributes(headers.items())
         body = decoded_body(await self.admission.body(call.request), encoding, limits.request_bytes)
         chunk = checked(Chunk(seqno, prev, created_ms, attributes, body), "chunk", limit)
         return session, [chunk], len(body) + _CHUNK_OVERHEAD_BYTES
 
     async def open_session(self, call: Call) -> web.StreamResponse:
-        source = self._source(call)
+        source = source_of(call, self.config.dc)
         lane = self.routing.here(source)
         if lane is None:
             return await self.routing.elsewhere(call.request, source)
@@ -153,34 +152,6 @@ class Api:
                 "url": self.ownership.url,
             }
         )
-
-    async def source(self, call: Call) -> web.StreamResponse:
-        source = self._source(call)
-        call.knows_only("partition_key")
-        lane = self.routing.here(source)
-        if lane is None:
-            return await self.routing.elsewhere(call.request, source)
-        if lane.state != "serving":
-            raise Problem("not-owner-yet", f"lane {lane.number} is {lane.state}: {lane.why}")
-        facts = await self.topics.facts(source.topic)
-        state = lane.look_up(source, facts.id)
-        return json_response(
-            {
-                "source_id": source.source_id,
-                "topic": source.topic,
-                "session": state.session or None if state else None,
-                "partition": state.partition if state else None,
-                "recorded_seqno": state.recorded if state else None,
-                "url": self.ownership.url,
-            }
-        )
-
-    def _source(self, call: Call) -> Source:
-        """The source that path and query name. Raises Malformed."""
-        topic = _full_topic(self.config.dc, call.segments[3])
-        source_id = check_source_id(call.second("sourceId"))
-        key = call.query.get("partition_key")
-        return Source(topic, key if key is None else check_source_id(key, "partition_key"), source_id)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -215,11 +186,7 @@ class Api:
             body = await self.admission.body(call.request)
         finally:
             self.admission.release(reserved)
-        try:
-            wanted = TopicWanted.model_validate_json(body)
-        except ValidationError as error:
-            texts = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors())
-            raise Malformed("; ".join(texts)) from None
+        wanted = cast(TopicWanted, validated(TopicWanted, body))
         described, created = await self.topics.put(name, wanted.partitions, wanted.retention_ms)
         return json_response(described, status=201 if created else 200)
 
@@ -245,15 +212,6 @@ class Api:
 _READ: Final = ("offset", "time_ms", "cursor", "max_bytes", "wait_ms", "source_prefix")
 
 
-@lru_cache(maxsize=4096)
-def _full_topic(dc: str, escaped: str) -> str:
-    return full_topic(dc, check_topic(percent_decoded(escaped, "topic")))
-
-
-def _optional_number(query: dict[str, str], name: str) -> int | None:
-    return number(query[name], name) if name in query else None
-
-
 def _read(call: Call, topic: str, dc: str) -> Read:
     query = call.query
     filters = {name[5:]: query[name] for name in query if name.startswith("attr.")}
@@ -271,7 +229,7 @@ def _read(call: Call, topic: str, dc: str) -> Read:
         dc=dc,
         partition=partition,
         offset=offset,
-        time_ms=_optional_number(query, "time_ms"),
+        time_ms=optional_number(query, "time_ms"),
         max_bytes=number(query["max_bytes"], "max_bytes", 2**31 - 1) if "max_bytes" in query else 1 << 20,
         wait_ms=number(query["wait_ms"], "wait_ms", 2**31 - 1) if "wait_ms" in query else 0,
         source_prefix=query.get("source_prefix", ""),

@@ -115,7 +115,7 @@ class Lane:
             return
         before_ms = now_ms - self.config.source_retention_ms
         table, found = self.table, deque[bytes]()
-        for count, key in enumerate(table.keys()):
+        for count, key in enumerate(table.state_keys()):
             state = table.read(key)
             if state is not None and state.alive_ms < before_ms:
                 found.append(key)
@@ -131,7 +131,7 @@ class Lane:
             raise Problem("not-owner-yet", f"lane {self.number} is {self.state}: {self.why}")
         table, found = self.table, []
         prefixes = (b"s%s\0" % topic.encode(), b"k%s\0" % topic.encode())
-        for count, key in enumerate(table.keys()):
+        for count, key in enumerate(table.state_keys()):
             if key.startswith(prefixes):
                 source = Source.of_state_key(key)
                 state = table.read(key) if wants(source.source_id) else None

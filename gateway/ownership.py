@@ -101,6 +101,10 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
     def is_worker(self, url: str) -> bool:
         return url == self.url or url in self._owners.values()
 
+    def other_workers(self) -> list[str]:
+        """The URLs of the other workers that hold lanes."""
+        return sorted(set(self._owners.values()) - {self.url})
+
     def look_again(self) -> None:
         """The view seems stale: a worker did not own what it was asked for."""
         self._look_again.set()

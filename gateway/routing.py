@@ -7,7 +7,9 @@ was handed on once is never handed on again, so nothing loops.
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import json
+from typing import Any, Final, cast
 
 import aiohttp
 from aiohttp import web
@@ -76,9 +78,20 @@ class Routing:
             FORWARDS.labels("redirect").inc()
             return web.Response(status=307, headers={"Location": owner + request.raw_path})
         FORWARDS.labels("forward").inc()
-        return await self._forward(request, owner, number)
+        return await self._forward(request, owner, f"the owner of lane {number}")
 
-    async def _forward(self, request: web.BaseRequest, owner: str, number: int) -> web.Response:
+    async def ask_others(self, request: web.BaseRequest) -> list[dict[str, Any]]:
+        """The same request to every other worker; the answers. Raises Problem when one does not answer."""
+        return await asyncio.gather(*(self._ask(request, url) for url in self._ownership.other_workers()))
+
+    async def _ask(self, request: web.BaseRequest, url: str) -> dict[str, Any]:
+        answer = await self._forward(request, url, f"the worker {url}")
+        if answer.status != 200:
+            raise Problem("not-owner-yet", f"the worker {url} answered {answer.status}")
+        body = answer.body
+        return cast(dict[str, Any], json.loads(body if isinstance(body, bytes | bytearray) else b"{}"))
+
+    async def _forward(self, request: web.BaseRequest, owner: str, who: str) -> web.Response:
         if self._session is None:
             raise Problem("not-owner-yet", "the worker is starting")
         headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
@@ -99,9 +112,7 @@ class Routing:
                 return web.Response(status=response.status, headers=kept, body=body)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             self._ownership.look_again()
-            raise Problem(
-                "not-owner-yet", f"the owner of lane {number} does not answer; it is being replaced"
-            ) from None
+            raise Problem("not-owner-yet", f"{who} does not answer; it is being replaced") from None
         except (aiohttp.ClientError, TimeoutError, OSError):
             self._ownership.look_again()
-            raise Problem("outcome-unknown", f"the owner of lane {number} broke off; send the same again") from None
+            raise Problem("outcome-unknown", f"{who} broke off; send the same again") from None

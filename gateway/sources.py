@@ -275,7 +275,7 @@ class SourceTable:
         pin = self._pins.get((topic, key))
         return pin[1] if pin is not None and pin[0] == topic_id else None
 
-    def keys(self) -> list[bytes]:
+    def state_keys(self) -> list[bytes]:
         """The state keys as of now."""
         return list(self._states)
 

@@ -17,6 +17,7 @@ from logferry.gateway.config import Config
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.routing import Routing
+from logferry.gateway.sources_api import SourcesApi
 from logferry.gateway.topics import Topics
 
 _CONNECT_DEADLINE_S = 30.0
@@ -44,7 +45,9 @@ async def serve(config: Config, worker: int) -> None:
         routing = Routing(config, ownership)
         await routing.start()
         stack.push_async_callback(routing.stop)
-        api = Api(config, kafka, topics, ownership, routing, Admission(config.limits))
+        admission = Admission(config.limits)
+        sources = SourcesApi(config, topics, ownership, routing, admission)
+        api = Api(config, kafka, topics, ownership, routing, admission, sources)
         server = web.Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
