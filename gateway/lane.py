@@ -229,7 +229,9 @@ class Lane:
             if committed:
                 self._succeed(pending, Answered(outcome))
             elif committed is None:
-                self._fail(pending, Problem("outcome-unknown", "a newer session wrote past it; send the same again"))
+                self._fail(
+                    pending, Problem("outcome-unknown", "later sessions hide what happened; send the same again")
+                )
             else:
                 self._fail(pending, Problem("kafka-unavailable", "the transaction was not committed"))
         self._in_flight.clear()

@@ -234,8 +234,8 @@ def resolve(outcome: Outcome, replayed: SourceState | None) -> bool | None:
     """Whether a transaction of unknown outcome was committed, by what a replay after the fence says of one source.
 
     True is certain: what the request asked for is in the log, once. False is certain as well: after the fence
-    nothing of the older transaction can be committed any more. None: another owner was there in between and a newer
-    session wrote past it, from which the log can't tell.
+    nothing of the older transaction can be committed any more. None: the log can't tell, since another owner was
+    there in between, and a newer session wrote past it, or another opening got the same number.
 
     A refusal rested on what that transaction may have undone and names a seqno that may not be recorded: it is
     never given, and the request wrote nothing.
@@ -248,7 +248,7 @@ def resolve(outcome: Outcome, replayed: SourceState | None) -> bool | None:
     if replayed is None or replayed.topic_id != drafted.topic_id:
         return False
     if isinstance(outcome, SessionOpened):
-        return replayed.session == drafted.session
+        return None if replayed.session >= drafted.session else False
     if isinstance(outcome, Beaten):
         return replayed.heartbeat == drafted.heartbeat
     if replayed.base != drafted.base or replayed.recorded is None or replayed.recorded < (drafted.recorded or 0):

@@ -226,9 +226,9 @@ RESOLVED = [
     (WRITE, state(8, session=7), False),
     (OPENED, None, False),
     (OPENED, state(9, session=6), False),
-    (OPENED, state(9, session=7), True),
-    (OPENED, state(12, session=7), True),
-    (OPENED, state(9, session=8), False),
+    # A number may have been given twice by two workers, and opening once more does no harm.
+    (OPENED, state(9, session=7), None),
+    (OPENED, state(9, session=8), None),
     (OPENED, state(9, session=7, topic_id=OTHER_ID), False),
 ]
 
