@@ -245,7 +245,10 @@ def test_sources_with_one_key_share_the_pin(pinning: Source) -> None:
 def test_the_last_state_counts_and_a_tombstone_forgets() -> None:
     made = table((PLAIN, state(10)), (PLAIN, state(11)), (KEYED_TOO, state(1)))
     assert made.get(PLAIN, ID) == state(11)
-    assert {Source.of_state_key(key): made.read(key) for key in made.state_keys()} == {PLAIN: state(11), KEYED_TOO: state(1)}
+    assert {Source.of_state_key(key): made.read(key) for key in made.state_keys()} == {
+        PLAIN: state(11),
+        KEYED_TOO: state(1),
+    }
     made.apply(PLAIN.state_key(), None)
     made.apply(PLAIN.state_key(), None)
     assert made.get(PLAIN, ID) is None
