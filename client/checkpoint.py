@@ -42,6 +42,7 @@ class Entry:
     """One incarnation of a file. ``position``: what was acknowledged when this was written, or a little less.
 
     ``path``: where it was first seen, part of its name; ``last_path``: where it was last, after renames.
+    ``away``: no pattern showed it there any more, and it was being read to its end.
     """
 
     source_id: str
@@ -53,6 +54,7 @@ class Entry:
     position: int
     mark: Fingerprint
     seen_ms: int
+    away: bool = False
 
 
 class Checkpoint:

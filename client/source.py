@@ -208,6 +208,7 @@ class Source:
         """The entry as of now, for the checkpoint."""
         if self.tail is not None:
             self.entry.last_path, self.entry.head = self.tail.path, self.tail.head
+            self.entry.away = self.tail.away_since is not None
             if self._session is not None:
                 self.entry.position, self.entry.mark = self.tail.position, of(self.tail.mark)
         self.entry.seen_ms = now_ms

@@ -2,9 +2,9 @@
 
 Invariants
 * ``position`` is the end of what was acknowledged: bytes before it are done with, reading begins there.
-* ``mark`` holds the bytes just before ``position``, and every read reads them again: a file that was
-  truncated and written anew (``copytruncate``, ``>``) is noticed even when it has grown past ``position``.
-* ``head`` covers the first `HEAD_BYTES` of all that was ever handed out for sending (see `cover`).
+* ``mark`` holds the bytes just before ``position``; ``head`` covers the first `HEAD_BYTES` of all that was ever
+  handed out for sending (see `cover`). Every read looks at both again: a file that was truncated and written
+  anew (``copytruncate``, ``>``) is noticed even when it has grown past ``position``.
 
 `Changed` means: what lies in the file now is not what this incarnation held. Then a new incarnation begins,
 and bytes that were never read are lost, as they are for every reader of a file that is truncated.
@@ -111,14 +111,17 @@ class Tail:
         return differs(self._fd, head, position, mark)
 
     def read(self, limit: int) -> bytes:
-        """Raises `Changed` when the bytes before ``position`` are not those that were acknowledged."""
+        """Raises `Changed` when the file is not that of which the bytes before ``position`` were acknowledged.
+
+        Head and mark are both looked at: lines of equal length and end make a mark that fits by chance.
+        """
         wanted = min(limit, max(self.end - self.position, 0))
         before = len(self.mark)
         raw = os.pread(self._fd, before + wanted, self.position - before)
         if raw[:before] != self.mark:
             raise Changed(f"the {before} bytes before position {self.position} are not what they were")
-        if before < MARK_BYTES:
-            self.verify()
+        if of(os.pread(self._fd, self.head.length, 0)) != self.head:
+            raise Changed(f"its first {self.head.length} bytes are not what they were")
         return raw[before:]
 
     def cover(self, data: bytes) -> bool:

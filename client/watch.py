@@ -104,7 +104,7 @@ class Watch:
             tell("nothing-matches", patterns=" ".join(self._config.patterns))
         for key, entry in list(self._known.items()):
             moved = find_moved(entry.last_path, key)
-            if moved == entry.last_path:
+            if moved == entry.last_path and not entry.away:
                 continue  # it is there, but no pattern asks for it any more
             if moved is not None and self._take_up(moved, now, away=True):
                 continue

@@ -24,6 +24,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -309,11 +310,21 @@ class Files(RuleBasedStateMachine):
             assert got >= must, f"{incarnation}: {got} of {must} bytes arrived"
 
 
-Files.TestCase.settings = settings(
-    max_examples=100,
-    stateful_step_count=30,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+def _settings(max_examples: int) -> settings:
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=30,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class ManyFiles(Files):
+    pass
+
+
 TestFiles = Files.TestCase
+TestFiles.settings = _settings(max_examples=150)
+TestManyFiles = pytest.mark.long(ManyFiles.TestCase)
+TestManyFiles.settings = _settings(max_examples=3000)

@@ -1,5 +1,6 @@
 """Sources, files and checkpoint together, driven step by step without threads, clock or sockets."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -164,6 +165,31 @@ def test_a_rotated_file_is_dropped_when_it_is_sent_and_quiet(client):
     assert client.stored() == [b"one\ntwo"]
     assert not client.agent.watch.sources
     assert not client.checkpoint.entries
+
+
+def test_a_rotated_file_is_read_to_its_end_over_many_restarts(client):
+    client.write("a.log", b"one\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    (client.root / "a.log").rename(client.root / "archived")
+    for _ in range(3):
+        client.write("archived", b"more\n")
+        client.restart()
+        client.step()
+        assert client.agent.remember(client.now)
+    client.settle()
+    assert client.stored() == [b"one\n" + b"more\n" * 3]
+
+
+def test_a_file_that_no_pattern_asks_for_any_more_is_left_alone(client):
+    client.write("a.log", b"one\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    client.config = dataclasses.replace(client.config, patterns=(str(client.root / "b.log"),))
+    client.write("a.log", b"two\n")
+    client.restart()
+    client.settle()
+    assert client.stored() == [b"one\n"]
 
 
 def test_a_file_that_is_gone_after_a_restart_is_told_once(client, caplog):
