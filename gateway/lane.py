@@ -97,9 +97,13 @@ class Lane:
 
     def expire(self, now_s: float) -> None:
         """Answers what waited too long with what is certain: surely not recorded, or not known."""
+        expired = set[Source]()
         while self._queue and self._queue[0].deadline_s <= now_s:
             problem = Problem("kafka-unavailable", f"lane {self.number} is {self.state}: {self.why}")
+            expired.add(self._queue[0].request.source)
             self._fail(self._queue.popleft(), problem)
+        if expired:
+            self._fail_queued(expired.__contains__)
         for pending, _ in self._in_flight:
             if pending.deadline_s <= now_s:
                 problem = Problem("outcome-unknown", f"the commit is not answered yet: {self.why}")
@@ -259,7 +263,7 @@ class Lane:
                 self._undo(draft, failure)
                 raise
             except OutcomeUnknown:
-                self._fail_queued(draft)
+                self._fail_queued(draft.touches)
                 raise
             for key, raw in draft.states.items():
                 self.table.apply(key, raw)
@@ -324,13 +328,13 @@ class Lane:
                 problem = Problem("too-large", f"Kafka refuses the record: {failure}")
             self._fail(pending, problem)
         self._in_flight.clear()
-        self._fail_queued(draft)
+        self._fail_queued(draft.touches)
 
-    def _fail_queued(self, draft: Draft) -> None:
-        """Later chunks of a source whose earlier ones were undone must not go first."""
+    def _fail_queued(self, touches: Callable[[Source], bool]) -> None:
+        """Later chunks of a source whose earlier ones were undone, or waited too long, must not go first."""
         kept = deque[Pending]()
         for pending in self._queue:
-            if draft.touches(pending.request.source):
+            if touches(pending.request.source):
                 self._fail(pending, Problem("kafka-unavailable", "an earlier chunk of the source was not recorded"))
             else:
                 kept.append(pending)
