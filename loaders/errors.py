@@ -42,6 +42,10 @@ class TopicChanged(Terminal):
     """What Kafka holds is not what the ledger speaks of: topic removed or created anew, records gone."""
 
 
+class SparkFailed(Terminal):
+    """Something in Spark that nobody foresaw; the text holds the chain of Java's exceptions."""
+
+
 class Transient(LoadError):
     exit_status = EXIT_AWAY
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from logferry.loaders.errors import KafkaAway, LoadError, SparkAway, StorageAway, TopicChanged
+from logferry.loaders.errors import KafkaAway, LoadError, SparkAway, SparkFailed, StorageAway, TopicChanged
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors.exceptions.captured import CapturedException
 
@@ -46,8 +46,8 @@ def lost_race(error: BaseException) -> bool:
     return any(_RACES.fullmatch(name) for name, _ in java_chain(error))
 
 
-def sorted_error(error: BaseException, doing: str) -> LoadError | None:
-    """Our error for a Java one; None when it is none that can be foreseen."""
+def sorted_error(error: BaseException, doing: str) -> LoadError:
+    """Our error for a Java one. It holds the text: the exception itself can only be asked while its JVM lives."""
     chain = java_chain(error)
     if not chain:
         return SparkAway(f"{doing}: Spark's JVM has ended")
@@ -60,16 +60,13 @@ def sorted_error(error: BaseException, doing: str) -> LoadError | None:
         return KafkaAway(said)
     if any(_STORAGE.fullmatch(n) for n in names):
         return StorageAway(said)
-    return None
+    return SparkFailed(f"{doing}: " + "; caused by ".join(f"{name}: {text}" for name, text in chain))
 
 
 @contextmanager
 def sorted_errors(doing: str) -> Iterator[None]:
-    """Turns the JVM's exceptions into ours; unforeseen ones pass as they are."""
+    """Turns the JVM's exceptions into ours."""
     try:
         yield
     except JVM_ERRORS as error:
-        ours = sorted_error(error, doing)
-        if ours is None:
-            raise
-        raise ours from error
+        raise sorted_error(error, doing) from error

@@ -26,7 +26,9 @@ _OPTIONS: Final = {
     "includeHeaders": "true",
     # A small read is answered at once instead of waiting for more.
     "kafka.fetch.max.wait.ms": "20",
-    "kafka.max.partition.fetch.bytes": str(8 << 20),
+    # Both bound what a task holds on the heap: what it fetches (compressed), and what it has taken out of that.
+    "kafka.max.partition.fetch.bytes": str(4 << 20),
+    "kafka.max.poll.records": "32",
     "kafkaConsumer.pollTimeoutMs": "60000",
 }
 

@@ -47,6 +47,13 @@ _SETTINGS: Final = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.maxConcurrentOutputFileWriters": "64",
+    # Spark keeps consumers, and what they have fetched too much, for minutes; no later batch takes them up again, and
+    # after ten batches the heap was full.
+    "spark.kafka.consumer.cache.capacity": "1",
+    "spark.kafka.consumer.cache.timeout": "2s",
+    "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "2s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
     # The older default holds nanoseconds: it ends in the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",

@@ -1,0 +1,36 @@
+"""One Spark session for all tests of this folder: a process can have but one, and starting it takes seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from logferry.loaders.config import SparkSettings
+from logferry.loaders.kafka import KafkaTopics, kafka_topics
+from logferry.loaders.load import Loader
+from logferry.loaders.session import spark_session
+from logferry.ops.java import find_java
+from logferry.ops.kafka import Cluster
+from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, spark_jar_paths: list[Path]) -> Iterator[SparkSession]:
+    os.environ["JAVA_HOME"] = str(find_java().home)
+    settings = SparkSettings(master="local[2]", driver_memory="1g")
+    with spark_session(settings, spark_jar_paths, tmp_path_factory.mktemp("spark")) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def kafka_view(spark: SparkSession, kafka: Cluster) -> Iterator[KafkaTopics]:
+    with kafka_topics(spark, kafka.bootstrap) as topics:
+        yield topics
+
+
+@pytest.fixture
+def loader(spark: SparkSession, kafka_view: KafkaTopics) -> Callable[..., Loader]:
+    """``loader("run")``: what a run with that name shares among its tables."""
+    return lambda run="run", dc="dc1": Loader(spark, kafka_view, dc, run)

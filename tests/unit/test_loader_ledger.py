@@ -1,0 +1,204 @@
+"""The ledger beside real Delta tables: one entry a batch whoever writes, and no load where the tables do not fit."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from logferry.loaders.errors import ForeignTable, LedgerBroken
+from logferry.loaders.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry, open_table, read_ledger
+from logferry.loaders.plan import Range
+from logferry.loaders.tables import read_state
+
+RACERS = 4
+RACES = 25
+
+
+def entry(batch: int, run: str = "run", start: int = 0) -> LedgerEntry:
+    ranges = [Range("dc1.a", 1, "id", 7, 7), Range("dc1.a", 0, "id", start, start + 10)]
+    return new_entry(batch, "dc1", "lines/1", run, ranges)
+
+
+def commit(path: Path, batch: int) -> None:
+    """What a batch leaves in the main table or the quarantine, as far as the state goes."""
+    properties = CommitProperties(app_transactions=[Transaction(APP, batch)])
+    write_deltalake(str(path), pa.table({"text": ["x"]}), mode="append", commit_properties=properties)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> TablePaths:
+    return TablePaths.of(tmp_path / "logs")
+
+
+@pytest.fixture
+def ledger(paths: TablePaths) -> Ledger:
+    ledger = Ledger(paths.ledger)
+    ledger.create()
+    return ledger
+
+
+def test_an_entry_comes_back_as_it_was_put(ledger: Ledger, paths: TablePaths):
+    first = entry(0)
+    assert ledger.put(first) == first
+    assert ledger.get(0) == first
+    assert read_ledger(paths.main) == [first]
+    assert first.ranges[0].partition == 0, "sorted"
+    assert first.reads == (Range("dc1.a", 0, "id", 0, 10),)
+
+
+def test_the_first_entry_of_a_batch_stands(ledger: Ledger):
+    first = ledger.put(entry(0, "one", start=0))
+    assert ledger.put(entry(0, "two", start=5)) == first
+    assert ledger.put(entry(1, "two", start=10)).run == "two"
+    assert [e.run for e in ledger.entries()] == ["one", "two"]
+
+
+def test_an_older_batch_is_never_put_again(ledger: Ledger):
+    ledger.put(entry(0, "one"))
+    ledger.put(entry(1, "one", 10))
+    assert ledger.put(entry(0, "late", 99)).run == "one"
+    assert len(ledger.entries()) == 2
+
+
+def test_a_missing_entry_is_an_error(ledger: Ledger):
+    with pytest.raises(LedgerBroken, match="no entry for batch 3"):
+        ledger.get(3)
+
+
+def test_creating_again_keeps_what_is_there(ledger: Ledger):
+    ledger.put(entry(0))
+    ledger.create()
+    assert ledger.last() == 0
+
+
+def test_without_a_table_there_is_nothing(paths: TablePaths):
+    assert read_ledger(paths.main) == []
+    assert Ledger(paths.ledger).last() == -1
+
+
+def test_a_folder_that_is_no_table_is_no_table(paths: TablePaths):
+    paths.main.mkdir()
+    assert open_table(paths.main) is None
+
+
+def _race(path: Path, racer: int, barrier: object, results: object) -> None:
+    ledger = Ledger(path)
+    barrier.wait()  # type: ignore[attr-defined]
+    ledger.create()
+    seen = []
+    for batch in range(RACES):
+        barrier.wait()  # type: ignore[attr-defined]
+        seen.append(ledger.put(entry(batch, run=f"racer-{racer}", start=1000 * racer)))
+    results.put(seen)  # type: ignore[attr-defined]
+
+
+def test_racing_processes_agree_on_every_entry(paths: TablePaths):
+    """Creation and puts by several processes at once: one entry a batch stands, and everybody is told that one."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(RACERS), context.Queue()
+    racers = [context.Process(target=_race, args=(paths.ledger, i, barrier, results)) for i in range(RACERS)]
+    for racer in racers:
+        racer.start()
+    seen = [results.get(timeout=120) for _ in racers]
+    for racer in racers:
+        racer.join()
+    results.close()
+    results.join_thread()
+    stands = read_ledger(paths.main)
+    assert [e.batch for e in stands] == list(range(RACES))
+    assert all(answers == stands for answers in seen)
+
+
+# ---- table, quarantine and ledger together -----------------------------------------------------------------
+
+
+def test_nothing_there_yet(paths: TablePaths):
+    assert read_state(paths) == (-1, None, None)
+
+
+def test_planned_and_not_written(paths: TablePaths, ledger: Ledger):
+    planned = ledger.put(entry(0))
+    assert read_state(paths) == (-1, None, planned)
+
+
+def test_planned_and_quarantined(paths: TablePaths, ledger: Ledger):
+    planned = ledger.put(entry(0))
+    commit(paths.quarantine, 0)
+    assert read_state(paths) == (-1, None, planned)
+
+
+def test_written(paths: TablePaths, ledger: Ledger):
+    done = ledger.put(entry(0))
+    commit(paths.quarantine, 0)
+    commit(paths.main, 0)
+    assert read_state(paths) == (0, done, None)
+    planned = ledger.put(entry(1, start=10))
+    assert read_state(paths) == (0, done, planned)
+
+
+def test_the_state_outlives_the_commit_files(paths: TablePaths, ledger: Ledger):
+    """As after years: the commits are only in a checkpoint."""
+    for batch in range(3):
+        last = ledger.put(entry(batch, start=10 * batch))
+        commit(paths.quarantine, batch)
+        commit(paths.main, batch)
+    for path in paths:
+        table = DeltaTable(str(path))
+        table.create_checkpoint()
+        for log in (path / "_delta_log").glob("*.json"):
+            if int(log.stem) < table.version():
+                log.unlink()
+    assert read_state(paths) == (2, last, None)
+
+
+def test_no_entry_for_what_the_table_holds(paths: TablePaths, ledger: Ledger):
+    ledger.put(entry(0))
+    commit(paths.quarantine, 0)
+    commit(paths.main, 1)
+    with pytest.raises(LedgerBroken, match="no entry for batch 1"):
+        read_state(paths)
+
+
+def test_no_ledger_for_what_the_table_holds(paths: TablePaths):
+    commit(paths.quarantine, 0)
+    commit(paths.main, 0)
+    with pytest.raises(LedgerBroken):
+        read_state(paths)
+
+
+def test_the_quarantine_was_removed(paths: TablePaths, ledger: Ledger):
+    ledger.put(entry(0))
+    commit(paths.main, 0)
+    with pytest.raises(LedgerBroken, match="quarantine is missing"):
+        read_state(paths)
+
+
+def test_the_table_was_put_back(paths: TablePaths, ledger: Ledger):
+    for batch in range(3):
+        ledger.put(entry(batch))
+    commit(paths.quarantine, 0)
+    commit(paths.main, 0)
+    with pytest.raises(LedgerBroken, match="put back"):
+        read_state(paths)
+
+
+def test_the_table_was_removed(paths: TablePaths, ledger: Ledger):
+    for batch in range(2):
+        ledger.put(entry(batch))
+    with pytest.raises(LedgerBroken, match="made anew"):
+        read_state(paths)
+
+
+def test_a_quarantine_of_another_table(paths: TablePaths, ledger: Ledger):
+    commit(paths.quarantine, 4)
+    with pytest.raises(LedgerBroken, match="holds batch 4"):
+        read_state(paths)
+
+
+def test_rows_that_no_batch_accounts_for(paths: TablePaths, ledger: Ledger):
+    write_deltalake(str(paths.main), pa.table({"text": ["x"]}))
+    with pytest.raises(ForeignTable, match="no batch of this loader"):
+        read_state(paths)

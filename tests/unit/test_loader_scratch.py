@@ -1,0 +1,35 @@
+"""The folder of a run: gone at the end, and gone after a run that could not clean up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logferry.loaders.scratch import remove_stale, scratch_folder
+
+
+def test_a_run_has_its_own_folder_and_leaves_nothing(tmp_path: Path):
+    with scratch_folder(tmp_path) as one, scratch_folder(tmp_path) as two:
+        assert one != two
+        (one / "block").write_bytes(b"x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_leaves_nothing_either(tmp_path: Path):
+    with pytest.raises(KeyError), scratch_folder(tmp_path):
+        raise KeyError
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_run_that_is_gone_is_removed(tmp_path: Path):
+    dead = tmp_path / "run-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    (dead / "block").write_bytes(b"x")
+    unlocked = tmp_path / "run-just-made"
+    unlocked.mkdir()
+    with scratch_folder(tmp_path) as alive:
+        assert not dead.exists()
+        assert remove_stale(tmp_path) == []
+        assert alive.exists()
+        assert unlocked.exists()
