@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,13 +33,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="the TOML configuration")
     parser.add_argument("--worker", type=int, metavar="I", help="run this one worker only, in the foreground")
     args = parser.parse_args(argv)
+    # Until there is something that could be taken over anew; by default it would end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         config = load(args.config)
         if args.worker is None:
             return _supervise(config, args.config)
         if not 0 <= args.worker < config.workers:
             raise ConfigError(f"--worker {args.worker}: the configuration has the workers 0 to {config.workers - 1}")
-        uvloop.run(serve(config, args.worker))
+        uvloop.run(serve(config, args.worker, partial(load, args.config)))
     except (ConfigError, WeakKafka) as error:
         log.event("error", "refused_to_start", reason=str(error))
         return WRONG_USE
@@ -61,6 +64,10 @@ def _supervise(config: Config, path: Path) -> int:
         for child in children.values():
             child.terminate()
 
+    def reload(_number: int, _frame: object) -> None:
+        for child in children.values():
+            child.send_signal(signal.SIGHUP)
+
     def start(worker: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "logferry.gateway", "--config", str(path), "--worker", str(worker)]
         return subprocess.Popen(command)
@@ -68,6 +75,7 @@ def _supervise(config: Config, path: Path) -> int:
     children: dict[int, subprocess.Popen[bytes]] = {}
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, reload)
     children.update({worker: start(worker) for worker in range(config.workers)})
     worst = 0
     while children:

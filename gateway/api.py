@@ -8,6 +8,7 @@ from typing import Annotated, Final, cast
 from aiohttp import web
 from logferry.gateway import reading
 from logferry.gateway.admission import Admission
+from logferry.gateway.auth import Gate, Right
 from logferry.gateway.config import Config
 from logferry.gateway.contract import (
     MSGPACK,
@@ -56,21 +57,22 @@ class Api:
     routing: Routing
     admission: Admission
     sources: SourcesApi
+    gate: Gate
 
     def routes(self) -> Routes:
         """All that this worker answers."""
-        routes = Routes()
+        routes = Routes(self.gate)
         topic, source = "/v1/topics/{topic}", "/v1/topics/{topic}/sources/{source}"
-        routes.add("POST", source + "/chunks", "write", self.write)
-        routes.add("POST", source + "/session", "session", self.open_session)
+        routes.add("POST", source + "/chunks", "write", self.write, Right.WRITE)
+        routes.add("POST", source + "/session", "session", self.open_session, Right.WRITE)
         self.sources.add_to(routes)
-        routes.add("GET", topic + "/partitions/{partition}/chunks", "read", self.read)
-        routes.add("GET", "/v1/topics", "topics", self.list_topics)
-        routes.add("GET", topic, "topic", self.get_topic)
-        routes.add("PUT", topic, "put_topic", self.put_topic)
-        routes.add("GET", "/healthz", "healthz", self.healthz)
-        routes.add("GET", "/readyz", "readyz", self.readyz)
-        routes.add("GET", "/metrics", "metrics", self.metrics)
+        routes.add("GET", topic + "/partitions/{partition}/chunks", "read", self.read, Right.READ)
+        routes.add("GET", "/v1/topics", "topics", self.list_topics, Right.KNOWN)
+        routes.add("GET", topic, "topic", self.get_topic, Right.TOPIC)
+        routes.add("PUT", topic, "put_topic", self.put_topic, Right.ADMIN)
+        routes.add("GET", "/healthz", "healthz", self.healthz, Right.OPEN)
+        routes.add("GET", "/readyz", "readyz", self.readyz, Right.OPEN)
+        routes.add("GET", "/metrics", "metrics", self.metrics, Right.METRICS)
         return routes
 
     # ---- writing ----------------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ class Api:
 
     async def list_topics(self, call: Call) -> web.StreamResponse:
         call.knows_only()
-        return json_response({"topics": await self.topics.describe_all()})
+        return json_response({"topics": await self.topics.describe_all(call.caller.may_see)})
 
     async def get_topic(self, call: Call) -> web.StreamResponse:
         call.knows_only()

@@ -9,11 +9,14 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from logferry.gateway.contract import check_dc
+from logferry.gateway.contract import check_dc, check_topic, full_topic, split_topic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 MIB = 1 << 20
+LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
+_ALL_ADDRESSES = ("0.0.0.0", "[::]")
 
+Pattern = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._*?\[\]!-]{1,256}$")]
 Weakness = Literal["replication", "min-isr", "unclean-election"]
 
 
@@ -29,6 +32,28 @@ class KafkaSettings(_Strict):
     """How to reach the cluster of this data centre."""
 
     bootstrap_servers: Annotated[str, Field(min_length=1)]
+
+
+class TokenSettings(_Strict):
+    """A caller and what it may do. The token itself is never written down, its SHA-256 is.
+
+    ``sources``: what it writes is narrowed to source ids of this pattern.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
+    write: list[Pattern] = []
+    read: list[Pattern] = []
+    admin: list[Pattern] = []
+    sources: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> TokenSettings:
+        if not (self.write or self.read or self.admin):
+            raise ValueError(f"{self.name} may do nothing; give it write, read or admin")
+        if self.sources is not None and not self.write:
+            raise ValueError(f"{self.name}: sources narrows what may be written, but write is empty")
+        return self
 
 
 class Limits(_Strict):
@@ -61,6 +86,9 @@ class Config(_Strict):
     max_seqno_jump: Annotated[int, Field(ge=1)] | None = None
     session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
     accept_weak_kafka: list[Weakness] = []
+    anonymous: bool = False
+    open_metrics: bool = False
+    tokens: list[TokenSettings] = []
     kafka: KafkaSettings
     limits: Limits = Limits()
 
@@ -80,8 +108,6 @@ class Config(_Strict):
         host, colon, port = listen.rpartition(":")
         if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError(f"{listen!r} is not <address>:<port>")
-        if host not in ("127.0.0.1", "[::1]", "localhost"):
-            raise ValueError(f"{host} is not a loopback address; without tokens the gateway serves loopback only")
         return listen
 
     @model_validator(mode="after")
@@ -90,7 +116,43 @@ class Config(_Strict):
             raise ValueError(f"prefix: {self.prefix!r} is the name of a data centre too")
         if self.port(self.workers - 1) > 65535:
             raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
+        self._check_who_may_call()
         return self
+
+    def _check_who_may_call(self) -> None:
+        """Nobody gets more than was said in so many words."""
+        host = self.listen.rpartition(":")[0]
+        if self.tokens and self.anonymous:
+            raise ValueError("anonymous: would let everybody do what the tokens are there for; choose one")
+        if not (self.is_loopback or self.tokens or self.anonymous):
+            raise ValueError(
+                f"listen: {host} is not a loopback address; without tokens the gateway serves loopback only. "
+                "Configure [[tokens]], or say: anonymous = true"
+            )
+        if host in _ALL_ADDRESSES and self.advertised_host is None:
+            raise ValueError(f"listen: others cannot reach {host}; say under which name they can: advertised_host")
+        for what in ("name", "sha256"):
+            values = [getattr(token, what) for token in self.tokens]
+            twice = [token.name for token, value in zip(self.tokens, values, strict=True) if values.count(value) > 1]
+            if twice:
+                raise ValueError(f"tokens: {' and '.join(twice)} have the same {what}")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nobody but this machine can call."""
+        return self.listen.rpartition(":")[0] in LOOPBACK
+
+    @property
+    def known_dcs(self) -> frozenset[str]:
+        return frozenset({self.dc, *self.data_centres})
+
+    def full_name(self, topic: str) -> str:
+        """``nginx`` and ``dc1.nginx`` name the same topic here: a known data centre in front stays."""
+        first, dot, _ = topic.partition(".")
+        if dot and first in self.known_dcs:
+            split_topic(topic)
+            return topic
+        return full_topic(self.dc, check_topic(topic))
 
     @property
     def host(self) -> str:

@@ -14,6 +14,8 @@ from typing import Any, Final
 # The one table of problem types: stable last segment of ``type`` → (status, title).
 PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "bad-request": (400, "The request is malformed"),
+    "unauthenticated": (401, "A known token is needed"),
+    "forbidden": (403, "The token may not do this"),
     "not-found": (404, "There is no such resource"),
     "method-not-allowed": (405, "The resource does not take this method"),
     "timeout": (408, "The body did not arrive in time"),

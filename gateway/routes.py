@@ -8,6 +8,7 @@ request (see ops/decisions/hot-path.md).
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
+from logferry.gateway.auth import ANYBODY, Caller, Gate, Right
 from logferry.gateway.contract import Malformed
 from logferry.gateway.errors import Problem
 from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS
@@ -34,6 +36,7 @@ class Call:
     request: web.BaseRequest
     segments: list[str]
     query: dict[str, str]
+    caller: Caller = ANYBODY
 
     def first(self, what: str) -> str:
         """The first parameter of the path. Raises Malformed when it is not UTF-8."""
@@ -57,17 +60,20 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 class Route:
     name: str
     handler: Handler
+    right: Right
 
 
 class Routes:
-    """The table: the shape of a path → method → handler."""
+    """The table: the shape of a path → method → handler. The gate stands before every one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._table: dict[tuple[Any, ...], dict[str, Route]] = {}
         self._counters: dict[tuple[str, int], Any] = {}
 
-    def add(self, method: str, path: str, name: str, handler: Handler) -> None:
-        self._table.setdefault(_shape(path.split("/")), {})[method] = Route(name, handler)
+    def add(self, method: str, path: str, name: str, handler: Handler, right: Right = Right.EVERYTHING) -> None:
+        """A route that does not say which right it needs is open to those alone who may do everything."""
+        self._table.setdefault(_shape(path.split("/")), {})[method] = Route(name, handler, right)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers the request; whatever goes wrong is a problem document."""
@@ -78,9 +84,28 @@ class Routes:
         route = methods.get(request.method) if methods else None
         if route is None:
             return _no_route(request, path, methods)
-        response = await _answered(route.handler, request, segments, query)
+        response = await self._answered(route, request, segments, query)
         self._count(route.name, response.status, time.monotonic() - started)
         return response
+
+    async def _answered(
+        self, route: Route, request: web.BaseRequest, segments: list[str], query: str
+    ) -> web.StreamResponse:
+        try:
+            caller = self._gate.admit(route.right, request.headers, segments)
+            return await route.handler(Call(request, segments, parse_query(query), caller))
+        except Problem as problem:
+            return problem_response(problem, request.raw_path)
+        except Malformed as error:
+            return problem_response(Problem("bad-request", str(error)), request.raw_path)
+        except (KafkaError, TimeoutError) as error:
+            return problem_response(Problem("kafka-unavailable", f"Kafka does not answer: {error!r}"), request.raw_path)
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  the last line: the worker must live, the caller must know
+            log.event("error", "request_failed", path=request.raw_path, error=repr(error))
+            internal = Problem("internal", "an error inside the gateway; it is in its log")
+            return problem_response(internal, request.raw_path)
 
     def _count(self, route: str, status: int, seconds: float) -> None:
         counters = self._counters.get((route, status))
@@ -115,23 +140,6 @@ def parse_query(text: str) -> dict[str, str]:
     return found
 
 
-async def _answered(handler: Handler, request: web.BaseRequest, segments: list[str], query: str) -> web.StreamResponse:
-    try:
-        return await handler(Call(request, segments, parse_query(query)))
-    except Problem as problem:
-        return problem_response(problem, request.raw_path)
-    except Malformed as error:
-        return problem_response(Problem("bad-request", str(error)), request.raw_path)
-    except (KafkaError, TimeoutError) as error:
-        return problem_response(Problem("kafka-unavailable", f"Kafka does not answer: {error!r}"), request.raw_path)
-    except ConnectionError:
-        raise
-    except Exception as error:  # noqa: BLE001  the last line: the worker must live, the caller must know
-        log.event("error", "request_failed", path=request.raw_path, error=repr(error))
-        internal = Problem("internal", "an error inside the gateway; it is in its log")
-        return problem_response(internal, request.raw_path)
-
-
 def _no_route(request: web.BaseRequest, path: str, methods: dict[str, Route] | None) -> web.Response:
     if not methods:
         return problem_response(Problem("not-found", f"{path} is not part of the interface"), request.raw_path)
@@ -149,5 +157,7 @@ def problem_response(problem: Problem, path: str) -> web.Response:
     document = {**problem.document(), "instance": path}
     response = web.Response(body=json.dumps(document).encode(), status=problem.status, headers=_PROBLEM)
     if problem.retry_after_s is not None:
-        response.headers["Retry-After"] = str(max(1, round(problem.retry_after_s)))
+        response.headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after_s)))
+    if problem.status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="logferry"'
     return response

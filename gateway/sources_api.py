@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 from logferry.gateway.admission import Admission
+from logferry.gateway.auth import Right
 from logferry.gateway.config import Config
 from logferry.gateway.contract import MAX_SEQNO, Malformed, check_source_id, check_topic, full_topic
 from logferry.gateway.errors import Problem
@@ -82,10 +83,10 @@ class SourcesApi:
 
     def add_to(self, routes: Routes) -> None:
         sources = "/v1/topics/{topic}/sources"
-        routes.add("GET", sources, "sources", self.list)
-        routes.add("GET", sources + "/{source}", "source", self.get)
-        routes.add("DELETE", sources + "/{source}", "forget", self.forget)
-        routes.add("POST", sources + "/{source}/heartbeat", "heartbeat", self.heartbeat)
+        routes.add("GET", sources, "sources", self.list, Right.SOURCE)
+        routes.add("GET", sources + "/{source}", "source", self.get, Right.SOURCE)
+        routes.add("DELETE", sources + "/{source}", "forget", self.forget, Right.ADMIN)
+        routes.add("POST", sources + "/{source}/heartbeat", "heartbeat", self.heartbeat, Right.WRITE)
 
     async def get(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
@@ -137,8 +138,13 @@ class SourcesApi:
         rows: list[dict[str, Any]] = []
         lanes = {number: lane for number, lane in self.ownership.lanes.items() if lane.state != "closed"}
         before_ms = None if idle_for_ms is None else time.time() * 1000 - idle_for_ms
+        caller = call.caller
+
+        def wanted(source_id: str) -> bool:
+            return source_id.startswith(prefix) and caller.may_see_source(topic, source_id)
+
         for lane in lanes.values():
-            found = await lane.sources(topic, lambda source_id: source_id.startswith(prefix))
+            found = await lane.sources(topic, wanted)
             rows.extend(
                 _row(source, state)
                 for source, state in found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from aiokafka import errors
@@ -92,11 +92,7 @@ class Topics:
 
     def full_name(self, name: str) -> str:
         """``nginx`` and ``dc1.nginx`` name the same topic here: a known data centre in front stays."""
-        first, dot, _ = name.partition(".")
-        if dot and first in {self._config.dc, *self._config.data_centres}:
-            split_topic(name)
-            return name
-        return full_topic(self._config.dc, check_topic(name))
+        return self._config.full_name(name)
 
     # ---- the topics as users see them -------------------------------------------------------------------------
 
@@ -159,11 +155,12 @@ class Topics:
         except errors.UnknownTopicOrPartitionError:
             raise self._unknown(topic) from None
 
-    async def describe_all(self) -> list[dict[str, Any]]:
-        """All topics of the known data centres, by name, described as by `describe`."""
-        known = {self._config.dc, *self._config.data_centres}
+    async def describe_all(self, wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
+        """The wanted topics of the known data centres, by name, described as by `describe`."""
+        known = self._config.known_dcs
         views = (await self._kafka.describe()).topics
-        return await self._describe([view for name, view in sorted(views.items()) if name.partition(".")[0] in known])
+        names = [name for name in sorted(views) if name.partition(".")[0] in known and wanted(name)]
+        return await self._describe([views[name] for name in names])
 
     async def _describe(self, views: list[TopicView]) -> list[dict[str, Any]]:
         if not views:

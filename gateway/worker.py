@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from aiohttp import web
@@ -13,7 +14,8 @@ from aiokafka.errors import KafkaError
 from logferry.gateway import log, preflight
 from logferry.gateway.admission import Admission
 from logferry.gateway.api import Api
-from logferry.gateway.config import Config
+from logferry.gateway.auth import Gate
+from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.routing import Routing
@@ -24,8 +26,11 @@ _CONNECT_DEADLINE_S = 30.0
 _DRAIN_S = 5.0
 
 
-async def serve(config: Config, worker: int) -> None:
-    """Serves until SIGTERM or SIGINT. Raises KafkaError when Kafka can't be reached, WeakKafka or ConfigError."""
+async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> None:
+    """Serves until SIGTERM or SIGINT; on SIGHUP takes over what ``reload`` finds and `_take_over` names.
+
+    Raises KafkaError when Kafka can't be reached, WeakKafka or ConfigError.
+    """
     # Thousands of requests are alive at once and none of them is garbage: looking for cycles less often made small
     # requests a third faster.
     gc.set_threshold(100_000, 50, 100)
@@ -34,6 +39,8 @@ async def serve(config: Config, worker: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    gate = Gate(config)
+    loop.add_signal_handler(signal.SIGHUP, _take_over, reload, gate)
     url = config.url(worker)
     kafka = Kafka({"bootstrap_servers": config.kafka.bootstrap_servers}, url)
     async with AsyncExitStack() as stack:
@@ -47,7 +54,7 @@ async def serve(config: Config, worker: int) -> None:
         stack.push_async_callback(routing.stop)
         admission = Admission(config.limits)
         sources = SourcesApi(config, topics, ownership, routing, admission)
-        api = Api(config, kafka, topics, ownership, routing, admission, sources)
+        api = Api(config, kafka, topics, ownership, routing, admission, sources, gate)
         server = web.Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
@@ -64,6 +71,17 @@ async def serve(config: Config, worker: int) -> None:
             ownership.failed.result()
         log.event("info", "worker_stopping", url=url)
     log.event("info", "worker_stopped", url=url)
+
+
+def _take_over(reload: Callable[[], Config], gate: Gate) -> None:
+    """The tokens of the configuration as it is now; a bad one changes nothing. Connections live on."""
+    try:
+        fresh = reload()
+        gate.replace(fresh.tokens)
+    except (ConfigError, ValueError) as error:
+        log.event("error", "configuration_not_reloaded", reason=str(error))
+    else:
+        log.event("info", "configuration_reloaded", tokens=[token.name for token in fresh.tokens])
 
 
 async def _connect(kafka: Kafka) -> None:
