@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
@@ -54,6 +55,7 @@ _PASSING: Final = (
 
 
 _T = TypeVar("_T")
+Send = Callable[[Any], Awaitable[Any]]
 
 
 class Kafka:
@@ -99,7 +101,7 @@ class Kafka:
         response = await self._send_any(DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None) for topic in topics]))
         found = {}
         for code, message, _type, name, entries in response.resources:
-            _raise(code, message or name)
+            raise_for(code, message or name)
             found[name] = {entry[0]: entry[1] or "" for entry in entries}
         return found
 
@@ -110,13 +112,13 @@ class Kafka:
         wanted: list[Any] = [(topic, partitions, replication, [], list(configs.items()))]
         response = await self._send_any(CreateTopicsRequest(wanted, _REQUEST_TIMEOUT_MS, False))
         for error in response.topic_errors:
-            _raise(error[1], error[2] if len(error) > 2 and error[2] else topic)
+            raise_for(error[1], error[2] if len(error) > 2 and error[2] else topic)
 
     async def grow_topic(self, topic: str, partitions: int) -> None:
         request = CreatePartitionsRequest([(topic, (partitions, None))], _REQUEST_TIMEOUT_MS, False)
         response = await self._send_any(request)
         for _topic, code, message in response.topic_errors:
-            _raise(code, message or topic)
+            raise_for(code, message or topic)
 
     # ---- records ----------------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class Kafka:
         found = {}
         for topic, answers in response.topics:
             for number, code, _timestamp, offset in answers:
-                _raise(code, f"{topic}-{number}")
+                raise_for(code, f"{topic}-{number}")
                 found[topic, number] = offset
         return found
 
@@ -187,7 +189,7 @@ class Kafka:
             async with self._own_connection() as group:
                 response = await self._client.send(node, request, group=group)
             fields = response.topics[0][1][0]
-            _raise(fields[1], f"{topic}-{partition} at {offset}")
+            raise_for(fields[1], f"{topic}-{partition} at {offset}")
             records, next_offset = committed_records(fields[-1] or b"", fields[5] or (), offset, stop_bytes)
             return Fetched(records, next_offset, last_stable=fields[3], log_start=fields[4])
 
@@ -200,16 +202,27 @@ class Kafka:
         node = await self._client.coordinator_lookup(CoordinationType.GROUP, group)
         response = await self._client.send(node, DescribeGroupsRequest([group]))
         code, _group, state, _type, _protocol, members = response.groups[0][:6]
-        _raise(code, group)
+        raise_for(code, group)
         if state != "Stable":
             return None
-        found: dict[str, list[int]] = {}
+        # A member without a partition is a member all the same.
+        found: dict[str, list[int]] = {client_id: [] for _member, client_id in (member[:2] for member in members)}
         for _member, client_id, _host, _metadata, assignment in (member[:5] for member in members):
             decoded = ConsumerProtocolMemberAssignment.decode(assignment)
             for assigned, partitions in decoded.assignment:
                 if assigned == topic:
-                    found.setdefault(client_id, []).extend(partitions)
+                    found[client_id].extend(partitions)
         return found
+
+    async def with_coordinator(self, group: str, ask: Callable[[Send], Awaitable[_T]]) -> _T:
+        """The answer of ``ask``, which sends requests to the group's coordinator and raises what they answer."""
+        async with asyncio.timeout(_DEADLINE_S):
+            while True:
+                try:
+                    node = await self._client.coordinator_lookup(CoordinationType.GROUP, group)
+                    return await ask(partial(self._client.send, node))
+                except _PASSING:
+                    await asyncio.sleep(_BACKOFF_S)
 
     async def find_transaction_coordinator(self, transactional_id: str) -> None:
         """Returns when it is found; the first call in a cluster makes Kafka create its transaction log."""
@@ -263,6 +276,7 @@ class Kafka:
                 await asyncio.sleep(_BACKOFF_S)
 
 
-def _raise(code: int, detail: str) -> None:
+def raise_for(code: int, detail: str) -> None:
+    """Kafka's error code as its exception; 0 is none."""
     if code:
         raise errors.for_code(code)(detail)
