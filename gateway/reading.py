@@ -109,27 +109,32 @@ async def _collect(kafka: Kafka, limits: Limits, wanted: Read, position: int) ->
 
 
 def _rows(records: Iterable[KafkaRecord], wanted: Read) -> Iterable[Row]:
-    """Records that no gateway wrote are passed over: they are not chunks."""
     for record in records:
-        try:
-            chunk = chunk_of_record(record.value or b"", record.headers)
-            source_id = (record.key or b"").decode()
-        except (Malformed, UnicodeDecodeError):
-            continue
-        if wanted.wants(source_id, chunk.attributes):
-            yield (
-                wanted.dc,
-                wanted.topic,
-                wanted.partition,
-                record.offset,
-                source_id,
-                chunk.seqno,
-                chunk.prev,
-                chunk.created_ms,
-                record.timestamp_ms,
-                chunk.attributes,
-                chunk.data,
-            )
+        row = row_of(wanted.dc, wanted.topic, wanted.partition, record)
+        if row is not None and wanted.wants(row[4], row[9]):
+            yield row
+
+
+def row_of(dc: str, topic: str, partition: int, record: KafkaRecord) -> Row | None:
+    """The row of a record, its fields by `KEYS`; None for one that no gateway wrote: it is not a chunk."""
+    try:
+        chunk = chunk_of_record(record.value or b"", record.headers)
+        source_id = (record.key or b"").decode()
+    except (Malformed, UnicodeDecodeError):
+        return None
+    return (
+        dc,
+        topic,
+        partition,
+        record.offset,
+        source_id,
+        chunk.seqno,
+        chunk.prev,
+        chunk.created_ms,
+        record.timestamp_ms,
+        chunk.attributes,
+        chunk.data,
+    )
 
 
 # ---- formats --------------------------------------------------------------------------------------------------
@@ -154,10 +159,11 @@ def _msgpack(rows: list[Row]) -> bytes:
 
 
 def _ndjson(rows: list[Row]) -> bytes:
-    return b"".join(json.dumps(_object(row), ensure_ascii=False).encode() + b"\n" for row in rows)
+    return b"".join(json.dumps(row_object(row), ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
-def _object(row: Row) -> dict[str, Any]:
+def row_object(row: Row) -> dict[str, Any]:
+    """The row with its keys; data that is not UTF-8 is in base64, under a key of its own."""
     found = dict(zip(KEYS, row, strict=True))
     data: bytes = found.pop("data")
     try:
