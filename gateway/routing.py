@@ -78,20 +78,21 @@ class Routing:
             FORWARDS.labels("redirect").inc()
             return web.Response(status=307, headers={"Location": owner + request.raw_path})
         FORWARDS.labels("forward").inc()
-        return await self._forward(request, owner, f"the owner of lane {number}")
+        return await self.forward(request, owner, f"the owner of lane {number}")
 
     async def ask_others(self, request: web.BaseRequest) -> list[dict[str, Any]]:
         """The same request to every other worker; the answers. Raises Problem when one does not answer."""
         return await asyncio.gather(*(self._ask(request, url) for url in self._ownership.other_workers()))
 
     async def _ask(self, request: web.BaseRequest, url: str) -> dict[str, Any]:
-        answer = await self._forward(request, url, f"the worker {url}")
+        answer = await self.forward(request, url, f"the worker {url}")
         if answer.status != 200:
             raise Problem("not-owner-yet", f"the worker {url} answered {answer.status}")
         body = answer.body
         return cast(dict[str, Any], json.loads(body if isinstance(body, bytes | bytearray) else b"{}"))
 
-    async def _forward(self, request: web.BaseRequest, owner: str, who: str) -> web.Response:
+    async def forward(self, request: web.BaseRequest, owner: str, who: str) -> web.Response:
+        """What another worker answers; ``who`` it is to the caller. Raises Problem when no answer comes."""
         if self._session is None:
             raise Problem("not-owner-yet", "the worker is starting")
         headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
