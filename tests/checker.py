@@ -102,14 +102,15 @@ def _orders(stored: list[Stored]) -> list[str]:
 async def read_back(bootstrap: str, topic: str) -> list[Stored]:
     """All committed records of the topic, up to the end of every partition; open transactions are waited for."""
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="none", fetch_max_wait_ms=100
+        topic,
+        bootstrap_servers=bootstrap,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=100,
     )
     await consumer.start()
     try:
-        numbers = consumer.partitions_for_topic(topic) or await _partitions(consumer, topic)
-        partitions = [TopicPartition(topic, number) for number in numbers]
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning(*partitions)
+        partitions = sorted(consumer.assignment())
         ends = await _high_watermarks(bootstrap, partitions)
         stored: list[Stored] = []
         while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
@@ -122,11 +123,6 @@ async def read_back(bootstrap: str, topic: str) -> list[Stored]:
         return stored
     finally:
         await consumer.stop()
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
-    await consumer.topics()
-    return set(consumer.partitions_for_topic(topic) or ())
 
 
 async def _high_watermarks(bootstrap: str, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:

@@ -1,0 +1,42 @@
+"""A gateway worker with one guard switched off, for the proof that the crash tests would notice.
+
+``python tests/crash/broken_worker.py GUARD --config FILE --worker I``, GUARD one of the names below.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+
+from logferry.gateway import transaction
+from logferry.gateway.__main__ import main
+from logferry.gateway.config import Config
+from logferry.gateway.contract import Chunk
+from logferry.gateway.sources import Advance, Refusal, SourceState
+
+
+def no_deduplication() -> None:
+    """What was recorded before is recorded again."""
+
+    def record_all(
+        state: SourceState, chunks: list[Chunk], session: int | None, now_ms: int, max_jump: int | None = None
+    ) -> Advance | Refusal:
+        after = state._replace(recorded=max(chunks[-1].seqno, state.recorded or 0), written_ms=now_ms)
+        return Advance(after, chunks, 0)
+
+    transaction.decide_write = record_all
+
+
+def no_fence() -> None:
+    """Each opening of a lane takes a transactional id of its own, so nobody is ever shut out."""
+    numbers = itertools.count()
+    Config.transactional_id = lambda self, lane: f"unfenced-{lane}-{os.getpid()}-{next(numbers)}"  # type: ignore[method-assign]
+
+
+GUARDS: dict[str, Callable[[], None]] = {"deduplication": no_deduplication, "fence": no_fence}
+
+if __name__ == "__main__":
+    GUARDS[sys.argv[1]]()
+    sys.exit(main(sys.argv[2:]))
