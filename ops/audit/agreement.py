@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from logferry.gateway.sources import SourceState
 from logferry.ops.audit.chain import Chain
@@ -20,12 +21,14 @@ from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.partition import PartitionLog
 from logferry.ops.audit.states import Known
 
+_FORGOTTEN: Final = "the gateway was told to forget it, or it was silent for too long: only its log could be judged"
+
 
 @dataclass(slots=True)
 class _Topic:
     name: str
-    id: bytes
     logs: Mapping[int, PartitionLog]
+    expired_ms: int
     findings: Findings
 
     def add(self, kind: str, partition: int | None, source_id: str, detail: str, refutes: bool = True) -> None:
@@ -39,11 +42,13 @@ def compare(
     logs: Mapping[int, PartitionLog],
     known: Iterable[Known],
     forgotten: Iterable[str],
+    expired_ms: int,
     findings: Findings,
 ) -> None:
-    """``logs``: all partitions of the topic, read up to their ends. ``forgotten``: sources whose state was dropped
-    on purpose, by a tombstone."""
-    topic = _Topic(name, topic_id, logs, findings)
+    """``logs``: all partitions of the topic, read up to their ends. ``forgotten``: sources that were forgotten on
+    purpose or expired, as far as Kafka still knows; those silent since ``expired_ms`` may have been, too.
+    """
+    topic = _Topic(name, logs, expired_ms, findings)
     states: dict[str, list[Known]] = {}
     for one in known:
         if one.state.topic_id == topic_id:
@@ -79,14 +84,17 @@ def _source(topic: _Topic, source_id: str, chains: dict[int, Chain], known: list
         for partition, chain in chains.items():
             _without_state(topic, partition, source_id, chain, forgotten)
     for partition, states in pinned.items():
-        _pinned(topic, partition, source_id, chains.get(partition), states)
+        if forgotten and all(state.recorded is None for state in states):
+            topic.add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
+        else:
+            _pinned(topic, partition, source_id, chains.get(partition), states)
 
 
 def _without_state(topic: _Topic, partition: int, source_id: str, chain: Chain, forgotten: bool) -> None:
     if chain.settled is None:
         return  # its first chunk came after the states were read
-    if forgotten:
-        topic.add("state-forgotten", partition, source_id, "its state was dropped on purpose", refutes=False)
+    if forgotten or chain.last_ms < topic.expired_ms:
+        topic.add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
     else:
         detail = f"the log has chunks up to seqno {chain.last}, and there is no state of the source"
         topic.add("state-missing", partition, source_id, detail)
@@ -113,7 +121,8 @@ def _pinned(topic: _Topic, partition: int, source_id: str, chain: Chain | None, 
     elif not _is_reached(chain, recorded, is_cut):
         detail = f"the log goes up to seqno {chain.last}, the state only to {recorded}: committed in part"
         topic.add("state-behind", partition, source_id, detail)
-    if len(states) == 1 and recorded is not None and not is_cut and states[0].base != chain.base:
+    is_whole = is_cut or chain.head_seen or states[0].base == chain.base
+    if len(states) == 1 and recorded is not None and not is_whole:
         detail = f"the first chunk in the log follows {chain.base}, the first one recorded followed {states[0].base}"
         topic.add("head-missing", partition, source_id, detail)
 

@@ -9,6 +9,10 @@ In offset order the seqnos rise, and each ``prev`` that a writer gave is the seq
 
 After a break the chain goes on from the highest seqno, so that one wrong record is one break (a record in the
 wrong place is two: the gap where it is missing, and itself). Without ``prev`` a gap cannot be seen.
+
+A source that the gateway was told to forget (or that expired) may begin anew, at the ``prev`` that its next state
+names as the base. That is no break; but what it had recorded before and records again is a double, and for such a
+source all that it ever recorded is kept as ranges to see it.
 """
 
 from __future__ import annotations
@@ -16,14 +20,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from logferry.ops.audit.ranges import Ranges
+
 _KEPT_HOLES: Final = 64
 
 
 class Break(NamedTuple):
-    """``kind``: one of the words above; ``detail`` names the seqnos."""
+    """``kind``: one of the words above, or ``begins-anew``, which is none; ``detail`` names the seqnos."""
 
     kind: str
     detail: str
+    refutes: bool = True
+
+
+@dataclass(slots=True)
+class Forgotten:
+    """A source that was forgotten. ``bases``: with which ``prev`` it may begin anew, once for each time."""
+
+    bases: list[int | None]
+    _covered: Ranges = field(default_factory=Ranges)
+
+    def cover(self, seqno: int, prev: int | None, size_bytes: int) -> bool:
+        """Whether some of what this chunk stands for was recorded before. At most its bytes: seqnos may jump."""
+        begin = max(seqno - 1 if prev is None else prev, seqno - max(1, size_bytes))
+        before = self._covered.overlaps(begin, seqno)
+        self._covered.add(begin, seqno)
+        return before
 
 
 @dataclass(slots=True)
@@ -32,7 +54,7 @@ class Chain:
 
     ``settled``: the highest seqno below the fence, an offset at which the log stood before the states were read;
     ``later``: the seqnos above it. ``cut``: a part of the log was removed while it was read, so that the next
-    record may lie above a gap that means nothing.
+    record may lie above a gap that means nothing. ``head_seen``: a record follows the base that the state names.
     """
 
     base: int | None
@@ -43,20 +65,29 @@ class Chain:
     chunks: int = 0
     lines: int = 0
     size_bytes: int = 0
+    last_ms: int = 0
     breaks: dict[str, int] = field(default_factory=dict)
     settled: int | None = None
     later: list[int] = field(default_factory=list)
     cut: bool = False
+    head_seen: bool = False
+    forgotten: Forgotten | None = None
     _holes: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, offset: int, seqno: int, prev: int | None) -> Chain:
-        return cls(prev, seqno, seqno, offset, offset)
+    def begin(
+        cls, offset: int, seqno: int, prev: int | None, size_bytes: int = 0, forgotten: Forgotten | None = None
+    ) -> Chain:
+        if forgotten is not None:
+            forgotten.cover(seqno, prev, size_bytes)
+        return cls(prev, seqno, seqno, offset, offset, forgotten=forgotten)
 
-    def follow(self, offset: int, seqno: int, prev: int | None) -> Break | None:
+    def follow(self, offset: int, seqno: int, prev: int | None, size_bytes: int = 0) -> Break | None:
         """Takes the next record over, and says what it breaks. Records and sizes are counted by the caller."""
         broken = self._judge(seqno, prev)
-        if broken is not None:
+        if self.forgotten is not None:
+            broken = self._after_forgetting(self.forgotten, broken, seqno, prev, size_bytes)
+        if broken is not None and broken.refutes:
             self.breaks[broken.kind] = self.breaks.get(broken.kind, 0) + 1
         self.last = max(self.last, seqno)
         self.last_offset = offset
@@ -69,6 +100,20 @@ class Chain:
             self.settled = seqno if self.settled is None else max(self.settled, seqno)
         else:
             self.later.append(seqno)
+
+    def _after_forgetting(
+        self, forgotten: Forgotten, broken: Break | None, seqno: int, prev: int | None, size_bytes: int
+    ) -> Break | None:
+        reached = self.last
+        if broken is not None and prev in forgotten.bases:
+            forgotten.bases.remove(prev)
+            self.base, self.last, self.settled = prev, seqno, None
+            self.later.clear()
+            self._holes.clear()
+            broken = Break("begins-anew", f"seqno {seqno} after {reached}: the source was forgotten between", False)
+        if forgotten.cover(seqno, prev, size_bytes):
+            return Break("double", f"seqno {seqno} after {reached}: recorded again after the source was forgotten")
+        return broken
 
     def _judge(self, seqno: int, prev: int | None) -> Break | None:
         if seqno <= self.last:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from logferry.gateway.config import ConfigError, load
 from logferry.gateway.contract import Malformed, check_dc
-from logferry.ops.audit.proof import audit
+from logferry.ops.audit.proof import SOURCE_RETENTION_MS, audit
 from logferry.ops.audit.report import Report
 from logferry.ops.audit.show import console_for_output, progress, show
 from logferry.ops.problems import Problem, WrongUse
@@ -22,17 +23,20 @@ REFUTED: Final = 1
 
 
 class _Where(NamedTuple):
-    """The cluster. ``dc`` None: the only one that it has."""
+    """The cluster, and the gateway's settings. ``dc`` None: the only one that it has."""
 
     bootstrap: str
     dc: str | None
-    prefix: str
+    prefix: str = "logferry"
+    source_retention_ms: int = SOURCE_RETENTION_MS
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 exact, 1 refuted, 2 wrong use, 3 Kafka or the table cannot be read."""
     args = _parser().parse_args(argv)
     console = Console(stderr=True)
+    # What the client library has to say comes as an error, once, and in our words.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         report = asyncio.run(_audit(args, console))
     except Problem as problem:
@@ -55,6 +59,7 @@ async def _audit(args: argparse.Namespace, console: Console) -> Report:
             table=args.table,
             files=args.file,
             prefix=where.prefix,
+            source_retention_ms=where.source_retention_ms,
             progress=advance,
         )
 
@@ -92,7 +97,8 @@ def _where(args: argparse.Namespace) -> _Where:
     except (ConfigError, Malformed) as error:
         raise WrongUse(str(error)) from None
     if config is not None:
-        return _Where(args.bootstrap or config.kafka.bootstrap_servers, dc or config.dc, config.prefix)
+        bootstrap = args.bootstrap or config.kafka.bootstrap_servers
+        return _Where(bootstrap, dc or config.dc, config.prefix, config.source_retention_ms)
     if args.bootstrap is None:
         raise WrongUse("which Kafka? Give --config FILE or --bootstrap HOST:PORT")
-    return _Where(args.bootstrap, dc, "logferry")
+    return _Where(args.bootstrap, dc)

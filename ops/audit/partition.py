@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from logferry.gateway.contract import Chunk, Malformed, chunk_of_record
 from logferry.gateway.fetch import KafkaRecord
 from logferry.ops.audit.account import Account
-from logferry.ops.audit.chain import Chain
+from logferry.ops.audit.chain import Break, Chain, Forgotten
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.lines import NO_IDENTITY, count_lines, identity_of, lines_of, sum_of, whole_record
 from logferry.ops.audit.ranges import Ranges
@@ -24,6 +24,13 @@ class Span(NamedTuple):
     end: int
 
 
+class Expected(NamedTuple):
+    """Of a topic's sources: the base that the state names, and where forgotten ones may begin anew."""
+
+    bases: Mapping[str, int | None]
+    reborn: Mapping[str, list[int | None]]
+
+
 class Originals(Protocol):
     """Who compares chunks with the files that they came from."""
 
@@ -34,7 +41,9 @@ class Originals(Protocol):
 class PartitionLog:
     """``account`` takes the chunks whose offsets are ``loaded``; None: there is no table. ``unloaded``: the others.
 
-    ``removed``: offsets that retention had removed before they could be read."""
+    ``removed``: offsets that retention had removed before they could be read. ``expected``: what the states say of
+    the sources.
+    """
 
     topic: str
     partition: int
@@ -43,6 +52,7 @@ class PartitionLog:
     account: Account | None = None
     loaded: Ranges = field(default_factory=Ranges)
     originals: Originals | None = None
+    expected: Expected = field(default_factory=lambda: Expected({}, {}))
     chains: dict[str, Chain] = field(default_factory=dict)
     unloaded: int = 0
     removed: Ranges = field(default_factory=Ranges)
@@ -60,21 +70,17 @@ class PartitionLog:
         """Retention removed something: a source may start in the middle, or have nothing left."""
         return bool(self.removed)
 
-    def take(self, records: Iterable[KafkaRecord]) -> int:
-        """The next records in offset order. Returns how many bytes of chunks they held."""
-        size_bytes = 0
+    def take(self, records: Iterable[KafkaRecord]) -> None:
+        """The next records in offset order."""
         for record in records:
             if record.offset >= self.span.end:
                 break
-            value = record.value or b""
-            size_bytes += len(value)
             try:
                 source_id, chunk = decoded(record)
             except Malformed as error:
                 self._foreign(record, str(error))
                 continue
             self._take(record, source_id, chunk)
-        return size_bytes
 
     def overtaken(self, start: int, end: int) -> None:
         """Retention removed [start, end) before it was read: the next record of a source may follow on one of it."""
@@ -83,19 +89,25 @@ class PartitionLog:
             chain.cut = True
 
     def _take(self, record: KafkaRecord, source_id: str, chunk: Chunk) -> None:
+        size = len(chunk.data)
         chain = self.chains.get(source_id)
         if chain is None:
-            chain = self.chains[source_id] = Chain.begin(record.offset, chunk.seqno, chunk.prev)
-            self._runs.pop(source_id, None)
+            reborn = self.expected.reborn.get(source_id)
+            forgotten = None if reborn is None else Forgotten(list(reborn))
+            chain = Chain.begin(record.offset, chunk.seqno, chunk.prev, size, forgotten)
+            self.chains[source_id] = chain
         else:
-            broken = chain.follow(record.offset, chunk.seqno, chunk.prev)
+            broken = chain.follow(record.offset, chunk.seqno, chunk.prev, size)
             if broken is None:
                 self._runs.pop(source_id, None)
             else:
-                self._broken(record.offset, source_id, broken.kind, broken.detail)
+                self._broken(record.offset, source_id, broken)
+        if chunk.prev is not None and chunk.prev == self.expected.bases.get(source_id):
+            chain.head_seen = True
         chain.note(chunk.seqno, is_settled=record.offset < self.span.fence)
+        chain.last_ms = record.timestamp_ms
         chain.chunks += 1
-        chain.size_bytes += len(chunk.data)
+        chain.size_bytes += size
         chain.lines += self._account(record.offset, source_id, chunk)
         if self.originals is not None:
             self.originals.take(self.topic, source_id, chunk, record.timestamp_ms)
@@ -109,14 +121,14 @@ class PartitionLog:
         self.account.expect(offset, identity_of(source_id, chunk.seqno), total)
         return total.lines
 
-    def _broken(self, offset: int, source_id: str, kind: str, detail: str) -> None:
+    def _broken(self, offset: int, source_id: str, broken: Break) -> None:
         """Breaks of one kind in consecutive records of a source are one finding with a range."""
         run = self._runs.get(source_id)
-        if run is not None and run.kind == kind:
+        if run is not None and run.kind == broken.kind:
             run.last = offset
             run.count += 1
             return
-        run = Finding(kind, self.where, detail, source_id, offset, offset)
+        run = Finding(broken.kind, self.where, broken.detail, source_id, offset, offset, refutes=broken.refutes)
         self._runs[source_id] = run
         self.findings.add(run)
 

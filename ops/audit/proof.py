@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from logferry.gateway.fetch import CorruptBatch, KafkaRecord
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.metadata import TopicView
 from logferry.ops.audit.account import Account
@@ -26,7 +28,7 @@ from logferry.ops.audit.chunks import name_damaged
 from logferry.ops.audit.files import FileReport, OriginalFiles
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.loaded import Loaded, Place, check_ledger, printed_id
-from logferry.ops.audit.partition import PartitionLog, Span
+from logferry.ops.audit.partition import Expected, PartitionLog, Span
 from logferry.ops.audit.ranges import Ranges
 from logferry.ops.audit.reading import committed, connected, high_watermarks
 from logferry.ops.audit.report import Report, TableReport, source_reports
@@ -38,8 +40,8 @@ from logferry.ops.problems import Unavailable
 
 # Called with a stage (`STAGES`) and how much of it is done, of how much.
 Progress = Callable[[str, int, int], None]
-# The base of each (topic, source, partition), as its state has it.
-Bases = dict[tuple[str, str, int], int | None]
+ByTopic = dict[str, list[Known]]
+SOURCE_RETENTION_MS: Final = 14 * 86_400_000
 STAGES: Final = ("states", "log", "table")
 
 
@@ -51,11 +53,13 @@ async def audit(
     table: Path | None = None,
     files: Sequence[Path] = (),
     prefix: str = "logferry",
+    source_retention_ms: int = SOURCE_RETENTION_MS,
     progress: Progress = lambda _stage, _done, _total: None,
 ) -> Report:
     """Proves or refutes the promise over what is stored now. Reads only; safe at any time and again.
 
     ``dc``: None for the only one that the cluster has. ``topics``: as writers name them, none for all of the dc.
+    ``prefix`` and ``source_retention_ms``: the gateway's settings.
     Raises WrongUse for a topic, dc or file that is not there, Unavailable when Kafka or the table cannot be read.
     """
     with ExitStack() as stack:
@@ -65,20 +69,25 @@ async def audit(
         async with connected(bootstrap) as kafka:
             views = (await kafka.describe()).topics
             dc = dc or only_dc(views, prefix)
-            audited, state_topic = audited_topics(views, dc, topics), state_topic_of(views, dc, prefix)
-            proof = _Proof(kafka, dc, state_topic, audited, not topics, tables, originals, progress)
+            state_topic, audited = state_topic_of(views, dc, prefix), audited_topics(views, dc, topics)
+            expired_ms = int(time.time() * 1000) - source_retention_ms
+            proof = _Proof(kafka, dc, state_topic, audited, not topics, expired_ms, tables, originals, progress)
             return await proof.run()
 
 
 @dataclass
 class _Proof:
-    """``is_whole``: all topics of the data centre are audited, so that what is missing among them is noticed."""
+    """``is_whole``: all topics of the data centre are audited, so that what is missing among them is noticed.
+
+    ``expired_ms``: a source that was silent since then may have been forgotten.
+    """
 
     kafka: Kafka
     dc: str
     state_topic: TopicView
     topics: dict[str, TopicView]
     is_whole: bool
+    expired_ms: int
     tables: Tables | None
     originals: OriginalFiles
     progress: Progress
@@ -92,12 +101,16 @@ class _Proof:
         starts = await self.kafka.offsets(places, EARLIEST)
         fences = await self.kafka.offsets(places, LATEST)
         states = await self._states()
+        known = self._by_topic(states)
         ends = await high_watermarks(self.kafka, places)
-        await self._log({place: Span(starts[place], fences[place], ends[place]) for place in places}, loaded)
-        bases = self._agree(states, await self._still_there())
+        spans = {place: Span(starts[place], fences[place], ends[place]) for place in places}
+        self._prepare(spans, loaded, states, known)
+        await self._read("log", spans, self._take, self._overtaken)
+        existing = await self._still_there()
+        self._agree(states, known, existing)
         rows = await self._table(loaded, ends)
         files = self._files()
-        sources = source_reports(self.logs.values(), bases, rows)
+        sources = source_reports(self.logs.values(), rows)
         return Report(
             dc=self.dc,
             topics=sorted(self.topics),
@@ -136,25 +149,53 @@ class _Proof:
         places = [(name, lane) for lane in range(lanes)]
         starts = await self.kafka.offsets(places, EARLIEST)
         ends = await high_watermarks(self.kafka, places)
-        done, total = 0, sum(ends[place] - starts[place] for place in places)
-        for place in places:
-            async for fetched in committed(self.kafka, place, starts[place], ends[place], _nothing_lost):
-                for record in fetched.records:
-                    states.apply(place[1], record.offset, record.key or b"", record.value)
-                self.progress("states", done + fetched.next_offset - starts[place], total)
-            done += ends[place] - starts[place]
+        spans = {place: Span(starts[place], starts[place], ends[place]) for place in places}
+
+        def apply(place: Place, records: Iterable[KafkaRecord]) -> None:
+            for record in records:
+                states.apply(place[1], record.offset, record.key or b"", record.value)
+
+        await self._read("states", spans, apply, lambda _place, _start, _end: None)
         return states
 
-    async def _log(self, spans: dict[Place, Span], loaded: Loaded | None) -> None:
+    def _prepare(self, spans: dict[Place, Span], loaded: Loaded | None, states: States, known: ByTopic) -> None:
+        """Makes the `PartitionLog` of each partition, with what is expected of it."""
+        for topic, view in self.topics.items():
+            bases = {
+                one.source.source_id: one.state.base for one in known.get(topic, ()) if one.state.topic_id == view.id
+            }
+            reborn = {source_id: again for (name, source_id), again in states.reborn.items() if name == topic}
+            expected = Expected(bases, reborn)
+            for place in ((topic, p.partition) for p in view.partitions):
+                account = None if loaded is None else Account()
+                ranges = Ranges() if loaded is None else loaded.covers(place)
+                self.logs[place] = PartitionLog(
+                    *place, spans[place], self.findings, account, ranges, self.originals, expected
+                )
+
+    def _take(self, place: Place, records: Sequence[KafkaRecord]) -> None:
+        self.logs[place].take(records)
+
+    def _overtaken(self, place: Place, start: int, end: int) -> None:
+        self.logs[place].overtaken(start, end)
+
+    async def _read(
+        self,
+        stage: str,
+        spans: dict[Place, Span],
+        take: Callable[[Place, Sequence[KafkaRecord]], None],
+        overtaken: Callable[[Place, int, int], None],
+    ) -> None:
+        """Partition after partition; one whose stored bytes are damaged is left at the place of the damage."""
         done, total = 0, sum(span.end - span.start for span in spans.values())
         for place, span in spans.items():
-            account = None if loaded is None else Account()
-            ranges = Ranges() if loaded is None else loaded.covers(place)
-            log = PartitionLog(*place, span, self.findings, account, ranges, self.originals)
-            self.logs[place] = log
-            async for fetched in committed(self.kafka, place, span.start, span.end, log.overtaken):
-                log.take(fetched.records)
-                self.progress("log", done + fetched.next_offset - span.start, total)
+            try:
+                async for fetched in committed(self.kafka, place, span.start, span.end, partial(overtaken, place)):
+                    take(place, fetched.records)
+                    self.progress(stage, done + fetched.next_offset - span.start, total)
+            except CorruptBatch as error:
+                where = f"{place[0]}-{place[1]}"
+                self.findings.add(Finding("corrupt-batch", where, f"{error}; what follows was not read"))
             done += span.end - span.start
 
     async def _still_there(self) -> set[str]:
@@ -167,24 +208,22 @@ class _Proof:
 
     # ---- judging ------------------------------------------------------------------------------------------
 
-    def _agree(self, states: States, existing: set[str]) -> Bases:
-        """Compares states and log. Returns the base of each source as its state has it."""
-        known: dict[str, list[Known]] = {}
-        bases: Bases = {}
+    def _by_topic(self, states: States) -> ByTopic:
+        known: ByTopic = {}
         for one in states.known():
             known.setdefault(one.source.topic, []).append(one)
-            view = self.topics.get(one.source.topic)
-            if view is not None and one.state.topic_id == view.id:
-                bases[one.source.topic, one.source.source_id, one.state.partition] = one.state.base
+        return known
+
+    def _agree(self, states: States, known: ByTopic, existing: set[str]) -> None:
+        """Compares states and log."""
         for topic, view in self.topics.items():
             logs = {p.partition: self.logs[topic, p.partition] for p in view.partitions}
             forgotten = [source_id for name, source_id in states.forgotten if name == topic]
-            compare(topic, view.id, logs, known.get(topic, ()), forgotten, self.findings)
+            compare(topic, view.id, logs, known.get(topic, ()), forgotten, self.expired_ms, self.findings)
         for topic in sorted(known.keys() - existing):
             recorded = sum(one.state.recorded is not None for one in known[topic])
             detail = f"the topic does not exist any more; chunks of {recorded} sources were recorded in it"
             self.findings.add(Finding("topic-gone", topic, detail, count=recorded, refutes=False))
-        return bases
 
     async def _table(self, loaded: Loaded | None, ends: dict[Place, int]) -> RowCounts | None:
         if self.tables is None or loaded is None:
@@ -230,7 +269,3 @@ class _Proof:
                 detail = f"stored from position {file.begin} on; what is before was removed by retention or never sent"
                 self.findings.add(Finding("file-begins-late", file.path, detail, source, refutes=False))
         return reports
-
-
-def _nothing_lost(_start: int, _end: int) -> None:
-    """A compacted topic begins where its cleaner says; the last state of each key stays."""

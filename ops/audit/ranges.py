@@ -1,4 +1,4 @@
-"""Ranges of offsets of one partition. Pure."""
+"""Ranges of offsets, or of seqnos. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Ranges:
-    """Offsets of one partition: disjoint [start, end), ascending, with nothing between two that touch."""
+    """Numbers as disjoint [start, end), ascending, with nothing between two that touch."""
 
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
@@ -16,6 +16,11 @@ class Ranges:
     def __contains__(self, offset: int) -> bool:
         index = bisect_right(self.starts, offset) - 1
         return index >= 0 and offset < self.ends[index]
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether some offset of [start, end) is among them."""
+        index = bisect_right(self.starts, end - 1) - 1
+        return start < end and index >= 0 and self.ends[index] > start
 
     def add(self, start: int, end: int) -> None:
         """Merges the range in."""

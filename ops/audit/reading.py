@@ -35,7 +35,7 @@ async def connected(bootstrap: str) -> AsyncIterator[Kafka]:
         finally:
             await kafka.close()
     except (errors.KafkaError, TimeoutError, OSError) as error:
-        raise Unavailable(f"Kafka at {bootstrap}: {error or type(error).__name__}") from error
+        raise Unavailable(f"Kafka at {bootstrap} cannot be read: {str(error) or type(error).__name__}") from error
 
 
 async def high_watermarks(kafka: Kafka, places: list[Place]) -> dict[Place, int]:

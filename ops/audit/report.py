@@ -113,14 +113,10 @@ class Report:
         }
 
 
-def source_reports(
-    logs: Iterable[PartitionLog], bases: dict[tuple[str, str, int], int | None], rows: RowCounts | None
-) -> list[SourceReport]:
-    """``bases``: of each (topic, source, partition), as the states know it."""
+def source_reports(logs: Iterable[PartitionLog], rows: RowCounts | None) -> list[SourceReport]:
     found = []
     for log in logs:
         for source_id, chain in log.chains.items():
-            known = bases.get((log.topic, source_id, log.partition))
             breaks = chain.breaks
             found.append(
                 SourceReport(
@@ -133,7 +129,7 @@ def source_reports(
                     base=chain.base,
                     first=chain.first,
                     last=chain.last,
-                    is_cut=log.is_cut and (known is None or known != chain.base),
+                    is_cut=log.is_cut and not chain.head_seen,
                     rows=None if rows is None else rows.by_source[log.topic, source_id],
                     gaps=breaks.get("gap", 0),
                     overlaps=breaks.get("overlap", 0),

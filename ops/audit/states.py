@@ -24,7 +24,7 @@ class States:
     """Records are applied in offset order. Kept encoded: there may be a million.
 
     ``topics``: the others are passed over; None: all are wanted. ``forgotten``: (topic, source) of tombstones, while
-    Kafka keeps them.
+    Kafka keeps them. ``reborn``: those of them that were recorded again, with the base of each time.
     """
 
     topic: str
@@ -32,7 +32,9 @@ class States:
     topics: frozenset[str] | None
     findings: Findings
     forgotten: set[tuple[str, str]] = field(default_factory=set)
+    reborn: dict[tuple[str, str], list[int | None]] = field(default_factory=dict)
     _by_key: dict[bytes, bytes] = field(default_factory=dict)
+    _dropped: set[bytes] = field(default_factory=set)
 
     def apply(self, lane: int, offset: int, key: bytes, value: bytes | None) -> None:
         """A record that cannot be decoded, or stands in a lane that is not its key's, is a finding."""
@@ -40,8 +42,7 @@ class States:
             source = Source.of_state_key(key)
             if self.topics is not None and source.topic not in self.topics:
                 return
-            if value is not None:
-                SourceState.decode(value)
+            state = None if value is None else SourceState.decode(value)
         except (ValueError, IndexError, struct.error) as error:
             self._add("state-unreadable", lane, offset, None, str(error))
             return
@@ -50,11 +51,15 @@ class States:
             detail = f"a state in lane {lane}, but the key belongs to lane {owner}: two lanes may write this source"
             self._add("state-in-wrong-lane", lane, offset, source.source_id, detail)
             return
-        if value is None:
+        if state is None or value is None:
             self._by_key.pop(key, None)
+            self._dropped.add(key)
             self.forgotten.add((source.topic, source.source_id))
-        else:
-            self._by_key[key] = value
+            return
+        self._by_key[key] = value
+        if state.recorded is not None and key in self._dropped:
+            self._dropped.remove(key)
+            self.reborn.setdefault((source.topic, source.source_id), []).append(state.base)
 
     def known(self) -> Iterator[Known]:
         for key, value in self._by_key.items():

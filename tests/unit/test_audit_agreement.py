@@ -10,7 +10,7 @@ from logferry.gateway.fetch import KafkaRecord
 from logferry.gateway.sources import Source, SourceState
 from logferry.ops.audit.agreement import compare
 from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.partition import PartitionLog, Span
+from logferry.ops.audit.partition import Expected, PartitionLog, Span
 from logferry.ops.audit.states import Known, States
 
 TOPIC, ID, OTHER_ID = "dc1.nginx", b"i" * 16, b"o" * 16
@@ -38,9 +38,11 @@ def state(
     return Known(Source(TOPIC, key, "s"), SourceState(topic_id, partition, recorded, base, 0, 1))
 
 
-def judged(logs: Iterable[PartitionLog], known: Iterable[Known], forgotten: Iterable[str] = ()) -> list[Finding]:
+def judged(
+    logs: Iterable[PartitionLog], known: Iterable[Known], forgotten: Iterable[str] = (), expired_ms: int = 0
+) -> list[Finding]:
     findings = Findings()
-    compare(TOPIC, ID, {one.partition: one for one in logs}, known, forgotten, findings)
+    compare(TOPIC, ID, {one.partition: one for one in logs}, known, forgotten, expired_ms, findings)
     return list(findings)
 
 
@@ -105,6 +107,25 @@ def test_a_state_that_was_dropped_on_purpose_refutes_nothing():
     assert kinds(judged([log(WHOLE)], [], forgotten=["s"])) == ["(state-forgotten)"]
 
 
+def test_a_source_that_was_forgotten_and_only_opened_a_session_since():
+    assert kinds(judged([log(WHOLE)], [state(None)], forgotten=["s"])) == ["(state-forgotten)"]
+    assert kinds(judged([log(WHOLE)], [state(40)], forgotten=["s"])) == ["state-ahead"], "what it has now must hold"
+
+
+def test_a_source_that_was_silent_for_the_retention_may_have_been_forgotten():
+    assert kinds(judged([log(WHOLE)], [], expired_ms=1)) == ["state-missing"], "heard of at 1 ms"
+    assert kinds(judged([log(WHOLE)], [], expired_ms=2)) == ["(state-forgotten)"]
+
+
+def test_the_head_may_be_further_on():
+    """A state that was made anew names a base in the middle of the log."""
+    known = [state(30, base=10)]
+    assert kinds(judged([log(WHOLE)], known)) == ["head-missing"]
+    logs = PartitionLog(TOPIC, 0, Span(0, 100, 200), Findings(), expected=Expected({"s": 10}, {}))
+    logs.take(record(*one) for one in WHOLE)
+    assert kinds(judged([logs], known)) == []
+
+
 def test_loss_says_what_is_lost():
     (found,) = judged([log(WHOLE, 3)], [state(40, partition=3)])
     assert str(found) == (
@@ -127,6 +148,16 @@ def test_the_last_state_of_a_key_counts():
     assert [one.state.recorded for one in states.known()] == [20]
     states.apply(0, 2, source.state_key(), None)
     assert list(states.known()) == []
+    assert states.forgotten == {(TOPIC, "s")}
+
+
+def test_what_is_recorded_after_a_tombstone_is_a_new_beginning():
+    states = read_states()
+    key = Source(TOPIC, None, "s").state_key()
+    values = [state(10), None, state(None), state(20, base=7), state(30, base=7), None, state(5, base=None)]
+    for offset, one in enumerate(values):
+        states.apply(0, offset, key, one and one.state.encode())
+    assert states.reborn == {(TOPIC, "s"): [7, None]}
     assert states.forgotten == {(TOPIC, "s")}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.ops.audit.chain import Chain
+from logferry.ops.audit.chain import Chain, Forgotten
 
 Records = list[tuple[int, int | None]]
 
@@ -67,6 +67,34 @@ def test_what_the_states_are_compared_with():
         chain.follow(seqno, seqno, seqno - 10)
         chain.note(seqno, is_settled=False)
     assert (chain.settled, chain.later) == (10, [20, 30])
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        # killed by a wrong seqno, forgotten by the administrator, goes on
+        pytest.param([(10, 0), (9000, 10), (20, 10), (30, 20)], ["begins-anew"], id="healed"),
+        pytest.param([(10, 0), (60, 50), (70, 60)], ["gap"], id="another base is a gap"),
+        pytest.param([(10, 0), (20, 10), (20, 10), (30, 20)], ["double"], id="begins anew with a chunk that is there"),
+        pytest.param([(10, 0), (20, 10), (15, 10), (25, 15)], ["double", "double"], id="the same, cut anew"),
+        pytest.param([(10, 0), (20, 10), (30, 20)], [], id="goes on as if nothing had happened"),
+        pytest.param([(10, 0), (9000, 10), (20, 10), (9900, 10)], ["begins-anew", "overlap"], id="only once"),
+    ],
+)
+def test_a_source_that_was_forgotten(records: Records, expected: list[str]):
+    """It may begin anew after 10; what it records again is a double all the same."""
+    (seqno, prev), *rest = records
+    chain = Chain.begin(0, seqno, prev, 10, Forgotten([10]))
+    judged = [chain.follow(offset, seqno, prev, 10) for offset, (seqno, prev) in enumerate(rest, 1)]
+    assert [broken.kind for broken in judged if broken is not None] == expected
+    assert "begins-anew" not in chain.breaks
+
+
+def test_a_source_that_begins_anew_without_prev():
+    chain = Chain.begin(0, 5, None, 10, Forgotten([None]))
+    kinds = [chain.follow(offset, seqno, None, 10) for offset, seqno in enumerate((9000, 6, 7, 6), 1)]
+    assert [broken.kind if broken else None for broken in kinds] == [None, "begins-anew", None, "double"]
+    assert chain.last == 7
 
 
 wholes = st.lists(st.integers(1, 1000), min_size=3, max_size=30).map(

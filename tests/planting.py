@@ -1,0 +1,272 @@
+"""For the audit's tests: stored data as gateway and loader leave it, so that it can be damaged on purpose.
+
+A `World` is one topic with its states; `Plan` says what to write, and a test changes it before it is written. Tables
+are written by delta-rs, in the same order and with the same transaction versions as a load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.structs import TopicPartition
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from logferry.gateway.contract import Chunk, Headers, full_topic, lane_of, partition_of, record_headers
+from logferry.gateway.kafka import Kafka
+from logferry.gateway.sources import Source, SourceState
+from logferry.loaders.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry
+from logferry.loaders.plan import Range
+from logferry.ops.audit import audit
+from logferry.ops.audit.lines import lines_of
+from logferry.ops.audit.loaded import printed_id
+from logferry.ops.audit.report import Report
+
+DC = "dc1"
+PARTITIONS = LANES = 2
+_NOW_MS = 1_790_000_000_000
+
+
+class Planned(NamedTuple):
+    """A record to be written."""
+
+    partition: int
+    source_id: str
+    chunk: Chunk
+
+
+class Stored(NamedTuple):
+    """A record as it is in the log."""
+
+    partition: int
+    offset: int
+    source_id: str | None
+    chunk: Chunk
+
+
+@dataclass
+class Plan:
+    """What a gateway would write: ``records`` in order, ``states`` by source; a state None forgets it."""
+
+    records: list[Planned]
+    states: dict[Source, SourceState | None]
+
+    def of(self, source_id: str) -> list[int]:
+        """The indexes of a source's records."""
+        return [index for index, record in enumerate(self.records) if record.source_id == source_id]
+
+    def state(self, source_id: str, **changes: Any) -> None:
+        for source, state in self.states.items():
+            if source.source_id == source_id and state is not None:
+                self.states[source] = state._replace(**changes)
+
+
+@dataclass
+class World:
+    bootstrap: str
+    name: str
+    topic_id: bytes = b""
+    stored: list[Stored] = field(default_factory=list)
+
+    @property
+    def topic(self) -> str:
+        return full_topic(DC, self.name)
+
+    @property
+    def state_topic(self) -> str:
+        return f"{self.prefix}.gateway.{DC}.state"
+
+    @property
+    def prefix(self) -> str:
+        """A gateway of its own."""
+        return self.name[-60:]
+
+    async def create(self) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            compacted = {"cleanup.policy": "compact"}
+            topics = [NewTopic(self.topic, PARTITIONS, 1)]
+            topics.append(NewTopic(self.state_topic, LANES, 1, topic_configs=compacted))
+            await admin.create_topics(topics)
+        finally:
+            await admin.close()
+        kafka = Kafka({"bootstrap_servers": self.bootstrap}, "planting")
+        await kafka.start()
+        try:
+            self.topic_id = (await kafka.describe_topic(self.topic)).id
+        finally:
+            await kafka.close()
+
+    def plan(self, sources: Iterable[str] = ("web1", "api1", "web3"), chunks: int = 5, lines: int = 4) -> Plan:
+        """Chunks of these sources in turn, with positions as seqnos, and the states after them."""
+        records: list[list[Planned]] = []
+        states: dict[Source, SourceState | None] = {}
+        for source_id in sources:
+            data = [_chunk(source_id, number, lines) for number in range(chunks)]
+            records.append([Planned(partition_of(source_id, PARTITIONS), source_id, one) for one in _chained(data)])
+            last = records[-1][-1]
+            state = SourceState(self.topic_id, last.partition, last.chunk.seqno, 0, 1, _NOW_MS)
+            states[Source(self.topic, None, source_id)] = state
+        return Plan([record for turn in zip(*records, strict=True) for record in turn], states)
+
+    async def write(self, plan: Plan, *, transactional_id: str | None = None, abort: bool = False) -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, transactional_id=transactional_id)
+        await producer.start()
+        try:
+            if transactional_id is not None:
+                await producer.begin_transaction()
+            sent = [await self._send(producer, record) for record in plan.records]
+            for source, state in plan.states.items():
+                lane = lane_of(source.key, LANES)
+                value = None if state is None else state.encode()
+                await producer.send(self.state_topic, value, key=source.state_key(), partition=lane)
+            await producer.flush()
+            metadata = [await future for future in sent]
+            if transactional_id is not None:
+                await (producer.abort_transaction() if abort else producer.commit_transaction())
+        finally:
+            await producer.stop()
+        if not abort:
+            self.stored += [
+                Stored(one.partition, facts.offset, one.source_id, one.chunk)
+                for one, facts in zip(plan.records, metadata, strict=True)
+            ]
+
+    async def write_foreign(self, value: bytes, headers: Headers) -> None:
+        """A record as some other program might write it."""
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap)
+        await producer.start()
+        try:
+            facts = await producer.send_and_wait(self.topic, value, key=b"stranger", partition=0, headers=headers)
+        finally:
+            await producer.stop()
+        self.stored.append(Stored(0, facts.offset, None, Chunk(0, None, None, {}, value)))
+
+    async def remove_before(self, partition: int, offset: int) -> None:
+        """As retention does."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            await admin.delete_records({TopicPartition(self.topic, partition): RecordsToDelete(offset)})
+        finally:
+            await admin.close()
+
+    async def audit(self, **options: Any) -> Report:
+        return await audit(self.bootstrap, DC, topics=[self.name], prefix=self.prefix, **options)
+
+    async def _send(self, producer: AIOKafkaProducer, record: Planned) -> Any:
+        headers = record_headers(record.chunk)
+        key, value = record.source_id.encode(), record.chunk.data
+        return await producer.send(self.topic, value, key=key, partition=record.partition, headers=headers)
+
+    # ---- tables ------------------------------------------------------------------------------------------
+
+    def load(self, batches: int = 2) -> Load:
+        """What a loader makes of all that is stored."""
+        ends = [
+            max((one.offset + 1 for one in self.stored if one.partition == p), default=0) for p in range(PARTITIONS)
+        ]
+        entries = []
+        for batch in range(batches):
+            cuts = [(end * batch // batches, end * (batch + 1) // batches) for end in ends]
+            ranges = [Range(self.topic, p, printed_id(self.topic_id), *cut) for p, cut in enumerate(cuts)]
+            entries.append(new_entry(batch, DC, "lines/1", "run", ranges))
+        rows, quarantine = [], []
+        for one in sorted(self.stored, key=lambda one: (one.partition, one.offset)):
+            for row in _rows(self.topic, one):
+                (quarantine if "bytes" in row else rows).append(row)
+        return Load(entries, rows, quarantine)
+
+
+@dataclass
+class Load:
+    """``rows`` and ``quarantine`` are written with the batch whose ranges hold their offset, strays with the last."""
+
+    entries: list[LedgerEntry]
+    rows: list[dict[str, Any]]
+    quarantine: list[dict[str, Any]]
+
+    def move(self, batch: int, *, partition: int, start: int = 0, end: int = 0) -> None:
+        """Shifts the ends of a range of the ledger."""
+        entry = self.entries[batch]
+        ranges = [
+            r._replace(start=r.start + start, end=r.end + end) if r.partition == partition else r for r in entry.ranges
+        ]
+        self.entries[batch] = entry._replace(ranges=tuple(ranges))
+
+    def write(self, path: Path, *, strays: bool = True) -> Path:
+        """``strays``: write the rows that no entry covers, too."""
+        paths = TablePaths.of(path)
+        Ledger(paths.ledger).create()
+        for place, schema in ((paths.main, MAIN), (paths.quarantine, QUARANTINE)):
+            DeltaTable.create(str(place), Schema.from_arrow(schema))
+        for entry in self.entries:
+            Ledger(paths.ledger).put(entry)
+            batches = [entry.batch, None] if strays and entry is self.entries[-1] else [entry.batch]
+            for place, schema, rows in (
+                (paths.quarantine, QUARANTINE, self.quarantine),
+                (paths.main, MAIN, self.rows),
+            ):
+                chosen = [row for row in rows if _batch_of(row, self.entries) in batches]
+                commit(place, entry.batch, pa.Table.from_pylist(chosen, schema=schema))
+        return path
+
+
+def commit(place: Path, batch: int, rows: pa.Table) -> None:
+    properties = CommitProperties(app_transactions=[Transaction(APP, batch)])
+    write_deltalake(str(place), rows, mode="append", commit_properties=properties)
+
+
+def _batch_of(row: dict[str, Any], entries: Iterable[LedgerEntry]) -> int | None:
+    for entry in entries:
+        for r in entry.ranges:
+            if r.partition == row["partition"] and r.start <= row["offset"] < r.end:
+                return entry.batch
+    return None
+
+
+def _chunk(source_id: str, number: int, lines: int) -> bytes:
+    text = [f"{source_id} chunk {number} line {line} näher".encode() for line in range(lines)]
+    return b"\n".join(text) + b"\n"
+
+
+def _chained(data: Iterable[bytes]) -> Iterable[Chunk]:
+    position = 0
+    for part in data:
+        yield Chunk(position + len(part), position, _NOW_MS, {"host": "here"}, part)
+        position += len(part)
+
+
+def _rows(topic: str, one: Stored) -> Iterable[dict[str, Any]]:
+    head = {"topic": topic, "dc": DC, "partition": one.partition, "offset": one.offset}
+    head["recorded"] = datetime.fromtimestamp(_NOW_MS / 1000, UTC)
+    if one.source_id is None:
+        yield {**head, "bytes": one.chunk.data, "reason": "not written by a gateway"}
+        return
+    head |= {"source_id": one.source_id, "seqno": one.chunk.seqno}
+    for line in lines_of(one.chunk.data):
+        row = {**head, "line": line.number, "newline": line.newline}
+        try:
+            yield {**row, "text": line.text.decode()}
+        except UnicodeDecodeError:
+            yield {**row, "bytes": line.text, "reason": "the line is not UTF-8"}
+
+
+_IDENTITY = [
+    ("topic", pa.string()),
+    ("source_id", pa.string()),
+    ("seqno", pa.int64()),
+    ("line", pa.int32()),
+    ("dc", pa.string()),
+    ("partition", pa.int32()),
+    ("offset", pa.int64()),
+    ("recorded", pa.timestamp("us", "UTC")),
+]
+MAIN = pa.schema([*_IDENTITY, ("text", pa.string()), ("newline", pa.bool_())])
+QUARANTINE = pa.schema([*_IDENTITY, ("bytes", pa.binary()), ("newline", pa.bool_()), ("reason", pa.string())])
