@@ -52,7 +52,7 @@ def test_records_and_states_stand_in_the_draft_together() -> None:
     assert draft.states == {A.state_key(): state.encode()}
     [(key, value, headers)] = draft.records["dc1.t", partition]
     assert key == b"a"
-    assert chunk_of_record(value, headers) == chunk
+    assert chunk_of_record(value or b"", headers) == chunk
     assert (draft.size_bytes, draft.topics, draft.is_empty()) == (5, {"dc1.t": TOPIC}, False)
 
 
@@ -60,7 +60,7 @@ def test_created_defaults_to_the_time_of_recording() -> None:
     draft = Draft(SourceTable(), NOW)
     draft.add(write(A, (7, None)))
     [[(_, value, headers)]] = draft.records.values()
-    assert chunk_of_record(value, headers).created_ms == NOW
+    assert chunk_of_record(value or b"", headers).created_ms == NOW
 
 
 def test_spans_count_the_records_of_one_partition() -> None:
