@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from logferry.ops.jars import spark_jars
 from logferry.ops.kafka import Cluster
 
 _numbers = itertools.count(1)
+
+# A busy machine is no reason to fail.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
