@@ -1,0 +1,91 @@
+"""The import arrow points one way, and what decides does no I/O."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Of ours, each package may import itself and: None, everything.
+ALLOWED: dict[str, tuple[str, ...] | None] = {
+    "client": ("logferry.gateway.contract",),
+    "gateway": (),
+    "mirror": ("logferry.gateway",),
+    "loaders": ("logferry.gateway.contract",),
+    "ops": None,
+}
+PURE = ("contract", "sources", "transaction", "wire", "fetch")
+IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random", "os", "pathlib", "uvloop")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The full names of what a file imports, also inside of functions; `from a import b` counts as a.b."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def files(package: str) -> list[Path]:
+    return [path for path in sorted((ROOT / package).rglob("*.py")) if path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_the_arrow(package: str) -> None:
+    allowed = ALLOWED[package]
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files(package)
+        for name in imported(path)
+        if within(name, "logferry") and allowed is not None and not within(name, f"logferry.{package}", *allowed)
+    ]
+    assert found == []
+
+
+def test_every_package_is_looked_at() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert packages == set(ALLOWED)
+    assert len(files("client")) > 10
+    assert len(files("gateway")) > 20
+
+
+@pytest.mark.parametrize("path", [*files("client"), ROOT / "gateway" / "contract.py"], ids=lambda path: path.stem)
+def test_the_client_needs_the_standard_library_alone(path: Path) -> None:
+    others = {
+        name.partition(".")[0]
+        for name in imported(path)
+        if not within(name, "logferry.client", "logferry.gateway.contract", "__future__")
+    }
+    assert others <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_what_decides_does_no_io_and_has_no_clock(module: str) -> None:
+    names = list(imported(ROOT / "gateway" / f"{module}.py"))
+    assert names
+    assert [name for name in names if within(name, *IO)] == []
+    assert [name for name in names if within(name, "aiokafka") and not within(name, "aiokafka.record")] == []
+    ours = [name.split(".")[2] for name in names if within(name, "logferry.gateway")]
+    assert set(ours) <= {*PURE, "errors"}
+
+
+@pytest.mark.parametrize("module", ["contract", "sources", "transaction", "errors"])
+def test_what_decides_loads_no_client_of_anything(module: str) -> None:
+    """Not by a detour, either."""
+    program = (
+        f"import sys, logferry.gateway.{module}; print(*({{'asyncio', 'aiohttp', 'aiokafka'}} & {{*sys.modules}}))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
