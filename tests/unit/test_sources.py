@@ -6,10 +6,12 @@ import pytest
 from logferry.gateway.contract import Chunk
 from logferry.gateway.sources import (
     Advance,
+    Heartbeat,
     Refusal,
     Source,
     SourceState,
     SourceTable,
+    beat,
     decide_write,
     open_session,
 )
@@ -104,6 +106,52 @@ def test_refused(recorded: int | None, base: int | None, asked: list[tuple[int, 
     assert (verdict.kind, verdict.recorded) == (kind, recorded)
 
 
+@pytest.mark.parametrize(
+    ("recorded", "asked", "is_taken"),
+    [
+        (None, [(2**62, None)], True),  # the first one may begin anywhere
+        (10, [(110, 10)], True),
+        (10, [(111, 10)], False),
+        (10, [(111, None)], False),
+        (10, [(60, 10), (160, 60)], True),
+        (10, [(60, 10), (161, 60)], False),
+        (10, [(5, None)], True),
+    ],
+)
+def test_a_seqno_that_jumps_too_far_is_refused(
+    recorded: int | None, asked: list[tuple[int, int | None]], is_taken: bool
+) -> None:
+    verdict = decide_write(state(recorded), [chunk(*place) for place in asked], None, NOW, max_jump=100)
+    assert isinstance(verdict, Advance) is is_taken
+    if isinstance(verdict, Refusal):
+        assert (verdict.kind, verdict.recorded) == ("bad-request", recorded)
+
+
+# ---- heartbeats ------------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_keeps_what_it_does_not_say() -> None:
+    first = beat(state(10, 4, session=7), Heartbeat(100, watermark_ms=90, position=5, size=50))
+    second = beat(first, Heartbeat(200, position=6, finished=True))
+    third = beat(second, Heartbeat(300, watermark_ms=0, finished=False))
+    assert first.heartbeat == Heartbeat(100, 90, 5, 50, False)
+    assert second.heartbeat == Heartbeat(200, 90, 6, 50, True)
+    assert third.heartbeat == Heartbeat(300, 0, 6, 50, False)
+    assert third._replace(heartbeat=None) == state(10, 4, session=7)
+
+
+def test_a_write_keeps_the_heartbeat() -> None:
+    verdict = decide_write(beat(state(10), Heartbeat(100, size=50)), [chunk(11)], None, NOW)
+    assert isinstance(verdict, Advance)
+    assert verdict.state.heartbeat == Heartbeat(100, None, None, 50, False)
+
+
+def test_a_source_is_alive_by_chunks_and_by_heartbeats() -> None:
+    assert state().alive_ms == 5
+    assert beat(state(), Heartbeat(100)).alive_ms == 100
+    assert beat(state(), Heartbeat(3)).alive_ms == 5
+
+
 # ---- sessions --------------------------------------------------------------------------------------------
 
 
@@ -158,6 +206,18 @@ ENCODED = [
         SourceState(ID, 0, None, None, 2**63 - 1, 0),
         "01 00 00000000 000102030405060708090a0b0c0d0e0f"
         "0000000000000000 0000000000000000 7fffffffffffffff 0000000000000000",
+    ),
+    (
+        SourceState(ID, 0, None, None, 0, 0, Heartbeat(NOW, 5, 6, 7, True)),
+        "01 04 00000000 000102030405060708090a0b0c0d0e0f"
+        "0000000000000000 0000000000000000 0000000000000000 0000000000000000"
+        "0f 0000018bcfe56800 0000000000000005 0000000000000006 0000000000000007",
+    ),
+    (
+        SourceState(ID, 0, 1, 0, 0, 0, Heartbeat(NOW, None, 0, None, False)),
+        "01 07 00000000 000102030405060708090a0b0c0d0e0f"
+        "0000000000000001 0000000000000000 0000000000000000 0000000000000000"
+        "02 0000018bcfe56800 0000000000000000 0000000000000000 0000000000000000",
     ),
 ]
 
@@ -240,6 +300,17 @@ def test_sources_with_one_key_share_the_pin(pinning: Source) -> None:
     assert made.pinned("dc1.t", "a", ID) == 5
     assert made.pinned("dc2.t", "a", ID) is None
     assert made.pinned("dc1.t", "b", ID) is None
+
+
+def test_a_pin_lives_as_long_as_the_youngest_source_of_its_key() -> None:
+    made = table((KEYED, state(1, partition=5)), (KEYED_TOO, state(1, partition=5)), (KEYED, state(2, partition=5)))
+    made.apply(KEYED.state_key(), None)
+    made.apply(KEYED.state_key(), None)
+    assert made.pinned("dc1.t", "a", ID) == 5
+    made.apply(KEYED_TOO.state_key(), None)
+    assert made.pinned("dc1.t", "a", ID) is None
+    made.apply(KEYED.state_key(), state(1, partition=6).encode())
+    assert made.pinned("dc1.t", "a", ID) == 6
 
 
 def test_the_last_state_counts_and_a_tombstone_forgets() -> None:

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import pytest
 from logferry.gateway.contract import Chunk, chunk_of_record, partition_of
-from logferry.gateway.sources import Refusal, Source, SourceState, SourceTable
-from logferry.gateway.transaction import Draft, OpenSession, Outcome, SessionOpened, TopicFacts, Write, Written, resolve
+from logferry.gateway.sources import Heartbeat, Refusal, Source, SourceState, SourceTable
+from logferry.gateway.transaction import (
+    Beat,
+    Beaten,
+    Draft,
+    Forget,
+    Forgotten,
+    OpenSession,
+    Outcome,
+    Request,
+    SessionOpened,
+    TopicFacts,
+    Write,
+    Written,
+    resolve,
+)
 
 ID = bytes(range(16))
 OTHER_ID = bytes(16)
@@ -22,7 +36,7 @@ def write(
     return Write(topic, source, session, chunks, 100 * len(chunks))
 
 
-def committed(table: SourceTable, *requests: Write | OpenSession) -> list[Outcome]:
+def committed(table: SourceTable, *requests: Request) -> list[Outcome]:
     """Drafts the requests as one transaction and applies it, as after its commit."""
     draft = Draft(table, NOW)
     outcomes = [draft.add(request)[0] for request in requests]
@@ -131,6 +145,72 @@ def test_a_session_opened_in_the_draft_refuses_the_older_one_behind_it() -> None
     assert (refusal.kind, must_wait) == ("superseded", True)
 
 
+# ---- heartbeats, and sources that are forgotten ------------------------------------------------------------
+
+
+def test_a_heartbeat_is_recorded_with_the_chunks_of_its_transaction() -> None:
+    draft = Draft(SourceTable(), NOW)
+    draft.add(write(A, (5, 3)))
+    outcome, must_wait = draft.add(Beat(TOPIC, A, None, Heartbeat(NOW, position=5)))
+    assert isinstance(outcome, Beaten)
+    assert must_wait
+    assert SourceState.decode(draft.states[A.state_key()] or b"") == outcome.state
+    assert (outcome.state.recorded, outcome.state.base) == (5, 3)
+
+
+def test_a_heartbeat_pins_a_source_that_was_not_known_and_records_nothing() -> None:
+    table = SourceTable()
+    [outcome] = committed(table, Beat(TOPIC, A, None, Heartbeat(NOW)))
+    assert isinstance(outcome, Beaten)
+    assert (outcome.state.recorded, outcome.state.partition) == (None, partition_of("a", 4))
+    [outcome] = committed(table, write(A, (5, 3), topic=GROWN))
+    assert isinstance(outcome, Written)
+    assert (outcome.state.base, outcome.state.partition) == (3, partition_of("a", 4))
+
+
+def test_a_heartbeat_of_an_older_session_is_refused() -> None:
+    draft = Draft(SourceTable(), NOW)
+    refusal, must_wait = draft.add(Beat(TOPIC, A, 7, Heartbeat(NOW)))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.kind, must_wait, draft.is_empty()) == ("superseded", False, True)
+
+
+def test_a_forgotten_source_begins_anew() -> None:
+    table = SourceTable()
+    committed(table, write(A, (9, 5)))
+    outcome, again, first = committed(table, Forget(TOPIC, A), Forget(TOPIC, A), write(A, (3, 2)))
+    assert isinstance(outcome, Forgotten)
+    assert outcome.before is not None
+    assert outcome.before.recorded == 9
+    assert again == Forgotten(None)
+    assert isinstance(first, Written)
+    assert (first.state.recorded, first.state.base) == (3, 2)
+    assert table.get(A, ID) == first.state
+
+
+def test_forgetting_an_unknown_source_writes_nothing() -> None:
+    draft = Draft(SourceTable(), NOW)
+    assert draft.add(Forget(TOPIC, A)) == (Forgotten(None), False)
+    assert draft.is_empty()
+
+
+def test_a_silent_source_expires_unless_the_transaction_has_news_of_it() -> None:
+    table = SourceTable()
+    committed(table, write(A, (1, None)), write(B, (1, None)), write(KEYED, (1, None)))
+    draft = Draft(table, NOW + 10)
+    draft.add(write(A, (2, 1)))
+    for source in (A, B):
+        draft.expire(source.state_key(), NOW + 1)
+    draft.expire(KEYED.state_key(), NOW)
+    draft.expire(b"sdc1.t\0nobody", NOW + 1)
+    assert set(draft.states) == {A.state_key(), B.state_key()}
+    assert draft.states[B.state_key()] is None
+    assert draft.touches(B), "a later chunk of it must not be judged by what is being forgotten"
+    outcome, must_wait = draft.add(write(B, (1, None)))
+    assert isinstance(outcome, Written)
+    assert (outcome.written, must_wait) == (1, True)
+
+
 # ---- pins --------------------------------------------------------------------------------------------------
 
 KEYED = Source("dc1.t", "a", "x")
@@ -230,6 +310,10 @@ RESOLVED = [
     (OPENED, state(9, session=7), None),
     (OPENED, state(9, session=8), None),
     (OPENED, state(9, session=7, topic_id=OTHER_ID), False),
+    (Beaten(state(9)._replace(heartbeat=Heartbeat(5))), state(9), False),
+    (Beaten(state(9)._replace(heartbeat=Heartbeat(5))), state(12)._replace(heartbeat=Heartbeat(5)), True),
+    (Forgotten(state(9)), None, True),
+    (Forgotten(state(9)), state(9), False),
 ]
 
 
