@@ -29,9 +29,46 @@ class _Strict(BaseModel):
 
 
 class KafkaSettings(_Strict):
-    """How to reach the cluster of this data centre."""
+    """How to reach the cluster of this data centre. The password stands in a file of its own."""
 
     bootstrap_servers: Annotated[str, Field(min_length=1)]
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_username: str | None = None
+    sasl_password_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.security_protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def is_authenticated(self) -> bool:
+        return self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+
+    @model_validator(mode="after")
+    def _together(self) -> KafkaSettings:
+        """A setting that would have no effect is refused: what it was meant to secure would not be."""
+        given = self.model_fields_set
+        if self.is_authenticated and (self.sasl_username is None or self.sasl_password_file is None):
+            raise ValueError(f"{self.security_protocol} needs sasl_username and sasl_password_file")
+        if not self.is_authenticated and (found := given & {"sasl_mechanism", "sasl_username", "sasl_password_file"}):
+            raise ValueError(f"{min(found)} has no effect with security_protocol {self.security_protocol}")
+        if not self.is_encrypted and (found := given & {"ca_file", "cert_file", "key_file"}):
+            raise ValueError(f"{min(found)} has no effect with security_protocol {self.security_protocol}")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together")
+        return self
+
+
+class Tls(_Strict):
+    """The certificate that this gateway shows. ``ca``: who signed those of the other workers; None: the system's."""
+
+    certificate: Path
+    key: Path
+    ca: Path | None = None
 
 
 class TokenSettings(_Strict):
@@ -90,6 +127,7 @@ class Config(_Strict):
     open_metrics: bool = False
     tokens: list[TokenSettings] = []
     kafka: KafkaSettings
+    tls: Tls | None = None
     limits: Limits = Limits()
 
     @field_validator("dc")
@@ -164,7 +202,7 @@ class Config(_Strict):
     def url(self, worker: int) -> str:
         """Where others reach this worker."""
         host = self.advertised_host or self.listen.rpartition(":")[0]
-        return f"http://{host}:{self.port(worker)}"
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port(worker)}"
 
     @property
     def state_topic(self) -> str:

@@ -20,6 +20,7 @@ from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import FORWARDS
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.sources import Source
+from logferry.gateway.tls import peer_context
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -52,8 +53,9 @@ class Routing:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
+        verify = True if self._config.tls is None else peer_context(self._config.tls)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ssl=verify),
             timeout=aiohttp.ClientTimeout(total=self._config.limits.request_timeout_s + 10, connect=2),
             auto_decompress=False,
         )

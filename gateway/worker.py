@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -20,6 +21,7 @@ from logferry.gateway.kafka import Kafka
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.routing import Routing
 from logferry.gateway.sources_api import SourcesApi
+from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from logferry.gateway.topics import Topics
 
 _CONNECT_DEADLINE_S = 30.0
@@ -40,9 +42,10 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gate = Gate(config)
-    loop.add_signal_handler(signal.SIGHUP, _take_over, reload, gate)
+    context = None if config.tls is None else server_context(config.tls)
+    loop.add_signal_handler(signal.SIGHUP, _take_over, reload, gate, context)
     url = config.url(worker)
-    kafka = Kafka({"bootstrap_servers": config.kafka.bootstrap_servers}, url)
+    kafka = Kafka(kafka_options(config.kafka), url)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kafka.close)
         await _connect(kafka)
@@ -59,7 +62,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, config.host, config.port(worker), backlog=4096)
+        site = web.TCPSite(runner, config.host, config.port(worker), backlog=4096, ssl_context=context)
         await site.start()
         await ownership.start()
         stack.push_async_callback(ownership.stop)
@@ -73,11 +76,18 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
     log.event("info", "worker_stopped", url=url)
 
 
-def _take_over(reload: Callable[[], Config], gate: Gate) -> None:
-    """The tokens of the configuration as it is now; a bad one changes nothing. Connections live on."""
+def _take_over(reload: Callable[[], Config], gate: Gate, context: ssl.SSLContext | None) -> None:
+    """The tokens of the configuration, and the certificate, as they are now; bad ones change nothing.
+
+    Connections live on.
+    """
     try:
         fresh = reload()
+        if context is not None and fresh.tls is not None:
+            server_context(fresh.tls)  # one that nobody uses: half of a pair must not get in
         gate.replace(fresh.tokens)
+        if context is not None and fresh.tls is not None:
+            load_certificate(context, fresh.tls)
     except (ConfigError, ValueError) as error:
         log.event("error", "configuration_not_reloaded", reason=str(error))
     else:
