@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -82,12 +82,49 @@ class Kafka:
     # ---- metadata ---------------------------------------------------------------------------------------------
 
     async def describe(self, topics: list[str] | None = None) -> ClusterView:
-        """The topics (None: all) as some broker sees them now."""
+        """The topics (None: all) as brokers see them now.
+
+        A broker hears of a new topic a little later than another: one that is asked for is missing only when every
+        broker that answers says so.
+        """
         view = read_metadata(await self._send_any(MetadataRequest(topics)))
+        for node in view.brokers if topics and view.errors else ():
+            try:
+                other = read_metadata(await self._client.send(node, MetadataRequest(sorted(view.errors))))
+            except _PASSING:
+                continue
+            view = ClusterView(view.brokers, {**view.topics, **other.topics}, other.errors)
+            if not view.errors:
+                break
         for topic in view.topics.values():
             for partition in topic.partitions:
                 self._leaders[topic.name, partition.partition] = partition.leader
         return view
+
+    async def ids_at_leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[str, bytes]:
+        """The topics' ids as the leaders of these partitions know them; a topic is missing where they do not agree.
+
+        What a leader took, it took into the topic that it knows: another broker may hear of a deletion later.
+        """
+        wanted = set(partitions)
+        async with asyncio.timeout(_DEADLINE_S):
+            while True:
+                by_node: dict[int, set[str]] = {}
+                for partition in wanted:
+                    by_node.setdefault(self._leaders.get(partition, -1), set()).add(partition[0])
+                leaderless = by_node.pop(-1, None)
+                asked = (self._client.send(node, MetadataRequest(sorted(topics))) for node, topics in by_node.items())
+                answers = await asyncio.gather(*asked, return_exceptions=True)
+                failed = [answer for answer in answers if isinstance(answer, BaseException)]
+                if not failed and not leaderless:
+                    return _agreed(by_node, [read_metadata(answer).topics for answer in answers])
+                for failure in failed:
+                    if not isinstance(failure, _PASSING):
+                        raise failure
+                view = await self.describe(sorted({topic for topic, _ in wanted}))
+                wanted = {partition for partition in wanted if partition[0] in view.topics}
+                if failed:
+                    await asyncio.sleep(_BACKOFF_S)
 
     async def describe_topic(self, topic: str) -> TopicView:
         """One topic. Raises UnknownTopicOrPartitionError when it does not exist."""
@@ -98,7 +135,14 @@ class Kafka:
 
     async def configs(self, topics: list[str]) -> dict[str, dict[str, str]]:
         """The settings of topics. Raises UnknownTopicOrPartitionError when one does not exist."""
-        response = await self._send_any(DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None) for topic in topics]))
+        request = DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None) for topic in topics])
+        nodes = [broker.nodeId for broker in self._client.cluster.brokers()]
+        for left in range(len(nodes), -1, -1):
+            response = await self._send_any(request)
+            codes = [resource[0] for resource in response.resources]
+            if not (left and errors.UnknownTopicOrPartitionError.errno in codes):
+                break
+            await asyncio.sleep(_BACKOFF_S)
         found = {}
         for code, message, _type, name, entries in response.resources:
             raise_for(code, message or name)
@@ -280,3 +324,13 @@ def raise_for(code: int, detail: str) -> None:
     """Kafka's error code as its exception; 0 is none."""
     if code:
         raise errors.for_code(code)(detail)
+
+
+def _agreed(asked: Mapping[int, set[str]], answers: Sequence[Mapping[str, TopicView]]) -> dict[str, bytes]:
+    """The id of each topic that every leader that was asked for it knows alike."""
+    seen: dict[str, set[bytes | None]] = {}
+    for topics, known in zip(asked.values(), answers, strict=True):
+        for topic in topics:
+            seen.setdefault(topic, set()).add(known[topic].id if topic in known else None)
+    only = {topic: next(iter(ids)) for topic, ids in seen.items() if len(ids) == 1}
+    return {topic: topic_id for topic, topic_id in only.items() if topic_id is not None}

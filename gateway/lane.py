@@ -299,7 +299,8 @@ class Lane:
         """A duplicate is acknowledged when the topic still is the one that its original was recorded in."""
         topic = pending.request.topic
         try:
-            found = await self.topics.confirm([topic.name])
+            partition = outcome.state.partition if isinstance(outcome, Written) else 0
+            found = await self.topics.confirm([(topic.name, partition)])
         except (errors.KafkaError, OSError, TimeoutError) as error:
             return self._fail(pending, Problem("kafka-unavailable", f"the topic cannot be looked at: {error!r}"))
         if found.get(topic.name) == topic.id:

@@ -174,7 +174,7 @@ class LaneProducer:
 
     async def _check_topics(self, draft: Draft) -> None:
         """The topics are the ones that the draft was decided for, now that its records are in them."""
-        changed = draft.changed_topic(await self._topics.confirm(draft.topics))
+        changed = draft.changed_topic(await self._topics.confirm(draft.partitions()))
         if changed is not None:
             self._topics.forget(changed)
             raise NotCommitted(errors.UnknownTopicOrPartitionError(f"{changed} was deleted meanwhile"), changed)

@@ -34,7 +34,7 @@ class Topics:
         self._facts: dict[str, tuple[float, TopicFacts]] = {}
         self._loading: dict[str, asyncio.Task[TopicFacts]] = {}
         self._next_look: asyncio.Task[dict[str, bytes]] | None = None
-        self._wanted: set[str] = set()
+        self._wanted: set[tuple[str, int]] = set()
         self._look_lock = asyncio.Lock()
 
     def fresh(self, topic: str) -> TopicFacts | None:
@@ -56,12 +56,13 @@ class Topics:
     def forget(self, topic: str) -> None:
         self._facts.pop(topic, None)
 
-    async def confirm(self, topics: Iterable[str]) -> dict[str, bytes]:
-        """The ids of the topics as of after this call began; a topic that is gone is missing.
+    async def confirm(self, partitions: Iterable[tuple[str, int]]) -> dict[str, bytes]:
+        """The ids of the partitions' topics as their leaders know them, as of after this call began.
 
-        Calls that come while one look is under way share the next one.
+        A topic that is gone, or about which the leaders do not agree, is missing. Calls that come while one look is
+        under way share the next one.
         """
-        self._wanted.update(topics)
+        self._wanted.update(partitions)
         if self._next_look is None:
             self._next_look = asyncio.create_task(self._look())
         return await asyncio.shield(self._next_look)
@@ -69,8 +70,7 @@ class Topics:
     async def _look(self) -> dict[str, bytes]:
         async with self._look_lock:
             wanted, self._wanted, self._next_look = self._wanted, set(), None
-            view = await self._kafka.describe(sorted(wanted))
-        return {name: topic.id for name, topic in view.topics.items()}
+            return await self._kafka.ids_at_leaders(wanted)
 
     async def _load(self, topic: str) -> TopicFacts:
         try:

@@ -192,6 +192,11 @@ class Draft:
     def is_empty(self) -> bool:
         return not self.states
 
+    def partitions(self) -> set[tuple[str, int]]:
+        """What it writes to, and one partition of each topic whose sources alone it changes."""
+        written = set(self.records)
+        return written | {(topic, 0) for topic in self.topics.keys() - {topic for topic, _ in written}}
+
     def changed_topic(self, ids: Mapping[str, bytes]) -> str | None:
         """A topic that is not, or not in every request, the one that the draft was decided for; None: all are.
 

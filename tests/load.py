@@ -98,6 +98,7 @@ class Load:
     urls: list[str]
     seed: int
     sources: int = 16
+    drain_s: float = 90
     history: History = field(default_factory=History)
     _stop: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -120,7 +121,7 @@ class Load:
     async def __aexit__(self, *exc: object) -> None:
         self._stop = True
         try:
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(self.drain_s):
                 await asyncio.gather(*self._tasks)
         finally:
             for task in self._tasks:
@@ -129,10 +130,10 @@ class Load:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._session.close()
 
-    async def acknowledged(self, more: int) -> None:
+    async def acknowledged(self, more: int, within_s: float = 60) -> None:
         """Waits until so many more chunks are acknowledged: the faults meet a load that is under way."""
         wanted = self.history.acknowledged() + more
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(within_s):
             while self.history.acknowledged() < wanted:
                 await asyncio.sleep(0.02)
                 for task in self._tasks:
