@@ -63,6 +63,9 @@ class Agent:
             except Changed as change:
                 self.watch.renew(source, str(change), now)
                 continue
+            except OSError as error:
+                source.cannot_read(error, now, self._config.once)
+                continue
             held += (len(source.batch.data) if source.batch else 0) - before
             if job is not None:
                 ready.append((source, job))
@@ -79,6 +82,9 @@ class Agent:
             do = source.take(job, outcome, now, self._config.once)
         except Changed as change:
             self.watch.renew(source, str(change), now)
+            return
+        except OSError as error:
+            source.cannot_read(error, now, self._config.once)
             return
         if do is Do.ADVANCE:
             self._moved = True

@@ -19,7 +19,7 @@ EVENTS = {
     "stopped": (INFO, "the client ends; what it sent"),
     "nothing-matches": (WARNING, "no file matches this pattern"),
     "file-missing": (ERROR, "a file named without wildcards is not there (told with --once)"),
-    "file-unreadable": (ERROR, "a file matches but cannot be opened"),
+    "file-unreadable": (ERROR, "a file matches but cannot be opened or read"),
     "file-gone": (WARNING, "a file went while the client was down; what it got after `position` is lost"),
     "source-new": (INFO, "a file, or a new incarnation of one, becomes a new source; why"),
     "source-resumed": (INFO, "a file is the one that the checkpoint knows"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from logferry.gateway.contract import MAX_SOURCE_ID_BYTES
+from logferry.gateway.contract import MAX_ATTRIBUTE_VALUE_BYTES, MAX_SOURCE_ID_BYTES
 
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f%\ud800-\udfff]")
 
@@ -25,6 +25,11 @@ def printable(text: str) -> str:
     return _ESCAPED.sub(
         lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogateescape")), text
     )
+
+
+def attribute(text: str) -> str:
+    """The same as the value of an attribute, cut at the contract's limit."""
+    return printable(text).encode()[:MAX_ATTRIBUTE_VALUE_BYTES].decode(errors="ignore")
 
 
 def _short(name: str, suffix: str) -> str:

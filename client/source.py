@@ -53,6 +53,7 @@ class Source:
         self._direct_from = 0.0
         self._superseded_at: float | None = None
         self._barren_end = -1
+        self._unreadable: str | None = None
 
     @property
     def name(self) -> str:
@@ -132,6 +133,7 @@ class Source:
             self._go_on_at(recorded)
         elif recorded is not None and recorded >= job.batch.end:
             self.reading.advance(job.batch.data)
+            self._unreadable = None
             self._failures = 0  # by chunks only: a session that opens is no success yet
             self.batch = None
             tell("sent", source=self.name, position=job.batch.end, chunks=len(job.batch.pieces))
@@ -155,7 +157,7 @@ class Source:
 
     def _again(self, job: Job, answer: Answer, now: float) -> None:
         tell("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
-        if answer.status == NO_ANSWER and job.direct:
+        if answer.status == NO_ANSWER and job.direct and job.batch is not None:
             self._direct_from = now + FORWARDED_FOR_S  # the owner may be out of our reach: let it be forwarded
         self._url = None
         self._pause(now, RETRY_S)
@@ -175,6 +177,16 @@ class Source:
             self.batch = None
         if once:
             self.stop(f"{answer.status} {answer.type}: {answer.detail}")
+        self._pause(now, REFUSED_S)
+
+    def cannot_read(self, error: OSError, now: float, once: bool) -> None:
+        """The system refuses to read the file (a broken disk, a server that is gone): the others go on."""
+        if self._unreadable != error.strerror:
+            tell("file-unreadable", path=self.entry.last_path, reason=error.strerror)
+        self._unreadable = error.strerror
+        self._session = self.batch = None
+        if once:
+            self.stop(f"unreadable: {error.strerror}")
         self._pause(now, REFUSED_S)
 
     def _pause(self, now: float, bounds: tuple[float, float], at_once: bool = False) -> None:

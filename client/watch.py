@@ -16,7 +16,7 @@ from logferry.client.config import Config
 from logferry.client.discover import FileKey, find, find_moved, folder_is_on, missing
 from logferry.client.events import tell
 from logferry.client.fingerprint import of
-from logferry.client.names import printable, source_id
+from logferry.client.names import attribute, printable, source_id
 from logferry.client.source import Source
 from logferry.client.tail import Changed, Tail
 
@@ -51,6 +51,9 @@ class Watch:
                 tail.look(now)
             except Changed as change:
                 self.renew(source, str(change), now)
+                continue
+            except OSError as error:
+                source.cannot_read(error, now, self._config.once)
                 continue
             if tail.is_finished(now, self._config.rotated_s) and not source.busy:
                 tell("source-finished", source=source.name, bytes=tail.position)
@@ -166,7 +169,7 @@ class Watch:
         limits = Limits(config.chunk_bytes, config.line_bytes, config.request_bytes)
         attributes = {
             "host": printable(config.host),
-            "path": printable(entry.path),
+            "path": attribute(entry.path),
             **config.attributes,
         }
         source = Source(entry, tail, limits, attributes)

@@ -404,6 +404,28 @@ def test_a_file_that_may_not_be_read_is_told_once(client, monkeypatch, caplog):
     assert not client.agent.failures()
 
 
+def test_a_file_on_a_broken_disk_does_not_stop_the_others(client, monkeypatch, caplog):
+    client.write("a.log", b"one\n")
+    client.write("b.log", b"two\n")
+    client.settle()
+    bad = next(s for name, s in client.agent.watch.sources.items() if "a.log" in name).tail
+    for name in ("a.log", "b.log"):
+        client.write(name, b"more\n")
+    with monkeypatch.context() as patch:
+
+        def broken(limit: int) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        patch.setattr(bad, "read", broken)
+        for _ in range(20):
+            client.step()
+        assert client.stored() == [b"one\n", b"two\nmore\n"]
+    assert caplog.text.count("file-unreadable") == 1
+    for _ in range(20):
+        client.step(400.0)
+    assert client.stored() == [b"one\nmore\n", b"two\nmore\n"]
+
+
 def test_pauses_grow_up_to_a_limit_and_are_not_all_alike(monkeypatch):
     first, longest = RETRY_S
     for number in range(1, 50):

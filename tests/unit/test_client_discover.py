@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from logferry.client.discover import find, find_moved, folder_is_on, missing
-from logferry.client.names import printable, source_id
+from logferry.client.names import attribute, printable, source_id
 from logferry.gateway.contract import check_source_id
 
 
@@ -81,4 +81,5 @@ def test_names_are_legal_and_different():
         assert check_source_id(name).startswith("web1:/")
         assert name.endswith("#12")
     assert source_id("web1", "/var/log/a b.log", 12) == "web1:/var/log/a b.log#12"
+    assert len(attribute("/ä" * 4000).encode()) in range(4090, 4097)
     assert printable("/\udcff\n%") == "/%FF%0A%25"
