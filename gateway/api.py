@@ -10,6 +10,7 @@ from logferry.gateway import reading
 from logferry.gateway.admission import Admission
 from logferry.gateway.auth import Gate, Right
 from logferry.gateway.config import Config
+from logferry.gateway.consumers import Consumers
 from logferry.gateway.contract import (
     MSGPACK,
     Chunk,
@@ -57,6 +58,7 @@ class Api:
     routing: Routing
     admission: Admission
     sources: SourcesApi
+    consumers: Consumers
     gate: Gate
 
     def routes(self) -> Routes:
@@ -66,6 +68,7 @@ class Api:
         routes.add("POST", source + "/chunks", "write", self.write, Right.WRITE)
         routes.add("POST", source + "/session", "session", self.open_session, Right.WRITE)
         self.sources.add_to(routes)
+        self.consumers.add_to(routes)
         routes.add("GET", topic + "/partitions/{partition}/chunks", "read", self.read, Right.READ)
         routes.add("GET", "/v1/topics", "topics", self.list_topics, Right.KNOWN)
         routes.add("GET", topic, "topic", self.get_topic, Right.TOPIC)

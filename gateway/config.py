@@ -104,6 +104,9 @@ class Limits(_Strict):
     process_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB
     read_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 8 * MIB
     read_wait_ms: Annotated[int, Field(ge=0, le=30_000)] = 30_000
+    sessions: Annotated[int, Field(ge=0, le=100_000)] = 1000
+    session_bytes: Annotated[int, Field(ge=64 * 1024, le=256 * MIB)] = 16 * MIB
+    session_stall_s: Annotated[float, Field(gt=0)] = 300
     body_timeout_s: Annotated[float, Field(gt=0)] = 60
     request_timeout_s: Annotated[float, Field(gt=0)] = 30
 

@@ -6,37 +6,22 @@ so ``X-Next-Offset`` is where to go on even when nothing was returned.
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgpack
 from aiokafka import errors
 from logferry.gateway.config import Limits
-from logferry.gateway.contract import MSGPACK, NDJSON, Malformed, chunk_of_record
+from logferry.gateway.contract import MSGPACK, NDJSON
 from logferry.gateway.errors import Problem
 from logferry.gateway.fetch import KafkaRecord
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
+from logferry.gateway.rows import Row, row_object, row_of
 
 PLAIN: Final = "text/plain"
-KEYS: Final = (
-    "dc",
-    "topic",
-    "partition",
-    "offset",
-    "source_id",
-    "seqno",
-    "prev",
-    "created_ms",
-    "recorded_ms",
-    "attributes",
-    "data",
-)
-
-Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,28 +100,6 @@ def _rows(records: Iterable[KafkaRecord], wanted: Read) -> Iterable[Row]:
             yield row
 
 
-def row_of(dc: str, topic: str, partition: int, record: KafkaRecord) -> Row | None:
-    """The row of a record, its fields by `KEYS`; None for one that no gateway wrote: it is not a chunk."""
-    try:
-        chunk = chunk_of_record(record.value or b"", record.headers)
-        source_id = (record.key or b"").decode()
-    except (Malformed, UnicodeDecodeError):
-        return None
-    return (
-        dc,
-        topic,
-        partition,
-        record.offset,
-        source_id,
-        chunk.seqno,
-        chunk.prev,
-        chunk.created_ms,
-        record.timestamp_ms,
-        chunk.attributes,
-        chunk.data,
-    )
-
-
 # ---- formats --------------------------------------------------------------------------------------------------
 
 
@@ -160,17 +123,6 @@ def _msgpack(rows: list[Row]) -> bytes:
 
 def _ndjson(rows: list[Row]) -> bytes:
     return b"".join(json.dumps(row_object(row), ensure_ascii=False).encode() + b"\n" for row in rows)
-
-
-def row_object(row: Row) -> dict[str, Any]:
-    """The row with its keys; data that is not UTF-8 is in base64, under a key of its own."""
-    found = dict(zip(KEYS, row, strict=True))
-    data: bytes = found.pop("data")
-    try:
-        found["data"] = data.decode()
-    except UnicodeDecodeError:
-        found["data_base64"] = base64.b64encode(data).decode()
-    return found
 
 
 def _plain(rows: list[Row]) -> bytes:

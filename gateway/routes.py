@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiohttp import web
@@ -31,12 +31,16 @@ _FIRST, _SECOND = 3, 5
 
 @dataclass(slots=True)
 class Call:
-    """A request that found its handler. ``segments``: of the raw path, still escaped; ``query``: undone."""
+    """A request that found its handler. ``segments``: of the raw path, still escaped; ``query``: undone.
+
+    ``lists``: what may be given more than once in the query, apart from the rest.
+    """
 
     request: web.BaseRequest
     segments: list[str]
     query: dict[str, str]
     caller: Caller = ANYBODY
+    lists: dict[str, list[str]] = field(default_factory=dict)
 
     def first(self, what: str) -> str:
         """The first parameter of the path. Raises Malformed when it is not UTF-8."""
@@ -61,6 +65,7 @@ class Route:
     name: str
     handler: Handler
     right: Right
+    lists: tuple[str, ...]
 
 
 class Routes:
@@ -71,9 +76,21 @@ class Routes:
         self._table: dict[tuple[Any, ...], dict[str, Route]] = {}
         self._counters: dict[tuple[str, int], Any] = {}
 
-    def add(self, method: str, path: str, name: str, handler: Handler, right: Right = Right.EVERYTHING) -> None:
-        """A route that does not say which right it needs is open to those alone who may do everything."""
-        self._table.setdefault(_shape(path.split("/")), {})[method] = Route(name, handler, right)
+    def add(
+        self,
+        method: str,
+        path: str,
+        name: str,
+        handler: Handler,
+        right: Right = Right.EVERYTHING,
+        *,
+        lists: tuple[str, ...] = (),
+    ) -> None:
+        """A route that does not say which right it needs is open to those alone who may do everything.
+
+        ``lists``: the names that its query may give more than once.
+        """
+        self._table.setdefault(_shape(path.split("/")), {})[method] = Route(name, handler, right, lists)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers the request; whatever goes wrong is a problem document."""
@@ -93,7 +110,8 @@ class Routes:
     ) -> web.StreamResponse:
         try:
             caller = self._gate.admit(route.right, request.headers, segments)
-            return await route.handler(Call(request, segments, parse_query(query), caller))
+            lists: dict[str, list[str]] = {name: [] for name in route.lists}
+            return await route.handler(Call(request, segments, parse_query(query, lists), caller, lists))
         except Problem as problem:
             return problem_response(problem, request.raw_path)
         except Malformed as error:
@@ -122,8 +140,8 @@ def _shape(segments: list[str]) -> tuple[Any, ...]:
     return (len(segments), *segments[1:_FIRST], *segments[_FIRST + 1 : _SECOND], *segments[_SECOND + 1 :])
 
 
-def parse_query(text: str) -> dict[str, str]:
-    """The query, each name once. Raises Malformed."""
+def parse_query(text: str, lists: dict[str, list[str]]) -> dict[str, str]:
+    """The query, each name once; the names in ``lists`` go there, as often as they are given. Raises Malformed."""
     found: dict[str, str] = {}
     if not text:
         return found
@@ -134,6 +152,9 @@ def parse_query(text: str) -> dict[str, str]:
         if "%" in item or "+" in item:
             name = percent_decoded(name.replace("+", " "), "query")
             value = percent_decoded(value.replace("+", " "), f"query: {name}")
+        if name in lists:
+            lists[name].append(value)
+            continue
         if name in found:
             raise Malformed(f"query: {name} is given more than once")
         found[name] = value

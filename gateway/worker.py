@@ -17,8 +17,10 @@ from logferry.gateway.admission import Admission
 from logferry.gateway.api import Api
 from logferry.gateway.auth import Gate
 from logferry.gateway.config import Config, ConfigError
+from logferry.gateway.consumers import Consumers
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.ownership import Ownership
+from logferry.gateway.readers import Readers
 from logferry.gateway.routing import Routing
 from logferry.gateway.sources_api import SourcesApi
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
@@ -57,11 +59,14 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         stack.push_async_callback(routing.stop)
         admission = Admission(config.limits)
         sources = SourcesApi(config, topics, ownership, routing, admission)
-        api = Api(config, kafka, topics, ownership, routing, admission, sources, gate)
+        readers = Readers(config, kafka, url)
+        consumers = Consumers(config, kafka, routing, admission, readers, url)
+        api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, gate)
         server = web.Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
+        stack.push_async_callback(readers.stop)
         site = web.TCPSite(runner, config.host, config.port(worker), backlog=4096, ssl_context=context)
         await site.start()
         await ownership.start()
