@@ -85,9 +85,13 @@ class Report:
         kinds = ", ".join(f"{number:,} × {kind}" for kind, number in self.findings.refuting.most_common())
         return f"NOT exact: {kinds}"
 
+    def blamed(self) -> set[str | None]:
+        """The sources that something was found of."""
+        return {finding.source_id for finding in self.findings if finding.refutes}
+
     def worst_first(self) -> list[SourceReport]:
         """Those that something was found of come first, then the large ones."""
-        blamed = {finding.source_id for finding in self.findings if finding.refutes}
+        blamed = self.blamed()
         return sorted(self.sources, key=lambda s: (-s.breaks, s.source_id not in blamed, -s.size_bytes, s.source_id))
 
     def as_dict(self) -> dict[str, Any]:

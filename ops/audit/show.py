@@ -52,7 +52,7 @@ def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 def _sources(report: Report) -> Table:
     topics = ", ".join(report.topics) if len(report.topics) <= 5 else f"{len(report.topics)} topics"
-    ordered = report.worst_first()
+    ordered, blamed = report.worst_first(), report.blamed()
     columns = [name for name in _COLUMNS if name in _ALWAYS or any(_COLUMNS[name](source) for source in ordered)]
     table = Table(title=f"{report.dc}: {topics}", title_justify="left")
     for name in ("topic-partition", "source"):
@@ -62,7 +62,8 @@ def _sources(report: Report) -> Table:
     for source in ordered[:SHOWN_SOURCES]:
         cells = (_text(_COLUMNS[name](source)) for name in columns)
         place = f"{source.topic}-{source.partition}"
-        table.add_row(place, escape(source.source_id), *cells, style="red" if source.breaks else None)
+        style = "red" if source.breaks or source.source_id in blamed else None
+        table.add_row(place, escape(source.source_id), *cells, style=style)
     if len(ordered) > SHOWN_SOURCES:
         table.caption = f"and {len(ordered) - SHOWN_SOURCES:,} more"
     return table

@@ -7,6 +7,7 @@ changes nothing; the ledger and the quarantine, which are written before it, may
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -78,9 +79,13 @@ class Tables:
             yield from _rows(self.quarantine, "bytes", topics, offsets)
 
     def count(self) -> int:
-        """How many rows there are, of any topic."""
+        """How many rows there are, of any topic. Raises Unavailable."""
         tables = [self.main] if self.quarantine is None else [self.main, self.quarantine]
-        return sum(_dataset(table).count_rows() for table in tables)
+        total = 0
+        for table in tables:
+            with _readable(table):
+                total += table.to_pyarrow_dataset().count_rows()
+        return total
 
 
 def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
@@ -90,10 +95,12 @@ def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
         return [], str(error)
 
 
-def _dataset(table: DeltaTable) -> Any:
+@contextmanager
+def _readable(table: DeltaTable) -> Iterator[None]:
+    """A file that is missing or damaged is not a finding: nobody can say what was in it."""
     try:
-        return table.to_pyarrow_dataset()
-    except (DeltaError, OSError) as error:
+        yield
+    except (DeltaError, pa.ArrowException, OSError) as error:
         raise Unavailable(f"{table.table_uri} cannot be read: {error}") from error
 
 
@@ -104,14 +111,12 @@ def _rows(
     if offsets is not None:
         wanted = wanted & ds.field("offset").isin(sorted(offsets))
     columns = [*_CHUNK, "line", content, "newline"]
-    try:
-        scanner = _dataset(table).scanner(
+    with _readable(table):
+        scanner = table.to_pyarrow_dataset().scanner(
             columns=columns, filter=wanted, batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
         )
         for batch in scanner.to_batches():
             yield from _grouped(batch)
-    except (pa.ArrowException, OSError) as error:
-        raise Unavailable(f"{table.table_uri} cannot be read: {error}") from error
 
 
 def _grouped(batch: Any) -> Iterator[ChunkRows]:

@@ -295,6 +295,13 @@ async def test_no_table(world: World, tmp_path: Path):
         await world.audit(table=tmp_path / "nothing")
 
 
+async def test_a_table_that_lost_a_file(world: World, tmp_path: Path):
+    table = world.load().write(tmp_path / "t")
+    next(table.glob("*.parquet")).unlink()
+    with pytest.raises(Unavailable, match=r"/t/? cannot be read: .*parquet"):
+        await world.audit(table=table)
+
+
 async def test_an_empty_chunk_has_no_rows(kafka: Cluster, topic_name: str, tmp_path: Path):
     world = World(kafka.bootstrap, topic_name)
     await world.create()
