@@ -1,4 +1,5 @@
-"""What tests share: a running Kafka, started when the first test asks for it and ended with the session."""
+"""What tests share: a running Kafka and gateway, started when the first test asks for them and ended
+with the session."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from logferry.ops.jars import spark_jars
 from logferry.ops.kafka import Cluster
+
+from tests.workers import Gateway, gateway
 
 _numbers = itertools.count(1)
 
@@ -23,6 +26,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of one broker for all tests of the session: use topics of your own, and leave the broker alone."""
     with Cluster("tests", tmp_path_factory.mktemp("kafka")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def workers(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Two gateway workers that share the lanes: use topics of your own, and leave the processes alone."""
+    with gateway(kafka, tmp_path_factory.mktemp("workers"), "shared") as running:
+        yield running
 
 
 @pytest.fixture
