@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from logferry.loaders.errors import KafkaAway, LoadError, SparkAway, SparkFailed, StorageAway, TopicChanged
@@ -61,6 +61,13 @@ def sorted_error(error: BaseException, doing: str) -> LoadError:
     if any(_STORAGE.fullmatch(n) for n in names):
         return StorageAway(said)
     return SparkFailed(f"{doing}: " + "; caused by ".join(f"{name}: {text}" for name, text in chain))
+
+
+@contextmanager
+def released() -> Iterator[None]:
+    """For giving back what the JVM holds: when it has ended, all of that is given back already."""
+    with suppress(Py4JNetworkError, ConnectionError):
+        yield
 
 
 @contextmanager

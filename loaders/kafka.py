@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from logferry.gateway.contract import Malformed, split_topic
 from logferry.loaders.errors import TopicChanged
-from logferry.loaders.jvm import sorted_errors
+from logferry.loaders.jvm import released, sorted_errors
 from logferry.loaders.plan import PartitionOffsets, TopicView
 from pyspark.sql import SparkSession
 
@@ -107,7 +107,8 @@ def kafka_topics(spark: SparkSession, bootstrap_servers: str) -> Iterator[KafkaT
     try:
         yield KafkaTopics(jvm, admin, bootstrap_servers)
     finally:
-        admin.close(jvm.java.time.Duration.ofSeconds(5))
+        with released():
+            admin.close(jvm.java.time.Duration.ofSeconds(5))
 
 
 def is_pattern(text: str) -> bool:

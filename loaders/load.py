@@ -65,11 +65,11 @@ def load_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:
     Transient. Safe to call again, and by several loaders at once.
     """
     paths = TablePaths.of(job.path)
-    prepare(loader.spark, paths)
     state = read_state(paths)
     topics = wanted_topics(loader, job, state)
     backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
     targets = {r.key: r.end for r in backlog.ranges}
+    prepare(loader.spark, paths)
     yield Backlog(backlog.records)
     stopped: set[str] = set()
     while True:

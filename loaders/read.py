@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from logferry.loaders import parse
-from logferry.loaders.jvm import sorted_errors
+from logferry.loaders.jvm import released, sorted_errors
 from logferry.loaders.plan import Range
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -79,8 +79,9 @@ def kafka_options(bootstrap_servers: str, ranges: Sequence[Range]) -> dict[str, 
 
 def _release(frame: DataFrame) -> None:
     """Frees the disk now, and not whenever the JVM collects its garbage."""
-    plan: Any = frame._jdf.queryExecution().logical()
-    plan.rdd().unpersist(False)
+    with released():
+        plan: Any = frame._jdf.queryExecution().logical()
+        plan.rdd().unpersist(False)
 
 
 def _said(ranges: Sequence[Range]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import pyspark
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.errors import SparkAway
+from logferry.loaders.jvm import released
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -93,7 +94,8 @@ def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) 
         try:
             yield SparkSession(context)
         finally:
-            context.stop()
+            with released():
+                context.stop()
     finally:
         _end(gateway)
 

@@ -229,7 +229,12 @@ class LoaderProcess:
 
 def loader_env() -> dict[str, str]:
     jars = os.pathsep.join(map(str, spark_jars()))
-    return {**os.environ, "JAVA_HOME": str(find_java().home), "LOGFERRY_SPARK_JARS": jars}
+    return {**os.environ, **java_env(), "LOGFERRY_SPARK_JARS": jars}
+
+
+def java_env() -> dict[str, str]:
+    """Our Java, compiling less: short runs take half the time."""
+    return {"JAVA_HOME": str(find_java().home), "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 def run_module(arguments: Sequence[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

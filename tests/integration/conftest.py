@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,17 +10,20 @@ from logferry.loaders.config import SparkSettings
 from logferry.loaders.kafka import KafkaTopics, kafka_topics
 from logferry.loaders.load import Loader
 from logferry.loaders.session import spark_session
-from logferry.ops.java import find_java
 from logferry.ops.kafka import Cluster
 from pyspark.sql import SparkSession
+
+from tests.loading import java_env
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, spark_jar_paths: list[Path]) -> Iterator[SparkSession]:
-    os.environ["JAVA_HOME"] = str(find_java().home)
     settings = SparkSettings(master="local[2]", driver_memory="1g")
-    with spark_session(settings, spark_jar_paths, tmp_path_factory.mktemp("spark")) as session:
-        yield session
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in java_env().items():
+            patch.setenv(name, value)
+        with spark_session(settings, spark_jar_paths, tmp_path_factory.mktemp("spark")) as session:
+            yield session
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,236 @@
+"""The loader killed at each named step, at random, and frozen; two at once. The table is exact each time.
+
+Nothing in the loader helps these tests: they watch the tables' folders, and strike when the file of a step appears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from logferry.loaders.ledger import TablePaths, last_batch, open_table, read_ledger
+from logferry.ops.kafka import Cluster
+
+from tests.loading import LoaderProcess, Sent, Topic, check_exact, chunks_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+WAIT_S = 120
+
+Watch = Callable[[TablePaths], int]
+
+
+def commits(path: Path) -> int:
+    return sum(1 for file in (path / "_delta_log").glob("*.json") if file.stem.isdigit())
+
+
+def data_files(path: Path) -> int:
+    return sum(1 for _ in path.glob("*.parquet"))
+
+
+# What grows at a step, and from which number on: creating a table is its first commit.
+STEPS: dict[str, Watch] = {
+    "ledger": lambda paths: commits(paths.ledger),
+    "quarantine": lambda paths: commits(paths.quarantine),
+    "mid-write": lambda paths: data_files(paths.main),
+    "commit": lambda paths: commits(paths.main),
+}
+
+
+def wait_for(condition: Callable[[], bool], what: str, loader: LoaderProcess | None = None) -> None:
+    """Looks all the time: the windows to be hit are milliseconds wide."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not happen in {WAIT_S} s")
+        if loader is not None and loader.process.poll() is not None:
+            raise AssertionError(f"the loader ended before {what}: {loader.finish()}")
+        time.sleep(0.001)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def logs(sources: int, lines: int, round_: int = 0) -> list[Sent]:
+    """Lines of several sources, a bad one in each chunk, a megabyte or so in all."""
+    sent: list[Sent] = []
+    for source in range(sources):
+        parts = [
+            b"".join(b"%d %d %s\n" % (part, line, b"x" * 60) for line in range(lines)) + b"\xff\n" for part in range(20)
+        ]
+        sent += chunks_of(f"web{source}", *parts, start=round_ * 100_000_000)
+    return sent
+
+
+@pytest.fixture
+def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[[Path, str], LoaderProcess]]:
+    """Starts loaders, and leaves none behind."""
+    started: list[LoaderProcess] = []
+
+    def begin(table: Path, topic: str) -> LoaderProcess:
+        started.append(LoaderProcess(kafka.bootstrap, table, topic, scratch=tmp_path))
+        return started[-1]
+
+    yield begin
+    for loader in started:
+        if loader.process.poll() is None:
+            loader.kill()
+        if loader.process.stdout is not None and not loader.process.stdout.closed:
+            loader.finish()
+
+
+@pytest.fixture
+async def topic(kafka: Cluster, topic_name: str) -> Topic:
+    topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
+    await topic.create(partitions=2)
+    return topic
+
+
+async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path):
+    """Each run takes up what the one before left, and is killed itself one step later; the last one finishes."""
+    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    await topic.write(logs(8, 300), partitions=2)
+
+    first = start(table, topic.name)
+    wait_for(lambda: bool(read_ledger(table)), "the first entry of the ledger", first)
+    first.kill()
+    first.finish()
+    (planned,) = read_ledger(table)
+
+    # The JVM alone dies: the loader says so, and that the next run will do.
+    second = start(table, topic.name)
+    wait_for(lambda: last_batch(open_table(paths.quarantine)) == 0, "the quarantine's commit", second)
+    second.kill(python=False)
+    status, summary, _ = second.finish()
+    assert status == 3
+    assert "JVM has ended" in summary["tables"][0]["error"]
+
+    # Python alone dies: its JVM ends by itself, whatever it still wrote.
+    third = start(table, topic.name)
+    wait_for(lambda: data_files(paths.main) > 0, "the first file of rows", third)
+    jvm = third.kill(jvm=False)
+    third.finish()
+    assert jvm is not None
+    wait_for(lambda: is_gone(jvm), "the end of the JVM")
+
+    await topic.write(logs(8, 300, round_=1), partitions=2)
+    done = last_batch(open_table(paths.main))
+    fourth = start(table, topic.name)
+    wait_for(lambda: last_batch(open_table(paths.main)) == done + 1, "the commit of a batch", fourth)
+    fourth.kill()
+    fourth.finish()
+
+    status, summary, _ = start(table, topic.name).finish()
+    assert (status, summary["exit"]) == (0, 0)
+    check_exact(table, topic.committed)
+    assert read_ledger(table)[0] == planned
+    assert not list((tmp_path / "runs").iterdir()), "folders of killed runs are left"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", STEPS)
+async def test_killed_again_and_again_at_one_step(
+    step: str, start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+):
+    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for round_ in range(4):
+        await topic.write(logs(8, 200, round_), partitions=2)
+        before = STEPS[step](paths)
+        victim = start(table, topic.name)
+        # Not at the very instant only: somewhere in the step and the next one.
+        wait_for(lambda before=before: STEPS[step](paths) > max(before, 1), step, victim)  # type: ignore[misc]
+        await asyncio.sleep(dice.random() * 0.3)
+        victim.kill()
+        victim.finish()
+    status, _, err = start(table, topic.name).finish()
+    assert status == 0, err
+    check_exact(table, topic.committed)
+
+
+@pytest.mark.long
+async def test_two_racing_and_killed_at_random(
+    start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+):
+    table = tmp_path / "logs"
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    racers = [start(table, topic.name) for _ in range(2)]
+    for round_ in range(8):
+        await topic.write(logs(8, 200, round_), partitions=2)
+        await asyncio.sleep(3 + dice.random() * 9)
+        victim = dice.randrange(2)
+        racers[victim].kill(python=dice.random() < 0.7, jvm=dice.random() < 0.7)
+        for i, racer in enumerate(racers):
+            if i == victim or racer.process.poll() is not None:
+                racer.kill()
+                racer.finish()
+                racers[i] = start(table, topic.name)
+    for racer in racers:
+        assert racer.finish()[0] in (0, 3)
+    status, summary, err = start(table, topic.name).finish()
+    assert status == 0, (summary, err)
+    check_exact(table, topic.committed)
+
+
+@pytest.mark.long
+async def test_a_frozen_loader_that_wakes_up_after_all_was_done_and_tidied(
+    start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+):
+    """Stopped in mid-write; others finish; table and quarantine are compacted and their history dropped; it goes on."""
+    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    await topic.write(logs(8, 300), partitions=2)
+    zombie = start(table, topic.name)
+    wait_for(lambda: data_files(paths.main) > 0, "the first file of rows", zombie)
+    jvm = zombie.jvm()
+    assert jvm is not None
+    os.kill(jvm, signal.SIGSTOP)
+    os.kill(zombie.process.pid, signal.SIGSTOP)
+    assert last_batch(open_table(paths.main)) == -1, "it was stopped too late to show anything"
+    await topic.write(logs(8, 300, round_=1), partitions=2)
+    status, _, err = start(table, topic.name).finish()
+    assert status == 0, err
+    check_exact(table, topic.committed)
+    tidied = last_batch(open_table(paths.main))
+    for path in (paths.main, paths.quarantine):
+        tidy(path)
+    check_exact(table, topic.committed)
+    os.kill(jvm, signal.SIGCONT)
+    os.kill(zombie.process.pid, signal.SIGCONT)
+    status, summary, err = zombie.finish()
+    assert status in (0, 1, 3), (summary, err)
+    check_exact(table, topic.committed)
+    assert last_batch(open_table(paths.main)) == tidied
+    status, summary, err = start(table, topic.name).finish()
+    assert (status, summary["rows"]) == (0, 0), err
+    check_exact(table, topic.committed)
+
+
+def tidy(path: Path) -> None:
+    """Compacts, drops the older files, and leaves nothing of the history but a checkpoint."""
+    table = DeltaTable(str(path))
+    table.optimize.compact()
+    table = DeltaTable(str(path))
+    table.create_checkpoint()
+    version = table.version()
+    live = {Path(uri).name for uri in table.file_uris()}
+    for file in path.glob("*.parquet"):
+        if file.name not in live:
+            file.unlink()
+    for log in (path / "_delta_log").iterdir():
+        if log.suffix in (".json", ".crc") and log.stem.isdigit() and int(log.stem) <= version - 1:
+            log.unlink()
