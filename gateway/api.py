@@ -23,6 +23,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.metrics import CHUNKS, READ_BYTES, REGISTRY
 from logferry.gateway.ownership import Ownership
+from logferry.gateway.quotas import Quotas
 from logferry.gateway.reading import Read
 from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import Routing
@@ -60,6 +61,7 @@ class Api:
     sources: SourcesApi
     consumers: Consumers
     gate: Gate
+    quotas: Quotas
 
     def routes(self) -> Routes:
         """All that this worker answers."""
@@ -89,7 +91,11 @@ class Api:
         reserved = self.admission.reserve(request)
         try:
             facts = self.topics.fresh(source.topic) or await self.topics.facts(source.topic)
+            if self.quotas.is_active:
+                self.quotas.take(call.caller.name, source.topic)
             session, chunks, size = await self._chunks(call, facts)
+            if self.quotas.is_active:
+                self.quotas.take(call.caller.name, source.topic, sum(len(c.data) for c in chunks), len(chunks))
             answered = await lane.submit(Write(facts, source, session, chunks, size))
         finally:
             self.admission.release(reserved)

@@ -17,6 +17,7 @@ LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 _ALL_ADDRESSES = ("0.0.0.0", "[::]")
 
 Pattern = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._*?\[\]!-]{1,256}$")]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weakness = Literal["replication", "min-isr", "unclean-election"]
 
 
@@ -83,6 +84,8 @@ class TokenSettings(_Strict):
     read: list[Pattern] = []
     admin: list[Pattern] = []
     sources: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    bytes_per_s: Rate | None = None
+    chunks_per_s: Rate | None = None
 
     @model_validator(mode="after")
     def _together(self) -> TokenSettings:
@@ -90,6 +93,20 @@ class TokenSettings(_Strict):
             raise ValueError(f"{self.name} may do nothing; give it write, read or admin")
         if self.sources is not None and not self.write:
             raise ValueError(f"{self.name}: sources narrows what may be written, but write is empty")
+        return self
+
+
+class QuotaSettings(_Strict):
+    """How much may be written to each topic of this pattern, in each worker process."""
+
+    topic: Pattern
+    bytes_per_s: Rate | None = None
+    chunks_per_s: Rate | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> QuotaSettings:
+        if self.bytes_per_s is None and self.chunks_per_s is None:
+            raise ValueError(f"{self.topic} limits nothing; give it bytes_per_s or chunks_per_s")
         return self
 
 
@@ -129,6 +146,7 @@ class Config(_Strict):
     anonymous: bool = False
     open_metrics: bool = False
     tokens: list[TokenSettings] = []
+    quotas: list[QuotaSettings] = []
     kafka: KafkaSettings
     tls: Tls | None = None
     limits: Limits = Limits()

@@ -28,6 +28,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "too-large": (413, "Over a limit of size"),
     "unsupported-media-type": (415, "The encoding or type of the body is not known"),
     "out-of-range": (416, "Outside of what is retained"),
+    "quota": (429, "Over a quota"),
     "internal": (500, "An error inside the gateway"),
     "outcome-unknown": (500, "Whether it was recorded is not known yet"),
     "overloaded": (503, "Over a limit of the gateway"),

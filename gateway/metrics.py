@@ -23,6 +23,12 @@ CHUNKS = Counter("logferry_chunks_total", "Chunks by topic and result", ["topic"
 CHUNK_BYTES = Counter("logferry_chunk_bytes_total", "Bytes of chunks written", ["topic"], registry=REGISTRY)
 READ_BYTES = Counter("logferry_read_bytes_total", "Bytes of chunks read", ["topic"], registry=REGISTRY)
 SESSIONS = Gauge("logferry_read_sessions", "Read sessions that are open", registry=REGISTRY)
+THROTTLED = Counter(
+    "logferry_throttled_total", "Writes refused by a quota, by token or topic", ["scope", "name"], registry=REGISTRY
+)
+THROTTLED_SECONDS = Counter(
+    "logferry_throttled_seconds_total", "Time that callers were told to wait", ["scope", "name"], registry=REGISTRY
+)
 IN_FLIGHT = Gauge("logferry_in_flight_bytes", "Bytes of requests that wait for an answer", registry=REGISTRY)
 FORWARDS = Counter("logferry_forwards_total", "Requests handed to the lane's owner", ["how"], registry=REGISTRY)
 LANES = Gauge("logferry_lane_open", "1 while this worker serves the lane", ["lane"], registry=REGISTRY)

@@ -20,6 +20,7 @@ from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.consumers import Consumers
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.ownership import Ownership
+from logferry.gateway.quotas import Quotas
 from logferry.gateway.readers import Readers
 from logferry.gateway.routing import Routing
 from logferry.gateway.sources_api import SourcesApi
@@ -43,9 +44,9 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gate = Gate(config)
+    gate, quotas = Gate(config), Quotas(config)
     context = None if config.tls is None else server_context(config.tls)
-    loop.add_signal_handler(signal.SIGHUP, _take_over, reload, gate, context)
+    loop.add_signal_handler(signal.SIGHUP, _take_over, reload, gate, quotas, context)
     url = config.url(worker)
     kafka = Kafka(kafka_options(config.kafka), url)
     async with AsyncExitStack() as stack:
@@ -61,7 +62,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         sources = SourcesApi(config, topics, ownership, routing, admission)
         readers = Readers(config, kafka, url)
         consumers = Consumers(config, kafka, routing, admission, readers, url)
-        api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, gate)
+        api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, gate, quotas)
         server = web.Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
@@ -81,8 +82,8 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
     log.event("info", "worker_stopped", url=url)
 
 
-def _take_over(reload: Callable[[], Config], gate: Gate, context: ssl.SSLContext | None) -> None:
-    """The tokens of the configuration, and the certificate, as they are now; bad ones change nothing.
+def _take_over(reload: Callable[[], Config], gate: Gate, quotas: Quotas, context: ssl.SSLContext | None) -> None:
+    """Tokens, quotas and the certificate of the configuration as they are now; bad ones change nothing.
 
     Connections live on.
     """
@@ -91,6 +92,7 @@ def _take_over(reload: Callable[[], Config], gate: Gate, context: ssl.SSLContext
         if context is not None and fresh.tls is not None:
             server_context(fresh.tls)  # one that nobody uses: half of a pair must not get in
         gate.replace(fresh.tokens)
+        quotas.replace(fresh)
         if context is not None and fresh.tls is not None:
             load_certificate(context, fresh.tls)
     except (ConfigError, ValueError) as error:
