@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ from logferry.ops.config import Defaults
 from logferry.ops.java import find_java
 from logferry.ops.kafka import LONG_RUN
 from logferry.ops.places import data_dir
+from logferry.ops.signals import Stopped, stopped_by_signals
 from logferry.ops.stack import Stack
 
 _PORT = 8080
@@ -29,29 +29,27 @@ With --config FILE the options come from the file's table [up]; what stands on t
 def main(argv: list[str]) -> int:
     """Runs until it is told to stop; 0 then. Raises Problem for what the user can mend."""
     args = _arguments(argv)
-    signals = _Signals()
     data = Path(args.data) if args.data else data_dir() / "up"
     try:
-        java = find_java()
-        _say(f"Java {java.version}: {java.origin}")
-        stack = Stack(
-            data,
-            dcs=[name.strip() for name in args.dc.split(",")],
-            brokers=args.brokers,
-            workers=args.workers,
-            lanes=args.lanes,
-            port=args.port,
-            restart=not args.no_restart,
-            jvm=LONG_RUN,
-            say=_say,
-        )
-        with stack:
-            _print_ready(stack, as_json=args.json)
-            threading.Event().wait()
-    except _Stop:
+        with stopped_by_signals():
+            java = find_java()
+            _say(f"Java {java.version}: {java.origin}")
+            stack = Stack(
+                data,
+                dcs=[name.strip() for name in args.dc.split(",")],
+                brokers=args.brokers,
+                workers=args.workers,
+                lanes=args.lanes,
+                port=args.port,
+                restart=not args.no_restart,
+                jvm=LONG_RUN,
+                say=_say,
+            )
+            with stack:
+                _print_ready(stack, as_json=args.json)
+                threading.Event().wait()
+    except Stopped:
         pass
-    finally:
-        signals.restore()
     return 0
 
 
@@ -90,29 +88,3 @@ def _print_ready(stack: Stack, *, as_json: bool) -> None:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-class _Stop(BaseException):
-    """The user wants an end; not an error."""
-
-
-class _Signals:
-    """The first of SIGINT, SIGTERM, SIGHUP raises `_Stop`; later ones wait for the orderly end, which is bounded."""
-
-    _numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self._before = {number: signal.getsignal(number) for number in self._numbers}
-        for number, handler in self._before.items():
-            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup stays in force
-                signal.signal(number, self._stop)
-
-    def _stop(self, number: int, frame: object) -> None:
-        for other in self._numbers:
-            signal.signal(other, signal.SIG_IGN)
-        _say("stopping")
-        raise _Stop
-
-    def restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
