@@ -27,6 +27,7 @@ TICK_S: Final = 0.05
 _CATCH_UP_S: Final = 1.0
 _REOPEN_S: Final = 0.5
 _CUT_SHARE: Final = 0.1
+_CALM: Final = 0.1
 
 
 class LogFile:
@@ -62,13 +63,20 @@ class LogFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """``rate``: bytes a second of all files together; ``rotate_at_s``: when the first one is rotated, None: never."""
+    """``rate``: bytes a second of all files together; ``rotate_at_s``: when the first one is rotated, None: never.
+
+    ``calm_after_s``: from then on a tenth of the rate."""
 
     folder: Path
     rate: float
     seed: int
     seconds: float | None = None
     rotate_at_s: float | None = None
+    calm_after_s: float | None = None
+
+    def rate_at(self, elapsed_s: float) -> float:
+        is_calm = self.calm_after_s is not None and elapsed_s >= self.calm_after_s
+        return self.rate * _CALM if is_calm else self.rate
 
 
 def generate(plan: Plan, go_on: Callable[[], bool]) -> dict[str, int]:
@@ -80,7 +88,7 @@ def generate(plan: Plan, go_on: Callable[[], bool]) -> dict[str, int]:
     while go_on() and (plan.seconds is None or last - started < plan.seconds):
         time.sleep(TICK_S)
         now = time.monotonic()
-        due = plan.rate * min(now - last, _CATCH_UP_S)
+        due = plan.rate_at(now - started) * min(now - last, _CATCH_UP_S)
         last = now
         for stream in streams:
             burst = 0.25 + 1.5 * rng.random()
@@ -130,13 +138,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=3.0, metavar="MB_S", help="of all files (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="how long (default: until told to stop)")
     parser.add_argument("--rotate-at", type=float, metavar="S", help="rotate the first file after so many seconds")
+    parser.add_argument("--calm-after", type=float, metavar="S", help="a tenth of the rate after so many seconds")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: stopped.append(number))
     args.dir.mkdir(parents=True, exist_ok=True)
-    plan = Plan(args.dir, args.rate * 1e6, args.seed, args.seconds, args.rotate_at)
+    plan = Plan(args.dir, args.rate * 1e6, args.seed, args.seconds, args.rotate_at, args.calm_after)
     print(json.dumps({"seed": args.seed, "bytes": generate(plan, lambda: not stopped)}), flush=True)
     return 0
 

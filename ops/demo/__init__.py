@@ -1,0 +1,3 @@
+from logferry.ops.demo.command import main
+
+__all__ = ["main"]

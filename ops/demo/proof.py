@@ -1,0 +1,168 @@
+"""The end of the demo: the audit's verdict, rows of the table read without Spark, and how fast it was.
+
+The verdict is the audit's, over what is stored. Three things are asked beside, because the demo knows that all was
+sent and loaded: nothing of the files is left to send, no chunk is left to load, and an independent reader has got
+exactly what is stored, in the order of every source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from logferry.loaders.ledger import open_table
+from logferry.ops.audit.proof import audit
+from logferry.ops.audit.report import Report
+from logferry.ops.audit.show import progress, show
+from logferry.ops.demo.plan import DC, Plan
+from logferry.ops.demo.reader import Account, percentile
+from logferry.ops.demo.story import Story, Told
+from logferry.ops.problems import Unavailable
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_ROWS: Final = 10
+_COLUMNS: Final = ("source_id", "seqno", "line", "text")
+_SOONER_MS: Final = (1000, 5000)
+
+
+def prove(plan: Plan, bootstrap: str, console: Console) -> Report:
+    """Audits Kafka, the table and the original files. Raises Problem when one of them cannot be read."""
+    with progress(console) as advance:
+        return asyncio.run(audit(bootstrap, DC, table=plan.table, files=plan.originals(), progress=advance))
+
+
+def shortfalls(report: Report, account: Account) -> list[str]:
+    """What is not as it must be at the end of a demo, though the audit may find nothing wrong with it."""
+    found = []
+    not_sent = sum(file.not_sent_bytes for file in report.files)
+    if not_sent:
+        found.append(f"{not_sent:,} bytes of the files are not stored")
+    if report.table is None:
+        found.append("the table was not audited")
+    elif report.table.not_loaded:
+        found.append(f"{report.table.not_loaded:,} chunks are not loaded")
+    elif report.table.rows != report.lines:
+        found.append(f"the table has {report.table.rows:,} rows for {report.lines:,} lines")
+    if (account.chunks, account.bytes) != (report.chunks, report.size_bytes):
+        found.append(
+            f"the live reader got {account.chunks:,} chunks with {account.bytes:,} bytes,"
+            f" stored are {report.chunks:,} with {report.size_bytes:,}"
+        )
+    if account.breaks:
+        found.append(f"the live reader saw {account.breaks:,} chunks out of the order of their source")
+    return found
+
+
+def end(plan: Plan, report: Report, story: Story, console: Console) -> bool:
+    """Shows it all; whether the promise was kept."""
+    account = story.reader.account
+    wrong = shortfalls(report, account)
+    if report.exact:
+        console.print(_files(report))
+    else:
+        show(report, console)
+    console.print(_rows(plan.table))
+    console.print(_speed(report, story))
+    for text in wrong:
+        console.print(f"but {text}", style="bold red", highlight=False)
+    exact = report.exact and not wrong
+    style = "bold green" if exact else "bold red"
+    console.print(escape(report.verdict), style=style, highlight=False)
+    console.print(verdict(report, story.told, exact), style=style, highlight=False)
+    return exact
+
+
+def verdict(report: Report, told: Told, exact: bool) -> str:
+    """One sentence."""
+    killed = ", ".join(told.killed) or "nothing"
+    if not exact:
+        return f"NO: what is stored is not what was sent, exactly once. Killed meanwhile: {killed}."
+    return (
+        f"YES: every line of the {len(report.files):,} files is in the table once, byte for byte,"
+        f" though these were killed: {killed}."
+    )
+
+
+def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _files(report: Report) -> Table:
+    """What the audit found of each original file."""
+    numbers = ("bytes", "chunks", "lines", "gaps", "doubles", "table rows")
+    table = _table("the files, as the audit found them in Kafka and in the table", "file", *numbers, right=numbers)
+    sources = {(source.topic, source.source_id): source for source in report.sources}
+    for file in report.files:
+        source = sources[file.topic or "", file.source_id or ""]
+        values = (file.recorded, source.chunks, source.lines, source.gaps, source.doubles, source.rows or 0)
+        table.add_row(escape(Path(file.path).name), *(f"{value:,}" for value in values))
+    return table
+
+
+def _rows(path: Path) -> Table:
+    title = f"{_ROWS} rows of the table, read by delta-rs, without Spark"
+    table = _table(title, "file", "seqno", "line", "text", right=("seqno", "line"))
+    for row in some_rows(path):
+        name = row["source_id"].rpartition("/")[2].rpartition("#")[0]
+        text = row["text"].encode("unicode_escape").decode() if not row["text"].isprintable() else row["text"]
+        table.add_row(escape(name), f"{row['seqno']:,}", f"{row['line']:,}", escape(text))
+    return table
+
+
+def some_rows(path: Path) -> Sequence[dict[str, Any]]:
+    """Ten rows, or all if there are fewer, from all over the table. Raises Unavailable."""
+    found = open_table(path)
+    if found is None:
+        raise Unavailable(f"{path}: there is no table")
+    try:
+        dataset = found.to_pyarrow_dataset()
+        count = dataset.count_rows()
+        wanted = sorted({count * number // _ROWS for number in range(_ROWS)} if count else ())
+        rows: list[dict[str, Any]] = dataset.take(wanted, columns=list(_COLUMNS)).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise Unavailable(f"{path} cannot be read: {error}") from error
+    return rows
+
+
+def _speed(report: Report, story: Story) -> Table:
+    account = story.reader.account
+    table = Table(title="speed, kills included", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.show_header = False
+    size, took = account.bytes / 1e6, account.seconds
+    if took:
+        table.add_row("file → readable", f"{size:,.1f} MB in {took:.1f} s: {size / took:.1f} MB/s")
+    for name, waits in (("created → readable", account.ages_ms), ("written → readable", _waits_ms(report, story))):
+        if waits:
+            table.add_row(name, waited(sorted(waits)))
+    for loaded in story.told.loads:
+        if loaded.rows:
+            rate = f"{loaded.rows / loaded.seconds:,.0f} rows/s"
+            table.add_row(f"Kafka → table, run {loaded.run}", f"{loaded.rows:,} rows in {loaded.seconds:.1f} s: {rate}")
+    return table
+
+
+def _waits_ms(report: Report, story: Story) -> list[float]:
+    """Files that grew while the demo looked on; those of the user were there before."""
+    found: list[float] = []
+    for file in report.files if story.is_live else ():
+        seen = story.reader.account.sources.get(file.source_id or "")
+        if seen is not None:
+            found += story.present.growth.waits_ms(Path(file.path), seen)
+    return found
+
+
+def waited(ms: Sequence[float]) -> str:
+    """Percentiles and shares of what is sorted by size."""
+    marks = [f"p{share * 100:g} {percentile(ms, share) / 1000:.2f} s" for share in (0.5, 0.9, 0.99)]
+    shares = {limit // 1000: sum(one < limit for one in ms) / len(ms) for limit in _SOONER_MS}
+    sooner = [f"{share:.1%} under {limit_s} s" for limit_s, share in shares.items()]
+    return f"{', '.join(marks)}, longest {ms[-1] / 1000:.2f} s; {', '.join(sooner)}"

@@ -1,0 +1,46 @@
+"""Waiting for what other processes do: never without a limit, and never blind for what ends meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from logferry.ops.children import Child
+from logferry.ops.problems import Problem, Unavailable
+
+LIMIT_S: Final = 60.0
+_LOOK_S: Final = 0.05
+
+
+class Waiting:
+    """``must_run``: children whose end is the end of the story. ``meanwhile``: called again and again."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self.must_run: list[Child] = []
+        self._meanwhile = meanwhile
+
+    def until(self, done: Callable[[], bool], what: str, limit_s: float = LIMIT_S, look_s: float = _LOOK_S) -> None:
+        """Returns when it is so. Raises Unavailable after the limit, or the Problem of a child that has ended."""
+        deadline = time.monotonic() + limit_s
+        while not done():
+            for child in self.must_run:
+                if not child.running:
+                    raise failure(child)
+            if time.monotonic() > deadline:
+                raise Unavailable(f"waited for {limit_s:.0f} s, in vain: {what}")
+            self._meanwhile()
+            time.sleep(look_s)
+
+
+def failure(child: Child) -> Problem:
+    """The error for a child that ended as it should not: with the end of its log."""
+    return child.failed(f"ended with status {child.exit_status}")
+
+
+def end(child: Child, limit_s: float) -> None:
+    """Asks it to stop and waits. Raises Problem when it does not go, or not with status 0."""
+    if not child.stop(limit_s):
+        raise child.failed(f"did not stop within {limit_s:.0f} s")
+    if child.exit_status != 0:
+        raise failure(child)
