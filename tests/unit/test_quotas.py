@@ -65,7 +65,7 @@ def test_who_waits_as_long_as_told_is_let_in(rate: float, debt: int) -> None:
     assert bucket.wait_s(50.0 + wait_s + 1) == 0
 
 
-@given(st.floats(0.1, 1e6), st.integers(1, 1 << 30))
+@given(st.floats(0.1, 100), st.integers(1, 1 << 30))
 def test_who_waits_less_is_not(rate: float, size: int) -> None:
     bucket = Bucket(rate, rate * BURST_S, 50.0)
     bucket.take(rate * BURST_S + size)
