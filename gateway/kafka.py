@@ -36,7 +36,11 @@ _TOPIC_RESOURCE: Final = 2
 _REQUEST_TIMEOUT_MS: Final = 10_000
 _DEADLINE_S: Final = 15.0
 _BACKOFF_S: Final = 0.1
-_CONCURRENT_FETCHES: Final = 64
+# Connections to each broker for fetches: those that wait for data, and those that do not, so that a lane's replay
+# never stands behind the readers.
+_WAITING_FETCHES: Final = 256
+_IMMEDIATE_FETCHES: Final = 16
+_LOOK_AGAIN_S: Final = 0.25
 
 # What passes by itself once the metadata is fresh.
 _PASSING: Final = (
@@ -67,8 +71,9 @@ class Kafka:
             client_id=client_id, request_timeout_ms=_REQUEST_TIMEOUT_MS + 35_000, metadata_max_age_ms=30_000, **options
         )
         self._leaders: dict[tuple[str, int], int] = {}
-        self._idle_connections: list[int] = list(range(_CONCURRENT_FETCHES))
-        self._fetches = asyncio.Semaphore(_CONCURRENT_FETCHES)
+        self._idle_waiting = list(range(_WAITING_FETCHES))
+        self._idle_immediate = list(range(_IMMEDIATE_FETCHES))
+        self._immediate = asyncio.Semaphore(_IMMEDIATE_FETCHES)
 
     async def start(self) -> None:
         """Connects. Raises KafkaConnectionError when no bootstrap server answers."""
@@ -229,9 +234,11 @@ class Kafka:
         """
 
         async def ask(node: int) -> Fetched:
-            request = FetchRequest(wait_ms, 1, max_bytes, _READ_COMMITTED, [(topic, [(partition, offset, max_bytes)])])
-            async with self._own_connection() as group:
-                response = await self._client.send(node, request, group=group)
+            wanted = [(topic, [(partition, offset, max_bytes)])]
+            async with self._own_connection(wait_ms) as (group, wait):
+                response = await self._client.send(
+                    node, FetchRequest(wait, 1, max_bytes, _READ_COMMITTED, wanted), group=group
+                )
             fields = response.topics[0][1][0]
             raise_for(fields[1], f"{topic}-{partition} at {offset}")
             records, next_offset = committed_records(fields[-1] or b"", fields[5] or (), offset, stop_bytes)
@@ -281,13 +288,26 @@ class Kafka:
     # ---- ways to a broker -------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _own_connection(self) -> AsyncIterator[tuple[str, int]]:
-        async with self._fetches:
-            number = self._idle_connections.pop()
+    async def _own_connection(self, wait_ms: int) -> AsyncIterator[tuple[tuple[str, int], int]]:
+        """A connection that nobody else uses meanwhile, and how long its fetch may wait.
+
+        When all those for waiting are taken, a pause comes before a fetch that does not wait.
+        """
+        if wait_ms and self._idle_waiting:
+            number = self._idle_waiting.pop()
             try:
-                yield ("fetch", number)
+                yield ("waits", number), wait_ms
             finally:
-                self._idle_connections.append(number)
+                self._idle_waiting.append(number)
+            return
+        if wait_ms:
+            await asyncio.sleep(min(wait_ms / 1000, _LOOK_AGAIN_S))
+        async with self._immediate:
+            number = self._idle_immediate.pop()
+            try:
+                yield ("fetches", number), 0
+            finally:
+                self._idle_immediate.append(number)
 
     async def _send_any(self, request: Any) -> Any:
         async with asyncio.timeout(_DEADLINE_S):
