@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeVar
 
 from aiohttp import web
+from aiokafka.errors import UnknownTopicOrPartitionError
 from logferry.gateway import frames, lag
 from logferry.gateway.admission import Admission
 from logferry.gateway.auth import Right
@@ -134,7 +135,11 @@ class Consumers:
         offsets: dict[Partition, int] = {}
         for position in body.positions:
             self._add(call, offsets, (position.topic, position.partition), position.offset)
-        await self.readers.find(session_id, consumer).commit(body.generation, offsets)
+        session = self.readers.find(session_id, consumer)
+        try:
+            await session.commit(body.generation, offsets)
+        except UnknownTopicOrPartitionError as error:
+            raise unknown_topic(str(error)) from None
         return json_response(
             {"consumer": consumer, "generation": body.generation, "positions": frames.positions(offsets)}
         )
@@ -172,6 +177,8 @@ class Consumers:
         groups = Groups(self.kafka)
         try:
             await groups.commit(consumer, NOBODY, offsets)
+        except UnknownTopicOrPartitionError as error:
+            raise unknown_topic(str(error)) from None
         except Refused:
             members = (await groups.view(consumer)).members
             detail = f"{consumer} has {members} live members, which would not hear of it; end them first"

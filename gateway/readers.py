@@ -16,6 +16,7 @@ from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
 from logferry.gateway.config import Config
+from logferry.gateway.connection import HttpReader
 from logferry.gateway.errors import Problem
 from logferry.gateway.frames import Encoding
 from logferry.gateway.kafka import Kafka
@@ -67,6 +68,10 @@ class Readers:
         try:
             await response.prepare(request)
             await session.run()
+        except BaseException:
+            # The answer has begun, so there is no other way to say that it is not whole.
+            reader.cut()
+            raise
         finally:
             del self._sessions[session_id]
             if not self._sessions:
@@ -116,25 +121,6 @@ class Readers:
                 await self.names()
             except (KafkaError, OSError, TimeoutError) as error:
                 log.event("warning", "topics_not_seen", error=repr(error))
-
-
-class HttpReader:
-    """A reader at the other end of a streamed answer."""
-
-    def __init__(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        self._request, self._response = request, response
-
-    def is_gone(self) -> bool:
-        transport = self._request.transport
-        return transport is None or transport.is_closing()
-
-    async def send(self, data: bytes) -> None:
-        await self._response.write(data)
-
-    def cut(self) -> None:
-        transport = self._request.transport
-        if transport is not None:
-            transport.abort()
 
 
 def named(url: str) -> str:

@@ -8,13 +8,15 @@
   batches as Kafka keeps them, one batch unpacked, and one write. One that takes nothing for ``session_stall_s`` is
   cut off.
 * A session whose connection is gone leaves the group at once, so that others get its partitions.
+* When the partitions are to be divided anew, a reader that has chunks to commit gets up to `_GRACE_S` for it after its
+  ``revoked``: what it commits in that time does not come again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -27,35 +29,20 @@ from logferry.gateway.frames import Encoding, Frame, Partition
 from logferry.gateway.groups import Groups, Refused
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.metrics import READ_BYTES
+from logferry.gateway.outlet import Gone, Outlet, Reader
 from logferry.gateway.rows import row_of
 from logferry.gateway.selection import Wanted, unknown_topic
 from logferry.gateway.standing import Assignment, Member, Standing, next_count, out_of_range, start_positions
 
 _TICK_MS: Final = 500
-_KEEP_ALIVE_S: Final = 10.0
 _WRITE_BYTES: Final = 1 << 20
 _MOST_RECORDS: Final = 2000
 _METADATA_AGE_MS: Final = 10_000
 _LEAVE_DEADLINE_S: Final = 15.0
+_GRACE_S: Final = 1.0
 _NEVER_MS: Final = 2**31 - 1
 
 Batch = dict[TopicPartition, list[Any]]
-
-
-class Gone(Exception):
-    """The reader cannot be written to any more."""
-
-
-class Reader(Protocol):
-    """The connection to a reader."""
-
-    def is_gone(self) -> bool: ...
-
-    async def send(self, data: bytes) -> None:
-        """Returns when there is room for more. Raises ConnectionError when the reader is gone."""
-
-    def cut(self) -> None:
-        """Drops the connection and what was not sent."""
 
 
 class Session(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -72,7 +59,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         names: Callable[[], frozenset[str]],
     ) -> None:
         self.id, self.wanted = session_id, wanted
-        self._encoding, self._reader, self._limits = encoding, reader, config.limits
+        self._encoding, self._limits = encoding, config.limits
+        self._out = Outlet(reader, encoding, config.limits.session_stall_s)
         self._kafka, self._groups, self._names = kafka, Groups(kafka), names
         self._standing = Standing()
         self._consumer = AIOKafkaConsumer(
@@ -96,14 +84,24 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._seen_names: frozenset[str] = frozenset()
         self._missing = 0
         self._stopping = False
+        self._ended = False
+        self._committed = asyncio.Event()
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wrote_at = 0.0
 
     # ---- the group's word, and others' ------------------------------------------------------------------------
 
-    def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """The group waits for this to return; heartbeats go on meanwhile."""
         self._standing.revoke()
         self._wake()
+        deadline = asyncio.get_running_loop().time() + _GRACE_S
+        while not self._standing.is_settled and not self._ended:
+            self._committed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._committed.wait()
+            except TimeoutError:
+                return
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         coordinator = self._consumer._coordinator
@@ -117,7 +115,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._wake()
 
     def cut(self) -> None:
-        self._reader.cut()
+        self._out.cut()
 
     def _wake(self) -> None:
         if not self._changed.done():
@@ -136,13 +134,15 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             await self._groups.commit(self.wanted.consumer, assignment.member, offsets)
         except Refused:
             raise Problem("superseded", f"generation {generation} is not the group's any more") from None
+        assignment.commit(offsets)
+        self._committed.set()
 
     # ---- the stream -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Returns when the reader is gone, the worker stops, or the session cannot go on and has said why."""
         try:
-            await self._tell([frames.session(self.id, self.wanted.consumer)])
+            await self._out.tell([frames.session(self.id, self.wanted.consumer)])
             await self._consumer.start()
             await self._stream()
         except Gone as error:
@@ -154,6 +154,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def close(self) -> None:
         """Leaves the group and frees what the session holds; bounded in time."""
+        self._ended = True
+        self._committed.set()
         try:
             async with asyncio.timeout(_LEAVE_DEADLINE_S):
                 await self._consumer.stop()
@@ -176,14 +178,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 if self._changed.done():
                     self._changed = asyncio.get_running_loop().create_future()
                 await self._position()
-                await self._tell(self._standing.due())
+                await self._out.tell(self._standing.due())
                 if taking.done():
                     held, batch = taking.result()
                     taking = None
                     if held is not None and held is self._standing.held:
                         await self._deliver(held, batch)
-                        await self._tell(await self._caught_up(held))
-                await self._keep_alive()
+                        await self._out.tell(await self._caught_up(held))
+                await self._out.keep_alive()
         finally:
             if taking is not None:
                 taking.cancel()
@@ -246,13 +248,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 if row is not None and self.wanted.passes(row[4], row[9]):
                     parts.append(self._encoding.chunk(row))
                     passed += len(value)
+                    held.deliver((topic, number), record.offset + 1)
             records += len(found)
             READ_BYTES.labels(topic).inc(passed)
         self._count = next_count(self._count, records, size, _WRITE_BYTES, _MOST_RECORDS)
         if parts:
-            await self._write(b"".join(parts))
+            await self._out.write(b"".join(parts))
         for (topic, number), found in batch.items():
-            held.deliver((topic, number), found[-1].offset + 1)
+            held.reach((topic, number), found[-1].offset + 1)
 
     async def _caught_up(self, held: Assignment) -> list[Frame]:
         reached = {}
@@ -266,35 +269,12 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 reached[partition] = position
         return [frames.caught_up(reached)] if reached else []
 
-    # ---- writing ----------------------------------------------------------------------------------------------
-
-    async def _tell(self, due: list[Frame]) -> None:
-        if due:
-            await self._write(b"".join(map(self._encoding.frame, due)))
-
-    async def _keep_alive(self) -> None:
-        if self._reader.is_gone():
-            raise Gone("the connection was closed")
-        if asyncio.get_running_loop().time() - self._wrote_at >= _KEEP_ALIVE_S:
-            await self._tell([frames.KEEP_ALIVE])
-
-    async def _write(self, data: bytes) -> None:
-        if self._reader.is_gone():
-            raise Gone("the connection was closed")
-        try:
-            async with asyncio.timeout(self._limits.session_stall_s):
-                await self._reader.send(data)
-        except TimeoutError:
-            self._reader.cut()
-            raise Gone(f"it took nothing for {self._limits.session_stall_s:g} s") from None
-        except ConnectionError as error:
-            raise Gone(str(error)) from None
-        self._wrote_at = asyncio.get_running_loop().time()
+    # ---- the end ----------------------------------------------------------------------------------------------
 
     async def _end_with(self, problem: Problem) -> None:
         log.event("warning", "session_ended", session=self.id, consumer=self.wanted.consumer, problem=str(problem))
         try:
-            await self._tell([*self._standing.due(), frames.error(problem)])
+            await self._out.tell([*self._standing.due(), frames.error(problem)])
         except Gone:
             return
 

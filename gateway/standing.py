@@ -37,15 +37,30 @@ class Grant(NamedTuple):
 
 
 class Assignment:
-    """Partitions that the session holds; ``reached``: the position up to which each was delivered."""
+    """Partitions that the session holds; ``reached``: the position up to which each was read."""
 
     def __init__(self, member: Member, starts: Mapping[Partition, int]) -> None:
         self.member = member
         self.starts = dict(starts)
         self.reached = dict(starts)
+        self._owed: dict[Partition, int] = {}
         self._announced: dict[Partition, int] = {}
 
     def deliver(self, partition: Partition, position: int) -> None:
+        """A chunk before ``position`` was sent; its reader owes a commit of it."""
+        self._owed[partition] = position
+
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        for partition, offset in offsets.items():
+            if offset >= self._owed.get(partition, offset + 1):
+                del self._owed[partition]
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that was delivered is committed: nothing of it will come again to anybody."""
+        return not self._owed
+
+    def reach(self, partition: Partition, position: int) -> None:
         self.reached[partition] = max(position, self.reached[partition])
 
     def caught_up(self, partition: Partition, position: int, end: int) -> bool:
@@ -53,7 +68,7 @@ class Assignment:
         if position < end or self._announced.get(partition) == position:
             return False
         self._announced[partition] = position
-        self.deliver(partition, position)
+        self.reach(partition, position)
         return True
 
 
@@ -71,6 +86,11 @@ class Standing:
 
     def revoke(self) -> None:
         self.granted = self.held = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing of what was delivered will come again."""
+        return self._last is None or self._last.is_settled
 
     def hold(self, granted: Grant, starts: Mapping[Partition, int]) -> bool:
         """False when the grant was replaced or revoked while its positions were looked up."""
