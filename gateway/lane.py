@@ -155,7 +155,8 @@ class Lane:
                     failures = 0
                     await self._serve()
                 except (NotCommitted, OutcomeUnknown, errors.KafkaError, OSError, TimeoutError) as error:
-                    self.state, self.why = "opening", f"{type(error).__name__}: {error}"
+                    # Why in full is for the log: the text may name a topic that whoever asks must not know of.
+                    self.state, self.why = "opening", f"it failed ({type(error).__name__})"
                     log.event("warning", "lane_failed", lane=self.number, error=repr(error))
                     await self._drop_producer()
                     if self._closing:
@@ -322,10 +323,10 @@ class Lane:
 
     def _undo(self, draft: Draft, failure: NotCommitted) -> None:
         for pending, _ in self._in_flight:
-            problem = Problem("kafka-unavailable", f"the transaction failed: {failure}")
-            if failure.topic == pending.request.topic.name and isinstance(
-                failure.cause, errors.MessageSizeTooLargeError
-            ):
+            is_own = failure.topic == pending.request.topic.name
+            why = str(failure) if is_own else type(failure.cause).__name__
+            problem = Problem("kafka-unavailable", f"the transaction failed: {why}")
+            if is_own and isinstance(failure.cause, errors.MessageSizeTooLargeError):
                 problem = Problem("too-large", f"Kafka refuses the record: {failure}")
             self._fail(pending, problem)
         self._in_flight.clear()
