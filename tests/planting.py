@@ -6,6 +6,7 @@ are written by delta-rs, in the same order and with the same transaction version
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -99,9 +100,19 @@ class World:
         kafka = Kafka({"bootstrap_servers": self.bootstrap}, "planting")
         await kafka.start()
         try:
-            self.topic_id = (await kafka.describe_topic(self.topic)).id
+            self.topic_id = await self._appeared(kafka)
         finally:
             await kafka.close()
+
+    async def _appeared(self, kafka: Kafka) -> bytes:
+        """Waits until the broker knows both topics and their leaders. Returns the id of the first."""
+        names = [self.topic, self.state_topic]
+        async with asyncio.timeout(30):
+            while True:
+                views = (await kafka.describe(names)).topics
+                if len(views) == 2 and all(p.leader >= 0 for view in views.values() for p in view.partitions):
+                    return views[self.topic].id
+                await asyncio.sleep(0.02)
 
     def plan(self, sources: Iterable[str] = ("web1", "api1", "web3"), chunks: int = 5, lines: int = 4) -> Plan:
         """Chunks of these sources in turn, with positions as seqnos, and the states after them."""

@@ -7,11 +7,13 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from logferry.gateway.config import ConfigError, load
 from logferry.gateway.contract import Malformed, check_dc
+from logferry.gateway.tls import kafka_options
 from logferry.ops.audit.proof import SOURCE_RETENTION_MS, audit
 from logferry.ops.audit.report import Report
 from logferry.ops.audit.show import console_for_output, progress, show
@@ -29,6 +31,7 @@ class _Where(NamedTuple):
     dc: str | None
     prefix: str = "logferry"
     source_retention_ms: int = SOURCE_RETENTION_MS
+    security: Mapping[str, Any] | None = None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,6 +63,7 @@ async def _audit(args: argparse.Namespace, console: Console) -> Report:
             files=args.file,
             prefix=where.prefix,
             source_retention_ms=where.source_retention_ms,
+            security=where.security,
             progress=advance,
         )
 
@@ -94,11 +98,12 @@ def _where(args: argparse.Namespace) -> _Where:
     try:
         dc = check_dc(args.dc) if args.dc is not None else None
         config = load(args.config) if args.config is not None else None
+        options = kafka_options(config.kafka) if config is not None else None
     except (ConfigError, Malformed) as error:
         raise WrongUse(str(error)) from None
     if config is not None:
         bootstrap = args.bootstrap or config.kafka.bootstrap_servers
-        return _Where(bootstrap, dc or config.dc, config.prefix, config.source_retention_ms)
+        return _Where(bootstrap, dc or config.dc, config.prefix, config.source_retention_ms, options)
     if args.bootstrap is None:
         raise WrongUse("which Kafka? Give --config FILE or --bootstrap HOST:PORT")
     return _Where(args.bootstrap, dc)

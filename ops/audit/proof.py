@@ -12,12 +12,12 @@ The order of looking, which lets everything go on meanwhile without a false word
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from logferry.gateway.fetch import CorruptBatch, KafkaRecord
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
@@ -54,19 +54,20 @@ async def audit(
     files: Sequence[Path] = (),
     prefix: str = "logferry",
     source_retention_ms: int = SOURCE_RETENTION_MS,
+    security: Mapping[str, Any] | None = None,
     progress: Progress = lambda _stage, _done, _total: None,
 ) -> Report:
     """Proves or refutes the promise over what is stored now. Reads only; safe at any time and again.
 
     ``dc``: None for the only one that the cluster has. ``topics``: as writers name them, none for all of the dc.
-    ``prefix`` and ``source_retention_ms``: the gateway's settings.
+    ``prefix`` and ``source_retention_ms``: the gateway's settings. ``security``: options of Kafka's clients.
     Raises WrongUse for a topic, dc or file that is not there, Unavailable when Kafka or the table cannot be read.
     """
     with ExitStack() as stack:
         originals = OriginalFiles(files)
         stack.callback(originals.close)
         tables = Tables.open(table) if table is not None else None
-        async with connected(bootstrap) as kafka:
+        async with connected({**(security or {}), "bootstrap_servers": bootstrap}) as kafka:
             views = (await kafka.describe()).topics
             dc = dc or only_dc(views, prefix)
             state_topic, audited = state_topic_of(views, dc, prefix), audited_topics(views, dc, topics)

@@ -25,9 +25,9 @@ _DECIDED_WITHIN_S: Final = 90.0
 
 
 @asynccontextmanager
-async def connected(bootstrap: str) -> AsyncIterator[Kafka]:
-    """Raises Unavailable when Kafka does not answer, now or later."""
-    kafka = Kafka({"bootstrap_servers": bootstrap}, "logferry-audit")
+async def connected(options: dict[str, Any]) -> AsyncIterator[Kafka]:
+    """``options``: of Kafka's clients. Raises Unavailable when Kafka does not answer, now or later."""
+    kafka = Kafka(options, "logferry-audit")
     try:
         try:
             await kafka.start()
@@ -35,7 +35,8 @@ async def connected(bootstrap: str) -> AsyncIterator[Kafka]:
         finally:
             await kafka.close()
     except (errors.KafkaError, TimeoutError, OSError) as error:
-        raise Unavailable(f"Kafka at {bootstrap} cannot be read: {str(error) or type(error).__name__}") from error
+        where = options["bootstrap_servers"]
+        raise Unavailable(f"Kafka at {where} cannot be read: {str(error) or type(error).__name__}") from error
 
 
 async def high_watermarks(kafka: Kafka, places: list[Place]) -> dict[Place, int]:

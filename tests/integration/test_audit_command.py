@@ -109,3 +109,16 @@ async def test_what_cannot_be_done(world: World, tmp_path: Path, arguments: list
 def test_without_configuration_and_address(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
     assert "--config FILE or --bootstrap" in capsys.readouterr().err
+
+
+def test_kafkas_security_is_that_of_the_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = tmp_path / "gateway.toml"
+    config.write_text(
+        f'dc = "dc1"\n[kafka]\nbootstrap_servers = "127.0.0.1:1"\nsecurity_protocol = "SASL_SSL"\n'
+        f'sasl_username = "auditor"\nsasl_password_file = "{tmp_path}/password"\n'
+    )
+    assert main(["--config", str(config)]) == 2
+    assert f"kafka.sasl_password_file: {tmp_path}/password" in capsys.readouterr().err
+    (tmp_path / "password").write_text("secret")
+    assert main(["--config", str(config)]) == 3
+    assert "secret" not in capsys.readouterr().err
