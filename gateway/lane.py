@@ -32,7 +32,7 @@ from logferry.gateway.sources import Refusal, Source, SourceState, SourceTable
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import Draft, Outcome, Request, Written, resolve
 
-_REPLAY_FETCH_BYTES: Final = 16 << 20
+_REPLAY_FETCH_BYTES: Final = 1 << 20
 _SCAN_SLICE: Final = 5000
 _EXPIRED_A_TRANSACTION: Final = 200
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)

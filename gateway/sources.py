@@ -24,6 +24,7 @@ STATE_VERSION = 1
 _STATE = struct.Struct(">BBI16sqqqq")
 _HEARTBEAT = struct.Struct(">Bqqqq")
 _HAS_RECORDED, _HAS_BASE, _HAS_HEARTBEAT = 1, 2, 4
+_PACKED_BYTES = 22
 _HAS_WATERMARK, _HAS_POSITION, _HAS_SIZE, _IS_FINISHED = 1, 2, 4, 8
 
 
@@ -223,11 +224,55 @@ def beat(state: SourceState, new: Heartbeat) -> SourceState:
     return state._replace(heartbeat=merged)
 
 
+class _Ids:
+    """Topic ids by number, so that a packed state needs one byte for its topic's.
+
+    Packed: number of the topic id, flags, the low 2 bytes of the partition, and the low 6 of recorded, session and
+    written_ms.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._ids: list[bytes] = []
+
+    def packed(self, raw: bytes) -> bytes:
+        """The encoded state in 22 bytes, or as it is where it does not fit."""
+        high = raw[2:4] + raw[22:24] + raw[30:40] + raw[46:48]
+        if len(raw) != _STATE.size or any(high):
+            return raw
+        topic_id = raw[6:22]
+        number = self._numbers.get(topic_id)
+        if number is None:
+            if len(self._ids) == 256:
+                return raw
+            number = self._numbers[topic_id] = len(self._ids)
+            self._ids.append(topic_id)
+        return b"%c%b%b%b%b%b" % (number, raw[1:2], raw[4:6], raw[24:30], raw[40:46], raw[48:54])
+
+    def unpacked(self, kept: bytes) -> SourceState:
+        if len(kept) != _PACKED_BYTES:
+            return SourceState.decode(kept)
+        flags = kept[1]
+        return SourceState(
+            self._ids[kept[0]],
+            int.from_bytes(kept[2:4]),
+            int.from_bytes(kept[4:10]) if flags & _HAS_RECORDED else None,
+            0 if flags & _HAS_BASE else None,
+            int.from_bytes(kept[10:16]),
+            int.from_bytes(kept[16:22]),
+        )
+
+
 @dataclass(slots=True)
 class SourceTable:
-    """The committed states of one lane, kept encoded as in the state topic: a million sources must fit."""
+    """The committed states of one lane, kept as bytes: a million sources must fit.
+
+    The usual state (a base of zero or none, no heartbeat, numbers below 2^48) takes 22 bytes, see `_Ids`; any
+    other stays encoded as in the state topic.
+    """
 
     _states: dict[bytes, bytes] = field(default_factory=dict)
+    _ids: _Ids = field(default_factory=_Ids)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
     _pins: dict[tuple[str, str], tuple[bytes, int, int]] = field(default_factory=dict)
 
@@ -246,7 +291,7 @@ class SourceTable:
         if raw is None:
             self._states.pop(key, None)
         else:
-            self._states[key] = raw
+            self._states[key] = self._ids.packed(raw)
 
     def _apply_pin(self, source: Source, is_new: bool, raw: bytes | None) -> None:
         pin = (source.topic, source.key)
@@ -261,11 +306,8 @@ class SourceTable:
 
     def get(self, source: Source, topic_id: bytes) -> SourceState | None:
         """What is recorded of the source in this incarnation of its topic; None: nothing."""
-        raw = self._states.get(source.state_key())
-        if raw is None:
-            return None
-        state = SourceState.decode(raw)
-        return state if state.topic_id == topic_id else None
+        state = self.read(source.state_key())
+        return state if state is not None and state.topic_id == topic_id else None
 
     def pinned(self, topic: str, key: str, topic_id: bytes) -> int | None:
         """The partition of a key, by any living source that has it; None: not seen yet."""
@@ -280,5 +322,5 @@ class SourceTable:
         return list(self._states)
 
     def read(self, key: bytes) -> SourceState | None:
-        raw = self._states.get(key)
-        return None if raw is None else SourceState.decode(raw)
+        kept = self._states.get(key)
+        return None if kept is None else self._ids.unpacked(kept)

@@ -6,12 +6,18 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from logferry.ops.bench import latency, writing
+from logferry.ops.bench import latency, reading, sources, writing
 from logferry.ops.bench.figures import Figure, keep, show
 
 BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     "ingest_vs_java_producer": writing.ingest_vs_java_producer,
     "small_requests_vs_bare_handler": writing.small_requests_vs_bare_handler,
+    "topic_spread": writing.topic_spread,
+    "read_vs_java_consumer": reading.read_vs_java_consumer,
+    "read_fan_out": reading.read_fan_out,
+    "many_sources_rss_mb": sources.many_sources_rss_mb,
+    "many_sources_takeover_s": sources.many_sources_takeover_s,
+    "latency_vs_kafka_transaction": latency.latency_vs_kafka_transaction,
     "created_to_readable_ms": latency.created_to_readable_ms,
 }
 

@@ -72,6 +72,25 @@ def java_producer(bootstrap: str, topic: str, payloads: Path, records: int, batc
     return float(rates[-1][2]) * 1.048576, round(cpu, 2)
 
 
+def java_consumer(bootstrap: str, topic: str, records: int, group: str) -> float:
+    """ConsumerPerformance over the whole topic, committed records alone; its own rate of fetching in MB/s (10^6)."""
+    command = [
+        str(find_java().executable),
+        "-Xmx512m",
+        "-cp",
+        ":".join(map(str, kafka_jars())),
+        "org.apache.kafka.tools.ConsumerPerformance",
+        *("--bootstrap-server", bootstrap, "--topic", topic, "--num-records", str(records)),
+        *("--group", group, "--hide-header", "--command-property", "isolation.level=read_committed"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    fields = [field.strip() for field in done.stdout.strip().splitlines()[-1].split(",")]
+    if int(fields[4]) < records:
+        raise RuntimeError(f"ConsumerPerformance read {fields[4]} of {records} records")
+    # start, end, MB, MB/s, records, records/s, rebalance ms, fetch ms, fetch MB/s, fetch records/s
+    return float(fields[8]) * 1.048576
+
+
 @contextmanager
 def bare_handler() -> Iterator[tuple[str, int]]:
     """A bare aiohttp handler that reads the body and answers, in one process. Yields its URL and pid."""

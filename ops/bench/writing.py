@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 import urllib.request
@@ -94,3 +95,31 @@ def small_requests_vs_bare_handler() -> Figure:
     return Figure(
         "small_requests_vs_bare_handler", "requests/s ours / theirs", medians(mine), medians(others), _ROUNDS, ratio
     )
+
+
+def topic_spread() -> Figure:
+    """64 sources over 4 topics of 16 partitions, against the same load on 1 topic of 4 partitions."""
+    payloads = chunks(256, 64 * 1024)
+    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), workers=2, heap="1g", jvm=()) as stack:
+        urls = stack.urls()
+
+        def load(topics: list[str], partitions: int) -> Side:
+            for topic in topics:
+                make_topic(urls[0], topic, partitions)
+
+            async def run() -> list[tuple[http_load.Tally, float]]:
+                sources = 64 // len(topics)
+                return await asyncio.gather(
+                    *(http_load.run(urls, topic, sources, payloads, _SECONDS) for topic in topics)
+                )
+
+            done = uvloop.run(run())
+            return {"mb_s": sum(tally.bytes for tally, _ in done) / max(took for _, took in done) / 1e6}
+
+        mine, others = alternate(
+            _ROUNDS,
+            lambda number: load([f"spread{number}-{topic}" for topic in range(4)], 16),
+            lambda number: load([f"single{number}"], 4),
+        )
+    ratio = median_ratio(mine, others, "mb_s")
+    return Figure("topic_spread", "MB/s 4 x 16 / 1 x 4", medians(mine), medians(others), _ROUNDS, ratio)

@@ -1,0 +1,41 @@
+"""States are kept in fewer bytes than they have in the state topic, and come back as they were."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from logferry.gateway.sources import Heartbeat, Source, SourceState, SourceTable
+
+I64 = st.integers(0, 2**63 - 1)
+MAYBE = st.none() | st.just(0) | I64 | st.integers(0, 2**48)
+STATES = st.builds(
+    SourceState,
+    st.binary(min_size=16, max_size=16),
+    st.integers(0, 70_000),
+    MAYBE,
+    MAYBE,
+    I64 | st.integers(0, 2**48),
+    I64 | st.integers(0, 2**48),
+    st.none() | st.builds(Heartbeat, I64, MAYBE, MAYBE, MAYBE, st.booleans()),
+)
+
+
+@given(st.lists(STATES, max_size=20))
+def test_what_is_kept_comes_back(states: list[SourceState]) -> None:
+    table = SourceTable()
+    for number, state in enumerate(states):
+        table.apply(Source("dc1.t", None, f"s{number}").state_key(), state.encode())
+    for number, state in enumerate(states):
+        assert table.get(Source("dc1.t", None, f"s{number}"), state.topic_id) == state
+
+
+def test_more_topics_than_fit_a_byte() -> None:
+    table = SourceTable()
+    ids = [number.to_bytes(16, "big") for number in range(300)]
+    for topic_id in ids:
+        table.apply(
+            Source(f"dc1.{topic_id.hex()}", None, "s").state_key(), SourceState(topic_id, 3, 9, 0, 7, 8).encode()
+        )
+    for topic_id in ids:
+        source = Source(f"dc1.{topic_id.hex()}", None, "s")
+        assert table.get(source, topic_id) == SourceState(topic_id, 3, 9, 0, 7, 8)
