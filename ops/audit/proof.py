@@ -200,11 +200,13 @@ class _Proof:
             done += span.end - span.start
 
     async def _still_there(self) -> set[str]:
-        """The topics that exist now. Raises Unavailable when an audited one was created anew while it was read."""
+        """The topics that exist now. Raises Unavailable when an audited one is not what it was at the beginning."""
         now = (await self.kafka.describe()).topics
         for topic, view in self.topics.items():
             if topic not in now or now[topic].id != view.id:
                 raise Unavailable(f"{topic} was deleted while it was read; run the audit again")
+            if len(now[topic].partitions) != len(view.partitions):
+                raise Unavailable(f"{topic} got more partitions while it was read; run the audit again")
         return set(now)
 
     # ---- judging ------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from logferry.gateway.contract import Chunk, lane_of, record_headers
 from logferry.gateway.fetch import CorruptBatch
+from logferry.gateway.kafka import Kafka
+from logferry.gateway.metadata import ClusterView, TopicView
 from logferry.gateway.sources import Source, SourceState
 from logferry.ops.audit import audit
 from logferry.ops.audit.report import Report
@@ -302,6 +304,40 @@ async def test_a_source_that_wrote_nothing_yet(world: World):
     plan.states[Source(world.topic, None, "web9")] = SourceState(world.topic_id, 0, None, None, 5, 1)
     await world.write(plan)
     assert (await world.audit()).exact
+
+
+def gone(views: dict[str, TopicView], topic: str) -> None:
+    del views[topic]
+
+
+def anew(views: dict[str, TopicView], topic: str) -> None:
+    views[topic] = views[topic]._replace(id=b"x" * 16)
+
+
+def grown(views: dict[str, TopicView], topic: str) -> None:
+    views[topic] = views[topic]._replace(partitions=views[topic].partitions * 2)
+
+
+@pytest.mark.parametrize(("change", "said"), [(gone, "was deleted"), (anew, "was deleted"), (grown, "more partitions")])
+async def test_a_topic_that_changes_while_it_is_read_is_not_judged(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, TopicView], str], None], said: str
+):
+    await world.write(world.plan())
+    looks = 0
+    describe = Kafka.describe
+
+    async def changed_at_the_second_look(kafka: Kafka, topics: list[str] | None = None) -> ClusterView:
+        nonlocal looks
+        view = await describe(kafka, topics)
+        looks += topics is None
+        if looks == 2:
+            change(view.topics, world.topic)
+        return view
+
+    monkeypatch.setattr(Kafka, "describe", changed_at_the_second_look)
+    with pytest.raises(Unavailable, match=said):
+        await world.audit()
+    assert looks == 2
 
 
 # ---- wrong use -------------------------------------------------------------------------------------------
