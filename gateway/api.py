@@ -21,6 +21,7 @@ from logferry.gateway.contract import (
 )
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka import Kafka
+from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import CHUNKS, READ_BYTES, REGISTRY
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
@@ -85,9 +86,9 @@ class Api:
     async def write(self, call: Call) -> web.StreamResponse:
         request = call.request
         source = source_of(call, self.config.dc)
-        lane = self.routing.here(source)
-        if lane is None:
-            return await self.routing.elsewhere(request, source)
+        lane = await self.routing.find(request, source)
+        if not isinstance(lane, Lane):
+            return lane
         reserved = self.admission.reserve(request)
         try:
             facts = self.topics.fresh(source.topic) or await self.topics.facts(source.topic)
@@ -140,9 +141,9 @@ class Api:
 
     async def open_session(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
-        lane = self.routing.here(source)
-        if lane is None:
-            return await self.routing.elsewhere(call.request, source)
+        lane = await self.routing.find(call.request, source)
+        if not isinstance(lane, Lane):
+            return lane
         call.knows_only("partition_key")
         reserved = self.admission.reserve(call.request)
         try:

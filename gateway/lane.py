@@ -79,6 +79,11 @@ class Lane:
 
     # ---- from outside -----------------------------------------------------------------------------------------
 
+    @property
+    def is_open(self) -> bool:
+        """Takes requests, though it may still be opening."""
+        return not self._closing
+
     def submit(self, request: Request) -> asyncio.Future[Answered]:
         """Queues a request. Raises Problem when the lane is closing or full.
 

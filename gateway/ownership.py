@@ -24,9 +24,10 @@ from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.topics import Topics
 
-_HEARTBEAT_MS: Final = 500
+_HEARTBEAT_MS: Final = 300
 _VIEW_INTERVAL_S: Final = 2.0
-_VIEW_RETRY_S: Final = 0.1
+_VIEW_RETRY_S: Final = 0.05
+_NEWS_S: Final = 0.1
 _EXPIRE_INTERVAL_S: Final = 0.25
 _RETIRE_INTERVAL_S: Final = 600.0
 _CLOSE_DEADLINE_S: Final = 25.0
@@ -70,13 +71,17 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         for task in self._background:
             task.add_done_callback(self._ended)
 
-    async def stop(self) -> None:
-        """Finishes what runs, then leaves the group, so that the lanes move at once."""
+    async def leave(self) -> None:
+        """Finishes what runs, then leaves the group, so that the lanes move at once; where to is still followed."""
         for lane in self.lanes.values():
             lane.close()
         if self._running:
             await asyncio.wait(self._running, timeout=_CLOSE_DEADLINE_S)
         await self._consumer.stop()
+        self._assigned = frozenset()
+        self._look_again.set()
+
+    async def stop(self) -> None:
         tasks = [*self._running, *self._background]
         for task in tasks:
             task.cancel()
@@ -92,9 +97,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         )
 
     def owner(self, lane: int) -> str | None:
-        """The URL of the worker that the group gave the lane to; None while that is not known."""
-        if self._assigned is not None and lane in self._assigned:
-            return self.url
+        """The URL of another worker that the group gave the lane to; None while that is not known."""
         owner = self._owners.get(lane)
         return None if owner == self.url else owner
 
@@ -104,6 +107,12 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
     def other_workers(self) -> list[str]:
         """The URLs of the other workers that hold lanes."""
         return sorted(set(self._owners.values()) - {self.url})
+
+    async def wait_for_news(self) -> None:
+        """Returns when lanes were assigned here or are known to be elsewhere, or after a moment."""
+        self._look_again.set()
+        async with self._changed:
+            await self._wait_for_change(_NEWS_S)
 
     def look_again(self) -> None:
         """The view seems stale: a worker did not own what it was asked for."""
@@ -122,11 +131,11 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             except (errors.CommitFailedError, errors.IllegalStateError):
                 async with self._changed:
                     if self._assigned is assigned:
-                        await self._wait_for_change()
+                        await self._wait_for_change(1)
 
-    async def _wait_for_change(self) -> None:
+    async def _wait_for_change(self, timeout_s: float) -> None:
         try:
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         except TimeoutError:
             return
@@ -193,6 +202,8 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
                 found = None
             if found is not None:
                 self._owners = {lane: url for url, lanes in found.items() for lane in lanes}
+                async with self._changed:
+                    self._changed.notify_all()
             else:
                 interval = _VIEW_RETRY_S
             try:

@@ -26,6 +26,7 @@ from yarl import URL
 
 FORWARDED: Final = "X-Logferry-Forwarded"
 REDIRECT: Final = "X-Logferry-Redirect"
+_HAND_OVER_S: Final = 3.0
 _HOP_BY_HOP: Final = frozenset(
     {
         "connection",
@@ -64,18 +65,30 @@ class Routing:
         if self._session is not None:
             await self._session.close()
 
-    def here(self, source: Source) -> Lane | None:
-        """The source's lane, if this worker holds it."""
-        lane = self._ownership.lanes.get(lane_of(source.key, self._config.lanes))
-        return lane if lane is not None and lane.state != "closed" else None
+    async def find(self, request: web.BaseRequest, source: Source) -> Lane | web.StreamResponse:
+        """The source's lane, if this worker holds it; else the answer: its owner's, or a redirect to it.
 
-    async def elsewhere(self, request: web.BaseRequest, source: Source) -> web.StreamResponse:
-        """Answers for a source whose lane is not here. Raises Problem ``not-owner-yet`` while nobody is known."""
+        While a lane moves, the request waits for it here, before its body is read: a hand-over is a pause, not an
+        error. Raises Problem ``not-owner-yet`` when it takes too long.
+        """
         number = lane_of(source.key, self._config.lanes)
-        owner = self._ownership.owner(number)
-        if owner is None or FORWARDED in request.headers:
-            self._ownership.look_again()
-            raise Problem("not-owner-yet", f"lane {number} is moving; its owner is not known here yet")
+        lane = self._ownership.lanes.get(number)
+        if lane is not None and lane.is_open:
+            return lane
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _HAND_OVER_S
+        while True:
+            owner = self._ownership.owner(number)
+            if owner is not None and FORWARDED not in request.headers:
+                return await self._hand_on(request, owner, number)
+            if loop.time() > deadline:
+                raise Problem("not-owner-yet", f"lane {number} is moving; its owner is not known here yet")
+            await self._ownership.wait_for_news()
+            lane = self._ownership.lanes.get(number)
+            if lane is not None and lane.is_open:
+                return lane
+
+    async def _hand_on(self, request: web.BaseRequest, owner: str, number: int) -> web.StreamResponse:
         if request.headers.get(REDIRECT) == "1":
             FORWARDS.labels("redirect").inc()
             return web.Response(status=307, headers={"Location": owner + request.raw_path})

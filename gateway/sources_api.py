@@ -18,6 +18,7 @@ from logferry.gateway.auth import Right
 from logferry.gateway.config import Config
 from logferry.gateway.contract import MAX_SEQNO, Malformed, check_source_id, check_topic, full_topic
 from logferry.gateway.errors import Problem
+from logferry.gateway.lane import Lane
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import FORWARDED, Routing
@@ -91,9 +92,9 @@ class SourcesApi:
     async def get(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
         call.knows_only("partition_key")
-        lane = self.routing.here(source)
-        if lane is None:
-            return await self.routing.elsewhere(call.request, source)
+        lane = await self.routing.find(call.request, source)
+        if not isinstance(lane, Lane):
+            return lane
         if lane.state != "serving":
             raise Problem("not-owner-yet", f"lane {lane.number} is {lane.state}: {lane.why}")
         facts = await self.topics.facts(source.topic)
@@ -101,9 +102,9 @@ class SourcesApi:
 
     async def heartbeat(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
-        lane = self.routing.here(source)
-        if lane is None:
-            return await self.routing.elsewhere(call.request, source)
+        lane = await self.routing.find(call.request, source)
+        if not isinstance(lane, Lane):
+            return lane
         call.knows_only("partition_key", "session")
         session = optional_number(call.query, "session")
         body = cast(HeartbeatBody, validated(HeartbeatBody, await self._body(call)))
@@ -119,9 +120,9 @@ class SourcesApi:
     async def forget(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
         call.knows_only("partition_key")
-        lane = self.routing.here(source)
-        if lane is None:
-            return await self.routing.elsewhere(call.request, source)
+        lane = await self.routing.find(call.request, source)
+        if not isinstance(lane, Lane):
+            return lane
         if await self._body(call):
             raise Malformed("body: forgetting a source takes none")
         facts = await self.topics.facts(source.topic)

@@ -66,12 +66,15 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         server = web.Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
+        # In the order of leaving, from the end: the lanes go to others, what waits here is handed on to them, and
+        # only then nobody needs to know any more where they are.
+        stack.push_async_callback(ownership.stop)
         stack.push_async_callback(runner.cleanup)
         stack.push_async_callback(readers.stop)
         site = web.TCPSite(runner, config.host, config.port(worker), backlog=4096, ssl_context=context)
         await site.start()
         await ownership.start()
-        stack.push_async_callback(ownership.stop)
+        stack.push_async_callback(ownership.leave)
         log.event("info", "worker_started", url=url, dc=config.dc, worker=worker)
         stopping = asyncio.ensure_future(stop.wait())
         ownership.failed.add_done_callback(lambda _: stop.set())

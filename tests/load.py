@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Writer:
     rng: random.Random
     many: bool
     redirects: bool
+    acknowledgements: list[tuple[str, float]]
     size_bytes: int = 3000
     recorded: int = 0
     _url: str = ""
@@ -74,6 +76,7 @@ class Writer:
     def _answered(self, chunks: list[Chunk], status: int, body: str) -> bool:
         if status == 200:
             self._note(chunks, "ok")
+            self.acknowledgements.append((self.name, time.monotonic()))
             return True
         if status in (429, 503):
             self._note(chunks, "fail")
@@ -100,6 +103,7 @@ class Load:
     sources: int = 16
     drain_s: float = 90
     history: History = field(default_factory=History)
+    acknowledgements: list[tuple[str, float]] = field(default_factory=list)
     _stop: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -114,6 +118,7 @@ class Load:
                 random.Random(self.seed * 1000 + number),
                 many=number % 2 == 0,
                 redirects=number % 4 < 2,
+                acknowledgements=self.acknowledgements,
             )
             self._tasks.append(asyncio.create_task(writer.run(self._session, lambda: not self._stop)))
         return self
