@@ -42,6 +42,7 @@ class Agent:
         self._away_since: float | None = None
         self._remembered = now
         self._moved = False
+        self._save_failed: float | None = None
 
     def tick(self, now: float) -> None:
         self.watch.tick(now)
@@ -51,30 +52,28 @@ class Agent:
     def jobs(self, now: float, room: int) -> list[tuple[Source, Job]]:
         """At most ``room`` requests that may leave now: what identifies their sources is on the disk."""
         ready: list[tuple[Source, Job]] = []
-        held = self.held_bytes()
-        request_bytes = self._config.request_bytes
-        most = (self._config.threads + 2) * request_bytes
         for source in list(self.watch.sources.values()):
             if len(ready) >= room:
                 break
-            before = len(source.batch.data) if source.batch else 0
             try:
-                job = source.next_job(now, int(time.time() * 1000), self._config.idle_s, held + request_bytes <= most)
+                job = source.next_job(now, int(time.time() * 1000), self._config.idle_s)
             except Changed as change:
                 self.watch.renew(source, str(change), now)
                 continue
             except OSError as error:
                 source.cannot_read(error, now, self._config.once)
                 continue
-            held += (len(source.batch.data) if source.batch else 0) - before
             if job is not None:
                 ready.append((source, job))
-        if any(source.unsaved for source, _ in ready) and not self.remember(now):
-            ready = [(source, job) for source, job in ready if not source.unsaved]
         for source, _ in ready:
-            source.busy = True
             self.watch.sources[source.name] = self.watch.sources.pop(source.name)  # to the end of the row
-        return ready
+        if any(source.unsaved for source, _ in ready):
+            self.remember(now)
+        for source, _ in ready:
+            source.busy = not source.unsaved
+            if source.unsaved:
+                source.let_go()
+        return [(source, job) for source, job in ready if source.busy]
 
     def finish(self, source: Source, job: Job, outcome: Outcome, now: float) -> None:
         """Applies the outcome of a job."""
@@ -97,16 +96,21 @@ class Agent:
             if self._away_since is None and now - self.last_progress >= AWAY_AFTER_S:
                 self._away_since = now
                 tell("gateway-away", status=outcome.answer.status, detail=outcome.answer.detail)
-            if self.held_bytes(resting=True) > 2 * self._config.request_bytes:
+            if self._resting_bytes() > 2 * self._config.request_bytes:
                 source.let_go()
 
-    def held_bytes(self, resting: bool = False) -> int:
-        """Bytes of files in memory; ``resting``: only of sources that wait to try again."""
-        batches = (s.batch for s in self.watch.sources.values() if not (resting and s.busy))
-        return sum(len(batch.data) for batch in batches if batch)
+    def held_bytes(self) -> int:
+        """Bytes of files in memory: those under way, one request a thread, and those that rest."""
+        return sum(len(source.batch.data) for source in self.watch.sources.values() if source.batch)
+
+    def _resting_bytes(self) -> int:
+        """Of sources that wait to send the same bytes again. Few may; the others read theirs anew."""
+        return sum(len(s.batch.data) for s in self.watch.sources.values() if s.batch and not s.busy)
 
     def remember(self, now: float) -> bool:
-        """Writes the checkpoint; False when that failed, which is told."""
+        """Writes the checkpoint; False when that failed, which is told, and for a while is not tried again."""
+        if self._save_failed is not None and now - self._save_failed < REMEMBER_EVERY_S:
+            return False
         now_ms = int(time.time() * 1000)
         for source in self.watch.sources.values():
             source.note(now_ms)
@@ -115,8 +119,9 @@ class Agent:
             self._checkpoint.save()
         except OSError as error:
             tell("state-write-failed", reason=error.strerror)
+            self._save_failed = now
             return False
-        self._moved = False
+        self._moved, self._save_failed = False, None
         for source in self.watch.sources.values():
             source.unsaved = False
         return True

@@ -61,14 +61,14 @@ class Source:
 
     # ---- what goes next ----------------------------------------------------------------------------------
 
-    def next_job(self, now: float, created_ms: int, idle_s: float, may_read: bool) -> Job | None:
+    def next_job(self, now: float, created_ms: int, idle_s: float) -> Job | None:
         """The next request, if there is one. Raises `Changed` when the file holds something else now."""
         if self.busy or now < self._not_before or self.is_done():
             return None
         direct = now >= self._direct_from
         if self._session is None:
             return Job(self.name, self._url, direct, None, None)
-        if self.batch is None and may_read:
+        if self.batch is None:
             self.batch = self._cut(now, created_ms, idle_s)
         return Job(self.name, self._url, direct, self._session, self.batch) if self.batch else None
 

@@ -66,7 +66,7 @@ class Watch:
         kept = source.detach()
         tell("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
         self._checkpoint.entries.pop(source.name, None)
-        if source.batch is None and not source.busy:
+        if source.batch is None:
             self.sources.pop(source.name, None)
         if tail is not None:
             self._start(tail.renewed(now), reason)

@@ -126,6 +126,19 @@ def test_a_gateway_that_has_more_than_the_file_makes_it_a_new_source(client, gat
     assert "the gateway has recorded 999 bytes of it, it holds 4" in caplog.text
 
 
+def test_a_file_that_changes_between_start_and_session_is_a_new_source(client, gateway):
+    """The same head, so that only the bytes before the position, as the checkpoint knows them, tell."""
+    head = b"# a long header\n" * 100
+    client.write("a.log", head + b"first\n" * 100)
+    client.settle()
+    assert client.agent.remember(client.now)
+    client.restart()
+    client.agent.tick(client.now)
+    client.write("a.log", head + b"other\n" * 200, "wb")
+    client.settle()
+    assert client.stored() == [head + b"first\n" * 100, head + b"other\n" * 200]
+
+
 @pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(b"{")])
 def test_a_lost_checkpoint_costs_doubles_under_new_names_and_no_bytes(client, gateway, damage):
     client.write("a.log", b"one\n")
@@ -216,6 +229,29 @@ def test_nothing_leaves_before_the_checkpoint_is_written(client, gateway, monkey
     assert "state-write-failed" in caplog.text
     client.settle()
     assert client.stored() == [b"one\n"]
+
+
+def test_a_full_disk_holds_up_new_sources_only(client, gateway, monkeypatch, caplog):
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    client.write("z.log", b"x" * 2000 + b"\n")
+    client.write("short.log", b"its head is not known yet\n")
+    client.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(client.checkpoint, "save", full)
+        client.write("short.log", b"so this has to wait, too\n")
+        for number in range(10):
+            client.write(f"{number}.log", b"new\n")
+        for _ in range(20):
+            client.write("z.log", b"old\n")
+            client.step(0.5)
+        assert client.stored() == [b"its head is not known yet\n", b"x" * 2000 + b"\n" + b"old\n" * 20]
+        assert client.agent.held_bytes() == 0
+    assert 1 <= caplog.text.count("state-write-failed") <= 4  # told, but not with every attempt
+    for _ in range(20):
+        client.step()
+    assert sorted(client.stored()) == sorted(path.read_bytes() for path in client.root.glob("*.log"))
 
 
 def test_the_checkpoint_knows_the_source_when_the_request_leaves(client, gateway):

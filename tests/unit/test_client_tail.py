@@ -77,6 +77,23 @@ def test_a_truncation_is_noticed_whatever_follows_it(path, opened, after):
         looked_and_read(tail)
 
 
+def test_a_rewrite_with_the_same_head_is_noticed_by_the_bytes_before_the_position(path, opened):
+    head = b"# a long header\n" * 100
+    tail = opened(head + b"first\n" * 100)
+    passed(tail)
+    written(path, head + b"other\n" * 200, 1)
+    with pytest.raises(Changed, match="before position"):
+        looked_and_read(tail)
+
+
+def test_a_rewrite_with_the_same_bytes_before_the_position_is_noticed_by_its_head(path, opened):
+    tail = opened(b"first\n" + b"." * 2000 + b"\n")
+    passed(tail)
+    written(path, b"other\n" + b"." * 2000 + b"\nmore\n", 1)
+    with pytest.raises(Changed, match="its first"):
+        looked_and_read(tail)
+
+
 def test_a_rewrite_of_the_same_length_while_a_request_is_under_way_is_noticed(path, opened):
     tail = opened(b"one\n")
     data = tail.read(100)
