@@ -68,6 +68,8 @@ class Cursor(NamedTuple):
         partition, _, offset = rest.partition(":")
         if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
             raise Malformed(f"cursor: {text!r} is not <dc>.<topic>:<partition>:<offset>")
+        if len(partition) > 10 or len(offset) > 19 or int(offset) > MAX_SEQNO:
+            raise Malformed(f"cursor: {text!r} has a number that is too large")
         return cls(topic, int(partition), int(offset))
 
 

@@ -2,7 +2,8 @@
 
 Any worker takes any request. A caller that sends ``X-Logferry-Redirect: 1`` gets a 307 to the owner; everybody
 else's request is handed on, because stock HTTP clients drop the token or the body on a redirect. A request that
-was handed on once is never handed on again, so nothing loops.
+was handed on once is never handed on again, so nothing loops. Only a whole request is handed on: a body that is too
+large, too slow or cut off is refused where it came in, by the same limits.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, Final, cast
 
 import aiohttp
 from aiohttp import web
+from logferry.gateway.admission import Admission
 from logferry.gateway.config import Config
-from logferry.gateway.contract import lane_of
+from logferry.gateway.contract import Malformed, lane_of
 from logferry.gateway.errors import Problem
 from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import FORWARDS
@@ -48,9 +50,10 @@ _HOP_BY_HOP: Final = frozenset(
 class Routing:
     """Knows where a request belongs."""
 
-    def __init__(self, config: Config, ownership: Ownership) -> None:
+    def __init__(self, config: Config, ownership: Ownership, admission: Admission) -> None:
         self._config = config
         self._ownership = ownership
+        self._admission = admission
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -108,18 +111,20 @@ class Routing:
 
     async def forward(self, request: web.BaseRequest, owner: str, who: str) -> web.Response:
         """What another worker answers; ``who`` it is to the caller. Raises Problem when no answer comes."""
+        reserved = self._admission.reserve(request)
+        try:
+            return await self._forward(request, await self._admission.body(request), owner, who)
+        finally:
+            self._admission.release(reserved)
+
+    async def _forward(self, request: web.BaseRequest, data: bytes, owner: str, who: str) -> web.Response:
         if self._session is None:
             raise Problem("not-owner-yet", "the worker is starting")
-        headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP)
-        headers[FORWARDED] = "1"
-        if request.content_length is not None:
-            headers["Content-Length"] = str(request.content_length)
-        data = request.content if request.can_read_body else None
         try:
             async with self._session.request(
                 request.method,
                 URL(owner + request.raw_path, encoded=True),
-                headers=headers,
+                headers=_handed_on(request),
                 data=data,
                 allow_redirects=False,
             ) as response:
@@ -132,3 +137,16 @@ class Routing:
         except (aiohttp.ClientError, TimeoutError, OSError):
             self._ownership.look_again()
             raise Problem("outcome-unknown", f"{who} broke off; send the same again") from None
+
+
+def _handed_on(request: web.BaseRequest) -> CIMultiDict[str]:
+    """The headers for the next worker, none lost and none changed on the way. Raises Malformed."""
+    headers = CIMultiDict[str]()
+    for name, value in request.headers.items():
+        if not value.isascii() and "\udc80" <= max(value) <= "\udcff":
+            raise Malformed(f"header {name}: not UTF-8")
+        # In lower case: the client takes names that differ in case alone for one, and sends the last of them.
+        if (lower := name.lower()) not in _HOP_BY_HOP:
+            headers.add(lower, value)
+    headers[FORWARDED] = "1"
+    return headers

@@ -23,6 +23,7 @@ from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
 from logferry.gateway.readers import Readers
 from logferry.gateway.routing import Routing
+from logferry.gateway.server import Server
 from logferry.gateway.sources_api import SourcesApi
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from logferry.gateway.topics import Topics
@@ -55,15 +56,15 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         await preflight.check(kafka, config)
         topics = Topics(kafka, config)
         ownership = Ownership(config, url, kafka, topics)
-        routing = Routing(config, ownership)
+        admission = Admission(config.limits)
+        routing = Routing(config, ownership, admission)
         await routing.start()
         stack.push_async_callback(routing.stop)
-        admission = Admission(config.limits)
         sources = SourcesApi(config, topics, ownership, routing, admission)
         readers = Readers(config, kafka, url)
         consumers = Consumers(config, kafka, routing, admission, readers, url)
         api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, gate, quotas)
-        server = web.Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
+        server = Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         # In the order of leaving, from the end: the lanes go to others, what waits here is handed on to them, and

@@ -142,7 +142,23 @@ def test_cursor_is_text_and_back() -> None:
     assert Cursor.parse("dc1.nginx:3:81234") == cursor
 
 
-@pytest.mark.parametrize("text", ["", "t", "t:1", "t:1:", "t::1", "t:-1:0", "t:1:1:1", "t:١:1", "t: 1:1", "t:1:0x1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "t",
+        "t:1",
+        "t:1:",
+        "t::1",
+        "t:-1:0",
+        "t:1:1:1",
+        "t:١:1",
+        "t: 1:1",
+        "t:1:0x1",
+        f"t:1:{2**63}",
+        "t:99999999999:1",
+    ],
+)
 def test_cursor_refuses(text: str) -> None:
     with pytest.raises(Malformed, match="cursor"):
         Cursor.parse(text)
