@@ -101,7 +101,7 @@ def _set_up(view: View, plan: Plan) -> None:
 
 
 def _say_what_is_left(plan: Plan, view: View) -> None:
-    files = " ".join(shlex.quote(str(path)) for path in plan.originals())
+    files = " ".join(shlex.quote(str(path)) for path in plan.files) or f"{shlex.quote(str(plan.generated))}/*"
     quoted = {name: shlex.quote(str(path)) for name, path in (("stack", plan.stack), ("table", plan.table))}
     view.say(f"kept: {plan.data} (logs of the processes in {plan.stack / 'logs'} and {plan.runs}); look again with")
     view.console.print(

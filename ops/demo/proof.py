@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 from logferry.loaders.ledger import open_table
@@ -28,6 +28,7 @@ from rich.table import Table
 
 _ROWS: Final = 10
 _COLUMNS: Final = ("source_id", "seqno", "line", "text")
+_SHARES: Final = (0.5, 0.9, 0.99)
 _SOONER_MS: Final = (1000, 5000)
 
 
@@ -68,7 +69,9 @@ def end(plan: Plan, report: Report, story: Story, console: Console) -> bool:
     else:
         show(report, console)
     console.print(_rows(plan.table))
-    console.print(_speed(report, story))
+    console.print(_waits(report, story))
+    for text in _throughput(story):
+        console.print(text, highlight=False)
     for text in wrong:
         console.print(f"but {text}", style="bold red", highlight=False)
     exact = report.exact and not wrong
@@ -90,9 +93,13 @@ def verdict(report: Report, told: Told, exact: bool) -> str:
 
 
 def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """A column named text takes the room that the others leave."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.expand = "text" in columns
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=True, overflow="ellipsis")
+        justify: Literal["left", "right"] = "right" if name in right else "left"
+        ratio = 1 if name == "text" else None
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", ratio=ratio)
     return table
 
 
@@ -102,9 +109,10 @@ def _files(report: Report) -> Table:
     table = _table("the files, as the audit found them in Kafka and in the table", "file", *numbers, right=numbers)
     sources = {(source.topic, source.source_id): source for source in report.sources}
     for file in report.files:
-        source = sources[file.topic or "", file.source_id or ""]
-        values = (file.recorded, source.chunks, source.lines, source.gaps, source.doubles, source.rows or 0)
-        table.add_row(escape(Path(file.path).name), *(f"{value:,}" for value in values))
+        source = sources.get((file.topic or "", file.source_id or ""))
+        if source is not None:  # an empty file has none
+            values = (file.recorded, source.chunks, source.lines, source.gaps, source.doubles, source.rows or 0)
+            table.add_row(escape(Path(file.path).name), *(f"{value:,}" for value in values))
     return table
 
 
@@ -113,7 +121,7 @@ def _rows(path: Path) -> Table:
     table = _table(title, "file", "seqno", "line", "text", right=("seqno", "line"))
     for row in some_rows(path):
         name = row["source_id"].rpartition("/")[2].rpartition("#")[0]
-        text = row["text"].encode("unicode_escape").decode() if not row["text"].isprintable() else row["text"]
+        text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in row["text"])
         table.add_row(escape(name), f"{row['seqno']:,}", f"{row['line']:,}", escape(text))
     return table
 
@@ -133,20 +141,28 @@ def some_rows(path: Path) -> Sequence[dict[str, Any]]:
     return rows
 
 
-def _speed(report: Report, story: Story) -> Table:
+def _throughput(story: Story) -> list[str]:
     account = story.reader.account
-    table = Table(title="speed, kills included", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.show_header = False
-    size, took = account.bytes / 1e6, account.seconds
-    if took:
-        table.add_row("file → readable", f"{size:,.1f} MB in {took:.1f} s: {size / took:.1f} MB/s")
-    for name, waits in (("created → readable", account.ages_ms), ("written → readable", _waits_ms(report, story))):
-        if waits:
-            table.add_row(name, waited(sorted(waits)))
+    lines = []
+    if account.seconds:
+        size = account.bytes / 1e6
+        lines.append(f"file → readable: {size:,.1f} MB in {account.seconds:.1f} s, {size / account.seconds:.1f} MB/s")
     for loaded in story.told.loads:
         if loaded.rows:
             rate = f"{loaded.rows / loaded.seconds:,.0f} rows/s"
-            table.add_row(f"Kafka → table, run {loaded.run}", f"{loaded.rows:,} rows in {loaded.seconds:.1f} s: {rate}")
+            lines.append(f"Kafka → table, run {loaded.run}: {loaded.rows:,} rows in {loaded.seconds:.1f} s, {rate}")
+    return lines
+
+
+def _waits(report: Report, story: Story) -> Table:
+    """How long it took until a reader had it: from a chunk's making, and from when its end was written to the file."""
+    shares, limits = [f"p{share * 100:g}" for share in _SHARES], [f"under {limit // 1000} s" for limit in _SOONER_MS]
+    names = [*shares, "longest", *limits]
+    table = _table("how long until it was readable, kills included", "from", *names, right=names)
+    account = story.reader.account
+    for name, waits in (("chunk created", account.ages_ms), ("line written", _waits_ms(report, story))):
+        if waits:
+            table.add_row(name, *waited(sorted(waits)))
     return table
 
 
@@ -160,9 +176,8 @@ def _waits_ms(report: Report, story: Story) -> list[float]:
     return found
 
 
-def waited(ms: Sequence[float]) -> str:
-    """Percentiles and shares of what is sorted by size."""
-    marks = [f"p{share * 100:g} {percentile(ms, share) / 1000:.2f} s" for share in (0.5, 0.9, 0.99)]
-    shares = {limit // 1000: sum(one < limit for one in ms) / len(ms) for limit in _SOONER_MS}
-    sooner = [f"{share:.1%} under {limit_s} s" for limit_s, share in shares.items()]
-    return f"{', '.join(marks)}, longest {ms[-1] / 1000:.2f} s; {', '.join(sooner)}"
+def waited(ms: Sequence[float]) -> list[str]:
+    """Percentiles, the longest, and shares below limits, of what is sorted by size."""
+    marks = [f"{percentile(ms, share) / 1000:.2f} s" for share in _SHARES]
+    sooner = [f"{sum(one < limit for one in ms) / len(ms):.1%}" for limit in _SOONER_MS]
+    return [*marks, f"{ms[-1] / 1000:.2f} s", *sooner]

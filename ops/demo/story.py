@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from logferry.ops.demo import gateways
-from logferry.ops.demo.loading import Loaded, Loads, Torn
+from logferry.ops.demo.loading import RUN_S, Loaded, Loads, Torn
 from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, PARTITIONS, RATE_MB_S, TOPIC, Plan
 from logferry.ops.demo.present import Present
 from logferry.ops.demo.pushing import PushClient, generator
@@ -30,6 +30,7 @@ _QUICK_LOOK_S: Final = 0.003
 _IN_FLIGHT_S: Final = 10.0
 _CLIENT_AWAY_S: Final = 2.0
 _STOP_S: Final = 20.0
+_LOAD_S: Final = RUN_S + LIMIT_S
 _SHOWN_SOURCES: Final = 3
 
 
@@ -83,8 +84,7 @@ class Story:
                 self._await_first_chunk()
             self._kill_gateway()
             self._kill_client()
-            if not self.is_live:
-                self._await_first_chunk()
+            self._await_first_chunk()
             self._let_it_flow()
             self._send_the_rest()
             self._load_the_rest()
@@ -101,11 +101,7 @@ class Story:
         self._start_client()
 
     def _await_first_chunk(self) -> None:
-        """And lets the loader begin."""
-        self._waiting.until(lambda: self.reader.account.chunks > 0, "the first chunk at the reader")
-        self._say(f"the first chunk is readable, {self.reader.account.ages_ms[0] / 1000:.2f} s after it was made")
-        self._say("loader run 1 starts; it is killed as soon as its data files lie in the table's folder")
-        self._loading = self._executor.submit(self._load_twice)
+        self._waiting.until(lambda: self._loading is not None, "the first chunk at the reader")
 
     def _kill_gateway(self) -> None:
         self._flow_until(0.2, "data flows; a gateway worker will be killed")
@@ -139,9 +135,7 @@ class Story:
     def _let_it_flow(self) -> None:
         """Until the time is over and the loader was killed, too."""
         self._flow_until(1.0, "data flows; the loader works")
-        self._waiting.until(
-            lambda: self._loads.runs > 1 or self._is_loaded(), "the first run of the loader", 4 * LIMIT_S
-        )
+        self._waiting.until(lambda: self._loads.runs > 1 or self._is_loaded(), "the first run of the loader", _LOAD_S)
         if self.is_live:
             self._waiting.must_run.remove(self._generator)
             end(self._generator, _STOP_S)
@@ -162,10 +156,10 @@ class Story:
 
     def _load_the_rest(self) -> None:
         self.present.step = "the loader repeats what the killed one had begun"
-        self._waiting.until(self._is_loaded, "the second run of the loader", 4 * LIMIT_S)
+        self._waiting.until(self._is_loaded, "the second run of the loader", _LOAD_S)
         self.present.step = "the loader loads the rest"
         self._loading = self._executor.submit(self._load)
-        self._waiting.until(self._is_loaded, "the last run of the loader", 4 * LIMIT_S)
+        self._waiting.until(self._is_loaded, "the last run of the loader", _LOAD_S)
 
     # ---- parts of steps ---------------------------------------------------------------------------------------
 
@@ -253,7 +247,12 @@ class Story:
         self._say(f"SIGKILL: {text}", "bold red")
 
     def _meanwhile(self) -> None:
+        """Looks at everything; the loader begins when there is something to load."""
         self._view.pulse(self.present.look())
+        if self._loading is None and self.reader.account.chunks:
+            age_ms = self.reader.account.ages_ms[0]
+            self._say(f"the first chunk is readable, {age_ms / 1000:.2f} s after it was made; loader run 1 starts")
+            self._loading = self._executor.submit(self._load_twice)
         self._is_loaded()
         if self.reader.failed is not None:
             raise Unavailable(f"the reader ended: {self.reader.failed}") from self.reader.failed

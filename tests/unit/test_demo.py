@@ -1,0 +1,210 @@
+"""The decisions of the demo: what the reader keeps account of, what is no proof, what is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+from logferry.ops.audit.files import FileReport
+from logferry.ops.audit.findings import Finding, Findings
+from logferry.ops.audit.report import Report, TableReport
+from logferry.ops.demo import proof
+from logferry.ops.demo.journey import Growth
+from logferry.ops.demo.plan import Plan
+from logferry.ops.demo.present import source_lines
+from logferry.ops.demo.pushing import PushClient
+from logferry.ops.demo.reader import Account, Chunk, Seen, percentile
+from logferry.ops.demo.story import Told
+from logferry.ops.demo.view import ProcessLine, Snapshot, SourceLine, View, picture
+from rich.console import Console
+
+
+def account_of(*chunks: tuple[str, int, int | None, int]) -> Account:
+    """Of (source, seqno, prev, size), one a second, each read half a second after it was made."""
+    account = Account()
+    for number, (source, seqno, prev, size) in enumerate(chunks):
+        created_ms = 1_000_000 + number * 1000
+        account.take(source, Chunk(seqno, prev, created_ms, f"/logs/{source}", size), created_ms + 500.0)
+    return account
+
+
+class TestAccount:
+    def test_counts_and_times(self) -> None:
+        account = account_of(("a", 10, 0, 10), ("b", 7, 0, 7), ("a", 30, 10, 20))
+        assert (account.chunks, account.bytes, account.breaks) == (3, 37, 0)
+        assert account.ages_ms == [500.0] * 3
+        assert account.seconds == pytest.approx(2.5)
+        assert account.sources["a"].arrivals == [(10, 1_000_500.0), (30, 1_002_500.0)]
+
+    @pytest.mark.parametrize(
+        "second", [("a", 30, 20, 10), ("a", 10, 0, 10), ("a", 30, None, 20)], ids=["a gap", "again", "without a place"]
+    )
+    def test_what_does_not_follow_is_a_break(self, second: tuple[str, int, int | None, int]) -> None:
+        assert account_of(("a", 10, 0, 10), second).breaks == 1
+
+    def test_nothing_came(self) -> None:
+        assert (Account().seconds, Account().chunks) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted"), [(0.0, 1), (0.01, 1), (0.5, 50), (0.501, 51), (0.99, 99), (0.999, 100), (1.0, 100)]
+)
+def test_percentile(share: float, wanted: int) -> None:
+    assert percentile(list(range(1, 101)), share) == wanted
+
+
+def test_percentile_of_one() -> None:
+    assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7.0
+
+
+class TestSourceLines:
+    def test_the_newest_source_of_a_path_is_the_file_and_older_ones_the_rotated(self) -> None:
+        sources = {
+            "host:/logs/a.log#1": Seen("/logs/a.log", bytes=80),
+            "host:/logs/a.log#12": Seen("/logs/a.log", bytes=5),
+            "host:/logs/b.log#3": Seen("/logs/b.log", bytes=7),
+        }
+        sizes = {"/logs/a.log": 9, "/logs/a.log.1": 100, "/logs/b.log": 7}
+        lines = source_lines(sources, sizes)
+        assert [(line.name, line.behind) for line in lines] == [("a.log", 4), ("a.log.1", 20), ("b.log", 0)]
+
+    def test_between_the_renaming_and_the_new_file(self) -> None:
+        sources = {"host:/logs/a.log#1": Seen("/logs/a.log", bytes=80)}
+        assert source_lines(sources, {"/logs/a.log.1": 90}) == [SourceLine("a.log.1", 0, 80, 10)]
+
+
+class TestGrowth:
+    def test_a_chunk_waits_from_when_its_end_was_written(self, tmp_path: Path) -> None:
+        growth, path = Growth(), tmp_path / "a.log"
+        for size, at_ms in ((10, 1000.0), (10, 1050.0), (25, 1100.0), (40, 1200.0)):
+            path.write_bytes(b"x" * size)
+            growth.note([path], at_ms)
+        seen = Seen("a", arrivals=[(5, 1300.0), (10, 1300.0), (11, 1400.0), (40, 1500.0), (41, 1600.0)])
+        assert growth.waits_ms(path, seen) == [300.0, 300.0, 300.0, 300.0]
+
+    def test_a_renamed_file_is_the_same(self, tmp_path: Path) -> None:
+        growth, path = Growth(), tmp_path / "a.log"
+        path.write_bytes(b"x" * 10)
+        growth.note([path], 1000.0)
+        old = path.rename(tmp_path / "a.log.1")
+        growth.note([path], 1500.0)
+        path.write_bytes(b"x" * 4)
+        growth.note([path, old], 2000.0)
+        assert growth.waits_ms(old, Seen("a", arrivals=[(10, 3000.0)])) == [2000.0]
+        assert growth.waits_ms(path, Seen("a", arrivals=[(4, 3000.0)])) == [1000.0]
+
+
+def report(**changes: object) -> Report:
+    """One file of 30 bytes in two chunks and three lines, all well."""
+    table = TableReport("/warehouse/nginx", batches=1, rows=3, compared=3, not_comparable=0, not_loaded=0)
+    file = FileReport("/logs/a", "dc1.nginx", "a", 30, 0, 30, 0, "")
+    good = Report("dc1", ["dc1.nginx"], 2, 3, 30, [], table, [file], Findings(), 0.1)
+    return dataclasses.replace(good, **changes)  # type: ignore[arg-type]
+
+
+GOOD = account_of(("a", 10, 0, 10), ("a", 30, 10, 20))
+
+
+class TestShortfalls:
+    def test_none(self) -> None:
+        assert proof.shortfalls(report(), GOOD) == []
+
+    @pytest.mark.parametrize(
+        ("changed", "account", "word"),
+        [
+            (report(table=None), GOOD, "not audited"),
+            (report(table=report().table._replace(not_loaded=1)), GOOD, "1 chunks are not loaded"),  # type: ignore[union-attr]
+            (report(table=report().table._replace(rows=4)), GOOD, "4 rows for 3 lines"),  # type: ignore[union-attr]
+            (report(files=[report().files[0]._replace(not_sent_bytes=9)]), GOOD, "9 bytes of the files"),
+            (report(chunks=3), GOOD, "live reader got 2 chunks"),
+            (report(size_bytes=31), GOOD, "30 bytes"),
+            (report(), account_of(("a", 10, 0, 10), ("a", 30, 11, 20)), "out of the order"),
+        ],
+    )
+    def test_each(self, changed: Report, account: Account, word: str) -> None:
+        (found,) = proof.shortfalls(changed, account)
+        assert word in found
+
+
+def test_the_verdict_names_what_was_killed() -> None:
+    told = Told(killed=["a gateway worker", "a loader"])
+    assert proof.verdict(report(), told, True).startswith("YES:")
+    assert "a gateway worker, a loader" in proof.verdict(report(), told, True)
+    findings = Findings()
+    findings.add(Finding("row-missing", "dc1.nginx-0", "a line is not there"))
+    assert proof.verdict(report(findings=findings), told, False).startswith("NO:")
+
+
+def test_waits_are_told_by_shares() -> None:
+    ms = sorted([10.0] * 89 + [900.0] * 10 + [6000.0])
+    assert proof.waited(ms) == ["0.01 s", "0.90 s", "0.90 s", "6.00 s", "99.0%", "99.0%"]
+
+
+class TestPushClient:
+    def client(self, tmp_path: Path, log: str) -> PushClient:
+        client = PushClient(Plan(tmp_path, (tmp_path / "[a]*.log",), 1, 1, 0), ["http://127.0.0.1:1"])
+        client.child.log.parent.mkdir()
+        client.child.log.write_text(log, encoding="utf-8")
+        return client
+
+    def test_where_it_went_on_is_read_from_its_log(self, tmp_path: Path) -> None:
+        at = "2026-11-21T12:00:00.000Z DEBUG"
+        log = (
+            f"{at} session source=host:/logs/a.log#1 session=7 recorded=4096 url=http://127.0.0.1:1\n"
+            f'{at} retry source=host:/logs/a.log#1 status=0 type= detail="refused: it\'s \\"away\\""\n'
+            f'{at} session source="host:/logs/b c.log#2" session=8 recorded=None url=http://127.0.0.1:1\n'
+            f"{at} session source=host:/logs/half.log#3 ses"
+        )
+        client = self.client(tmp_path, log)
+        assert client.resumed() == {"host:/logs/a.log#1": 4096, "host:/logs/b c.log#2": 0}
+        assert client.retries() == 1
+
+    def test_before_it_has_a_log(self, tmp_path: Path) -> None:
+        client = PushClient(Plan(tmp_path, (), 1, 1, 0), ["http://127.0.0.1:1"])
+        assert (client.resumed(), client.retries()) == ({}, 0)
+
+
+class TestView:
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            step="gateway-0 is dead; its lanes go to the others",
+            written=123_456_789_012,
+            readable=120_000_000_000,
+            written_mb_s=123.4,
+            readable_mb_s=99.9,
+            p50_ms=51.0,
+            p99_ms=12_345.0,
+            sources=[
+                SourceLine(f"a rather long name of a file {n}.log", 12_345, 98_765_432, 2_000_000) for n in range(40)
+            ],
+            processes=[ProcessLine(f"gateway-{n}", None if n else 4_194_303, "4 lanes") for n in range(6)],
+            lanes=[0, 1, None, 1, 0, None, 0, 1],
+        )
+
+    def drawn(self, snapshot: Snapshot) -> list[str]:
+        console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True, color_system=None)
+        console.print(picture(snapshot, 1234.5))
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue().splitlines()
+
+    def test_the_picture_fits_into_half_a_terminal(self) -> None:
+        lines = self.drawn(self.snapshot())
+        assert len(lines) <= 18
+        assert {len(line) for line in lines} == {100}
+        text = "\n".join(lines)
+        assert "and 30 more" in text
+        assert "behind 3,456.8 MB" in text
+        assert "p99 12.35 s" in text
+
+    def test_the_picture_of_nothing(self) -> None:
+        assert "nothing is readable yet" in "\n".join(self.drawn(Snapshot()))
+
+    def test_without_a_terminal_an_event_is_one_line_as_it_is(self) -> None:
+        console = Console(file=io.StringIO(), width=40)
+        view = View(console)
+        text = "SIGKILL: [bold]gateway-0[/] " + "x" * 100
+        view.say(text, "red")
+        assert isinstance(console.file, io.StringIO)
+        assert console.file.getvalue().endswith(f"s  {text}\n")
