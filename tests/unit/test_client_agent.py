@@ -246,9 +246,11 @@ def test_a_full_disk_holds_up_new_sources_only(client, gateway, monkeypatch, cap
         for _ in range(20):
             client.write("z.log", b"old\n")
             client.step(0.5)
+        for _ in range(5):  # its turn comes
+            client.step(0.5)
         assert client.stored() == [b"its head is not known yet\n", b"x" * 2000 + b"\n" + b"old\n" * 20]
         assert client.agent.held_bytes() == 0
-    assert 1 <= caplog.text.count("state-write-failed") <= 4  # told, but not with every attempt
+    assert 1 <= caplog.text.count("state-write-failed") <= 5  # told, but not with every attempt
     for _ in range(20):
         client.step()
     assert sorted(client.stored()) == sorted(path.read_bytes() for path in client.root.glob("*.log"))
