@@ -65,7 +65,7 @@ def load_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:
     Transient. Safe to call again, and by several loaders at once.
     """
     paths = TablePaths.of(job.path)
-    state = read_state(paths)
+    state = _state(loader, paths)
     topics = wanted_topics(loader, job, state)
     backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
     targets = {r.key: r.end for r in backlog.ranges}
@@ -80,7 +80,7 @@ def load_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:
         if entry is None:
             return
         yield do_batch(loader, paths, entry)
-        state = read_state(paths)
+        state = _state(loader, paths)
 
 
 def wanted_topics(loader: Loader, job: TableJob, state: TableState) -> list[str]:
@@ -106,7 +106,6 @@ def _next_entry(
     targets: dict[TopicPartition, int],
 ) -> tuple[LedgerEntry | None, tuple[Stopped, ...]]:
     """The batch to do next, as it stands in the ledger; None when the targets are reached."""
-    _check_dc(loader, paths, state)
     if state.planned is not None:
         return state.planned, ()
     views = loader.kafka.views(topics)
@@ -162,10 +161,13 @@ def _refuse(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:
         raise TopicChanged(f"batch {entry.batch} of {paths.main} is planned and cannot be read: {reason}")
 
 
-def _check_dc(loader: Loader, paths: TablePaths, state: TableState) -> None:
+def _state(loader: Loader, paths: TablePaths) -> TableState:
+    """Where the table stands. Raises LedgerBroken when its offsets are another data centre's."""
+    state = read_state(paths)
     for entry in (state.committed, state.planned):
         if entry is not None and entry.dc != loader.dc:
             raise LedgerBroken(
                 f"{paths.ledger} holds offsets of {entry.dc}, this is {loader.dc}: "
                 "offsets differ between data centres, and no row may be loaded twice"
             )
+    return state

@@ -312,6 +312,19 @@ async def test_a_planned_batch_is_loaded_as_it_was_planned(loader: Start, topic:
     check_exact(table, topic.committed)
 
 
+async def test_a_planned_batch_comes_first_whatever_is_wanted_now(
+    loader: Start, topic: Topic, kafka: Cluster, table: Path
+):
+    """The next run is about another topic, and that one has nothing new."""
+    await topic.create()
+    empty = Topic(kafka.bootstrap, f"{topic.name}-empty")
+    await empty.create()
+    await topic.write(chunks_of("a", b"1\n"))
+    planned(loader("dies"), table, 1000, topic.name)
+    done(load_table(loader(), job(table, empty.name)))
+    check_exact(table, topic.committed)
+
+
 async def test_dead_after_the_quarantine(loader: Start, topic: Topic, table: Path):
     await topic.create()
     await topic.write(chunks_of("a", b"ok\n\xff\n"))
