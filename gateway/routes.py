@@ -62,6 +62,8 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    method: str
+    path: str
     name: str
     handler: Handler
     right: Right
@@ -75,6 +77,7 @@ class Routes:
         self._gate = gate
         self._table: dict[tuple[Any, ...], dict[str, Route]] = {}
         self._counters: dict[tuple[str, int], Any] = {}
+        self.declared: list[Route] = []
 
     def add(
         self,
@@ -90,7 +93,9 @@ class Routes:
 
         ``lists``: the names that its query may give more than once.
         """
-        self._table.setdefault(_shape(path.split("/")), {})[method] = Route(name, handler, right, lists)
+        route = Route(method, path, name, handler, right, lists)
+        self._table.setdefault(_shape(path.split("/")), {})[method] = route
+        self.declared.append(route)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers the request; whatever goes wrong is a problem document."""

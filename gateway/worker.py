@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
-from logferry.gateway import log, preflight
+from logferry.gateway import log, openapi, preflight
 from logferry.gateway.admission import Admission
 from logferry.gateway.api import Api
 from logferry.gateway.auth import Gate
@@ -64,7 +64,9 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         readers = Readers(config, kafka, url)
         consumers = Consumers(config, kafka, routing, admission, readers, url)
         api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, gate, quotas)
-        server = Server(api.routes(), access_log=None, keepalive_timeout=75, auto_decompress=False)
+        routes = api.routes()
+        openapi.add_to(routes)
+        server = Server(routes, access_log=None, keepalive_timeout=75, auto_decompress=False)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         # In the order of leaving, from the end: the lanes go to others, what waits here is handed on to them, and
