@@ -121,7 +121,7 @@ class Api:
 
     async def _chunks(self, call: Call, facts: TopicFacts) -> tuple[int | None, list[Chunk], int]:
         limits, query, headers = self.config.limits, call.query, call.request.headers
-        limit = min(limits.chunk_bytes, facts.max_message_bytes - _RECORD_OVERHEAD_BYTES)
+        limit = max(0, min(limits.chunk_bytes, facts.max_message_bytes - _RECORD_OVERHEAD_BYTES))
         session = optional_number(query, "session")
         encoding = headers.get("Content-Encoding", "")
         if headers.get("Content-Type", "").partition(";")[0].strip().lower() == MSGPACK:
