@@ -85,9 +85,8 @@ def _run(plan: Plan, view: View) -> bool:
             view.say("audit: Kafka, the table and the original files are read and compared")
             report = proof.prove(plan, stack.cluster().bootstrap, view.console)
             view.say(f"audit: done in {report.seconds:.1f} s")
-        exact = proof.end(plan, report, story, view.console)
-    view.say("stopped")
-    return exact
+    view.say("all processes are stopped")
+    return proof.end(plan, report, story, view.console)
 
 
 def _set_up(view: View, plan: Plan) -> None:

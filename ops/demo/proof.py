@@ -76,8 +76,8 @@ def end(plan: Plan, report: Report, story: Story, console: Console) -> bool:
         console.print(f"but {text}", style="bold red", highlight=False)
     exact = report.exact and not wrong
     style = "bold green" if exact else "bold red"
-    console.print(escape(report.verdict), style=style, highlight=False)
-    console.print(verdict(report, story.told, exact), style=style, highlight=False)
+    for text in (report.verdict, verdict(report, story.told, exact)):
+        console.print(escape(text), style=style, highlight=False, soft_wrap=not console.is_terminal)
     return exact
 
 

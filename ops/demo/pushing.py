@@ -16,6 +16,7 @@ from logferry.ops.demo.plan import RATE_MB_S, TOPIC, Plan
 from logferry.ops.demo.waiting import end
 
 _STOP_S: Final = 20
+_NOBODY: Final = "Connection refused"
 _EVENT: Final = re.compile(r"^\S+ [A-Z]+ (\S+)(.*)$")
 _FIELD: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 
@@ -57,9 +58,12 @@ class PushClient:
                 found[fields["source"]] = 0 if recorded == "None" else int(recorded)
         return found
 
-    def retries(self) -> int:
-        """Of the present run: the requests that got no answer or were asked to come again."""
-        return sum(event == "retry" for event, _ in _events(self.child.log))
+    def repeated(self) -> tuple[int, int]:
+        """Of the present run: requests that were cut off, their outcome unknown; those that were told to come again, or
+        found nobody."""
+        retries = [fields for event, fields in _events(self.child.log) if event == "retry"]
+        cut = sum(fields["status"] == "0" and _NOBODY not in fields["detail"] for fields in retries)
+        return cut, len(retries) - cut
 
 
 def _patterns(plan: Plan) -> list[str]:

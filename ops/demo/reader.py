@@ -9,6 +9,7 @@ go on.
 from __future__ import annotations
 
 import http.client
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ class Chunk:
 
 def percentile(ordered: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of the values does not exceed; ``ordered`` holds some."""
-    return ordered[max(0, -int(-len(ordered) * share // 1) - 1)]
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
 class Reader:

@@ -9,12 +9,14 @@ gateway worker dies in the first requests, and what the push-client had left to 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from logferry.ops.children import Child
 from logferry.ops.demo import gateways
 from logferry.ops.demo.loading import RUN_S, Loaded, Loads, Torn
 from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, PARTITIONS, RATE_MB_S, TOPIC, Plan
@@ -54,7 +56,7 @@ class Story:
         self._generator = generator(plan)
         self._loads = Loads(plan, stack.cluster().bootstrap)
         self.present = Present(plan, stack, self.reader, self._processes)
-        self._waiting = Waiting(self._meanwhile)
+        self._waiting = Waiting(self._meanwhile, self._suspects)
         self._loading: Future[None] | None = None
         self._began = time.monotonic()
         self._ending = ExitStack()
@@ -105,13 +107,14 @@ class Story:
 
     def _kill_gateway(self) -> None:
         self._flow_until(0.2, "data flows; a gateway worker will be killed")
-        worker, under_way = self._catch_in_flight()
-        name, lanes = f"gateway-{worker}", self.present.lanes().count(worker)
-        pid = self._stack.pids[f"{DC}/{name}"]
-        what = f"{under_way:,} bytes of requests under way" if under_way else "no request under way"
-        self._killed(f"{name} (pid {pid}), which serves {lanes} of {LANES} lanes and has {what}", "a gateway worker")
+        owners, pids = self.present.lanes(), self._stack.pids
+        worker, under_way = self._catch_in_flight(owners)
+        name = f"gateway-{worker}"
         self._stack.kill(name)
         killed_at = time.monotonic()
+        what = f"{under_way:,} bytes of requests under way" if under_way else "no request under way"
+        lanes = f"{owners.count(worker)} of {LANES} lanes"
+        self._killed(f"{name} (pid {pids[f'{DC}/{name}']}), which served {lanes} and had {what}", "a gateway worker")
         self.present.step = f"{name} is dead; its lanes go to the others"
         self._waiting.until(lambda: None not in self.present.lanes(), "all lanes are served again")
         self._say(f"all {LANES} lanes are served again after {time.monotonic() - killed_at:.1f} s", "green")
@@ -135,7 +138,7 @@ class Story:
     def _let_it_flow(self) -> None:
         """Until the time is over and the loader was killed, too."""
         self._flow_until(1.0, "data flows; the loader works")
-        self._waiting.until(lambda: self._loads.runs > 1 or self._is_loaded(), "the first run of the loader", _LOAD_S)
+        self._waiting.until(self._is_torn_or_loaded, "the first run of the loader", _LOAD_S)
         if self.is_live:
             self._waiting.must_run.remove(self._generator)
             end(self._generator, _STOP_S)
@@ -174,18 +177,18 @@ class Story:
         """Until all is readable that is written now; files of the user may be sent only much later."""
         if self.is_live:
             target = self.present.written()
-            self._waiting.until(lambda: self.reader.account.bytes >= target, "the reader has what is written by now")
-            retries = self._client.retries()
-            repeated = f" ({retries} requests had to be repeated)" if retries else ""
-            self._say(f"caught up{repeated}")
+            what = "the reader has all that is written now"
+            self._waiting.until(lambda: self.reader.account.bytes >= target, what, 2 * LIMIT_S)
+            cut, told = self._client.repeated()
+            again = f"; {cut} requests were cut off, {told} told to wait: all were repeated" if cut or told else ""
+            self._say(f"caught up{again}")
 
-    def _catch_in_flight(self) -> tuple[int, int]:
+    def _catch_in_flight(self, owners: Sequence[int | None]) -> tuple[int, int]:
         """Returns as soon as requests are under way at one of the workers with the most lanes: worker and bytes.
 
         (worker, 0) if nothing comes: files of the user may be sent already.
         """
-        lanes = self.present.lanes()
-        counts = [lanes.count(worker) for worker in range(len(self._stack.urls()))]
+        counts = [owners.count(worker) for worker in range(len(self._stack.urls()))]
         workers = [worker for worker, count in enumerate(counts) if count == max(counts)]
         found: list[tuple[int, int]] = []
         deadline = time.monotonic() + _IN_FLIGHT_S
@@ -230,6 +233,9 @@ class Story:
             what = "nothing was left to load"
         self._say(f"loader run {loaded.run}: {what}, in {loaded.seconds:.1f} s", "green")
 
+    def _is_torn_or_loaded(self) -> bool:
+        return self.told.torn is not None or self._is_loaded()
+
     def _is_loaded(self) -> bool:
         """Whether what was to be loaded is. Raises what the thread of the loads raised."""
         if self._loading is None or not self._loading.done():
@@ -265,6 +271,11 @@ class Story:
             done = sum(loaded.rows for loaded in self.told.loads)
             lines.append(ProcessLine("loader", loader.pid, f"run {self._loads.runs}; {done:,} rows loaded"))
         return lines
+
+    def _suspects(self) -> list[Child]:
+        """Whose logs may say why something does not come."""
+        workers = range(len(self._stack.urls()))
+        return [*(self._stack.child(f"gateway-{worker}") for worker in workers), self._client.child]
 
 
 def _goes_on(positions: dict[str, int]) -> str:

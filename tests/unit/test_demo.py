@@ -153,17 +153,19 @@ class TestPushClient:
         at = "2026-11-21T12:00:00.000Z DEBUG"
         log = (
             f"{at} session source=host:/logs/a.log#1 session=7 recorded=4096 url=http://127.0.0.1:1\n"
-            f'{at} retry source=host:/logs/a.log#1 status=0 type= detail="refused: it\'s \\"away\\""\n'
+            f'{at} retry source=host:/logs/a.log#1 status=0 type="" detail="http://x: [Errno 111] Connection refused"\n'
+            f'{at} retry source=host:/logs/a.log#1 status=0 type="" detail="closed without \\"an answer\\""\n'
+            f'{at} retry source=host:/logs/a.log#1 status=503 type=not-owner-yet detail="lane 4 moves"\n'
             f'{at} session source="host:/logs/b c.log#2" session=8 recorded=None url=http://127.0.0.1:1\n'
             f"{at} session source=host:/logs/half.log#3 ses"
         )
         client = self.client(tmp_path, log)
         assert client.resumed() == {"host:/logs/a.log#1": 4096, "host:/logs/b c.log#2": 0}
-        assert client.retries() == 1
+        assert client.repeated() == (1, 2)
 
     def test_before_it_has_a_log(self, tmp_path: Path) -> None:
         client = PushClient(Plan(tmp_path, (), 1, 1, 0), ["http://127.0.0.1:1"])
-        assert (client.resumed(), client.retries()) == ({}, 0)
+        assert (client.resumed(), client.repeated()) == ({}, (0, 0))
 
 
 class TestView:
