@@ -32,7 +32,7 @@ from logferry.gateway.sources import Refusal
 from logferry.gateway.sources_api import SourcesApi, optional_number, source_of, validated
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import OpenSession, SessionOpened, TopicFacts, Write, Written
-from logferry.gateway.wire import checked, decoded_body, header_attributes, number, unpack_chunks
+from logferry.gateway.wire import ChunkLimits, checked, decoded_body, header_attributes, number, unpack_chunks
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -121,13 +121,14 @@ class Api:
 
     async def _chunks(self, call: Call, facts: TopicFacts) -> tuple[int | None, list[Chunk], int]:
         limits, query, headers = self.config.limits, call.query, call.request.headers
-        limit = max(0, min(limits.chunk_bytes, facts.max_message_bytes - _RECORD_OVERHEAD_BYTES))
+        room = max(0, facts.max_message_bytes - _RECORD_OVERHEAD_BYTES)
+        bounds = ChunkLimits(min(limits.chunk_bytes, room), room, limits.request_chunks)
         session = optional_number(query, "session")
         encoding = headers.get("Content-Encoding", "")
         if headers.get("Content-Type", "").partition(";")[0].strip().lower() == MSGPACK:
             call.knows_only("session", "partition_key")
             body = decoded_body(await self.admission.body(call.request), encoding, limits.request_bytes)
-            chunks = unpack_chunks(body, limit, limits.request_chunks)
+            chunks = unpack_chunks(body, bounds)
             return session, chunks, len(body) + _CHUNK_OVERHEAD_BYTES * len(chunks)
         call.knows_only("seqno", "prev", "session", "created_ms", "partition_key")
         if "seqno" not in query:
@@ -136,7 +137,7 @@ class Api:
         created_ms = optional_number(query, "created_ms")
         attributes = header_attributes(headers.items())
         body = decoded_body(await self.admission.body(call.request), encoding, limits.request_bytes)
-        chunk = checked(Chunk(seqno, prev, created_ms, attributes, body), "chunk", limit)
+        chunk = checked(Chunk(seqno, prev, created_ms, attributes, body), "chunk", bounds)
         return session, [chunk], len(body) + _CHUNK_OVERHEAD_BYTES
 
     async def open_session(self, call: Call) -> web.StreamResponse:

@@ -328,12 +328,8 @@ class Lane:
 
     def _undo(self, draft: Draft, failure: NotCommitted) -> None:
         for pending, _ in self._in_flight:
-            is_own = failure.topic == pending.request.topic.name
-            why = str(failure) if is_own else type(failure.cause).__name__
-            problem = Problem("kafka-unavailable", f"the transaction failed: {why}")
-            if is_own and isinstance(failure.cause, errors.MessageSizeTooLargeError):
-                problem = Problem("too-large", f"Kafka refuses the record: {failure}")
-            self._fail(pending, problem)
+            why = str(failure) if failure.topic == pending.request.topic.name else type(failure.cause).__name__
+            self._fail(pending, Problem("kafka-unavailable", f"the transaction failed: {why}"))
         self._in_flight.clear()
         self._fail_queued(draft.touches)
 

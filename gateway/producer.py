@@ -30,7 +30,7 @@ _TRANSACTION_DEADLINE_S: Final = 20.0
 _SLOW_S: Final = 1.0
 _SETTLE_S: Final = 0.005
 _BATCH_BYTES: Final = 1 << 20
-_RECORD_OVERHEAD_BYTES: Final = 64
+_CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _SEQUENCE_LIMIT: Final = 1 << 30
 
 Offsets = dict[tuple[str, int], list[tuple[int, int]]]
@@ -64,6 +64,7 @@ class LaneProducer:
             client_id=transactional_id,
             **options,
         )
+        self._codec = _CODECS[codec]
         self._highest_sequence = 0
         self._committed_at = 0.0
 
@@ -131,6 +132,8 @@ class LaneProducer:
         for (topic, _), send in sends.items():
             error = send.exception()
             if isinstance(error, errors.MessageSizeTooLargeError | errors.UnknownTopicOrPartitionError):
+                # Whose request is to blame shows when all come again, and are held against fresh facts.
+                self._topics.forget(topic)
                 raise NotCommitted(error, topic)
             if error is not None:
                 raise error
@@ -159,18 +162,18 @@ class LaneProducer:
             await asyncio.sleep(0.05)
 
     def _batches(self, records: list[Record], now_ms: int, limit_bytes: int) -> Iterator[tuple[int, BatchBuilder]]:
-        """Batches of at most the limit before compression; a larger record has one of its own."""
-        batch, first, size = self._producer.create_batch(), 0, 0
+        """Batches of at most the limit before compression, headers and all; a larger record has one of its own."""
+        batch, first = self._batch(limit_bytes), 0
         for index, (key, value, headers) in enumerate(records):
-            size += len(key) + len(value or b"") + _RECORD_OVERHEAD_BYTES
-            full = index > first and size > limit_bytes
-            if full or batch.append(timestamp=now_ms, key=key, value=value, headers=headers) is None:
-                batch.close()
+            if batch.append(timestamp=now_ms, key=key, value=value, headers=headers) is None:
                 yield first, batch
-                batch, first, size = self._producer.create_batch(), index, len(key) + len(value or b"")
+                batch, first = self._batch(limit_bytes), index
                 batch.append(timestamp=now_ms, key=key, value=value, headers=headers)
         batch.close()
         yield first, batch
+
+    def _batch(self, limit_bytes: int) -> BatchBuilder:
+        return BatchBuilder(limit_bytes, self._codec, is_transactional=True)
 
     async def _check_topics(self, draft: Draft) -> None:
         """The topics are the ones that the draft was decided for, now that its records are in them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import cramjam
@@ -83,7 +83,15 @@ def _unzstd(body: bytes, limit: int) -> bytes:
     return bytes(memoryview(out)[:size])
 
 
-def unpack_chunks(body: bytes, chunk_limit: int, count_limit: int) -> list[Chunk]:
+class ChunkLimits(NamedTuple):
+    """``data_bytes``: of a chunk. ``record_bytes``: of its data and attributes. ``chunks``: in one request."""
+
+    data_bytes: int
+    record_bytes: int
+    chunks: int
+
+
+def unpack_chunks(body: bytes, limits: ChunkLimits) -> list[Chunk]:
     """A stream of MessagePack arrays [seqno, prev, created_ms, attributes, data]. Raises Malformed or Problem.
 
     Each array is checked as soon as it is complete and each head before what it announces: arrays in arrays, which
@@ -96,7 +104,7 @@ def unpack_chunks(body: bytes, chunk_limit: int, count_limit: int) -> list[Chunk
         max_str_len=1 << 16,
         max_array_len=_FIELDS,
         max_map_len=1 << 10,
-        list_hook=lambda item: _chunk(item, f"chunk {len(chunks)}", chunk_limit),
+        list_hook=lambda item: _chunk(item, f"chunk {len(chunks)}", limits),
         object_hook=lambda item: _flat(item, f"chunk {len(chunks)}"),
     )
     unpacker.feed(body)
@@ -106,9 +114,9 @@ def unpack_chunks(body: bytes, chunk_limit: int, count_limit: int) -> list[Chunk
             if not isinstance(item, Chunk):
                 raise Malformed(f"body: chunk {len(chunks)} is not {_SHAPE}")
             chunks.append(item)
-            if len(chunks) > count_limit:
-                detail = f"the body has more than {count_limit} chunks"
-                raise Problem("too-large", detail, limit_chunks=count_limit)
+            if len(chunks) > limits.chunks:
+                detail = f"the body has more than {limits.chunks} chunks"
+                raise Problem("too-large", detail, limit_chunks=limits.chunks)
             consumed = unpacker.tell()
     except (msgpack.UnpackException, ValueError, TypeError) as error:
         if isinstance(error, Malformed):
@@ -121,7 +129,7 @@ def unpack_chunks(body: bytes, chunk_limit: int, count_limit: int) -> list[Chunk
     return chunks
 
 
-def _chunk(item: list[Any], where: str, limit: int) -> Chunk:
+def _chunk(item: list[Any], where: str, limits: ChunkLimits) -> Chunk:
     if len(item) != _FIELDS:
         raise Malformed(f"body: {where} is not {_SHAPE}")
     seqno, prev, created_ms, attributes, data = item
@@ -134,7 +142,7 @@ def _chunk(item: list[Any], where: str, limit: int) -> Chunk:
         raise Malformed(f"body: {where}: attributes is not a map")
     if not isinstance(data, bytes):
         raise Malformed(f"body: {where}: data is not bin")
-    return checked(Chunk(seqno, prev, created_ms, attributes or {}, data), where, limit)
+    return checked(Chunk(seqno, prev, created_ms, attributes or {}, data), where, limits)
 
 
 def _flat(item: dict[Any, Any], where: str) -> dict[Any, Any]:
@@ -148,14 +156,18 @@ def _integer(value: Any, what: str) -> None:
         raise Malformed(f"body: {what} is not a whole number from 0 to {MAX_SEQNO}")
 
 
-def checked(chunk: Chunk, where: str, limit: int) -> Chunk:
+def checked(chunk: Chunk, where: str, limits: ChunkLimits) -> Chunk:
+    """The chunk, if its parts fit together and it will fit into a record. Raises Malformed or Problem."""
     if chunk.prev is not None and chunk.prev >= chunk.seqno:
         raise Malformed(f"{where}: prev {chunk.prev} is not below seqno {chunk.seqno}")
-    if len(chunk.data) > limit:
-        detail = f"{where}: {len(chunk.data)} bytes, a chunk may have {limit}"
-        raise Problem("too-large", detail, limit_bytes=limit)
+    size, limit = len(chunk.data), limits.data_bytes
     if chunk.attributes:
         check_attributes(chunk.attributes)
+        attributes = sum(len(name) + len(value.encode()) for name, value in chunk.attributes.items())
+        if size + attributes > limits.record_bytes:
+            size, limit = size + attributes, limits.record_bytes
+    if size > limit:
+        raise Problem("too-large", f"{where}: {size} bytes, a chunk may have {limit}", limit_bytes=limit)
     return chunk
 
 

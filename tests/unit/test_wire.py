@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from logferry.gateway.contract import MAX_SEQNO, Chunk, Malformed, pack_chunk
 from logferry.gateway.errors import Problem
 from logferry.gateway.wire import (
+    ChunkLimits,
     checked,
     decoded_body,
     header_attributes,
@@ -22,6 +23,7 @@ from logferry.gateway.wire import (
 )
 
 LIMIT = 1000
+LIMITS = ChunkLimits(data_bytes=LIMIT, record_bytes=300_000, chunks=10)
 
 # ---- numbers and names -------------------------------------------------------------------------------------
 
@@ -144,7 +146,7 @@ def packed(*items: object) -> bytes:
 
 def test_chunks_of_any_packer_are_read() -> None:
     body = packed([1, None, None, None, b"a"], [2, 1, 5, {"level": "warn"}, b""], [MAX_SEQNO, 2, 0, {}, b"x" * LIMIT])
-    assert unpack_chunks(body, LIMIT, 10) == [
+    assert unpack_chunks(body, LIMITS) == [
         Chunk(1, None, None, {}, b"a"),
         Chunk(2, 1, 5, {"level": "warn"}, b""),
         Chunk(MAX_SEQNO, 2, 0, {}, b"x" * LIMIT),
@@ -163,7 +165,7 @@ chunks = st.builds(
 
 @given(st.lists(chunks, min_size=1, max_size=6))
 def test_what_the_client_packs_is_read(sent: list[Chunk]) -> None:
-    assert unpack_chunks(b"".join(map(pack_chunk, sent)), LIMIT, 10) == sent
+    assert unpack_chunks(b"".join(map(pack_chunk, sent)), LIMITS) == sent
 
 
 @given(st.lists(chunks, min_size=1, max_size=3), st.data())
@@ -174,13 +176,13 @@ def test_a_stream_cut_anywhere_is_refused_or_whole_chunks(sent: list[Chunk], dat
     body = b"".join(parts)
     cut = data.draw(st.integers(0, len(body) - 1).filter(lambda at: at not in boundaries))
     with pytest.raises(Malformed):
-        unpack_chunks(body[:cut], LIMIT, 10)
+        unpack_chunks(body[:cut], LIMITS)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_chunks_or_refused(body: bytes) -> None:
     try:
-        found = unpack_chunks(body, LIMIT, 10)
+        found = unpack_chunks(body, LIMITS)
     except (Malformed, Problem):
         return
     assert found
@@ -241,21 +243,21 @@ BAD_CHUNKS = [
 @pytest.mark.parametrize(("body", "named"), BAD_CHUNKS)
 def test_bad_chunks_say_which_and_what(body: bytes, named: str) -> None:
     with pytest.raises(Malformed, match=named):
-        unpack_chunks(body, LIMIT, 10)
+        unpack_chunks(body, LIMITS)
 
 
 def test_a_chunk_over_its_limit_says_the_limit() -> None:
     with pytest.raises(Problem) as caught:
-        unpack_chunks(packed([1, None, None, None, b"a"], [2, None, None, None, b"x" * (LIMIT + 1)]), LIMIT, 10)
+        unpack_chunks(packed([1, None, None, None, b"a"], [2, None, None, None, b"x" * (LIMIT + 1)]), LIMITS)
     assert (caught.value.kind, caught.value.extra) == ("too-large", {"limit_bytes": LIMIT})
     assert "chunk 1" in caught.value.detail
 
 
 def test_more_chunks_than_allowed_say_how_many_are() -> None:
     body = packed(*([seqno, None, None, None, b""] for seqno in range(11)))
-    assert len(unpack_chunks(body, LIMIT, 11)) == 11
+    assert len(unpack_chunks(body, LIMITS._replace(chunks=11))) == 11
     with pytest.raises(Problem) as caught:
-        unpack_chunks(body, LIMIT, 10)
+        unpack_chunks(body, LIMITS)
     assert (caught.value.kind, caught.value.extra) == ("too-large", {"limit_chunks": 10})
 
 
@@ -265,13 +267,26 @@ def test_arrays_in_arrays_end_at_the_first() -> None:
     for _ in range(6):
         tree = [tree] * 5
     with pytest.raises(Malformed, match="seqno"):
-        unpack_chunks(packed(tree), LIMIT, 10)
+        unpack_chunks(packed(tree), LIMITS)
     with pytest.raises(Malformed, match="max_array_len"):
-        unpack_chunks(b"\xdd\x00\xff\xff\xff" + b"\x90" * 1000, LIMIT, 10)
+        unpack_chunks(b"\xdd\x00\xff\xff\xff" + b"\x90" * 1000, LIMITS)
+
+
+def test_attributes_take_room_in_the_record_too() -> None:
+    """Else Kafka would refuse it in the middle of a transaction, with everybody else's chunks in it."""
+    limits = ChunkLimits(data_bytes=100, record_bytes=200, chunks=1)
+    fits = Chunk(1, None, None, {"a": "x" * 49, "b": "é" * 24 + "x"}, b"x" * 100)
+    assert checked(fits, "chunk", limits) == fits
+    with pytest.raises(Problem) as caught:
+        checked(fits._replace(attributes={"a": "x" * 49, "b": "é" * 25}), "chunk", limits)
+    assert (caught.value.kind, caught.value.extra) == ("too-large", {"limit_bytes": 200})
+    with pytest.raises(Problem) as caught:
+        checked(fits._replace(data=b"x" * 101, attributes={}), "chunk", limits)
+    assert caught.value.extra == {"limit_bytes": 100}
 
 
 @pytest.mark.parametrize("prev", [7, 8, MAX_SEQNO])
 def test_prev_lies_below_seqno(prev: int) -> None:
     with pytest.raises(Malformed, match="prev"):
-        checked(Chunk(7, prev, None, {}, b""), "query", LIMIT)
-    assert checked(Chunk(7, 6, None, {}, b""), "query", LIMIT).prev == 6
+        checked(Chunk(7, prev, None, {}, b""), "query", LIMITS)
+    assert checked(Chunk(7, 6, None, {}, b""), "query", LIMITS).prev == 6
