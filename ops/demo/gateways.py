@@ -5,12 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import re
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from logferry.ops.problems import Unavailable
 
 _TIMEOUT_S: Final = 5.0
+_ESTABLISHED: Final = "01"
+_SMALLEST_WRITE: Final = 512
 _IN_FLIGHT: Final = re.compile(rb"^logferry_in_flight_bytes ([0-9.e+]+)", re.MULTILINE)
 
 
@@ -60,6 +63,24 @@ def in_flight_bytes(url: str) -> int:
         return 0
     found = _IN_FLIGHT.search(body)
     return int(float(found[1])) if found else 0
+
+
+def unread_bytes(url: str) -> int:
+    """What was sent to this worker and waits in its sockets to be read; 0 where the system does not tell.
+
+    Not counted is what is too small to be chunks: a reader's polls."""
+    port = f":{urlsplit(url).port:04X}"
+    found = 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for _, local, _, state, queues, *_ in map(str.split, lines):
+            if local.endswith(port) and state == _ESTABLISHED:
+                waiting = int(queues.partition(":")[2], 16)
+                found += waiting if waiting >= _SMALLEST_WRITE else 0
+    return found
 
 
 def _document(url: str, path: str, method: str = "GET", body: bytes | None = None) -> dict[str, Any]:

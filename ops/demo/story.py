@@ -9,7 +9,6 @@ gateway worker dies in the first requests, and what the push-client had left to 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,8 +17,9 @@ from typing import Final
 
 from logferry.ops.children import Child
 from logferry.ops.demo import gateways
+from logferry.ops.demo.killing import kill_busy_worker
 from logferry.ops.demo.loading import RUN_S, Loaded, Loads, Torn
-from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, PARTITIONS, RATE_MB_S, TOPIC, Plan
+from logferry.ops.demo.plan import FULL_TOPIC, LANES, PARTITIONS, RATE_MB_S, TOPIC, Plan
 from logferry.ops.demo.present import Present
 from logferry.ops.demo.pushing import PushClient, generator
 from logferry.ops.demo.reader import Reader
@@ -28,8 +28,6 @@ from logferry.ops.demo.waiting import LIMIT_S, Waiting, end, failure
 from logferry.ops.problems import Unavailable
 from logferry.ops.stack import Stack
 
-_QUICK_LOOK_S: Final = 0.003
-_IN_FLIGHT_S: Final = 10.0
 _CLIENT_AWAY_S: Final = 2.0
 _STOP_S: Final = 20.0
 _LOAD_S: Final = RUN_S + LIMIT_S
@@ -107,17 +105,11 @@ class Story:
 
     def _kill_gateway(self) -> None:
         self._flow_until(0.2, "data flows; a gateway worker will be killed")
-        owners, pids = self.present.lanes(), self._stack.pids
-        worker, under_way = self._catch_in_flight(owners)
-        name = f"gateway-{worker}"
-        self._stack.kill(name)
-        killed_at = time.monotonic()
-        what = f"{under_way:,} bytes of requests under way" if under_way else "no request under way"
-        lanes = f"{owners.count(worker)} of {LANES} lanes"
-        self._killed(f"{name} (pid {pids[f'{DC}/{name}']}), which served {lanes} and had {what}", "a gateway worker")
-        self.present.step = f"{name} is dead; its lanes go to the others"
+        struck = kill_busy_worker(self._stack, self.present.lanes(), self._waiting, self._is_all_sent)
+        self._killed(str(struck), "a gateway worker")
+        self.present.step = f"{struck.name} is dead; its lanes go to the others"
         self._waiting.until(lambda: None not in self.present.lanes(), "all lanes are served again")
-        self._say(f"all {LANES} lanes are served again after {time.monotonic() - killed_at:.1f} s", "green")
+        self._say(f"all {LANES} lanes are served again after {time.monotonic() - struck.at:.1f} s", "green")
         self._catch_up()
 
     def _kill_client(self) -> None:
@@ -183,26 +175,8 @@ class Story:
             again = f"; {cut} requests were cut off, {told} told to wait: all were repeated" if cut or told else ""
             self._say(f"caught up{again}")
 
-    def _catch_in_flight(self, owners: Sequence[int | None]) -> tuple[int, int]:
-        """Returns as soon as requests are under way at one of the workers with the most lanes: worker and bytes.
-
-        (worker, 0) if nothing comes: files of the user may be sent already.
-        """
-        counts = [owners.count(worker) for worker in range(len(self._stack.urls()))]
-        workers = [worker for worker, count in enumerate(counts) if count == max(counts)]
-        found: list[tuple[int, int]] = []
-        deadline = time.monotonic() + _IN_FLIGHT_S
-
-        def is_caught() -> bool:
-            for worker in workers:
-                size = gateways.in_flight_bytes(self._stack.urls()[worker])
-                if size:
-                    found.append((worker, size))
-                    return True
-            return time.monotonic() > deadline or (self.reader.account.chunks > 0 and not self.present.behind())
-
-        self._waiting.until(is_caught, "requests are under way", look_s=_QUICK_LOOK_S)
-        return found[0] if found else (workers[0], 0)
+    def _is_all_sent(self) -> bool:
+        return self.reader.account.chunks > 0 and not self.present.behind()
 
     def _start_client(self) -> None:
         self._client.start()

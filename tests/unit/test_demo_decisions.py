@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from logferry.ops.audit.files import FileReport
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.report import Report, TableReport
 from logferry.ops.demo import proof
+from logferry.ops.demo.gateways import unread_bytes
 from logferry.ops.demo.journey import Growth
 from logferry.ops.demo.plan import Plan
 from logferry.ops.demo.present import source_lines
@@ -210,3 +212,18 @@ class TestView:
         view.say(text, "red")
         assert isinstance(console.file, io.StringIO)
         assert console.file.getvalue().endswith(f"s  {text}\n")
+
+
+def test_what_a_process_does_not_read_is_seen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with socket.create_connection(server.getsockname()) as client:
+            inside, _ = server.accept()
+            with inside:
+                assert unread_bytes(url) == 0
+                client.sendall(b"x" * 511)
+                assert unread_bytes(url) == 0
+                client.sendall(b"x" * 489)
+                assert unread_bytes(url) == 1000
+                assert inside.recv(1000, socket.MSG_WAITALL) == b"x" * 1000
+                assert unread_bytes(url) == 0
