@@ -243,7 +243,7 @@ class Story:
         loader = self._loads.child
         if loader is not None:
             done = sum(loaded.rows for loaded in self.told.loads)
-            lines.append(ProcessLine("loader", loader.pid, f"run {self._loads.runs}; {done:,} rows loaded"))
+            lines.append(ProcessLine("loader", loader.pid, f"run {self._loads.runs}, {done:,} rows"))
         return lines
 
     def _suspects(self) -> list[Child]:

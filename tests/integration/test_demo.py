@@ -288,6 +288,25 @@ def write_again(table: DeltaTable, rows: Any) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(LIMIT_S)
+def test_what_is_not_as_it_was_sent_makes_the_verdict_no(tmp_path: Path) -> None:
+    path = tmp_path / "mine.log"
+    path.write_bytes(b"a line\nanother one\nthe third\n")
+    with running_demo("--file", path, TMPDIR=str(tmp_path)) as demo:
+        said = heard(demo, "all is acknowledged")
+        path.write_bytes(b"a line\nanother one\nthe 3rd.\n")
+        said += demo.communicate(timeout=LIMIT_S)[0].decode()
+    assert demo.returncode == 1, said
+    assert "the first difference is at position 23" in said
+    assert "NOT exact: 1 × file-differs" in said
+    assert "NO: what is stored is not what was sent, exactly once." in said
+    (folder,) = tmp_path.glob("logferry-demo-*")
+    assert f"kept: {folder}" in said
+    assert processes_of(folder) == {}
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(LIMIT_S)
 def test_generated_logs_while_all_is_killed(tmp_path: Path) -> None:
     ended = logferry("demo", "--seconds", "12", "--seed", "42", TMPDIR=str(tmp_path))
     assert ended.status == 0, ended.said
