@@ -90,6 +90,25 @@ async def _unread(kafka: Kafka, partition: Partition, position: int, end: int) -
     return Unread(0, None)
 
 
+async def check_retained(
+    kafka: Kafka,
+    positions: Mapping[Partition, int],
+    firsts: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+) -> None:
+    """Raises Problem ``out-of-range`` for a position at which nothing can be read.
+
+    ``ends`` may be behind what was acknowledged, as long as Kafka still writes the markers of a transaction, so what
+    seems to be outside is asked for: Kafka knows.
+    """
+    for partition, offset in positions.items():
+        if not firsts[partition] <= offset <= ends[partition]:
+            try:
+                await kafka.fetch(*partition, offset, max_bytes=1)
+            except errors.OffsetOutOfRangeError:
+                raise out_of_range(partition, offset, firsts[partition], ends[partition]) from None
+
+
 async def resolved(kafka: Kafka, settings: Iterable[Setting]) -> dict[Partition, int]:
     """The offsets that are meant. Raises Problem ``unknown-topic``, ``not-found``, ``out-of-range``."""
     settings = list(settings)
@@ -119,9 +138,8 @@ async def resolved(kafka: Kafka, settings: Iterable[Setting]) -> dict[Partition,
             offset = start
         else:
             offset = end if start == "latest" else first
-        if not first <= offset <= end:
-            raise out_of_range(partition, offset, first, end)
         found[partition] = offset
+    await check_retained(kafka, found, firsts, ends)
     return found
 
 

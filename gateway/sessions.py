@@ -28,6 +28,7 @@ from logferry.gateway.fetch import KafkaRecord
 from logferry.gateway.frames import Encoding, Frame, Partition
 from logferry.gateway.groups import Groups, Refused
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
+from logferry.gateway.lag import check_retained
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.outlet import Gone, Outlet, Reader
 from logferry.gateway.rows import row_of
@@ -124,12 +125,11 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
     async def commit(self, generation: int, offsets: dict[Partition, int]) -> None:
         """Commits positions for the group. Raises Problem ``superseded``, ``out-of-range``, ``unknown-topic``."""
         assignment = self._standing.may_commit(generation, offsets)
-        for (topic, number), offset in offsets.items():
-            if offset > assignment.reached[topic, number]:
-                end = await self._kafka.offset(topic, number, LATEST)
-                if offset > end:
-                    first = await self._kafka.offset(topic, number, EARLIEST)
-                    raise out_of_range((topic, number), offset, first, end)
+        ahead = {partition: offset for partition, offset in offsets.items() if offset > assignment.reached[partition]}
+        if ahead:
+            partitions = list(ahead)
+            firsts = await self._kafka.offsets(partitions, EARLIEST)
+            await check_retained(self._kafka, ahead, firsts, await self._kafka.offsets(partitions, LATEST))
         try:
             await self._groups.commit(self.wanted.consumer, assignment.member, offsets)
         except Refused:
@@ -225,8 +225,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         partitions = sorted(granted.partitions)
         committed = await self._groups.committed(self.wanted.consumer)
         firsts = await self._kafka.offsets(partitions, EARLIEST)
-        ends = await self._kafka.offsets(partitions, LATEST)
-        starts = start_positions(partitions, committed, firsts, ends)
+        starts = start_positions(partitions, committed, firsts)
+        await check_retained(self._kafka, starts, firsts, await self._kafka.offsets(partitions, LATEST))
         if self._standing.hold(granted, starts):
             # Each partition has one buffer, and all of them together are to stay within the limit.
             share = max(1, self._limits.session_bytes // max(1, len(partitions)))

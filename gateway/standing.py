@@ -125,26 +125,14 @@ class Standing:
 
 
 def start_positions(
-    partitions: Iterable[Partition],
-    committed: Mapping[Partition, int],
-    firsts: Mapping[Partition, int],
-    ends: Mapping[Partition, int],
+    partitions: Iterable[Partition], committed: Mapping[Partition, int], firsts: Mapping[Partition, int]
 ) -> dict[Partition, int]:
-    """Where each partition starts: at its committed position, without one at the first retained chunk.
-
-    Raises Problem ``out-of-range`` for a committed position outside of what is retained: chunks were lost to this
-    consumer, or the topic is another one. Somebody has to decide that; nothing is skipped in silence.
-    """
-    starts = {}
-    for partition in partitions:
-        start = committed.get(partition, firsts[partition])
-        if not firsts[partition] <= start <= ends[partition]:
-            raise out_of_range(partition, start, firsts[partition], ends[partition])
-        starts[partition] = start
-    return starts
+    """Where each partition starts: at its committed position, without one at the first retained chunk."""
+    return {partition: committed.get(partition, firsts[partition]) for partition in partitions}
 
 
 def out_of_range(partition: Partition, offset: int, first: int, end: int) -> Problem:
+    """Chunks were lost to a consumer, or the topic is another one: somebody has to decide, nothing is skipped."""
     topic, number = partition
     return Problem(
         "out-of-range",
