@@ -124,6 +124,10 @@ class Limits(_Strict):
     sessions: Annotated[int, Field(ge=0, le=100_000)] = 1000
     session_bytes: Annotated[int, Field(ge=64 * 1024, le=256 * MIB)] = 16 * MIB
     session_stall_s: Annotated[float, Field(gt=0)] = 300
+    connections: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    header_bytes: Annotated[int, Field(ge=1024, le=MIB)] = 16 * 1024
+    heads_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 75
     body_timeout_s: Annotated[float, Field(gt=0)] = 60
     request_timeout_s: Annotated[float, Field(gt=0)] = 30
 

@@ -29,6 +29,10 @@ THROTTLED = Counter(
 THROTTLED_SECONDS = Counter(
     "logferry_throttled_seconds_total", "Time that callers were told to wait", ["scope", "name"], registry=REGISTRY
 )
+CONNECTIONS = Gauge("logferry_connections", "Connections of callers that are open", registry=REGISTRY)
+CONNECTIONS_REFUSED = Counter(
+    "logferry_connections_refused_total", "Connections closed over a limit", ["limit"], registry=REGISTRY
+)
 IN_FLIGHT = Gauge("logferry_in_flight_bytes", "Bytes of requests that wait for an answer", registry=REGISTRY)
 FORWARDS = Counter("logferry_forwards_total", "Requests handed to the lane's owner", ["how"], registry=REGISTRY)
 LANES = Gauge("logferry_lane_open", "1 while this worker serves the lane", ["lane"], registry=REGISTRY)

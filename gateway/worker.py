@@ -23,7 +23,7 @@ from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
 from logferry.gateway.readers import Readers
 from logferry.gateway.routing import Routing
-from logferry.gateway.server import Server
+from logferry.gateway.server import Server, Site
 from logferry.gateway.sources_api import SourcesApi
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from logferry.gateway.topics import Topics
@@ -66,7 +66,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, gate, quotas)
         routes = api.routes()
         openapi.add_to(routes)
-        server = Server(routes, access_log=None, keepalive_timeout=75, auto_decompress=False)
+        server = Server(routes, config.limits)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         # In the order of leaving, from the end: the lanes go to others, what waits here is handed on to them, and
@@ -74,7 +74,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         stack.push_async_callback(ownership.stop)
         stack.push_async_callback(runner.cleanup)
         stack.push_async_callback(readers.stop)
-        site = web.TCPSite(runner, config.host, config.port(worker), backlog=4096, ssl_context=context)
+        site = Site(runner, config.host, config.port(worker), context)
         await site.start()
         await ownership.start()
         stack.push_async_callback(ownership.leave)
