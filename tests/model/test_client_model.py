@@ -326,5 +326,5 @@ class ManyFiles(Files):
 
 TestFiles = Files.TestCase
 TestFiles.settings = _settings(max_examples=150)
-TestManyFiles = pytest.mark.long(ManyFiles.TestCase)
+TestManyFiles = pytest.mark.timeout(1800)(pytest.mark.long(ManyFiles.TestCase))
 TestManyFiles.settings = _settings(max_examples=3000)
