@@ -15,15 +15,18 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[None]:
+def stopped_by_signals(announce: bytes = b"stopping\n") -> Iterator[None]:
     """The first of SIGINT, SIGTERM, SIGHUP raises `Stopped` in the body; later ones wait for the orderly end, which
-    is bounded. What was in force before is in force again afterwards. For the main thread only."""
+    is bounded. What was in force before is in force again afterwards. For the main thread only.
+
+    ``announce`` goes to standard error at once; nothing for those who draw on the terminal.
+    """
     before = {number: signal.getsignal(number) for number in _NUMBERS}
 
     def stop(number: int, frame: object) -> None:
         for other in _NUMBERS:
             signal.signal(other, signal.SIG_IGN)
-        os.write(2, b"stopping\n")  # print may be what was interrupted
+        os.write(2, announce)  # print may be what was interrupted
         raise Stopped
 
     for number, handler in before.items():

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     keep = args.keep or args.data is not None
     plan = Plan(_folder(args.data), files, args.seconds, seed, args.port)
     try:
-        with stopped_by_signals():
+        with stopped_by_signals(announce=b""):
             exact = _run(plan, view)
             keep = keep or not exact
             return 0 if exact else _REFUTED
@@ -81,9 +81,13 @@ def _run(plan: Plan, view: View) -> bool:
     with stack:
         view.say(f"ready: gateway {' '.join(stack.urls())}, Kafka {stack.cluster().bootstrap}", "green")
         with Story(plan, stack, view) as story:
-            story.tell()
-            view.say("audit: Kafka, the table and the original files are read and compared")
-            report = proof.prove(plan, stack.cluster().bootstrap, view.console)
+            try:
+                story.tell()
+                view.say("audit: Kafka, the table and the original files are read and compared")
+                report = proof.prove(plan, stack.cluster().bootstrap, view.console)
+            except Stopped:
+                view.say("stopping")
+                raise
             view.say(f"audit: done in {report.seconds:.1f} s")
     view.say("all processes are stopped")
     return proof.end(plan, report, story, view.console)
