@@ -2,7 +2,8 @@
 
 A reader that closes, or is killed, is noticed at once. One whose machine or network is gone says nothing: the kernel
 asks after it while the stream is idle, and otherwise counts what it sends again without an answer. Neither touches a
-reader that is only slow: its machine answers.
+reader that is only slow: its machine answers. One that had long stopped taking anything before its network went is
+asked after ever more rarely; it is missed when the time for a reader that takes nothing is over.
 """
 
 from __future__ import annotations
