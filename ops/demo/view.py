@@ -22,6 +22,8 @@ from rich.text import Text
 
 _PULSE_S: Final = 5.0
 _SHOWN_SOURCES: Final = 10
+# Room for the ^C that a terminal shows where the cursor is: in the next line, it would leave a part of the picture.
+_MARGIN: Final = 3
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class View:
             yield
             return
         live = Live(
-            get_renderable=lambda: picture(look(), time.monotonic() - self._started),
+            get_renderable=lambda: picture(look(), time.monotonic() - self._started, self.console.width - _MARGIN),
             console=self.console,
             refresh_per_second=4,
             transient=True,
@@ -110,15 +112,15 @@ class View:
             self.say(text)
 
 
-def picture(now: Snapshot, elapsed_s: float) -> RenderableType:
-    """At most 16 lines high, for 100 columns."""
+def picture(now: Snapshot, elapsed_s: float, width: int) -> RenderableType:
+    """At most 18 lines high, for about 100 columns."""
     head = Text.assemble((f" {elapsed_s:5.1f} s ", "bold reverse"), "  ", (now.step, "bold"))
     flow = Text(f" {_flow(now)}\n {_ages(now)}\n", style="cyan")
     body = Table.grid(expand=True, padding=(0, 1))
     body.add_column(ratio=11)
     body.add_column(ratio=10)
     body.add_row(_sources(now.sources), Group(_processes(now.processes), Text(), _lanes(now.lanes)))
-    return Panel(Group(head, flow, body), box=box.ROUNDED, border_style="dim")
+    return Panel(Group(head, flow, body), box=box.ROUNDED, border_style="dim", width=width)
 
 
 def _flow(now: Snapshot) -> str:

@@ -189,14 +189,14 @@ class TestView:
 
     def drawn(self, snapshot: Snapshot) -> list[str]:
         console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True, color_system=None)
-        console.print(picture(snapshot, 1234.5))
+        console.print(picture(snapshot, 1234.5, 97))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().splitlines()
 
     def test_the_picture_fits_into_half_a_terminal(self) -> None:
         lines = self.drawn(self.snapshot())
         assert len(lines) <= 18
-        assert {len(line) for line in lines} == {100}
+        assert {len(line) for line in lines} == {97}
         text = "\n".join(lines)
         assert "and 30 more" in text
         assert "behind 3,456.8 MB" in text
