@@ -16,6 +16,7 @@ import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
+from logferry.gateway.auth import new_token
 from logferry.gateway.contract import MSGPACK, NDJSON, Chunk, pack_chunk, record_headers
 from logferry.gateway.readers import named
 from logferry.ops.kafka import Cluster
@@ -544,6 +545,51 @@ async def test_a_reader_that_takes_nothing_for_too_long_is_cut_off(
             assert "it took nothing for 0.5 s" in gateway.said()
         async with Stream(gateway.session, gateway.urls[0], topic_name, f"topic={topic}") as stream:
             await stream.until(has(1))
+
+
+# ---- rights ------------------------------------------------------------------------------------------------
+
+
+async def test_a_reader_learns_of_what_it_may_read_alone(kafka: Cluster, tmp_path: Path, topic_name: str) -> None:
+    secret, sha256 = new_token()
+    boss, boss_sha256 = new_token()
+    tables = (
+        f'[[tokens]]\nname = "reader"\nsha256 = "{sha256}"\nread = ["{topic_name}-mine"]\n'
+        f'[[tokens]]\nname = "boss"\nsha256 = "{boss_sha256}"\nread = ["*"]\nwrite = ["*"]\nadmin = ["*"]\n'
+    )
+    async with Gateway(tmp_path, kafka.bootstrap, 1, tables) as gateway:
+        for name in ("mine", "other"):
+            await gateway.ask("PUT", f"/v1/topics/{topic_name}-{name}", boss, json={"partitions": 1})
+            path = f"/v1/topics/{topic_name}-{name}/sources/s/chunks?seqno=1"
+            assert (await gateway.ask("POST", path, boss, data=name.encode()))[0] == 200
+        mine, other = f"dc1.{topic_name}-mine", f"dc1.{topic_name}-other"
+        base = f"/v1/consumers/{topic_name}"
+        # Every topic is set for the consumer, by somebody who may.
+        for topic in (mine, other):
+            assert (await gateway.ask("PUT", f"{base}/offsets", boss, json={"topic": topic, "to": "earliest"}))[
+                0
+            ] == 200
+        there, not_there = f"topic={other}", "topic=dc1.not-there-at-all"
+        refused = [
+            await gateway.ask("GET", f"{base}/{what}?{topic}", secret)
+            for what in ("stream", "offsets")
+            for topic in (there, not_there)
+        ] + [
+            await gateway.ask("PUT", f"{base}/offsets", secret, json={"topic": topic, "to": "latest"})
+            for topic in (other, "dc1.not-there-at-all")
+        ]
+        assert [status for status, _, _ in refused] == [403] * 6
+        assert (await gateway.ask("GET", f"{base}/stream?topic={mine}"))[0] == 401
+        _, seen, _ = await gateway.ask("GET", f"{base}/offsets", secret)
+        assert [position["topic"] for position in seen["positions"]] == [mine]
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            async with Stream(session, gateway.urls[0], topic_name, "topic=*") as stream:
+                await stream.until(is_caught_up)
+                assert set(stream.held) == {(mine, 0)}
+                assert [frame["data"] for frame in stream.chunks] == [b"mine"]
+                assert (await stream.commit({(other, 0): 0}))[0] == 403
+                assert (await stream.commit(stream.held))[0] == 200
 
 
 # ---- wrong use ---------------------------------------------------------------------------------------------
