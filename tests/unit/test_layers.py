@@ -20,7 +20,7 @@ ALLOWED: dict[str, tuple[str, ...] | None] = {
     "loaders": ("logferry.gateway.contract",),
     "ops": None,
 }
-PURE = ("contract", "sources", "transaction", "wire", "fetch")
+PURE = ("contract", "sources", "transaction", "wire", "fetch", "rows", "frames", "standing", "selection")
 IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random", "os", "pathlib", "uvloop")
 
 
