@@ -14,11 +14,12 @@ same.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from logferry.loaders.errors import StorageAway
-from logferry.loaders.jvm import JVM_ERRORS, lost_race, sorted_errors
+from logferry.loaders.jvm import JVM_ERRORS, lost_race, sorted_error
 from logferry.loaders.ledger import APP, last_batch, open_table
 from pyspark.sql import DataFrame
 
@@ -40,15 +41,17 @@ def append_once(rows: DataFrame, path: Path, batch: int, run: str) -> Committed:
     """
     metadata = json.dumps({"app": APP, "batch": batch, "run": run})
     for _ in range(_TRIES):
-        with sorted_errors(f"writing batch {batch} to {path}"):
-            try:
-                _append(rows, path, batch, metadata)
-            except JVM_ERRORS as error:
-                if not lost_race(error):
-                    raise
-        # A race may also be lost to a commit that is no batch, a compaction say: then the batch is still to be done.
+        failure: Exception | None = None
+        try:
+            _append(rows, path, batch, metadata)
+        except JVM_ERRORS as error:
+            failure = error
+        # Whatever Delta said, the table has the last word: an error may come after the commit, or because the history
+        # that a late loader goes by is gone. And a race may be lost to a commit that is no batch, a compaction say.
         if done := committed(path, batch, run):
             return done
+        if failure is not None and not lost_race(failure):
+            raise sorted_error(failure, f"writing batch {batch} to {path}") from failure
     raise StorageAway(f"{path}: batch {batch} lost {_TRIES} races with other writers")
 
 
@@ -63,13 +66,27 @@ def committed(path: Path, batch: int, run: str) -> Committed | None:
     table = open_table(path)
     if table is None or last_batch(table) < batch:
         return None
-    for commit in table.history(_HISTORY):
+    for commit in _history(path, table.version()):
         said = _metadata(commit.get("userMetadata"))
         if said.get("app") == APP and said.get("batch") == batch:
             metrics: dict[str, Any] = commit.get("operationMetrics") or {}
             rows = metrics.get("numOutputRows")
             return Committed(said.get("run") == run, None if rows is None else int(rows))
     return Committed(False, None)
+
+
+def _history(path: Path, version: int) -> Iterator[dict[str, Any]]:
+    """What the commits up to ``version`` say of themselves, newest first, up to the first that is not there.
+
+    Read from the files, whose names are the versions: where the history was dropped, a late loader can write a commit
+    into the past, which is no part of the table, and delta-rs's `history` would number it as if it were.
+    """
+    for number in range(version, max(-1, version - _HISTORY), -1):
+        try:
+            actions = (path / "_delta_log" / f"{number:020}.json").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return
+        yield from (action["commitInfo"] for action in map(json.loads, actions) if "commitInfo" in action)
 
 
 def _metadata(text: str | None) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from logferry.loaders.commit import committed
 from logferry.loaders.errors import ForeignTable, LedgerBroken
 from logferry.loaders.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry, open_table, read_ledger
 from logferry.loaders.plan import Range
@@ -196,6 +198,34 @@ def test_a_quarantine_of_another_table(paths: TablePaths, ledger: Ledger):
     commit(paths.quarantine, 4)
     with pytest.raises(LedgerBroken, match="holds batch 4"):
         read_state(paths)
+
+
+def write_batch(path: Path, batch: int, run: str) -> None:
+    """A commit as the loader's, by whom it was made included."""
+    said = json.dumps({"app": APP, "batch": batch, "run": run})
+    properties = CommitProperties(app_transactions=[Transaction(APP, batch)], custom_metadata={"userMetadata": said})
+    write_deltalake(str(path), pa.table({"text": ["x"]}), mode="append", commit_properties=properties)
+
+
+def test_who_wrote_a_batch(paths: TablePaths):
+    for batch, run in enumerate(["one", "two", "one"]):
+        write_batch(paths.main, batch, run)
+    assert [committed(paths.main, batch, "one") for batch in range(4)] == [
+        (True, None),
+        (False, None),
+        (True, None),
+        None,
+    ]
+
+
+def test_who_wrote_it_is_not_told_by_commits_beyond_a_gap(paths: TablePaths):
+    """A late loader can write into the past where the history was dropped; that is no part of the table."""
+    for batch, run in enumerate(["late", "other", "other", "other"]):
+        write_batch(paths.main, batch, run)
+    DeltaTable(str(paths.main)).create_checkpoint()
+    (paths.main / "_delta_log" / f"{1:020}.json").unlink()
+    assert committed(paths.main, 0, "late") == (False, None)
+    assert committed(paths.main, 2, "other") == (True, None)
 
 
 def test_rows_that_no_batch_accounts_for(paths: TablePaths, ledger: Ledger):
