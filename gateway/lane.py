@@ -74,6 +74,7 @@ class Lane:
     _in_flight: list[tuple[Pending, Outcome]] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
+    _doubted: bool = False
     _producer: LaneProducer | None = None
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -184,6 +185,11 @@ class Lane:
         self.why = "given away"
         self._wake.set()
 
+    def doubt(self) -> None:
+        """Another worker may have had the lane meanwhile: it is opened anew before the next request is judged."""
+        self._doubted = True
+        self._wake.set()
+
     # ---- opening ----------------------------------------------------------------------------------------------
 
     async def _confirm(self) -> None:
@@ -199,7 +205,7 @@ class Lane:
         if self._producer is not None:
             return
         started = time.monotonic()
-        self.state = "opening"
+        self.state, self._doubted = "opening", False
         producer = LaneProducer(
             self.kafka.options, self.config.transactional_id(self.number), self.config.codec, self.topics
         )
@@ -250,11 +256,15 @@ class Lane:
 
     async def _serve(self) -> None:
         while True:
-            while not (self._queue or self._expired):
+            while not (self._queue or self._expired or self._doubted):
                 if self._closing:
                     return
                 self._wake.clear()
                 await self._wake.wait()
+            if self._doubted:
+                await self._drop_producer()
+                await self._open(first=False)
+                continue
             producer = self._producer
             if producer is None:
                 raise LaneLost(f"lane {self.number} has no producer")
@@ -291,15 +301,29 @@ class Lane:
             outcome, must_wait = draft.add(pending.request)
             if must_wait:
                 self._in_flight.append((pending, outcome))
-            elif isinstance(outcome, Refusal):
+            elif isinstance(outcome, Refusal) and outcome.kind != "superseded":
                 self._succeed(pending, Answered(outcome))
             else:
-                task = asyncio.create_task(self._answer_duplicates(pending, outcome))
+                answer = self._answer_superseded if isinstance(outcome, Refusal) else self._answer_duplicates
+                task = asyncio.create_task(answer(pending, outcome))
                 self._confirming.add(task)
                 task.add_done_callback(self._confirming.discard)
         for _ in range(min(len(self._expired), _EXPIRED_A_TRANSACTION)):
             draft.expire(self._expired.popleft(), draft.now_ms - self.config.source_retention_ms)
         return draft
+
+    async def _answer_superseded(self, pending: Pending, outcome: Outcome) -> None:
+        """A worker that slept must not tell the newest session, which another one opened, that there is a newer one."""
+        judged_by = self.table
+        try:
+            await self.confirm_ownership(self.number)
+        except LaneLost as error:
+            return self._fail(pending, Problem("not-owner-yet", str(error)))
+        except (errors.KafkaError, OSError, TimeoutError) as error:
+            return self._fail(pending, Problem("kafka-unavailable", f"the group does not answer: {error!r}"))
+        if self.table is judged_by and not (self._doubted or self._closing):
+            return self._succeed(pending, Answered(outcome))
+        return self._fail(pending, Problem("not-owner-yet", f"lane {self.number} was opened anew; try again"))
 
     async def _answer_duplicates(self, pending: Pending, outcome: Outcome) -> None:
         """A duplicate is acknowledged when the topic still is the one that its original was recorded in."""

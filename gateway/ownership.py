@@ -4,7 +4,9 @@ The workers are the members of a group on the state topic: who is assigned parti
 liveness alone; that two workers who both believe they own a lane do no harm, the fence sees to.
 
 Each rebalance first reports every lane as revoked, so that is ignored: lanes are served until the new assignment
-says which are really gone. Where the others are is read from the group, whose members carry their URL as client id.
+says which are really gone. A worker that slept through an assignment may be given the same lanes again and cannot
+tell who had them meanwhile: those are opened anew. Where the others are is read from the group, whose members carry
+their URL as client id.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         self.lanes: dict[int, Lane] = {}
         self._owners: dict[int, str] = {}
         self._assigned: frozenset[int] | None = None
+        self._membership: tuple[str, int] | None = None
         self._changed = asyncio.Condition()
         self._look_again = asyncio.Event()
         self._running: dict[asyncio.Task[None], Lane] = {}
@@ -127,11 +130,13 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             try:
                 # A commit is fenced by the group's generation, that is what makes it a confirmation.
                 await self._consumer.commit({TopicPartition(self._config.state_topic, lane): 0})
-                return
+                if self._present_membership() == self._membership:
+                    return
             except (errors.CommitFailedError, errors.IllegalStateError):
-                async with self._changed:
-                    if self._assigned is assigned:
-                        await self._wait_for_change(1)
+                pass
+            async with self._changed:
+                if self._assigned is assigned:
+                    await self._wait_for_change(1)
 
     async def _wait_for_change(self, timeout_s: float) -> None:
         try:
@@ -151,9 +156,13 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         lanes = frozenset(p.partition for p in partitions)
         gone = (self._assigned or frozenset()) - lanes
         new = lanes - (self._assigned or frozenset())
+        before, self._membership = self._membership, self._present_membership()
+        self._assigned = lanes
+        if before is not None and self._membership != (before[0], before[1] + 1):
+            for number in lanes - new:
+                self.lanes[number].doubt()
         log.event("info", "lanes_assigned", lanes=sorted(lanes), new=sorted(new), gone=sorted(gone))
         async with self._changed:
-            self._assigned = lanes
             self._changed.notify_all()
         for number in gone:
             self.lanes.pop(number).close()
@@ -161,6 +170,11 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             if number in new or self.lanes[number].state == "closed":
                 self._open(number)
         self._look_again.set()
+
+    def _present_membership(self) -> tuple[str, int]:
+        """The member that the group knows this worker as, and the generation of its assignment."""
+        coordinator = self._consumer._coordinator
+        return coordinator.member_id, coordinator.generation
 
     def _open(self, number: int) -> None:
         lane = Lane(number, self._config, self._kafka, self._topics, LaneMetrics(str(number)), self.confirm)
