@@ -99,10 +99,10 @@ class KafkaTopics:
 def kafka_topics(spark: SparkSession, bootstrap_servers: str) -> Iterator[KafkaTopics]:
     """A client of the cluster. Raises KafkaAway when the address cannot be used."""
     jvm: Any = spark._jvm
-    properties = jvm.java.util.Properties()
-    for name, value in {"bootstrap.servers": bootstrap_servers, **_CLIENT}.items():
-        properties.put(name, value)
     with sorted_errors(f"connecting to Kafka at {bootstrap_servers}"):
+        properties = jvm.java.util.Properties()
+        for name, value in {"bootstrap.servers": bootstrap_servers, **_CLIENT}.items():
+            properties.put(name, value)
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
     try:
         yield KafkaTopics(jvm, admin, bootstrap_servers)

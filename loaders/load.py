@@ -15,6 +15,7 @@ from logferry.loaders import parse
 from logferry.loaders.commit import append_once
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, TopicChanged
+from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import KafkaTopics, is_pattern, matches
 from logferry.loaders.ledger import Ledger, LedgerEntry, TablePaths, new_entry
 from logferry.loaders.plan import Range, Stopped, TopicPartition, plan, replaced, unreadable
@@ -65,6 +66,11 @@ def load_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:
     Transient. Safe to call again, and by several loaders at once.
     """
     paths = TablePaths.of(job.path)
+    with sorted_errors(f"loading {paths.main}"):
+        yield from _batches(loader, job, paths)
+
+
+def _batches(loader: Loader, job: TableJob, paths: TablePaths) -> Iterator[LoadEvent]:
     state = _state(loader, paths)
     topics = wanted_topics(loader, job, state)
     backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)

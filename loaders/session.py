@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyspark
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.errors import SparkAway
-from logferry.loaders.jvm import released
+from logferry.loaders.jvm import released, sorted_errors
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -90,7 +90,8 @@ def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) 
     with log.open("wb") as stderr:
         gateway = _launch(conf, log, {"stderr": stderr, "stdout": stderr})
     try:
-        context = SparkContext(conf=conf, gateway=gateway)
+        with sorted_errors("starting Spark"):
+            context = SparkContext(conf=conf, gateway=gateway)
         try:
             yield SparkSession(context)
         finally:
