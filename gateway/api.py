@@ -22,7 +22,7 @@ from logferry.gateway.contract import (
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.lane import Lane
-from logferry.gateway.metrics import CHUNKS, READ_BYTES, REGISTRY
+from logferry.gateway.metrics import READ_BYTES, REGISTRY, count_chunks
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
 from logferry.gateway.reading import Read
@@ -102,11 +102,12 @@ class Api:
             self.admission.release(reserved)
         outcome = answered.outcome
         if isinstance(outcome, Refusal):
-            CHUNKS.labels(source.topic, outcome.kind).inc(len(chunks))
+            count_chunks(source.topic, outcome.kind, chunks)
             raise _refused(outcome)
         outcome = cast(Written, outcome)
         if outcome.duplicates:
-            CHUNKS.labels(source.topic, "duplicate").inc(outcome.duplicates)
+            # They are the first ones: what is above is written.
+            count_chunks(source.topic, "duplicate", chunks[: outcome.duplicates])
         return json_response(
             {
                 "source_id": source.source_id,

@@ -132,6 +132,16 @@ class Limits(_Strict):
     request_timeout_s: Annotated[float, Field(gt=0)] = 30
 
 
+class Graphite(_Strict):
+    """Where each worker sends its metrics to. ``tags``: labels as Graphite's tags, not as parts of the name."""
+
+    host: Annotated[str, Field(min_length=1)]
+    port: Annotated[int, Field(ge=1, le=65535)] = 2003
+    prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*$")] = "logferry"
+    interval_s: Annotated[float, Field(ge=1)] = 60
+    tags: bool = False
+
+
 class Config(_Strict):
     """One data centre's gateway. Worker ``i`` listens on the port of ``listen`` plus ``i``."""
 
@@ -153,6 +163,7 @@ class Config(_Strict):
     quotas: list[QuotaSettings] = []
     kafka: KafkaSettings
     tls: Tls | None = None
+    graphite: Graphite | None = None
     limits: Limits = Limits()
 
     @field_validator("dc")

@@ -164,6 +164,7 @@ class Lane:
                     # Why in full is for the log: the text may name a topic that whoever asks must not know of.
                     self.state, self.why = "opening", f"it failed ({type(error).__name__})"
                     log.event("warning", "lane_failed", lane=self.number, error=repr(error))
+                    self.metrics.failed(error)
                     await self._drop_producer()
                     if self._closing:
                         return
@@ -215,7 +216,7 @@ class Lane:
         self.table = await self._replay()
         self.state, self.why = "serving", "open"
         now = time.monotonic()
-        self.metrics.opened(first=first, replay_s=now - fenced, sources=len(self.table))
+        self.metrics.opened(first=first, replay_s=now - fenced)
         log.event(
             "info",
             "lane_open",

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from logferry.gateway.contract import Chunk
+from logferry.gateway.producer import Fenced, NotCommitted, OutcomeUnknown
 from logferry.gateway.transaction import Record
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -20,7 +22,9 @@ REQUEST_SECONDS = Histogram(
     "logferry_request_seconds", "Time to answer", ["route"], buckets=_LATENCY_BUCKETS, registry=REGISTRY
 )
 CHUNKS = Counter("logferry_chunks_total", "Chunks by topic and result", ["topic", "result"], registry=REGISTRY)
-CHUNK_BYTES = Counter("logferry_chunk_bytes_total", "Bytes of chunks written", ["topic"], registry=REGISTRY)
+CHUNK_BYTES = Counter(
+    "logferry_chunk_bytes_total", "Bytes of chunks by topic and result", ["topic", "result"], registry=REGISTRY
+)
 READ_BYTES = Counter("logferry_read_bytes_total", "Bytes of chunks read", ["topic"], registry=REGISTRY)
 SESSIONS = Gauge("logferry_read_sessions", "Read sessions that are open", registry=REGISTRY)
 THROTTLED = Counter(
@@ -36,13 +40,24 @@ CONNECTIONS_REFUSED = Counter(
 IN_FLIGHT = Gauge("logferry_in_flight_bytes", "Bytes of requests that wait for an answer", registry=REGISTRY)
 FORWARDS = Counter("logferry_forwards_total", "Requests handed to the lane's owner", ["how"], registry=REGISTRY)
 LANES = Gauge("logferry_lane_open", "1 while this worker serves the lane", ["lane"], registry=REGISTRY)
-LANE_SOURCES = Gauge("logferry_lane_sources", "Sources known to the lane at its opening", ["lane"], registry=REGISTRY)
 OPENINGS = Counter("logferry_lane_openings_total", "Openings by reason", ["lane", "reason"], registry=REGISTRY)
 REPLAY_SECONDS = Histogram("logferry_replay_seconds", "Replay of a lane's states", registry=REGISTRY)
 COMMIT_SECONDS = Histogram(
     "logferry_transaction_seconds", "Transactions, from begin to commit", buckets=_LATENCY_BUCKETS, registry=REGISTRY
 )
-TRANSACTIONS = Counter("logferry_transactions_total", "Transactions by result", ["result"], registry=REGISTRY)
+FENCES = Counter("logferry_lane_fences_total", "Times that another worker shut a lane out", ["lane"], registry=REGISTRY)
+LOOP_LAG = Histogram(
+    "logferry_event_loop_lag_seconds", "By how much a timer came late", buckets=_LATENCY_BUCKETS, registry=REGISTRY
+)
+TRANSACTIONS = Counter(
+    "logferry_transactions_total", "Transactions: committed, aborted, unknown", ["result"], registry=REGISTRY
+)
+
+
+def count_chunks(topic: str, result: str, chunks: Sequence[Chunk]) -> None:
+    """Chunks that were not written: duplicates and refused ones."""
+    CHUNKS.labels(topic, result).inc(len(chunks))
+    CHUNK_BYTES.labels(topic, result).inc(sum(len(chunk.data) for chunk in chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +66,8 @@ class LaneMetrics:
 
     lane: str
 
-    def opened(self, *, first: bool, replay_s: float, sources: int) -> None:
+    def opened(self, *, first: bool, replay_s: float) -> None:
         LANES.labels(self.lane).set(1)
-        LANE_SOURCES.labels(self.lane).set(sources)
         OPENINGS.labels(self.lane, "taken_over" if first else "failure").inc()
         REPLAY_SECONDS.observe(replay_s)
 
@@ -62,7 +76,14 @@ class LaneMetrics:
         TRANSACTIONS.labels("committed").inc()
         for (topic, _), written in records.items():
             CHUNKS.labels(topic, "written").inc(len(written))
-            CHUNK_BYTES.labels(topic).inc(sum(len(value or b"") for _, value, _ in written))
+            CHUNK_BYTES.labels(topic, "written").inc(sum(len(value or b"") for _, value, _ in written))
+
+    def failed(self, error: BaseException) -> None:
+        """The lane could not go on and opens again."""
+        if isinstance(error, Fenced):
+            FENCES.labels(self.lane).inc()
+        if isinstance(error, NotCommitted | OutcomeUnknown):
+            TRANSACTIONS.labels("aborted" if isinstance(error, NotCommitted) else "unknown").inc()
 
     def closed(self) -> None:
         LANES.labels(self.lane).set(0)

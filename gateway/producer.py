@@ -49,6 +49,10 @@ class OutcomeUnknown(Exception):
     """Committed or not: only the log can say, after a fence."""
 
 
+class Fenced(OutcomeUnknown):
+    """Another producer of the lane shut this one out; whether it let the commit through first, only the log can say."""
+
+
 class LaneProducer:
     """A transactional producer for one lane, from the fence to the first error."""
 
@@ -101,12 +105,14 @@ class LaneProducer:
         except NotCommitted:
             raise
         except (errors.ProducerFenced, errors.InvalidProducerEpoch) as error:
-            raise OutcomeUnknown("another producer of this lane fenced this one") from error
+            raise Fenced("another producer of this lane fenced this one") from error
         except (errors.KafkaError, OSError, TimeoutError) as error:
             raise NotCommitted(error) from error
         try:
             async with asyncio.timeout(_TRANSACTION_DEADLINE_S):
                 await self._producer.commit_transaction()
+        except (errors.ProducerFenced, errors.InvalidProducerEpoch) as error:
+            raise Fenced("another producer of this lane fenced this one during the commit") from error
         except (errors.KafkaError, OSError, TimeoutError) as error:
             raise OutcomeUnknown(f"no answer to the commit: {error!r}") from error
         self._committed_at = time.monotonic()

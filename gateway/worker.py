@@ -12,13 +12,14 @@ from contextlib import AsyncExitStack
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
-from logferry.gateway import log, openapi, preflight
+from logferry.gateway import log, observing, openapi, preflight
 from logferry.gateway.admission import Admission
 from logferry.gateway.api import Api
 from logferry.gateway.auth import Gate
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.consumers import Consumers
 from logferry.gateway.kafka import Kafka
+from logferry.gateway.metrics import REGISTRY
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
 from logferry.gateway.readers import Readers
@@ -78,6 +79,8 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         await site.start()
         await ownership.start()
         stack.push_async_callback(ownership.leave)
+        observers = _observers(config, worker, ownership)
+        stack.push_async_callback(_ended, observers)
         log.event("info", "worker_started", url=url, dc=config.dc, worker=worker)
         stopping = asyncio.ensure_future(stop.wait())
         ownership.failed.add_done_callback(lambda _: stop.set())
@@ -86,6 +89,20 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
             ownership.failed.result()
         log.event("info", "worker_stopping", url=url)
     log.event("info", "worker_stopped", url=url)
+
+
+def _observers(config: Config, worker: int, ownership: Ownership) -> list[asyncio.Task[None]]:
+    REGISTRY.register(observing.Lanes(ownership.lanes))
+    tasks = [asyncio.create_task(observing.watch_loop())]
+    if config.graphite is not None:
+        tasks.append(asyncio.create_task(observing.send_to_graphite(config.graphite, config.dc, worker)))
+    return tasks
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _take_over(reload: Callable[[], Config], gate: Gate, quotas: Quotas, context: ssl.SSLContext | None) -> None:
