@@ -337,10 +337,8 @@ MALFORMED = [
     b"GET /healthz HTTP/x\r\nHost: x\r\n\r\n",
     b"G\0T /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /heal\0thz HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500,
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    LINE + b"Host: x\r\nX-Attr-a: " + b"x" * 20_000 + b"\r\n\r\n",
     LINE + b"Host: x\r\n" + b"".join(b"X-%d: x\r\n" % n for n in range(500)) + b"\r\n",
     LINE + b"Host: x\r\nno colon\r\n\r\n",
     LINE + b"Host: x\r\n: no name\r\n\r\n",
@@ -355,4 +353,8 @@ MALFORMED = [
     LINE + b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n",
     LINE + b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloworld\r\n0\r\n\r\n",
     LINE + b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nhello\r\n0\r\n\r\n",
+]
+LONG_HEADS = [
+    b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    LINE + b"Host: x\r\nX-Attr-a: " + b"x" * 20_000 + b"\r\n\r\n",
 ]

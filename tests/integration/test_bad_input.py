@@ -21,7 +21,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from logferry.gateway.contract import MSGPACK
 from logferry.ops.kafka import Cluster
 
-from tests.bad_input import CHUNK, COUNT, MALFORMED, REQUEST, SESSION, SOURCE, TABLE, TOPIC, WRITE, Case
+from tests.bad_input import CHUNK, COUNT, LONG_HEADS, MALFORMED, REQUEST, SESSION, SOURCE, TABLE, TOPIC, WRITE, Case
 from tests.workers import Gateway, gateway
 
 
@@ -158,11 +158,12 @@ def complaints(case: Case, answer: Reply) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("number", range(len(MALFORMED)))
-async def test_what_is_not_http_gets_a_problem_document_too(small: Gateway, unchanged: None, number: int) -> None:
+@pytest.mark.parametrize("sent", [*MALFORMED, *LONG_HEADS], ids=lambda sent: sent[:12].hex())
+async def test_what_is_not_http_gets_a_problem_document_too(small: Gateway, unchanged: None, sent: bytes) -> None:
+    expected = (413, "too-large") if sent in LONG_HEADS else (400, "bad-request")
     for url in small.urls:
-        answer = await exchange(url, MALFORMED[number])
-        assert (answer.status, answer.problem["type"].rpartition("/")[2]) == (400, "bad-request")
+        answer = await exchange(url, sent)
+        assert (answer.status, answer.problem["type"].rpartition("/")[2]) == expected
 
 
 # ---- bodies that come slowly, in part, or not at all ---------------------------------------------------------
