@@ -160,10 +160,11 @@ def _total(report: TableReport) -> str:
     end = "up to date" if report.exit_status == EXIT_DONE else "[red]not complete[/]"
     if report.error is not None:
         end = f"[red]{escape(str(report.error))}[/]"
+    batches = f"{len(report.batches)} batch{'' if len(report.batches) == 1 else 'es'}"
     beside = f", {others} by another loader" if others else ""
     return (
         f"  {_count(report.rows)} rows, {_count(report.quarantined)} quarantined, "
-        f"{len(report.batches)} batches{beside} in {report.seconds:.1f} s; {end}"
+        f"{batches}{beside} in {report.seconds:.1f} s; {end}"
     )
 
 
