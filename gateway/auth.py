@@ -112,7 +112,9 @@ class Caller:
 
 
 _EVERY: Final = Patterns(["*"], frozenset())
+_NONE: Final = Patterns([], frozenset())
 ANYBODY: Final = Caller(None, _EVERY, _EVERY, _EVERY)
+NOBODY: Final = Caller(None, _NONE, _NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,11 @@ class Gate:
         dcs = self._config.known_dcs
         found = (_Token(bytes.fromhex(token.sha256), _caller(token, dcs)) for token in tokens)
         self._tokens = {token.sha256: token for token in found}
+        self._by_name = {token.caller.name: token.caller for token in self._tokens.values()}
+
+    def present(self, caller: Caller) -> Caller:
+        """A caller that was let in before, with the rights that it has by now: none if its token is gone."""
+        return self._by_name.get(caller.name, NOBODY) if self._tokens else ANYBODY
 
     def admit(self, right: Right, headers: Mapping[str, str], segments: list[str]) -> Caller:
         """The caller, if it may do this. ``headers``: those of the request; ``segments``: of the raw path.

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiokafka.errors import UnknownTopicOrPartitionError
 from logferry.gateway import frames, lag
 from logferry.gateway.admission import Admission
-from logferry.gateway.auth import Right
+from logferry.gateway.auth import Gate, Right
 from logferry.gateway.config import Config
 from logferry.gateway.contract import MAX_SEQNO, Malformed, split_topic
 from logferry.gateway.errors import Problem
@@ -96,6 +96,7 @@ class Consumers:
     admission: Admission
     readers: Readers
     url: str
+    gate: Gate
 
     def add_to(self, routes: Routes) -> None:
         consumer = "/v1/consumers/{consumer}"
@@ -198,9 +199,9 @@ class Consumers:
         return consumer
 
     def _may_read(self, call: Call) -> lag.MayRead:
-        """Topics of the known data centres, of those that the caller may read."""
-        dcs = self.config.known_dcs
-        return lambda name: name.partition(".")[0] in dcs and call.caller.may_read(name)
+        """Topics of the known data centres that the caller may read at the time of asking: sessions live long."""
+        dcs, gate, caller = self.config.known_dcs, self.gate, call.caller
+        return lambda name: name.partition(".")[0] in dcs and gate.present(caller).may_read(name)
 
     def _topics(self, call: Call) -> tuple[frozenset[str], tuple[str, ...]]:
         """The topics and the patterns of the query. Raises Malformed, and Problem ``forbidden``."""

@@ -192,7 +192,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 await asyncio.gather(taking, return_exceptions=True)
 
     def _subscribe(self) -> None:
-        """Follows the topics that the patterns mean. Raises Problem when one that was named is gone."""
+        """Follows the topics that the patterns mean. Raises Problem when one that was named, or the right, is gone."""
         names = self._names()
         if names is self._seen_names:
             return
@@ -203,6 +203,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         if self._missing > 1:
             raise unknown_topic(min(gone))
         found = self.wanted.among(names) | self.wanted.topics
+        if not all(map(self.wanted.may_read, found or self._subscribed)):
+            raise Problem("forbidden", "the right to read this was taken away meanwhile")
         if found and found != self._subscribed:
             self._subscribed = found
             self._standing.revoke()

@@ -63,7 +63,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         stack.push_async_callback(routing.stop)
         sources = SourcesApi(config, topics, ownership, routing, admission)
         readers = Readers(config, kafka, url)
-        consumers = Consumers(config, kafka, routing, admission, readers, url)
+        consumers = Consumers(config, kafka, routing, admission, readers, url, gate)
         api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, gate, quotas)
         routes = api.routes()
         openapi.add_to(routes)

@@ -32,7 +32,7 @@ def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
     sources = SourcesApi(nothing, nothing, nothing, nothing, nothing)
-    consumers = Consumers(nothing, nothing, nothing, nothing, nothing, "")
+    consumers = Consumers(nothing, nothing, nothing, nothing, nothing, "", nothing)
     fields = dict.fromkeys(Api.__dataclass_fields__, nothing) | {"sources": sources, "consumers": consumers}
     routes = Api(**fields).routes()
     openapi.add_to(routes)

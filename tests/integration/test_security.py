@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -178,6 +180,20 @@ async def test_tokens_are_re_read_while_requests_go_on(gateway: Gateway) -> None
             assert (await gateway.ask("GET", "/v1/topics", SECRET["admin"]))[0] == 200
         await gateway.reload(entries("writer"))
         assert await write(3) == 200
+
+
+@pytest.mark.parametrize("topics", ["topic=dc1.nginx", "topic=*.nginx"])
+async def test_who_loses_its_right_is_not_read_to_any_longer(gateway: Gateway, topics: str) -> None:
+    headers = {"Authorization": f"Bearer {SECRET['reader']}", "Accept": "application/x-ndjson"}
+    url = f"{gateway.urls[0]}/v1/consumers/reload-{time.time_ns()}/stream?{topics}"
+    async with gateway.session.get(url, headers=headers) as stream:
+        seen = [json.loads(await stream.content.readline())["frame"] for _ in range(2)]
+        assert seen == ["session", "assigned"]
+        await gateway.reload(entries("writer"))
+        frames = [json.loads(line) async for line in stream.content]
+    assert frames[-1]["frame"] == "error"
+    assert frames[-1]["problem"]["type"].endswith("/forbidden")
+    assert (await gateway.ask("GET", "/v1/topics", SECRET["reader"]))[0] == 401
 
 
 async def test_metrics_name_no_source_and_no_token(gateway: Gateway) -> None:

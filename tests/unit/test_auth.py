@@ -188,6 +188,23 @@ def test_tokens_are_replaced() -> None:
         admit(gate, Right.WRITE, WRITE, TOKEN)
 
 
+def test_rights_are_those_of_now() -> None:
+    gate = Gate(config(READER))
+    caller = admit(gate, Right.READ, READ)
+    assert gate.present(caller).may_read("dc1.nginx")
+    gate.replace(config(token(read=["squid"])).tokens)
+    assert not gate.present(caller).may_read("dc1.nginx")
+    assert gate.present(caller).may_read("dc1.squid")
+    # The same caller with another token, and then not at all.
+    gate.replace(config(token(OTHER, read=["nginx"])).tokens)
+    assert gate.present(caller).may_read("dc1.nginx")
+    gate.replace(config(token(OTHER, "other", read=["nginx"])).tokens)
+    assert not gate.present(caller).may_read("dc1.nginx")
+    assert not gate.present(ANYBODY).may_see("dc1.nginx")
+    gate.replace([])
+    assert gate.present(caller) is ANYBODY
+
+
 def test_a_gateway_that_others_reach_never_loses_its_last_token() -> None:
     gate = Gate(config(WRITER, listen="10.0.0.1:80"))
     with pytest.raises(ValueError, match="everybody"):
