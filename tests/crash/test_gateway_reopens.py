@@ -1,0 +1,52 @@
+"""Lanes that are opened again without a rival: before the sequence numbers of a producer end, and after a time-out."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from logferry.gateway.producer import TRANSACTION_TIMEOUT_MS
+from logferry.ops.kafka import Cluster
+
+from tests.checker import read_back, violations
+from tests.load import ALL_KINDS, Load
+from tests.workers import gateway
+
+_WORKER = Path(__file__).with_name("broken_worker.py")
+
+
+async def test_producers_wear_out_under_load_and_nobody_notices(
+    kafka: Cluster, topic_name: str, tmp_path: Path
+) -> None:
+    def command(file: Path, number: int) -> list[str]:
+        return [sys.executable, str(_WORKER), "early-wear", "--config", str(file), "--worker", str(number)]
+
+    with gateway(kafka, tmp_path, "worn", command=command) as running:
+        topic = await running.make_topic(topic_name, 4)
+        async with Load(topic_name, running.urls, seed=21, kinds=ALL_KINDS) as load:
+            await load.acknowledged(3000)
+        opened = sum(worker.child.log.read_text().count('"lane_open"') for worker in running.workers)
+    assert opened > 8, "four lanes, each opened once, and again when worn"
+    assert violations(load.history, await read_back(kafka.bootstrap, topic)) == []
+
+
+@pytest.mark.long
+async def test_a_worker_without_a_rival_is_fenced_by_the_time_out_of_its_transaction(
+    kafka: Cluster, topic_name: str, tmp_path: Path
+) -> None:
+    """Frozen in the middle of transactions for longer than Kafka keeps them open, it must come back by itself."""
+    with gateway(kafka, tmp_path, "alone", workers=1) as running:
+        topic = await running.make_topic(topic_name, 4)
+        [worker] = running.workers
+        async with Load(topic_name, running.urls, seed=22, kinds=ALL_KINDS) as load:
+            for _ in range(2):
+                await load.acknowledged(300)
+                worker.child.send(signal.SIGSTOP)
+                await asyncio.sleep(TRANSACTION_TIMEOUT_MS / 1000 + 12)  # Kafka looks for them every ten seconds
+                worker.child.send(signal.SIGCONT)
+                await load.acknowledged(300)
+        assert '"lane_failed"' in worker.child.log.read_text(), "no transaction was under way when it froze"
+    assert violations(load.history, await read_back(kafka.bootstrap, topic)) == []
