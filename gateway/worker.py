@@ -41,7 +41,6 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
     # Thousands of requests are alive at once and none of them is garbage: looking for cycles less often made small
     # requests a third faster.
     gc.set_threshold(100_000, 50, 100)
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -124,15 +123,32 @@ def _take_over(reload: Callable[[], Config], gate: Gate, quotas: Quotas, context
         log.event("info", "configuration_reloaded", tokens=[token.name for token in fresh.tokens])
 
 
+class _Heard(logging.Handler):
+    """The last that a logger said: aiokafka tells why a broker refused it there, and nowhere else."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
 async def _connect(kafka: Kafka) -> None:
+    heard, logger = _Heard(logging.ERROR), logging.getLogger("aiokafka")
+    logger.addHandler(heard)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
     try:
         async with asyncio.timeout(_CONNECT_DEADLINE_S):
             while True:
                 try:
                     return await kafka.start()
                 except (KafkaError, OSError) as error:
-                    log.event("warning", "kafka_unreachable", error=str(error))
+                    log.event("warning", "kafka_unreachable", error=heard.text or str(error))
                     await asyncio.sleep(1)
     except TimeoutError:
         servers = kafka.options["bootstrap_servers"]
-        raise KafkaError(f"no broker of {servers} answers within {_CONNECT_DEADLINE_S:g} s") from None
+        reason = f": {heard.text}" if heard.text else ""
+        raise KafkaError(f"no broker of {servers} answers within {_CONNECT_DEADLINE_S:g} s{reason}") from None
+    finally:
+        logger.setLevel(logging.CRITICAL)
+        logger.removeHandler(heard)

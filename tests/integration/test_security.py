@@ -387,4 +387,5 @@ key_file = "{tmp_path / "client.key"}"
         worker.stop(5)
     assert worker.exit_status == 3
     assert "kafka_away" in gateway.said()
+    assert "Authentication failed" in gateway.said()
     assert "a wrong one" not in gateway.said()
