@@ -310,7 +310,7 @@ def test_what_is_not_as_it_was_sent_makes_the_verdict_no(tmp_path: Path) -> None
 def test_generated_logs_while_all_is_killed(tmp_path: Path) -> None:
     ended = logferry("demo", "--seconds", "12", "--seed", "42", TMPDIR=str(tmp_path))
     assert ended.status == 0, ended.said
-    gateway, client, loader = killed(ended)
+    gateway, loader, client = sorted(killed(ended))
     assert re.search(r"^gateway-[01] \(pid \d+\), which served [1-8] lanes and had [1-9][\d,]* bytes of", gateway)
     assert re.search(r"^push-client \(pid \d+\), with [\d,]+ bytes not readable yet", client)
     assert re.search(r"^loader \(pid \d+\) in mid-write: batch 0 is in the ledger, .* uncommitted", loader)
