@@ -65,6 +65,7 @@ class Lane:
     topics: Topics
     metrics: LaneMetrics
     confirm_ownership: Callable[[int], Awaitable[None]]
+    grace_s: float = 0.0
     state: str = "opening"
     why: str = "taken over"
     table: SourceTable = field(default_factory=SourceTable)
@@ -154,6 +155,7 @@ class Lane:
     async def run(self) -> None:
         """Opens and serves, again after each failure, until closed. Whatever waits is answered before it ends."""
         try:
+            await asyncio.sleep(self.grace_s)
             failures = 0
             while not (self._closing and not self._queue):
                 try:

@@ -30,6 +30,8 @@ _HEARTBEAT_MS: Final = 300
 _VIEW_INTERVAL_S: Final = 2.0
 _VIEW_RETRY_S: Final = 0.05
 _NEWS_S: Final = 0.1
+# A worker that lives finishes what it has of a lane that it gives away; a fence at once would make that unknown.
+_GRACE_S: Final = 0.2
 _EXPIRE_INTERVAL_S: Final = 0.25
 _RETIRE_INTERVAL_S: Final = 600.0
 _CLOSE_DEADLINE_S: Final = 25.0
@@ -177,7 +179,10 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         return coordinator.member_id, coordinator.generation
 
     def _open(self, number: int) -> None:
-        lane = Lane(number, self._config, self._kafka, self._topics, LaneMetrics(str(number)), self.confirm)
+        before = self._owners.get(number)
+        grace_s = 0.0 if before in (None, self.url) else _GRACE_S
+        metrics = LaneMetrics(str(number))
+        lane = Lane(number, self._config, self._kafka, self._topics, metrics, self.confirm, grace_s)
         self.lanes[number] = lane
         task = asyncio.create_task(lane.run(), name=f"lane-{number}")
         self._running[task] = lane

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -47,9 +47,11 @@ class History:
     answers: dict[Chunk, set[Answer]] = field(default_factory=lambda: defaultdict(set))
     sent: dict[Chunk, bytes] = field(default_factory=dict)
     protests: list[str] = field(default_factory=list)
+    attempts: Counter[Chunk] = field(default_factory=Counter)
 
     def note(self, source: str, seqno: int, data: bytes, answer: Answer) -> None:
         self.answers[source, seqno].add(answer)
+        self.attempts[source, seqno] += 1
         self.sent[source, seqno] = digest(data)
 
     def acknowledged(self) -> int:
