@@ -17,7 +17,7 @@ import jsonschema_rs
 import pytest
 from logferry.gateway import openapi
 from logferry.gateway.api import Api
-from logferry.gateway.auth import new_token
+from logferry.gateway.auth import Right, new_token
 from logferry.gateway.consumers import Consumers
 from logferry.gateway.contract import MSGPACK
 from logferry.gateway.errors import PROBLEMS
@@ -52,6 +52,16 @@ def test_every_route_is_in_the_document_and_nothing_else_is() -> None:
     assert described == declared
     assert set(openapi.OPERATIONS) == {name for _, _, name in declared}
     assert len(declared) == len({name for _, _, name in declared})
+
+
+def test_every_route_was_thought_about_who_may_call_it() -> None:
+    silent = {route.name for route in every_route().declared if route.right is Right.EVERYTHING}
+    assert silent <= {"status"}
+    assert {route.name for route in every_route().declared if route.right is Right.OPEN} == {
+        "healthz",
+        "readyz",
+        "openapi",
+    }
 
 
 def test_the_document_is_whole() -> None:
