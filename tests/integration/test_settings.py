@@ -57,7 +57,7 @@ def refusal(tmp_path: Path, bootstrap: str, **settings: Setting) -> str:
 
 @pytest.mark.parametrize(
     ("accepted", "named"),
-    [([], ["replication", "min-isr"]), (["min-isr"], ["replication"]), (["replication"], ["min-isr"])],
+    [([], ["replication", "min-isr"]), (["min-isr"], ["replication"])],
 )
 def test_weak_kafka_is_refused_by_name(
     kafka: Cluster, tmp_path: Path, topic_name: str, accepted: list[str], named: list[str]
@@ -83,15 +83,14 @@ async def test_an_unclean_election_is_refused_by_name(
     assert 'accept_weak_kafka = ["unclean-election"]' in reason
 
 
-@pytest.mark.parametrize("lanes", [3, 5])
 async def test_another_number_of_lanes_is_refused(
-    kafka: Cluster, tmp_path: Path, topic_name: str, admin: AIOKafkaAdminClient, lanes: int
+    kafka: Cluster, tmp_path: Path, topic_name: str, admin: AIOKafkaAdminClient
 ) -> None:
     """It would send sources to lanes that know nothing of them."""
     state = f"{prefix(topic_name)}.gateway.dc1.state"
     await admin.create_topics([NewTopic(state, 4, 1, topic_configs=STATE)])
-    reason = refusal(tmp_path, kafka.bootstrap, prefix=prefix(topic_name), lanes=lanes)
-    assert reason.startswith(f"lanes: {lanes} is configured, but {state} has 4 partitions")
+    reason = refusal(tmp_path, kafka.bootstrap, prefix=prefix(topic_name), lanes=5)
+    assert reason.startswith(f"lanes: 5 is configured, but {state} has 4 partitions")
 
 
 @pytest.mark.parametrize(
