@@ -102,6 +102,8 @@ async def test_attributes_are_headers_in_and_out(workers: Gateway, topic: str) -
 
 
 async def read(workers: Gateway, topic: str, source: str) -> list[dict[str, Any]]:
+    """The chunks in the partition of a source, once all that was acknowledged can be read."""
+    await read_back(workers.kafka.bootstrap, f"dc1.{topic}")
     partition = partition_of(source, 4)
     path = f"/v1/topics/dc1.{topic}/partitions/{partition}/chunks?offset=earliest"
     answer = await workers.ask("GET", path, headers={"Accept": MSGPACK})
@@ -426,6 +428,7 @@ async def test_topics_are_created_described_and_grown(workers: Gateway, topic_na
 async def test_offsets_of_a_topic_follow_what_is_written(workers: Gateway, topic_name: str) -> None:
     await workers.make_topic(topic_name)
     await write(workers, topic_name, "a", "seqno=1")
+    await read_back(workers.kafka.bootstrap, f"dc1.{topic_name}")
     [offsets] = (await workers.ask("GET", f"/v1/topics/{topic_name}")).document["offsets"]
     assert offsets["first"] == 0
     assert offsets["next"] >= 1
