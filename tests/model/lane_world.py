@@ -3,104 +3,17 @@
 The workers do with `Draft`, `SourceTable` and `resolve` what the lane does; all that can go wrong between them and
 the log is a step that a test may take at any moment. The reference is a list for each incarnation of the topic.
 `Violated` is raised at the first step after which the promise does not hold; see `Log.append` and `World.answer`.
-
-The clients keep the documented rules: with ``prev`` up to three requests in flight, and that only after the first
-acknowledgement; without it one, or several that reach one worker together and in order; the same chunk again after
-"retry" and "unknown"; after a restart a new session, which says where to go on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from logferry.gateway import transaction
-from logferry.gateway.contract import Chunk
 from logferry.gateway.sources import Refusal, Source, SourceTable
-from logferry.gateway.transaction import Draft, OpenSession, Outcome, SessionOpened, TopicFacts, Write, Written
+from logferry.gateway.transaction import Draft, OpenSession, Outcome, SessionOpened, TopicFacts, Write
 
-TOPIC = "dc1.t"
-WINDOW = 3
-
-
-class Violated(AssertionError):
-    """The promise does not hold."""
-
-
-@dataclass(eq=False)
-class Attempt:
-    """One request on its way, without chunks the opening of a session.
-
-    ``opening``: the request that opened its session; ``since``: the topic's incarnation when it was sent.
-    """
-
-    client: Client
-    opening: Attempt | None
-    session: int | None
-    chunks: list[Chunk]
-    since: int
-    answer: str | None = None
-    heard: bool = True  # does the client still wait?
-    appended: bool = False
-
-
-@dataclass
-class Log:
-    """What Kafka holds. ``incarnations``: of the topic, each a list of (source, partition, chunk).
-
-    ``openings``: the newest session of a source in an incarnation; ``late``: a commit that is still on the wire.
-    """
-
-    facts: TopicFacts = field(default_factory=lambda: TopicFacts(TOPIC, b"%16d" % 0, 2, 1 << 20))
-    incarnations: list[list[tuple[Source, int, Chunk]]] = field(default_factory=lambda: [[]])
-    states: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-    epoch: int = 0
-    openings: dict[tuple[int, Source], Attempt] = field(default_factory=dict)
-    late: tuple[Draft, list[tuple[Attempt, Outcome]]] | None = None
-
-    def fences(self, epoch: int) -> bool:
-        """Is a newer producer of the lane there?"""
-        return epoch != self.epoch
-
-    def append(self, draft: Draft, in_flight: list[tuple[Attempt, Outcome]]) -> None:
-        """Commits. In the log each chunk is once, in order, its chain whole, on the partition of its key."""
-        log = self.incarnations[-1]
-        for attempt, outcome in in_flight:
-            source = attempt.client.source
-            if isinstance(outcome, SessionOpened):
-                self.openings[len(self.incarnations), source] = attempt
-            if not isinstance(outcome, Written) or not outcome.written:
-                continue
-            if attempt.answer not in (None, "unknown") or attempt.appended:
-                raise Violated(f"recorded after it was answered {attempt.answer}: {attempt.chunks}")
-            if attempt.opening is not self.openings.get((len(self.incarnations), source), attempt.opening):
-                raise Violated(
-                    f"recorded though a newer session was open: {attempt.chunks} of session {attempt.session}"
-                )
-            attempt.appended = True
-            for chunk in attempt.chunks[outcome.duplicates :]:
-                self._check(attempt.client, outcome.state.partition, chunk)
-                log.append((source, outcome.state.partition, chunk))
-        self.states.extend(draft.states.items())
-
-    def _check(self, client: Client, partition: int, chunk: Chunk) -> None:
-        for other, pinned, before in reversed(self.incarnations[-1]):
-            if other.key == client.source.key and pinned != partition:
-                raise Violated(f"{client.source} on {partition}, {other} on {pinned}: one key, two partitions")
-            if other == client.source:
-                if before.seqno >= chunk.seqno:
-                    raise Violated(f"{chunk} follows {before}: doubled or out of order")
-                if client.is_chained and chunk.prev != before.seqno:
-                    raise Violated(f"{chunk} follows {before}: the chain is broken")
-                return
-
-    def holds(self, source: Source, since: int, seqno: int, chunk: Chunk | None = None) -> bool:
-        """Is it in an incarnation that existed since then?"""
-        return any(
-            owner == source and (recorded.seqno == seqno if chunk is None else recorded == chunk)
-            for incarnation in self.incarnations[since:]
-            for owner, _, recorded in incarnation
-        )
+from tests.model.lane_clients import TOPIC, Attempt, Client, Log, Violated
 
 
 class Worker:
@@ -234,68 +147,6 @@ class Worker:
         return Write(facts, source, attempt.session, attempt.chunks, 1)
 
 
-@dataclass(eq=False)
-class Client:
-    """One source and who writes it. ``plan``: each cuts its chunks in its own way."""
-
-    world: World
-    source: Source
-    is_chained: bool = False
-    has_sessions: bool = False
-    in_bursts: bool = False
-    plan: int = 0
-    session: int | None = None
-    opening: Attempt | None = None
-    position: int = 0
-    has_ack: bool = False
-    todo: list[Chunk] = field(default_factory=list)
-    flying: list[Attempt] = field(default_factory=list)
-
-    def send(self, count: int) -> list[Attempt]:
-        """The next requests by the rules; none when the rules say to wait."""
-        if self.has_sessions and self.session is None:
-            return [] if self.flying else [self._attempt([])]
-        room = (WINDOW if self.is_chained and self.has_ack else 1) - len(self.flying)
-        if room < 1:
-            return []
-        while len(self.todo) < count:
-            prev, self.position = self.position, self.position + 1 + (self.position + self.plan) % 3
-            data = b"%d" % self.plan
-            self.todo.append(Chunk(self.position, prev if self.is_chained else None, 1, {}, data))
-        chunks, self.todo = self.todo[:count], self.todo[count:]
-        if self.in_bursts:
-            return [self._attempt([chunk]) for chunk in chunks]
-        return [self._attempt(chunks)]
-
-    def _attempt(self, chunks: list[Chunk]) -> Attempt:
-        attempt = Attempt(self, self.opening, self.session, chunks, len(self.world.log.incarnations) - 1)
-        self.flying.append(attempt)
-        return attempt
-
-    def hears(self, attempt: Attempt, answer: str, outcome: Outcome | None = None) -> None:
-        if attempt not in self.flying:
-            return
-        self.flying.remove(attempt)
-        if answer == "ok" and isinstance(outcome, SessionOpened):
-            self.restart(outcome.state.session, attempt)
-            self.todo, self.position, self.has_ack = [], outcome.state.recorded or 0, False
-        elif answer == "ok":
-            self.has_ack = True
-        elif isinstance(outcome, Refusal) and outcome.kind == "superseded":
-            self.restart()
-        else:
-            # What lies before the base can't be recorded any more: the source goes on without it.
-            lost = outcome.recorded or 0 if isinstance(outcome, Refusal) and outcome.kind == "gap" else 0
-            again = [chunk for chunk in attempt.chunks if chunk.seqno > lost]
-            self.todo = sorted(self.todo + again, key=lambda chunk: chunk.seqno)
-
-    def restart(self, session: int | None = None, opening: Attempt | None = None) -> None:
-        """Begins anew, without a session or with one; answers to what is under way are not heard."""
-        self.session, self.opening = session, opening
-        self.plan += 1
-        self.flying.clear()
-
-
 class World:
     """Everything, and the steps that may be taken in any order. Each choice is a number, taken modulo what there is."""
 
@@ -306,10 +157,10 @@ class World:
         self.network: list[list[Attempt]] = []
         self.workers = [Worker(self), Worker(self)]
         everybody = [
-            Client(self, Source(TOPIC, None, "chained"), is_chained=True),
-            Client(self, Source(TOPIC, None, "sessions"), is_chained=True, has_sessions=True),
-            Client(self, Source(TOPIC, "single", "one"), is_chained=False),
-            Client(self, Source(TOPIC, None, "single"), in_bursts=True),
+            Client(self.log, Source(TOPIC, None, "chained"), is_chained=True),
+            Client(self.log, Source(TOPIC, None, "sessions"), is_chained=True, has_sessions=True),
+            Client(self.log, Source(TOPIC, "single", "one"), is_chained=False),
+            Client(self.log, Source(TOPIC, None, "single"), in_bursts=True),
         ]
         self.clients = [everybody[number] for number in clients]
         self.workers[0].open()

@@ -17,7 +17,8 @@ from logferry.gateway.contract import Chunk
 from logferry.gateway.sources import Advance, Refusal, SourceState, SourceTable, decide_write, open_session
 from logferry.gateway.transaction import Draft, Outcome, Written
 
-from tests.model.lane_world import Log, Violated, World
+from tests.model.lane_clients import Log, Violated
+from tests.model.lane_world import World
 
 OFTEN = ("send_and_deliver", "gather_and_commit", "send", "deliver", "gather", "commit")
 FAULTS = (
