@@ -202,6 +202,7 @@ async def test_aborted_and_foreign_records_are_no_chunks(gateway: Gateway, kafka
     assert (await offsets(gateway, topic_name))["positions"][0]["lag_records"] == 0
 
 
+@pytest.mark.long
 async def test_patterns_follow_topics_that_come_and_partitions_that_are_added(
     gateway: Gateway, admin: AIOKafkaAdminClient, kafka: Cluster, topic_name: str
 ) -> None:
