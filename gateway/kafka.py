@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from aiokafka import errors
+from aiokafka import AIOKafkaConsumer, errors
 from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.admin import (
@@ -82,7 +82,7 @@ class Kafka:
         await self._client.bootstrap()
 
     async def close(self) -> None:
-        await self._client.close()
+        await hang_up(self._client)
 
     # ---- metadata ---------------------------------------------------------------------------------------------
 
@@ -338,6 +338,30 @@ class Kafka:
                     pass
                 self._leaders.pop((topic, partition), None)
                 await asyncio.sleep(_BACKOFF_S)
+
+
+async def hang_up(client: AIOKafkaClient) -> None:
+    """Breaks the client's connections off; what is under way on them is given up.
+
+    Over TLS a broker that is asked something just before the goodbye never says its own, and asyncio would wait
+    30 s for that. Nobody here needs a goodbye: what matters was answered before.
+    """
+    for connection in list(client._conns.values()):
+        if connection._writer is not None:
+            connection._writer.transport.abort()
+    await client.close()
+
+
+async def leave(consumer: AIOKafkaConsumer) -> None:
+    """Leaves the group and ends the consumer. What it holds is freed even when Kafka does not hear of it."""
+    consumer._closed = True
+    try:
+        if consumer._coordinator is not None:
+            await consumer._coordinator.close()
+    finally:
+        if consumer._fetcher is not None:
+            await consumer._fetcher.close()
+        await hang_up(consumer._client)
 
 
 def raise_for(code: int, detail: str) -> None:

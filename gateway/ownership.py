@@ -21,7 +21,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from logferry.gateway import log
 from logferry.gateway.config import Config
 from logferry.gateway.errors import LaneLost
-from logferry.gateway.kafka import Kafka
+from logferry.gateway.kafka import Kafka, leave
 from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.topics import Topics
@@ -82,7 +82,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             lane.close()
         if self._running:
             await asyncio.wait(self._running, timeout=_CLOSE_DEADLINE_S)
-        await self._consumer.stop()
+        await leave(self._consumer)
         self._assigned = frozenset()
         self._look_again.set()
 

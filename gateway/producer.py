@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.producer.message_accumulator import BatchBuilder
+from logferry.gateway.kafka import hang_up
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import Draft, Record
 
@@ -196,7 +197,7 @@ class LaneProducer:
         producer = self._producer
         producer._closed = True
         producer._message_accumulator.fail_all(errors.ProducerClosed())
-        await producer.client.close()
+        await hang_up(producer.client)
         sender = producer._sender.sender_task
         for _ in range(3):
             if sender is None or sender.done():

@@ -27,7 +27,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.fetch import KafkaRecord
 from logferry.gateway.frames import Encoding, Frame, Partition
 from logferry.gateway.groups import Groups, Refused
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
+from logferry.gateway.kafka import EARLIEST, LATEST, Kafka, leave
 from logferry.gateway.lag import check_retained
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.outlet import Gone, Outlet, Reader
@@ -158,13 +158,10 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._committed.set()
         try:
             async with asyncio.timeout(_LEAVE_DEADLINE_S):
-                await self._consumer.stop()
+                await leave(self._consumer)
         except (errors.KafkaError, TimeoutError) as error:
-            # Kafka misses the member after the session timeout. A coordination that failed leaves the rest open.
+            # Kafka misses the member after the session timeout.
             log.event("warning", "session_did_not_leave", session=self.id, error=repr(error))
-            if self._consumer._fetcher is not None:
-                await self._consumer._fetcher.close()
-            await self._consumer._client.close()
 
     async def _stream(self) -> None:
         taking: asyncio.Task[tuple[Assignment | None, Batch]] | None = None

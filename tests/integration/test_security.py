@@ -329,7 +329,6 @@ def secured(tmp_path: Path, authority: trustme.CA) -> Iterator[tuple[Cluster, st
         yield cluster, f"127.0.0.1:{port}"
 
 
-@pytest.mark.long
 async def test_kafka_over_tls_with_a_password_and_a_certificate(
     secured: tuple[Cluster, str], tmp_path: Path, authority: trustme.CA
 ) -> None:
