@@ -59,7 +59,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
             host=_host(given.host),
             attributes=_attributes(given.attr),
             once=given.once,
-            token=_token(given.token_file),
+            token=None if given.token_file is None else read_token(given.token_file),
             gzip=not given.no_gzip,
             chunk_bytes=int(_between("--chunk-bytes", given.chunk_bytes, SMALLEST_CHUNK_BYTES, given.line_bytes)),
             line_bytes=int(_between("--line-bytes", given.line_bytes, SMALLEST_CHUNK_BYTES, 2 << 20)),
@@ -133,15 +133,20 @@ def _attributes(given: list[str]) -> dict[str, str]:
         raise ValueError(f"--attr: {error}") from None
 
 
-def _token(path: str | None) -> str | None:
-    if path is None:
-        return None
+def read_token(path: str) -> str:
+    """The token that the file of ``--token-file`` holds. Raises ValueError."""
     try:
-        token = Path(path).read_text(encoding="utf-8").strip()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--token-file {path}: {error}") from None
+    return check_token(text, f"--token-file {path}")
+
+
+def check_token(text: str, where: str) -> str:
+    """The token alone, fit for a header. Raises ValueError, which names ``where`` and not the token."""
+    token = text.strip()
     if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise ValueError(f"--token-file {path}: does not hold one line with a token")
+        raise ValueError(f"{where}: does not hold one line with a token")
     return token
 
 

@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from typing import Any
 
+from logferry.ops import asking
+from logferry.ops.asking import Gateway, Refused
 from logferry.ops.config import Defaults
-from logferry.ops.problems import Problem, Unavailable, WrongUse
-
-_TIMEOUT_S = 60
+from logferry.ops.problems import Problem
 
 _EXAMPLE = """examples:
   logferry topics
   logferry topics create nginx --partitions 4
-  logferry topics grow nginx --partitions 8 --url http://127.0.0.1:8080
+  logferry topics grow nginx --partitions 8 --url https://gw1.example:8080 --token-file admin.token --ca-file ca.pem
 
-Exit status: 0 done, 1 it exists with another number or cannot get fewer partitions, 2 wrong use, 3 no gateway.
+Exit status: 0 done, 1 it exists with another number or cannot get fewer partitions, or the token may not do this,
+2 wrong use, 3 no gateway.
 """
-
-
-class _Refused(Problem):
-    """The gateway said no: its problem document."""
-
-    def __init__(self, status: int, document: dict[str, Any]) -> None:
-        self.kind = str(document.get("type", "")).rpartition("/")[2]
-        super().__init__(str(document.get("detail") or document.get("title") or f"the gateway answered {status}"))
-        if status == http.client.BAD_REQUEST:
-            self.exit_status = WrongUse.exit_status
-        elif status >= http.client.INTERNAL_SERVER_ERROR:
-            self.exit_status = Unavailable.exit_status
 
 
 def main(argv: list[str]) -> int:
     """0 done. Raises Problem: the answer is no (1), wrong use (2), no gateway there (3)."""
     args = _arguments(argv)
-    gateway = _Gateway(args.url)
+    gateway = Gateway(args.url, asking.token_of(args), asking.ca_file_of(args))
     if args.action == "create":
         print(_create(gateway, args.topic, args.partitions, args.retention_ms))
     elif args.action == "grow":
         print(_grow(gateway, args.topic, args.partitions))
     else:
-        listed = gateway.ask("GET", "")["topics"]
+        listed = gateway.ask("GET", "/v1/topics")["topics"]
         print(json.dumps(listed) if args.json else _table(listed))
     return 0
 
@@ -64,7 +50,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     options = [
         option("--partitions", type=int, metavar="N", help="how many it shall have"),
         option("--retention-ms", type=int, metavar="MS", help="create: how long it keeps chunks; -1 for ever"),
-        option("--url", default="http://127.0.0.1:8080", help="any gateway worker (default: %(default)s)"),
+        *asking.options(parser),
         option("--json", action="store_true", help="list as JSON"),
     ]
     Defaults("topics").add_to(parser, options, argv)
@@ -81,11 +67,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _create(gateway: _Gateway, topic: str, partitions: int, retention_ms: int | None) -> str:
+def _create(gateway: Gateway, topic: str, partitions: int, retention_ms: int | None) -> str:
     """Creates it; again with the same number of partitions is no error."""
     try:
-        present = gateway.ask("GET", topic)
-    except _Refused as refused:
+        present = gateway.ask("GET", _path(topic))
+    except Refused as refused:
         if refused.kind != "unknown-topic":
             raise
     else:
@@ -96,14 +82,18 @@ def _create(gateway: _Gateway, topic: str, partitions: int, retention_ms: int | 
             )
         return f"{present['topic']} exists, {partitions} partitions"
     wanted = {"partitions": partitions} | ({} if retention_ms is None else {"retention_ms": retention_ms})
-    made = gateway.ask("PUT", topic, wanted)
+    made = gateway.ask("PUT", _path(topic), wanted)
     return f"{made['topic']} created, {made['partitions']} partitions"
 
 
-def _grow(gateway: _Gateway, topic: str, partitions: int) -> str:
-    before = gateway.ask("GET", topic)["partitions"]
-    grown = gateway.ask("PUT", topic, {"partitions": partitions})
+def _grow(gateway: Gateway, topic: str, partitions: int) -> str:
+    before = gateway.ask("GET", _path(topic))["partitions"]
+    grown = gateway.ask("PUT", _path(topic), {"partitions": partitions})
     return f"{grown['topic']} has {grown['partitions']} partitions (before: {before})"
+
+
+def _path(topic: str) -> str:
+    return f"/v1/topics/{urllib.parse.quote(topic, safe='')}"
 
 
 def _table(topics: list[dict[str, Any]]) -> str:
@@ -125,39 +115,6 @@ def _duration(ms: int) -> str:
         if ms >= size and ms % size == 0:
             return f"{ms // size} {unit}"
     return f"{ms} ms"
-
-
-class _Gateway:
-    """The topics part of a gateway's interface."""
-
-    def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise WrongUse(f"--url: {url!r} is not like http://127.0.0.1:8080")
-        self._url = url.rstrip("/")
-
-    def ask(self, method: str, topic: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        path = f"/v1/topics/{urllib.parse.quote(topic, safe='')}" if topic else "/v1/topics"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                return self._document(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _Refused(error.code, self._document(error.read())) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise Unavailable(f"no gateway answers at {self._url}: {reason}; is it running? (logferry up)") from None
-
-    def _document(self, raw: bytes) -> dict[str, Any]:
-        try:
-            document = json.loads(raw)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise Unavailable(f"what answers at {self._url} is not a gateway")
-        return document
 
 
 if __name__ == "__main__":
