@@ -1,6 +1,7 @@
 """What the gateway answers, as models: the interface's document is made from them, and tests hold answers against them.
 
-The handlers do not build these: an answer to a small write must not take longer to check than to write.
+The handlers do not build these, but for the status: an answer to a small write must not take longer to check than to
+write.
 """
 
 from __future__ import annotations
@@ -168,3 +169,115 @@ class Ready(Answer):
 
     status: Literal["ready"]
     lanes: dict[str, str]
+
+
+# ---- status: times are Unix ms by the clock of the worker that answers -------------------------------------------
+
+
+class WaitStatus(Answer):
+    """``ended_ms`` null: it lasts."""
+
+    reason: str
+    began_ms: Number
+    ended_ms: Number | None
+
+
+class LaneStatus(Answer):
+    """A lane of this worker. ``topic``, ``partition``: of its sources' states.
+
+    ``why``, ``since_ms``: of its state. ``in_flight_bytes``: of requests that wait for an answer. ``transaction_ms``:
+    when the running transaction began. ``last_wait``: when it last could not go on, and why. The last error stays
+    when the lane has mended.
+    """
+
+    lane: Number
+    topic: str
+    partition: Number
+    state: Literal["opening", "fencing", "replaying", "serving", "closing", "closed"]
+    why: str
+    since_ms: Number
+    sources: Number
+    in_flight_bytes: Number
+    transaction_ms: Number | None
+    committed_ms: Number | None
+    last_wait: WaitStatus | None
+    last_error: str | None
+    last_error_ms: Number | None
+
+
+class GroupStatus(Answer):
+    """The workers as Kafka's group had them at ``seen_ms`` (null: never yet); ``owners``: lane → URL.
+
+    ``error``: why it could not be seen since.
+    """
+
+    name: str
+    members: list[str]
+    owners: dict[str, str]
+    seen_ms: Number | None
+    error: str | None
+
+
+class BrokerStatus(Answer):
+    """``error`` null: it answers."""
+
+    id: int
+    host: str
+    port: Number
+    error: str | None
+
+
+class PartitionsStatus(Answer):
+    """Partitions of the gateway's topics and of Kafka's own. ``examples`` names some, as in ``dc1.nginx-3``."""
+
+    total: Number
+    without_leader: Number
+    under_replicated: Number
+    examples: list[str]
+
+
+class KafkaStatus(Answer):
+    """``reachable``: some broker answers. ``partitions`` null: that could not be looked at, see ``error``."""
+
+    cluster_id: str | None
+    reachable: bool
+    answered_ms: Number | None
+    error: str | None
+    brokers: list[BrokerStatus]
+    partitions: PartitionsStatus | None
+
+
+class Usage(Answer):
+    """What is used of a limit; of ``lane_bytes``: by the fullest lane."""
+
+    used: Number
+    limit: Number
+
+
+class ThrottledStatus(Answer):
+    """Writes that a quota refused since the start. ``wait_s``: what callers were told to wait, in all."""
+
+    scope: Literal["token", "topic"]
+    name: str
+    count: Number
+    wait_s: Annotated[float, Field(ge=0)]
+    last_ms: Number
+
+
+class Status(Answer):
+    """One worker, and what it knows of the others: for the whole ask each of ``group.members``.
+
+    ``lanes`` are its own, of ``lanes_total`` in the data centre.
+    """
+
+    version: str
+    dc: str
+    url: str
+    now_ms: Number
+    started_ms: Number
+    lanes_total: Number
+    lanes: list[LaneStatus]
+    group: GroupStatus
+    kafka: KafkaStatus
+    limits: dict[str, Usage]
+    throttled: list[ThrottledStatus]

@@ -30,6 +30,7 @@ from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import Routing
 from logferry.gateway.sources import Refusal
 from logferry.gateway.sources_api import SourcesApi, optional_number, source_of, validated
+from logferry.gateway.status import StatusApi
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import OpenSession, SessionOpened, TopicFacts, Write, Written
 from logferry.gateway.wire import ChunkLimits, checked, decoded_body, header_attributes, number, unpack_chunks
@@ -61,6 +62,7 @@ class Api:
     admission: Admission
     sources: SourcesApi
     consumers: Consumers
+    status: StatusApi
     gate: Gate
     quotas: Quotas
 
@@ -72,6 +74,7 @@ class Api:
         routes.add("POST", source + "/session", "session", self.open_session, Right.WRITE)
         self.sources.add_to(routes)
         self.consumers.add_to(routes)
+        self.status.add_to(routes)
         routes.add("GET", topic + "/partitions/{partition}/chunks", "read", self.read, Right.READ)
         routes.add("GET", "/v1/topics", "topics", self.list_topics, Right.KNOWN)
         routes.add("GET", topic, "topic", self.get_topic, Right.TOPIC)

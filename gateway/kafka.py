@@ -70,6 +70,7 @@ class Kafka:
         self._client = AIOKafkaClient(
             client_id=client_id, request_timeout_ms=_REQUEST_TIMEOUT_MS + 35_000, metadata_max_age_ms=30_000, **options
         )
+        self.cluster_id: str | None = None
         self._leaders: dict[tuple[str, int], int] = {}
         self._idle_waiting = list(range(_WAITING_FETCHES))
         self._idle_immediate = list(range(_IMMEDIATE_FETCHES))
@@ -93,12 +94,13 @@ class Kafka:
         broker that answers says so.
         """
         view = read_metadata(await self._send_any(MetadataRequest(topics)))
+        self.cluster_id = view.cluster_id
         for node in view.brokers if topics and view.errors else ():
             try:
                 other = read_metadata(await self._client.send(node, MetadataRequest(sorted(view.errors))))
             except _PASSING:
                 continue
-            view = ClusterView(view.brokers, {**view.topics, **other.topics}, other.errors)
+            view = ClusterView(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
             if not view.errors:
                 break
         for topic in view.topics.values():
@@ -130,6 +132,10 @@ class Kafka:
                 wanted = {partition for partition in wanted if partition[0] in view.topics}
                 if failed:
                     await asyncio.sleep(_BACKOFF_S)
+
+    def brokers(self) -> list[tuple[int, str, int]]:
+        """Id, host and port of the brokers that are known, whether they answer or not."""
+        return sorted((broker.nodeId, broker.host, broker.port) for broker in self._client.cluster.brokers())
 
     async def describe_topic(self, topic: str) -> TopicView:
         """One topic. Raises UnknownTopicOrPartitionError when it does not exist."""

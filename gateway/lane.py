@@ -24,6 +24,7 @@ from typing import Final
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.config import Config
+from logferry.gateway.course import Course
 from logferry.gateway.errors import LaneLost, Problem
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.metrics import LaneMetrics
@@ -55,7 +56,7 @@ class Pending:
     deadline_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
     """One lane as held by this worker. `run` keeps it until `close`, or until the group gives it away."""
 
@@ -66,8 +67,7 @@ class Lane:
     metrics: LaneMetrics
     confirm_ownership: Callable[[int], Awaitable[None]]
     grace_s: float = 0.0
-    state: str = "opening"
-    why: str = "taken over"
+    course: Course = field(default_factory=Course)
     table: SourceTable = field(default_factory=SourceTable)
     queued_bytes: int = 0
     _queue: deque[Pending] = field(default_factory=deque)
@@ -80,6 +80,16 @@ class Lane:
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
 
     # ---- from outside -----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """One of `course.STATES`."""
+        return self.course.state
+
+    @property
+    def why(self) -> str:
+        """The reason of the state, for those who have to wait."""
+        return self.course.why
 
     @property
     def is_open(self) -> bool:
@@ -164,7 +174,7 @@ class Lane:
                     await self._serve()
                 except (NotCommitted, OutcomeUnknown, errors.KafkaError, OSError, TimeoutError) as error:
                     # Why in full is for the log: the text may name a topic that whoever asks must not know of.
-                    self.state, self.why = "opening", f"it failed ({type(error).__name__})"
+                    self.course.fail(error)
                     log.event("warning", "lane_failed", lane=self.number, error=repr(error))
                     self.metrics.failed(error)
                     await self._drop_producer()
@@ -174,10 +184,12 @@ class Lane:
                     failures += 1
                     await self._confirm()
         except LaneLost as error:
-            self._closing, self.why = True, str(error)
+            self._closing = True
+            self.course.enter("closed", str(error))
             log.event("info", "lane_lost", lane=self.number, why=str(error))
         finally:
-            self._closing, self.state = True, "closed"
+            self._closing = True
+            self.course.enter("closed")
             await self._drop_producer()
             self._answer_leftovers()
             self.metrics.closed()
@@ -185,7 +197,7 @@ class Lane:
     def close(self) -> None:
         """Stops accepting; `run` ends after the running transaction and what was queued before."""
         self._closing = True
-        self.why = "given away"
+        self.course.enter(self.state, "given away")
         self._wake.set()
 
     def doubt(self) -> None:
@@ -201,22 +213,24 @@ class Lane:
             try:
                 return await self.confirm_ownership(self.number)
             except (errors.KafkaError, OSError, TimeoutError) as error:
-                self.why = f"the group does not answer: {error!r}"
+                self.course.enter(self.state, f"the group does not answer: {error!r}")
                 await asyncio.sleep(_BACKOFF_S[-1])
 
     async def _open(self, *, first: bool) -> None:
         if self._producer is not None:
             return
         started = time.monotonic()
-        self.state, self._doubted = "opening", False
+        self._doubted = False
+        self.course.enter("fencing")
         producer = LaneProducer(
             self.kafka.options, self.config.transactional_id(self.number), self.config.codec, self.topics
         )
         self._producer = producer
         await producer.fence()
         fenced = time.monotonic()
+        self.course.enter("replaying")
         self.table = await self._replay()
-        self.state, self.why = "serving", "open"
+        self.course.enter("serving", "open")
         now = time.monotonic()
         self.metrics.opened(first=first, replay_s=now - fenced)
         log.event(
@@ -276,6 +290,7 @@ class Lane:
             if draft.is_empty():
                 continue
             started = time.monotonic()
+            self.course.begin()
             try:
                 offsets = await producer.transact(draft, (self.config.state_topic, self.number))
             except NotCommitted as failure:
@@ -286,6 +301,7 @@ class Lane:
                 raise
             for key, raw in draft.states.items():
                 self.table.apply(key, raw)
+            self.course.commit()
             self.metrics.committed(time.monotonic() - started, draft.records)
             for pending, outcome in self._in_flight:
                 self._succeed(pending, _answered(outcome, pending.request.source.topic, offsets))

@@ -132,6 +132,7 @@ class TopicView(NamedTuple):
 class ClusterView(NamedTuple):
     """``topics`` holds the existing ones alone; ``errors`` Kafka's error code for each asked topic that is not."""
 
+    cluster_id: str
     brokers: dict[int, tuple[str, int]]
     topics: dict[str, TopicView]
     errors: dict[str, int]
@@ -147,4 +148,4 @@ def read_metadata(response: Any) -> ClusterView:
         views = sorted(PartitionView(p[1], p[2], p[3], tuple(p[4]), tuple(p[5])) for p in partitions)
         topics[name] = TopicView(name, topic_id, internal, tuple(views))
     brokers = {node: (host, port) for node, host, port, _rack, _tags in response.brokers}
-    return ClusterView(brokers, topics, errors)
+    return ClusterView(response.cluster_id or "", brokers, topics, errors)

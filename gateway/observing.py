@@ -14,6 +14,7 @@ from typing import Final
 
 from logferry.gateway import log
 from logferry.gateway.config import Graphite
+from logferry.gateway.course import STATES
 from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import LOOP_LAG, REGISTRY
 from prometheus_client.bridge.graphite import GraphiteBridge
@@ -21,7 +22,6 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 _TICK_S: Final = 0.25
-_STATES: Final = ("opening", "serving", "closed")
 _GRAPHITE_TIMEOUT_S: Final = 10.0
 
 
@@ -36,7 +36,7 @@ class Lanes(Collector):
         queued = GaugeMetricFamily("logferry_lane_queued_bytes", "Bytes that wait in a lane", labels=["lane"])
         sources = GaugeMetricFamily("logferry_lane_sources", "Sources known to a lane", labels=["lane"])
         for number, lane in list(self._lanes.items()):
-            for state in _STATES:
+            for state in STATES:
                 states.add_metric([str(number), state], float(lane.state == state))
             queued.add_metric([str(number)], lane.queued_bytes)
             sources.add_metric([str(number)], len(lane.table))

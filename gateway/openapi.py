@@ -215,6 +215,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "healthz": Operation("Whether the process answers", {200: answers.Alive}),
     "readyz": Operation("Whether the worker serves its lanes", {200: answers.Ready}, ("not-owner-yet",)),
     "metrics": Operation("Metrics, for Prometheus", {200: {PLAIN: BYTES}}),
+    "status": Operation("What this worker does, and what is wrong with it", {200: answers.Status}),
     "openapi": Operation("This document", {200: {_JSON: {"type": "object"}}}),
 }
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from logferry.gateway import log
 from logferry.gateway.config import Config
+from logferry.gateway.course import now_ms
 from logferry.gateway.errors import LaneLost
 from logferry.gateway.kafka import Kafka, leave
 from logferry.gateway.lane import Lane
@@ -36,6 +38,16 @@ _EXPIRE_INTERVAL_S: Final = 0.25
 _RETIRE_INTERVAL_S: Final = 600.0
 _CLOSE_DEADLINE_S: Final = 25.0
 _NEVER_MS: Final = 2**31 - 1
+
+
+@dataclass(slots=True)
+class GroupView:
+    """The group's members when it was seen last, and why it was not seen since."""
+
+    members: list[str] = field(default_factory=list)
+    owners: dict[int, str] = field(default_factory=dict)
+    seen_ms: int | None = None
+    error: str | None = None
 
 
 class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -56,7 +68,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             **kafka.options,
         )
         self.lanes: dict[int, Lane] = {}
-        self._owners: dict[int, str] = {}
+        self.view = GroupView()
         self._assigned: frozenset[int] | None = None
         self._membership: tuple[str, int] | None = None
         self._changed = asyncio.Condition()
@@ -94,6 +106,10 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     # ---- what others ask --------------------------------------------------------------------------------------
 
+    def held(self) -> list[Lane]:
+        """The lanes of this worker by number, those too that it is about to give away."""
+        return sorted({*self.lanes.values(), *self._running.values()}, key=lambda lane: lane.number)
+
     @property
     def is_settled(self) -> bool:
         """An assignment was received and its lanes serve."""
@@ -103,15 +119,15 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def owner(self, lane: int) -> str | None:
         """The URL of another worker that the group gave the lane to; None while that is not known."""
-        owner = self._owners.get(lane)
+        owner = self.view.owners.get(lane)
         return None if owner == self.url else owner
 
     def is_worker(self, url: str) -> bool:
-        return url == self.url or url in self._owners.values()
+        return url == self.url or url in self.view.owners.values()
 
     def other_workers(self) -> list[str]:
         """The URLs of the other workers that hold lanes."""
-        return sorted(set(self._owners.values()) - {self.url})
+        return sorted(set(self.view.owners.values()) - {self.url})
 
     async def wait_for_news(self) -> None:
         """Returns when lanes were assigned here or are known to be elsewhere, or after a moment."""
@@ -179,7 +195,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         return coordinator.member_id, coordinator.generation
 
     def _open(self, number: int) -> None:
-        before = self._owners.get(number)
+        before = self.view.owners.get(number)
         grace_s = 0.0 if before in (None, self.url) else _GRACE_S
         metrics = LaneMetrics(str(number))
         lane = Lane(number, self._config, self._kafka, self._topics, metrics, self.confirm, grace_s)
@@ -218,9 +234,10 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
                 found = await self._kafka.group_assignment(self._config.group, self._config.state_topic)
             except (errors.KafkaError, OSError, TimeoutError) as error:
                 log.event("warning", "group_view_failed", error=repr(error))
-                found = None
+                found, self.view.error = None, repr(error)
             if found is not None:
-                self._owners = {lane: url for url, lanes in found.items() for lane in lanes}
+                owners = {lane: url for url, lanes in found.items() for lane in lanes}
+                self.view = GroupView(sorted(found), owners, now_ms())
                 async with self._changed:
                     self._changed.notify_all()
             else:

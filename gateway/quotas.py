@@ -67,11 +67,21 @@ class Meter:
             self.chunks.take(chunks)
 
 
+@dataclass(slots=True)
+class Throttled:
+    """What was refused in the name of one token or topic since the worker started. ``last_s``: by the clock."""
+
+    count: int = 0
+    wait_s: float = 0.0
+    last_s: float = 0.0
+
+
 class Quotas:
     """The meters of this process. `is_active` is false where the configuration has no quota at all."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._throttled: dict[tuple[str, str], Throttled] = {}
         self.replace(config)
 
     def replace(self, config: Config) -> None:
@@ -93,12 +103,20 @@ class Quotas:
         for meter in meters:
             wait_s, limit = meter.wait(now_s)
             if wait_s > 0:
+                seen = self._throttled.setdefault((meter.scope, meter.name), Throttled())
+                seen.count, seen.wait_s, seen.last_s = seen.count + 1, seen.wait_s + wait_s, now_s
                 THROTTLED.labels(meter.scope, meter.name).inc()
                 THROTTLED_SECONDS.labels(meter.scope, meter.name).inc(wait_s)
                 detail = f"the {meter.scope} {meter.name} is over its quota of {limit} a second in this worker"
                 raise Problem("quota", detail, retry_after_s=wait_s)
         for meter in meters:
             meter.take(size_bytes, chunks)
+
+    def throttled(self) -> list[tuple[str, str, int, float, float]]:
+        """Scope, name, how often, for how long callers were told to wait in all, and how long ago the last time was."""
+        now_s = self._clock()
+        found = sorted(self._throttled.items())
+        return [(scope, name, seen.count, seen.wait_s, now_s - seen.last_s) for (scope, name), seen in found]
 
     def _of_token(self, token: str | None) -> Meter | None:
         return None if token is None else self._tokens.get(token)

@@ -26,6 +26,7 @@ from logferry.gateway.readers import Readers
 from logferry.gateway.routing import Routing
 from logferry.gateway.server import Server, Site
 from logferry.gateway.sources_api import SourcesApi
+from logferry.gateway.status import StatusApi
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from logferry.gateway.topics import Topics
 
@@ -63,7 +64,8 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         sources = SourcesApi(config, topics, ownership, routing, admission)
         readers = Readers(config, kafka, url)
         consumers = Consumers(config, kafka, routing, admission, readers, url, gate)
-        api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, gate, quotas)
+        status = StatusApi(config, kafka, ownership, quotas)
+        api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, status, gate, quotas)
         routes = api.routes()
         openapi.add_to(routes)
         server = Server(routes, config.limits)

@@ -35,6 +35,7 @@ COMMANDS = {
     "push": Command("logferry.client.agent", "", "tails files and sends their lines"),
     "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
     "audit": Command("logferry.ops.audit", "ops", "proves or refutes the promise over what is stored"),
+    "status": Command("logferry.ops.status.command", "ops", "what is wrong with the gateway, why and since when"),
     "topics": Command("logferry.ops.topics", "ops", "lists, creates and grows topics"),
 }
 

@@ -73,6 +73,7 @@ async def test_each_may_do_what_was_granted_and_nothing_else(gateway: Gateway) -
         ({"method": "GET", "path": "/v1/topics/nginx/sources"}, {"writer", "own", "reader", "admin"}),
         ({"method": "GET", "path": read}, {"reader"}),
         ({"method": "GET", "path": "/v1/topics"}, set(NAMES)),
+        ({"method": "GET", "path": "/v1/status"}, {"admin"}),
         ({"method": "GET", "path": "/v1/topics/nginx"}, {"writer", "own", "reader", "admin"}),
         ({"method": "GET", "path": "/v1/topics/dc1.nginx"}, {"writer", "own", "reader", "admin"}),
         ({"method": "PUT", "path": "/v1/topics/nginx", "data": '{"partitions": 4}'}, {"admin"}),
