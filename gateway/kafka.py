@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -27,6 +27,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from logferry.gateway.fetch import Fetched, committed_records
 from logferry.gateway.metadata import ClusterView, MetadataRequest, TopicView, read_metadata
+from logferry.gateway.produce import ApiVersionsRequest, BrokerAbilities, read_abilities
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -43,7 +44,7 @@ _IMMEDIATE_FETCHES: Final = 16
 _LOOK_AGAIN_S: Final = 0.25
 
 # What passes by itself once the metadata is fresh.
-_PASSING: Final = (
+PASSING: Final = (
     errors.NotLeaderForPartitionError,
     errors.LeaderNotAvailableError,
     errors.ReplicaNotAvailableError,
@@ -98,7 +99,7 @@ class Kafka:
         for node in view.brokers if topics and view.errors else ():
             try:
                 other = read_metadata(await self._client.send(node, MetadataRequest(sorted(view.errors))))
-            except _PASSING:
+            except PASSING:
                 continue
             view = ClusterView(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
             if not view.errors:
@@ -126,7 +127,7 @@ class Kafka:
                 if not failed and not leaderless:
                     return _agreed(by_node, [read_metadata(answer).topics for answer in answers])
                 for failure in failed:
-                    if not isinstance(failure, _PASSING):
+                    if not isinstance(failure, PASSING):
                         raise failure
                 view = await self.describe(sorted({topic for topic, _ in wanted}))
                 wanted = {partition for partition in wanted if partition[0] in view.topics}
@@ -143,6 +144,19 @@ class Kafka:
         if topic not in view.topics:
             raise errors.for_code(view.errors.get(topic, 3))(topic)
         return view.topics[topic]
+
+    async def leader(self, topic: str, partition: int) -> int:
+        """The broker that leads the partition, waited for. Raises UnknownTopicOrPartitionError."""
+        while (known := self._leaders.get((topic, partition), -1)) < 0:
+            view = await self.describe_topic(topic)
+            if partition >= len(view.partitions):
+                raise errors.UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
+            if view.partitions[partition].leader < 0:
+                await asyncio.sleep(_BACKOFF_S)
+        return known
+
+    def forget_leader(self, topic: str, partition: int) -> None:
+        self._leaders.pop((topic, partition), None)
 
     async def configs(self, topics: list[str]) -> dict[str, dict[str, str]]:
         """The settings of topics. Raises UnknownTopicOrPartitionError when one does not exist."""
@@ -200,7 +214,7 @@ class Kafka:
                 for answer in await asyncio.gather(*asked, return_exceptions=True):
                     if isinstance(answer, dict):
                         found.update(answer)
-                    elif not isinstance(answer, _PASSING):
+                    elif not isinstance(answer, PASSING):
                         raise answer
                 missing = [partition for partition in partitions if partition not in found]
                 if not missing:
@@ -278,8 +292,16 @@ class Kafka:
                 try:
                     node = await self._client.coordinator_lookup(CoordinationType.GROUP, group)
                     return await ask(partial(self._client.send, node))
-                except _PASSING:
+                except PASSING:
                     await asyncio.sleep(_BACKOFF_S)
+
+    async def abilities(self) -> dict[str, BrokerAbilities]:
+        """What the brokers that answer take, by their address."""
+        found = {}
+        for node, (host, port) in (await self.describe([])).brokers.items():
+            with suppress(*PASSING):
+                found[f"{host}:{port}"] = read_abilities(await self._client.send(node, ApiVersionsRequest()))
+        return found
 
     async def find_transaction_coordinator(self, transactional_id: str) -> None:
         """Returns when it is found; the first call in a cluster makes Kafka create its transaction log."""
@@ -288,7 +310,7 @@ class Kafka:
                 try:
                     await self._client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
                     return
-                except _PASSING:
+                except PASSING:
                     await asyncio.sleep(_BACKOFF_S)
 
     # ---- ways to a broker -------------------------------------------------------------------------------------
@@ -323,7 +345,7 @@ class Kafka:
                 for node in nodes:
                     try:
                         return await self._client.send(node, request)
-                    except _PASSING:
+                    except PASSING:
                         continue
                 await asyncio.sleep(_BACKOFF_S)
                 self._client.force_metadata_update()
@@ -331,18 +353,10 @@ class Kafka:
     async def _with_leader(self, topic: str, partition: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
         async with asyncio.timeout(_DEADLINE_S + 35):
             while True:
-                leader = self._leaders.get((topic, partition), -1)
-                if leader < 0:
-                    view = await self.describe_topic(topic)
-                    if partition >= len(view.partitions):
-                        raise errors.UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
-                    leader = view.partitions[partition].leader
                 try:
-                    if leader >= 0:
-                        return await ask(leader)
-                except _PASSING:
-                    pass
-                self._leaders.pop((topic, partition), None)
+                    return await ask(await self.leader(topic, partition))
+                except PASSING:
+                    self.forget_leader(topic, partition)
                 await asyncio.sleep(_BACKOFF_S)
 
 

@@ -222,9 +222,7 @@ class Lane:
         started = time.monotonic()
         self._doubted = False
         self.course.enter("fencing")
-        producer = LaneProducer(
-            self.kafka.options, self.config.transactional_id(self.number), self.config.codec, self.topics
-        )
+        producer = LaneProducer(self.kafka, self.topics, self.config, self.number)
         self._producer = producer
         await producer.fence()
         fenced = time.monotonic()
@@ -292,7 +290,7 @@ class Lane:
             started = time.monotonic()
             self.course.begin()
             try:
-                offsets = await producer.transact(draft, (self.config.state_topic, self.number))
+                offsets = await producer.transact(draft)
             except NotCommitted as failure:
                 self._undo(draft, failure)
                 raise
@@ -306,9 +304,6 @@ class Lane:
             for pending, outcome in self._in_flight:
                 self._succeed(pending, _answered(outcome, pending.request.source.topic, offsets))
             self._in_flight.clear()
-            if producer.is_worn:
-                await self._drop_producer()
-                await self._open(first=False)
 
     def _draft(self) -> Draft:
         """Puts the next transaction together; what does not have to wait for it is answered at once."""

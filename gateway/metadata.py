@@ -24,7 +24,7 @@ from aiokafka.protocol.types import (
 NO_ID = bytes(16)
 
 
-class _Uuid(AbstractType[bytes]):
+class Uuid(AbstractType[bytes]):
     @classmethod
     def encode(cls, value: bytes) -> bytes:
         return value
@@ -56,7 +56,7 @@ class MetadataResponse_v12(Response):
             CompactArray(
                 ("error_code", Int16),
                 ("topic", CompactString("utf-8")),
-                ("topic_id", _Uuid),
+                ("topic_id", Uuid),
                 ("is_internal", Boolean),
                 (
                     "partitions",
@@ -87,7 +87,7 @@ class MetadataRequest_v12(RequestStruct):
     SCHEMA = Schema(
         (
             "topics",
-            CompactArray(("topic_id", _Uuid), ("topic", CompactString("utf-8")), ("tags", TaggedFields)),
+            CompactArray(("topic_id", Uuid), ("topic", CompactString("utf-8")), ("tags", TaggedFields)),
         ),
         ("allow_auto_topic_creation", Boolean),
         ("include_authorized_operations", Boolean),

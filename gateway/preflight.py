@@ -13,6 +13,7 @@ from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.metadata import ClusterView, TopicView
+from logferry.gateway.produce import BrokerAbilities
 
 _DAY_MS: Final = 86_400_000
 _STATE_CONFIGS: Final = {
@@ -34,6 +35,7 @@ async def check(kafka: Kafka, config: Config) -> None:
 
     Raises WeakKafka or ConfigError, naming the setting.
     """
+    check_abilities(await kafka.abilities())
     topic = config.state_topic
     view = await kafka.describe([])
     if topic not in (await kafka.describe([topic])).topics:
@@ -45,6 +47,18 @@ async def check(kafka: Kafka, config: Config) -> None:
     written = [name for name in (await kafka.describe()).topics if name.startswith(f"{config.dc}.")]
     for name in (topic, "__transaction_state", *written):
         await _check_durability(kafka, config, name)
+
+
+def check_abilities(brokers: dict[str, BrokerAbilities]) -> None:
+    """Raises WeakKafka, naming the broker that is too old."""
+    for address, broker in brokers.items():
+        if not broker.suffices:
+            raise WeakKafka(
+                f"the broker {address} is too old: wanted is Kafka 4.1 or newer with transaction.version 2, "
+                f"it has Produce {broker.produce} (13), EndTxn {broker.end_txn} (5) and transaction.version "
+                f"{broker.transactions}. Upgrade it, or raise the feature: kafka-features.sh upgrade --feature "
+                "transaction.version=2"
+            )
 
 
 async def _create_state_topic(kafka: Kafka, config: Config, brokers: int) -> None:

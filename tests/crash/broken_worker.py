@@ -1,5 +1,4 @@
-"""A gateway worker with one guard switched off, for the proof that the crash tests would notice; or one whose producers
-wear out within a minute instead of days.
+"""A gateway worker with one guard switched off, for the proof that the crash tests would notice.
 
 ``python tests/crash/broken_worker.py GUARD --config FILE --worker I``, GUARD one of the names below.
 """
@@ -11,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from logferry.gateway import producer, transaction
+from logferry.gateway import transaction
 from logferry.gateway.__main__ import main
 from logferry.gateway.config import Config
 from logferry.gateway.contract import Chunk
@@ -36,15 +35,9 @@ def no_fence() -> None:
     Config.transactional_id = lambda self, lane: f"unfenced-{lane}-{os.getpid()}-{next(numbers)}"  # type: ignore[method-assign]
 
 
-def early_wear() -> None:
-    """Sequence numbers end after a few hundred records."""
-    producer._SEQUENCE_LIMIT = 300  # type: ignore[misc]
-
-
 GUARDS: dict[str, Callable[[], None]] = {
     "deduplication": no_deduplication,
     "fence": no_fence,
-    "early-wear": early_wear,
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,205 @@
+"""The lane's producer against a real Kafka: fence, commit, answers that never come, topics that are not the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import errors
+from logferry.gateway.config import Config
+from logferry.gateway.contract import Chunk
+from logferry.gateway.kafka import Kafka
+from logferry.gateway.metadata import TopicView
+from logferry.gateway.produce import CommitRequest, ProduceRequest
+from logferry.gateway.producer import Fenced, LaneProducer, NotCommitted
+from logferry.gateway.sources import Source, SourceTable
+from logferry.gateway.topics import Topics
+from logferry.gateway.transaction import Draft, TopicFacts, Write
+from logferry.ops.kafka import Cluster
+
+_LIMIT = 1 << 20
+# Kafka writes the markers of a commit after it has answered.
+_MARKERS_S = 60
+_EPOCHS = 1 << 15
+
+
+class Lane:
+    """What a producer needs around it: a topic, a state topic, and drafts to write."""
+
+    def __init__(self, kafka: Kafka, config: Config, topic: TopicView) -> None:
+        self.kafka, self.config = kafka, config
+        self.facts = TopicFacts(topic.name, topic.id, len(topic.partitions), _LIMIT)
+        self.topics = Topics(kafka, config)
+        self.table = SourceTable()
+        self._made: list[LaneProducer] = []
+        self._found: list[int] = []
+        self._position = 0
+
+    async def producer(self) -> LaneProducer:
+        producer = LaneProducer(self.kafka, self.topics, self.config, 0)
+        self._made.append(producer)
+        await producer.fence()
+        return producer
+
+    def draft(self, *seqnos: int, size: int = 10, source: str = "a", facts: TopicFacts | None = None) -> Draft:
+        facts = facts or self.facts
+        chunks = [Chunk(seqno, None, None, {}, b"%d " % seqno * size) for seqno in seqnos]
+        draft = Draft(self.table, now_ms=1)
+        draft.add(Write(facts, Source(facts.name, None, source), None, chunks, size))
+        return draft
+
+    async def holds(self, *numbers: int) -> None:
+        """Returns when these are the committed values of partition 0, by the numbers at their heads; no others."""
+        async with asyncio.timeout(_MARKERS_S):
+            while self._found != list(numbers):
+                assert self._found == list(numbers)[: len(self._found)]
+                fetched = await self.kafka.fetch(self.facts.name, 0, self._position, max_bytes=_LIMIT, wait_ms=100)
+                self._found += [int((record.value or b"").split(b" ", 1)[0]) for record in fetched.records]
+                self._position = fetched.next_offset
+
+    async def close(self) -> None:
+        for producer in self._made:
+            await producer.discard()
+
+
+@asynccontextmanager
+async def lane(cluster: Cluster, name: str) -> AsyncIterator[Lane]:
+    config = Config.model_validate(
+        {"dc": "dc1", "prefix": name[-64:].strip("-"), "lanes": 1, "kafka": {"bootstrap_servers": cluster.bootstrap}}
+    )
+    kafka = Kafka({"bootstrap_servers": cluster.bootstrap}, name)
+    await kafka.start()
+    made: Lane | None = None
+    try:
+        await kafka.create_topic(config.state_topic, 1, 1, {"cleanup.policy": "compact"})
+        await kafka.create_topic(f"dc1.{name}", 1, 1, {})
+        made = Lane(kafka, config, await kafka.describe_topic(f"dc1.{name}"))
+        yield made
+    finally:
+        if made is not None:
+            await made.close()
+        await kafka.close()
+
+
+def lose_answers(
+    producer: LaneProducer, monkeypatch: pytest.MonkeyPatch, of: type, sent: bool, times: int = 1
+) -> list[Any]:
+    """The next answers to requests of the type get lost on their way, or the requests do (``sent`` false)."""
+    send: Callable[[int, Any], Awaitable[Any]] = producer._client.send
+    lost: list[Any] = []
+
+    async def losing(node: int, request: Any) -> Any:
+        if not isinstance(request, of) or len(lost) >= times:
+            return await send(node, request)
+        lost.append(await send(node, request) if sent else None)
+        raise errors.KafkaConnectionError("the connection was cut")
+
+    monkeypatch.setattr(producer._client, "send", losing)
+    return lost
+
+
+async def test_what_is_committed_can_be_read_and_offsets_are_those_of_the_log(kafka: Cluster, topic_name: str) -> None:
+    async with lane(kafka, topic_name) as world:
+        producer = await world.producer()
+        first = await producer.transact(world.draft(1, 2, 3))
+        second = await producer.transact(world.draft(4))
+        assert first[world.facts.name, 0] == [(0, 0)]
+        assert second[world.facts.name, 0] == [(0, 4)], "three records and a commit marker before it"
+        await world.holds(1, 2, 3, 4)
+
+
+async def test_more_than_a_batch_goes_in_several_and_each_has_its_offset(kafka: Cluster, topic_name: str) -> None:
+    async with lane(kafka, topic_name) as world:
+        producer = await world.producer()
+        offsets = await producer.transact(world.draft(1, 2, 3, 4, 5, size=200_000))
+        assert offsets[world.facts.name, 0] == [(0, 0), (2, 2), (4, 4)]
+        await world.holds(1, 2, 3, 4, 5)
+
+
+async def test_a_fence_shuts_the_older_producer_out(kafka: Cluster, topic_name: str) -> None:
+    async with lane(kafka, topic_name) as world:
+        older = await world.producer()
+        await older.transact(world.draft(1))
+        newer = await world.producer()
+        with pytest.raises(Fenced):
+            await older.transact(world.draft(2))
+        await newer.transact(world.draft(3))
+        await world.holds(1, 3)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+@pytest.mark.parametrize("of", [ProduceRequest, CommitRequest])
+async def test_a_request_whose_answer_is_lost_is_sent_again_and_counts_once(
+    kafka: Cluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, of: type, sent: bool
+) -> None:
+    async with lane(kafka, topic_name) as world:
+        producer = await world.producer()
+        await producer.transact(world.draft(1))
+        lost = lose_answers(producer, monkeypatch, of, sent, times=2)
+        await producer.transact(world.draft(2, 3))
+        assert len(lost) == 2
+        await producer.transact(world.draft(4))
+        await world.holds(1, 2, 3, 4)
+
+
+async def test_a_commit_after_a_fence_is_refused_though_everything_was_produced(
+    kafka: Cluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lane(kafka, topic_name) as world:
+        older = await world.producer()
+        commit = older._commit
+
+        async def commit_late() -> None:
+            await world.producer()
+            await commit()
+
+        monkeypatch.setattr(older, "_commit", commit_late)
+        with pytest.raises(Fenced):
+            await older.transact(world.draft(1))
+        await (await world.producer()).transact(world.draft(2))
+        await world.holds(2)
+
+
+async def test_a_topic_created_anew_under_the_name_is_not_written_to(kafka: Cluster, topic_name: str) -> None:
+    async with lane(kafka, topic_name) as world:
+        producer = await world.producer()
+        other = world.facts._replace(id=bytes(range(16)))
+        with pytest.raises(NotCommitted) as raised:
+            await producer.transact(world.draft(1, facts=other))
+        assert raised.value.topic == world.facts.name
+        await (await world.producer()).transact(world.draft(2))
+        await world.holds(2)
+
+
+async def test_a_batch_that_the_topic_does_not_take_names_the_topic(kafka: Cluster, topic_name: str) -> None:
+    async with lane(kafka, topic_name) as world:
+        producer = await world.producer()
+        draft = world.draft(1)
+        [records] = draft.records.values()
+        key, _, headers = records[0]
+        records[0] = (key, random.Random(1).randbytes(2 * _LIMIT), headers)
+        with pytest.raises(NotCommitted) as raised:
+            await producer.transact(draft)
+        assert raised.value.topic == world.facts.name
+        assert isinstance(raised.value.cause, errors.MessageSizeTooLargeError)
+
+
+@pytest.mark.long
+async def test_the_epochs_of_a_producer_id_end_and_the_next_id_goes_on(kafka: Cluster, topic_name: str) -> None:
+    """Each transaction takes an epoch; there are 32,768 of them, a quarter of an hour's worth under load."""
+    async with lane(kafka, topic_name) as world:
+        producer = await world.producer()
+        first_id, written = producer._producer_id, 0
+        while producer._producer_id == first_id:
+            written += 1
+            assert written <= _EPOCHS, "the epochs went past their end"
+            await producer.settled()
+            await producer.transact(world.draft(written))
+        for _ in range(3):
+            written += 1
+            await producer.transact(world.draft(written))
+        await world.holds(*range(1, written + 1))
