@@ -75,9 +75,11 @@ async def lane(cluster: Cluster, name: str) -> AsyncIterator[Lane]:
     await kafka.start()
     made: Lane | None = None
     try:
-        await kafka.create_topic(config.state_topic, 1, 1, {"cleanup.policy": "compact"})
-        await kafka.create_topic(f"dc1.{name}", 1, 1, {})
-        made = Lane(kafka, config, await kafka.describe_topic(f"dc1.{name}"))
+        for topic in (config.state_topic, f"dc1.{name}"):
+            await kafka.create_topic(topic, 1, 1, {})
+            while topic not in (view := await kafka.describe([topic])).topics:
+                await asyncio.sleep(0.02)
+        made = Lane(kafka, config, view.topics[topic])
         yield made
     finally:
         if made is not None:
