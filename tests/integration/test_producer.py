@@ -77,8 +77,9 @@ async def lane(cluster: Cluster, name: str) -> AsyncIterator[Lane]:
     try:
         for topic in (config.state_topic, f"dc1.{name}"):
             await kafka.create_topic(topic, 1, 1, {})
-            while topic not in (view := await kafka.describe([topic])).topics:
-                await asyncio.sleep(0.02)
+            view = await kafka.describe([topic])
+            while topic not in view.topics:
+                view = await kafka.describe([topic])
         made = Lane(kafka, config, view.topics[topic])
         yield made
     finally:
