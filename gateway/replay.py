@@ -13,7 +13,7 @@ from typing import Final
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.sources import Source, SourceState, SourceTable
 
-_FETCH_BYTES: Final = 1 << 20
+_FETCH_BYTES: Final = 1 << 18
 _SLICE: Final = 5000
 
 
