@@ -60,7 +60,8 @@ def committed_records(
         while pending and pending[0][1] <= batch.base_offset:
             open_aborts.add(pending.pop(0)[0])
         if batch.is_control_batch:
-            if _ends_abort(batch):
+            # Most end a commit, and there are many; who reads the states of a lane passes them all.
+            if batch.producer_id in open_aborts and _ends_abort(batch):
                 open_aborts.discard(batch.producer_id)
             position = max(position, batch.next_offset)
             continue

@@ -16,15 +16,18 @@ from logferry.gateway.metadata import ClusterView, TopicView
 from logferry.gateway.produce import BrokerAbilities
 
 _DAY_MS: Final = 86_400_000
+# The active segment is never compacted and each transaction rewrites states: replay stays bounded by the number of
+# sources, not of writes, only while segments are small and cleaned early. This is some 100,000 states.
+_SEGMENT_BYTES: Final = 2 << 20
+# A tombstone, and the marker of each transaction, stay for so long after the states that they ended are compacted.
+_TOMBSTONES_MS: Final = 2 * _DAY_MS
 _STATE_CONFIGS: Final = {
-    # The active segment is never compacted and each transaction rewrites states: replay stays bounded by the
-    # number of sources, not of writes, only while segments are small and cleaned early.
     "cleanup.policy": "compact",
-    "segment.bytes": str(64 << 20),
+    "segment.bytes": str(_SEGMENT_BYTES),
     "segment.ms": str(_DAY_MS // 24),
     "min.cleanable.dirty.ratio": "0.2",
     "max.compaction.lag.ms": str(_DAY_MS // 12),
-    "delete.retention.ms": str(7 * _DAY_MS),
+    "delete.retention.ms": str(_TOMBSTONES_MS),
     "compression.type": "producer",
     "unclean.leader.election.enable": "false",
 }
@@ -86,12 +89,12 @@ def _check_state(config: Config, state: TopicView, settings: dict[str, str]) -> 
     wrong = []
     if settings["cleanup.policy"] != "compact":
         wrong.append(f"cleanup.policy={settings['cleanup.policy']}, wanted compact")
-    if int(settings["segment.bytes"]) > 64 << 20:
-        wrong.append(f"segment.bytes={settings['segment.bytes']}, wanted at most {64 << 20}")
+    if int(settings["segment.bytes"]) > _SEGMENT_BYTES:
+        wrong.append(f"segment.bytes={settings['segment.bytes']}, wanted at most {_SEGMENT_BYTES}")
     if float(settings["min.cleanable.dirty.ratio"]) > 0.2:
         wrong.append(f"min.cleanable.dirty.ratio={settings['min.cleanable.dirty.ratio']}, wanted at most 0.2")
-    if int(settings["delete.retention.ms"]) < 2 * _DAY_MS:
-        wrong.append(f"delete.retention.ms={settings['delete.retention.ms']}, wanted at least {2 * _DAY_MS}")
+    if int(settings["delete.retention.ms"]) < _TOMBSTONES_MS:
+        wrong.append(f"delete.retention.ms={settings['delete.retention.ms']}, wanted at least {_TOMBSTONES_MS}")
     if wrong:
         raise WeakKafka(f"{state.name}: " + "; ".join(wrong) + ". Set these on the topic and start again")
 

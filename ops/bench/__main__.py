@@ -17,6 +17,7 @@ BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     "read_fan_out": reading.read_fan_out,
     "many_sources_rss_mb": sources.many_sources_rss_mb,
     "many_sources_takeover_s": sources.many_sources_takeover_s,
+    "rewritten_states_takeover_s": sources.rewritten_states_takeover_s,
     "latency_vs_kafka_transaction": latency.latency_vs_kafka_transaction,
     "created_to_readable_ms": latency.created_to_readable_ms,
 }

@@ -35,13 +35,15 @@ def medians(rounds: list[Side]) -> Side:
     return {key: round(statistics.median(side[key] for side in rounds), 4) for key in rounds[0]}
 
 
-def alternate(rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side]) -> tuple[list[Side], list[Side]]:
-    """Runs both in turn, so that a machine whose speed drifts does not favour one; the first of each warms up."""
+def alternate(
+    rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side], warm_up: int = 1
+) -> tuple[list[Side], list[Side]]:
+    """Runs both in turn, so that a machine whose speed drifts does not favour one; the first ones warm up."""
     mine, others = [], []
-    for number in range(rounds + 1):
+    for number in range(warm_up + rounds):
         mine.append(ours(number))
         others.append(theirs(number))
-    return mine[1:], others[1:]
+    return mine[warm_up:], others[warm_up:]
 
 
 def median_ratio(ours: list[Side], theirs: list[Side], key: str) -> float:

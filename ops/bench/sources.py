@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import uvloop
 from aiokafka import AIOKafkaProducer
+from logferry.gateway.config import Config
 from logferry.gateway.contract import lane_of
-from logferry.gateway.sources import Source, SourceState
+from logferry.gateway.kafka import Kafka
+from logferry.gateway.producer import LaneProducer
+from logferry.gateway.sources import Source, SourceState, SourceTable
+from logferry.gateway.topics import Topics
+from logferry.gateway.transaction import Draft
 from logferry.ops.bench import http_load
 from logferry.ops.bench.chunks import chunks
 from logferry.ops.bench.figures import Figure, Side
@@ -21,6 +28,9 @@ from logferry.ops.bench.writing import gateway_pids, make_topic
 from logferry.ops.stack import Stack
 
 _SOURCES: Final = 1_000_000
+_FEW_SOURCES: Final = 10_000
+_REWRITES: Final = 20_000_000
+_STATES_A_TRANSACTION: Final = 500
 _LANES: Final = 8
 _STATE_TOPIC: Final = "logferry.gateway.dc1.state"
 
@@ -41,8 +51,6 @@ async def _write_states(bootstrap: str, topic: str, topic_id: bytes) -> None:
 
 
 async def _topic_id(bootstrap: str, topic: str) -> bytes:
-    from logferry.gateway.kafka import Kafka
-
     kafka = Kafka({"bootstrap_servers": bootstrap}, "bench")
     await kafka.start()
     try:
@@ -67,6 +75,7 @@ def _taken_over_s(log: Path, since: int) -> float:
     return slowest_ms / 1000
 
 
+@cache
 def _measured() -> Side:
     with tempfile.TemporaryDirectory() as folder:
         with Stack(Path(folder), workers=1, lanes=_LANES, heap="1g", jvm=(), restart=False) as stack:
@@ -82,6 +91,49 @@ def _measured() -> Side:
             rss = rss_mb(gateway_pids(stack))
             many_mb_s = _throughput(stack, "with-many")
     return {"rss_mb": rss, "takeover_s": taken_over_s, "mb_s": many_mb_s, "mb_s_before": few_mb_s}
+
+
+async def _rewrite_states(bootstrap: str, topic: str, topic_id: bytes) -> None:
+    """20 million states of 10,000 sources, by the lanes' own transactions of 500 each."""
+    config = Config.model_validate({"dc": "dc1", "lanes": _LANES, "kafka": {"bootstrap_servers": bootstrap}})
+    kafka = Kafka({"bootstrap_servers": bootstrap}, "bench")
+    await kafka.start()
+    keys: list[list[bytes]] = [[] for _ in range(_LANES)]
+    for number in range(_FEW_SOURCES):
+        source = Source(topic, None, f"host-{number:05d}.example.net:/var/log/nginx/access.log")
+        keys[lane_of(source.key, _LANES)].append(source.state_key())
+
+    async def rewrite(lane: int) -> None:
+        producer = LaneProducer(kafka, Topics(kafka, config), config, lane)
+        await producer.fence()
+        mine, seqno, now_ms = itertools.cycle(keys[lane]), 250_000, int(time.time() * 1000)
+        for _ in range(_REWRITES // _LANES // _STATES_A_TRANSACTION):
+            draft = Draft(SourceTable(), now_ms)
+            for key in itertools.islice(mine, _STATES_A_TRANSACTION):
+                seqno += 1
+                draft.states[key] = SourceState(topic_id, lane, seqno, 0, now_ms, now_ms).encode()
+            await producer.settled()
+            await producer.transact(draft)
+        await producer.discard()
+
+    await asyncio.gather(*map(rewrite, range(_LANES)))
+    await kafka.close()
+
+
+def rewritten_states_takeover_s() -> Figure:
+    """Fence and replay of all lanes by one worker, right after 20 million states of 10,000 sources were written."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Stack(Path(folder), workers=1, lanes=_LANES, heap="1g", jvm=(), restart=False) as stack:
+            topic = make_topic(stack.urls()[0], "rewritten", 16)
+            bootstrap = stack.cluster().bootstrap
+            uvloop.run(_rewrite_states(bootstrap, topic, asyncio.run(_topic_id(bootstrap, topic))))
+            log = Path(folder) / "logs" / "dc1-gateway-0.log"
+            since = len(log.read_text())
+            stack.restart("gateway-0")
+            stack.wait_ready()
+            taken_over_s = _taken_over_s(log, since)
+    ours = {"writes": float(_REWRITES), "sources": float(_FEW_SOURCES)}
+    return Figure("rewritten_states_takeover_s", "s", ours, {}, 1, value=round(taken_over_s, 2))
 
 
 def many_sources_rss_mb() -> Figure:

@@ -192,6 +192,7 @@ async def test_a_batch_that_the_topic_does_not_take_names_the_topic(kafka: Clust
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 async def test_the_epochs_of_a_producer_id_end_and_the_next_id_goes_on(kafka: Cluster, topic_name: str) -> None:
     """Each transaction takes an epoch; there are 32,768 of them, a quarter of an hour's worth under load."""
     async with lane(kafka, topic_name) as world:

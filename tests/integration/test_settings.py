@@ -22,9 +22,9 @@ ACCEPTED: Setting = ["replication", "min-isr"]
 # What a state topic must be: the pairs are strings of Kafka's.
 STATE = {
     "cleanup.policy": "compact",
-    "segment.bytes": str(64 << 20),
+    "segment.bytes": str(2 << 20),
     "min.cleanable.dirty.ratio": "0.2",
-    "delete.retention.ms": str(7 * 86_400_000),
+    "delete.retention.ms": str(2 * 86_400_000),
 }
 
 
@@ -97,7 +97,7 @@ async def test_another_number_of_lanes_is_refused(
     ("setting", "value"),
     [
         ("cleanup.policy", "compact,delete"),
-        ("segment.bytes", str(65 << 20)),
+        ("segment.bytes", str(3 << 20)),
         ("delete.retention.ms", "60000"),
     ],
 )
