@@ -81,7 +81,7 @@ class Kafka:
         """Connects. Raises KafkaConnectionError when no bootstrap server answers."""
         # A client that tracks no topic asks for the metadata of all of them, again and again.
         self._client.set_topics(["__consumer_offsets"])
-        await self._client.bootstrap()
+        await connect(self._client)
 
     async def close(self) -> None:
         await hang_up(self._client)
@@ -358,6 +358,17 @@ class Kafka:
                 except PASSING:
                     self.forget_leader(topic, partition)
                 await asyncio.sleep(_BACKOFF_S)
+
+
+async def connect(client: AIOKafkaClient) -> None:
+    """Raises KafkaConnectionError when no bootstrap server answers, or the one that does knows of no broker.
+
+    One that was frozen for half a minute does not for some milliseconds, not even of itself. aiokafka would go on, and
+    end in an assertion.
+    """
+    await client.bootstrap()
+    if not client.cluster.brokers():
+        raise errors.KafkaConnectionError("the broker that answers knows of no broker yet")
 
 
 async def hang_up(client: AIOKafkaClient) -> None:

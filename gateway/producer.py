@@ -25,7 +25,7 @@ from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.protocol.transaction import InitProducerIdRequest
 from logferry.gateway.batches import CODECS, Batch, Stamp, batches
 from logferry.gateway.config import Config
-from logferry.gateway.kafka import PASSING, Kafka, hang_up
+from logferry.gateway.kafka import PASSING, Kafka, connect, hang_up
 from logferry.gateway.metadata import NO_ID
 from logferry.gateway.produce import CommitRequest, Produced, ProduceRequest, TopicPartition, read_produced
 from logferry.gateway.topics import Topics
@@ -110,7 +110,7 @@ class LaneProducer:
         async with asyncio.timeout(_OPEN_DEADLINE_S):
             # A client that tracks no topic asks for the metadata of all of them, again and again.
             self._client.set_topics(["__transaction_state"])
-            await self._client.bootstrap()
+            await connect(self._client)
             request = InitProducerIdRequest(self._transactional_id, TRANSACTION_TIMEOUT_MS)
             answer = await self._ask_coordinator(request)
             self._state_topic_id = (await self._kafka.describe_topic(self._state_topic)).id
