@@ -42,6 +42,14 @@ class Admission:
     def release(self, size: int) -> None:
         self.in_flight_bytes -= size
 
+    async def read(self, request: web.BaseRequest) -> bytes:
+        """The whole body, for what needs no room any more once it is read. Raises as `reserve` and `body` do."""
+        reserved = self.reserve(request)
+        try:
+            return await self.body(request)
+        finally:
+            self.release(reserved)
+
     async def body(self, request: web.BaseRequest) -> bytes:
         """The whole body. Raises Problem when it is too large, too slow or broken off."""
         limit = self._limits.request_bytes

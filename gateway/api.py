@@ -29,11 +29,20 @@ from logferry.gateway.reading import Read
 from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import Routing
 from logferry.gateway.sources import Refusal
-from logferry.gateway.sources_api import SourcesApi, optional_number, source_of, validated
+from logferry.gateway.sources_api import SourcesApi, source_of
 from logferry.gateway.status import StatusApi
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import OpenSession, SessionOpened, TopicFacts, Write, Written
-from logferry.gateway.wire import ChunkLimits, checked, decoded_body, header_attributes, number, unpack_chunks
+from logferry.gateway.wire import (
+    ChunkLimits,
+    checked,
+    decoded_body,
+    header_attributes,
+    number,
+    optional_number,
+    unpack_chunks,
+    validated,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -198,12 +207,7 @@ class Api:
     async def put_topic(self, call: Call) -> web.StreamResponse:
         call.knows_only()
         name = check_topic(call.first("topic"))
-        reserved = self.admission.reserve(call.request)
-        try:
-            body = await self.admission.body(call.request)
-        finally:
-            self.admission.release(reserved)
-        wanted = cast(TopicWanted, validated(TopicWanted, body))
+        wanted = validated(TopicWanted, await self.admission.read(call.request))
         described, created = await self.topics.put(name, wanted.partitions, wanted.retention_ms)
         return json_response(described, status=201 if created else 200)
 

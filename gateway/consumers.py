@@ -24,8 +24,8 @@ from logferry.gateway.readers import Readers, ended, worker_of
 from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import FORWARDED, REDIRECT, Routing
 from logferry.gateway.selection import Wanted, unknown_topic
-from logferry.gateway.sources_api import validated
 from logferry.gateway.standing import NOBODY
+from logferry.gateway.wire import validated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _CONSUMER: Final = re.compile(r"[a-zA-Z0-9._-]{1,200}\Z")
@@ -132,7 +132,7 @@ class Consumers:
         worker = worker_of(session_id)
         if worker != self.url:
             return await self._elsewhere(call, session_id, worker)
-        body: CommitBody = validated(CommitBody, await self._body(call))
+        body = validated(CommitBody, await self.admission.read(call.request))
         offsets: dict[Partition, int] = {}
         for position in body.positions:
             self._add(call, offsets, (position.topic, position.partition), position.offset)
@@ -169,7 +169,7 @@ class Consumers:
         """Sets positions, while the consumer has no live sessions: they would not hear of it."""
         call.knows_only()
         consumer = self._consumer(call)
-        body: PositionsBody = validated(PositionsBody, await self._body(call))
+        body = validated(PositionsBody, await self.admission.read(call.request))
         settings: dict[Partition, lag.Setting] = {}
         for wanted in body.positions or await self._all_partitions(call, body):
             partition = (wanted.topic, wanted.partition)
@@ -229,13 +229,6 @@ class Consumers:
         if partition in found:
             raise Malformed(f"positions: {partition[0]}, partition {partition[1]} is given more than once")
         found[partition] = value
-
-    async def _body(self, call: Call) -> bytes:
-        reserved = self.admission.reserve(call.request)
-        try:
-            return await self.admission.body(call.request)
-        finally:
-            self.admission.release(reserved)
 
     async def _all_partitions(self, call: Call, body: PositionsBody) -> list[PositionWanted]:
         topic, to = body.topic or "", body.to

@@ -25,8 +25,8 @@ from logferry.gateway.routing import FORWARDED, Routing
 from logferry.gateway.sources import Heartbeat, Refusal, Source, SourceState
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import Beat, Beaten, Forget, Forgotten
-from logferry.gateway.wire import number, percent_decoded
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from logferry.gateway.wire import optional_number, percent_decoded, validated
+from pydantic import BaseModel, ConfigDict, Field
 
 _PAGE: Final = 1000
 _Count = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
@@ -57,19 +57,6 @@ def source_of(call: Call, dc: str) -> Source:
     source_id = check_source_id(call.second("sourceId"))
     key = call.query.get("partition_key")
     return Source(topic_of(call, dc), key if key is None else check_source_id(key, "partition_key"), source_id)
-
-
-def optional_number(query: dict[str, str], name: str) -> int | None:
-    return number(query[name], name) if name in query else None
-
-
-def validated(model: type[BaseModel], body: bytes) -> Any:
-    """The body as the model. Raises Malformed with each wrong place."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        texts = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors())
-        raise Malformed("; ".join(texts)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +94,7 @@ class SourcesApi:
             return lane
         call.knows_only("partition_key", "session")
         session = optional_number(call.query, "session")
-        body = cast(HeartbeatBody, validated(HeartbeatBody, await self._body(call)))
+        body = validated(HeartbeatBody, await self.admission.read(call.request))
         facts = await self.topics.facts(source.topic)
         now_ms = int(time.time() * 1000)
         said = Heartbeat(now_ms, body.watermark_ms, body.position, body.size, body.finished)
@@ -123,7 +110,7 @@ class SourcesApi:
         lane = await self.routing.find(call.request, source)
         if not isinstance(lane, Lane):
             return lane
-        if await self._body(call):
+        if await self.admission.read(call.request):
             raise Malformed("body: forgetting a source takes none")
         facts = await self.topics.facts(source.topic)
         before = cast(Forgotten, (await lane.submit(Forget(facts, source))).outcome).before
@@ -164,13 +151,6 @@ class SourcesApi:
         rows.sort(key=_place)
         more = len(rows) > _PAGE
         return json_response({"sources": rows[:_PAGE], "next": _place(rows[_PAGE - 1]) if more else None})
-
-    async def _body(self, call: Call) -> bytes:
-        reserved = self.admission.reserve(call.request)
-        try:
-            return await self.admission.body(call.request)
-        finally:
-            self.admission.release(reserved)
 
     def _facts(self, source: Source, state: SourceState | None) -> dict[str, Any]:
         return {

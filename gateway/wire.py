@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import cramjam
 import msgpack
 from logferry.gateway.contract import MAX_SEQNO, Chunk, Malformed, check_attributes
 from logferry.gateway.errors import Problem
+from pydantic import BaseModel, ValidationError
 
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 _FIELDS: Final = 5
 _SHAPE: Final = "an array [seqno, prev, created_ms, attributes, data]"
 _NUMBER: Final = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def number(text: str, what: str, limit: int = MAX_SEQNO) -> int:
@@ -24,6 +26,20 @@ def number(text: str, what: str, limit: int = MAX_SEQNO) -> int:
     if not _NUMBER.match(text) or int(text) > limit:
         raise Malformed(f"{what}: {text[:40]!r} is not a whole number from 0 to {limit}")
     return int(text)
+
+
+def optional_number(query: Mapping[str, str], name: str) -> int | None:
+    """The number of that name, if it is given. Raises Malformed."""
+    return number(query[name], name) if name in query else None
+
+
+def validated(model: type[_Model], body: bytes) -> _Model:
+    """The body as the model. Raises Malformed with each wrong place."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        texts = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors())
+        raise Malformed("; ".join(texts)) from None
 
 
 def percent_decoded(text: str, what: str) -> str:
