@@ -1,0 +1,71 @@
+"""Sources, files and checkpoint together, driven step by step without threads, clock or sockets."""
+
+from pathlib import Path
+
+import pytest
+from logferry.client.agent import Agent
+from logferry.client.checkpoint import Checkpoint
+from logferry.client.config import Config
+from logferry.client.push import Cluster, Pusher
+from model.fake_gateway import FakeGateway
+
+
+class Client:
+    """An agent over a folder and a fake gateway; `restart` is what a SIGKILL and a new start do."""
+
+    def __init__(self, root: Path, gateway: FakeGateway, **options: object) -> None:
+        self.root = root
+        self.gateway = gateway
+        self.now = 0.0
+        self.config = Config(
+            urls=("http://g:1",), topic="t", state_dir=str(root / "state"), patterns=(str(root / "*.log*"),),
+            host="h", attributes={"env": "test"}, **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._begin()
+
+    def _begin(self) -> None:
+        self.checkpoint = Checkpoint.open(Path(self.config.state_dir))
+        self.agent = Agent(self.config, self.checkpoint, self.now)
+        self.pusher = Pusher(Cluster(self.config.urls, self.config.token), self.gateway, self.config.topic)
+
+    def close(self) -> None:
+        self.agent.watch.close()
+        self.checkpoint.close()
+
+    def restart(self) -> None:
+        self.close()
+        self._begin()
+
+    def step(self, later_s: float = 5.0) -> int:
+        """One round of the main loop; how many requests it sent."""
+        self.now += later_s
+        self.agent.tick(self.now)
+        jobs = self.agent.jobs(self.now, self.config.threads)
+        for source, job in jobs:
+            self.agent.finish(source, job, self.pusher.perform(job), self.now)
+        return len(jobs)
+
+    def settle(self) -> None:
+        for _ in range(100):
+            if not self.step():
+                return
+        raise AssertionError("it does not come to rest")
+
+    def write(self, name: str, content: bytes, mode: str = "ab") -> None:
+        with (self.root / name).open(mode) as file:
+            file.write(content)
+
+    def stored(self) -> list[bytes]:
+        return [stored.content() for stored in self.gateway.sources.values() if stored.chunks]
+
+
+@pytest.fixture
+def gateway():
+    return FakeGateway()
+
+
+@pytest.fixture
+def client(tmp_path, gateway, request):
+    client = Client(tmp_path, gateway, **getattr(request, "param", {}))
+    yield client
+    client.close()

@@ -1,0 +1,86 @@
+"""What the client writes down, and when: before anything leaves, and no more than a hint."""
+
+import json
+
+import pytest
+from logferry.client.checkpoint import FILE
+from model.fake_gateway import FakeGateway
+
+
+def test_the_gateways_word_goes_before_the_checkpoints(client, gateway):
+    client.write("a.log", b"one\ntwo\n")
+    client.settle()
+    (stored,) = gateway.sources.values()
+    stored.chunks.clear()
+    stored.recorded = stored.base = None
+    client.restart()
+    client.settle()
+    assert client.stored() == [b"one\ntwo\n"]
+
+
+@pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(b"{")])
+def test_a_lost_checkpoint_costs_doubles_under_new_names_and_no_bytes(client, gateway, damage):
+    client.write("a.log", b"one\n")
+    client.settle()
+    damage(client.root / "state" / FILE)
+    client.restart()
+    client.write("a.log", b"two\n")
+    client.settle()
+    assert client.stored() == [b"one\n", b"one\ntwo\n"]
+
+
+def test_nothing_leaves_before_the_checkpoint_is_written(client, gateway, monkeypatch, caplog):
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    client.write("a.log", b"one\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(client.checkpoint, "save", full)
+        assert client.step() == 0
+        assert not gateway.requests
+    assert "state-write-failed" in caplog.text
+    client.settle()
+    assert client.stored() == [b"one\n"]
+
+
+def test_a_full_disk_holds_up_new_sources_only(client, gateway, monkeypatch, caplog):
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    client.write("z.log", b"x" * 2000 + b"\n")
+    client.write("short.log", b"its head is not known yet\n")
+    client.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(client.checkpoint, "save", full)
+        client.write("short.log", b"so this has to wait, too\n")
+        for number in range(10):
+            client.write(f"{number}.log", b"new\n")
+        for _ in range(20):
+            client.write("z.log", b"old\n")
+            client.step(0.5)
+        for _ in range(5):  # its turn comes
+            client.step(0.5)
+        assert client.stored() == [b"its head is not known yet\n", b"x" * 2000 + b"\n" + b"old\n" * 20]
+        assert client.agent.held_bytes() == 0
+    assert 1 <= caplog.text.count("state-write-failed") <= 5  # told, but not with every attempt
+    for _ in range(20):
+        client.step()
+    assert sorted(client.stored()) == sorted(path.read_bytes() for path in client.root.glob("*.log"))
+
+
+def test_the_checkpoint_knows_the_source_when_the_request_leaves(client, gateway):
+    """Every request finds on the disk what a client killed right after it needs."""
+    seen = []
+
+    class Spy(FakeGateway):
+        def __call__(self, url, headers, body):
+            entries = json.loads((client.root / "state" / FILE).read_bytes().split(b"\n")[1])["entries"]
+            seen.append({entry["source_id"]: entry["head"][0] for entry in entries})
+            return super().__call__(url, headers, body)
+
+    client.pusher.exchange = spy = Spy()
+    for text in (b"a\n", b"b\n", b"c" * 2000 + b"\n", b"d\n"):
+        client.write("a.log", text)
+        client.settle()
+    assert [list(heads.values()) for heads in seen] == [[2], [2], [4], [1024], [1024]]
+    assert all(heads.keys() == spy.sources.keys() for heads in seen)
