@@ -16,6 +16,7 @@ from logferry.ops.bench.chunks import chunks
 from logferry.ops.bench.figures import Figure, Side, alternate, median_ratio, medians
 from logferry.ops.bench.usage import Meter
 from logferry.ops.bench.writing import gateway_pids, make_topic
+from logferry.ops.kafka import LONG_RUN
 from logferry.ops.stack import Stack
 
 _ROUNDS: Final = 3
@@ -65,7 +66,7 @@ def created_to_readable_ms() -> Figure:
     """64 sources write 64 KiB chunks at half of the full load of the same run, and all is read over HTTP."""
     payloads = chunks(256, 64 * 1024)
     rounds: list[Side] = []
-    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), workers=2, heap="1g", jvm=()) as stack:
+    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), workers=2, heap="1g", jvm=LONG_RUN) as stack:
         urls = stack.urls()
         make_topic(urls[0], "full", _PARTITIONS)
         tally, took = uvloop.run(http_load.run(urls, "full", _SOURCES, payloads, _SECONDS))
@@ -141,7 +142,7 @@ async def _transactions(bootstrap: str, topic: str, payloads: list[bytes], pause
 def latency_vs_kafka_transaction() -> Figure:
     """p99 of a 64 KiB chunk at half load, against the same transactional writes of aiokafka without HTTP."""
     payloads = chunks(256, 64 * 1024)
-    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), workers=2, heap="1g", jvm=()) as stack:
+    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), workers=2, heap="1g", jvm=LONG_RUN) as stack:
         urls, bootstrap = stack.urls(), stack.cluster().bootstrap
         make_topic(urls[0], "full", _PARTITIONS)
         tally, took = uvloop.run(http_load.run(urls, "full", _SOURCES, payloads, _SECONDS))

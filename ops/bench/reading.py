@@ -15,6 +15,7 @@ from logferry.ops.bench.chunks import chunks
 from logferry.ops.bench.figures import Figure, Side, alternate, median_ratio, medians
 from logferry.ops.bench.usage import Meter
 from logferry.ops.bench.writing import gateway_pids, make_topic
+from logferry.ops.kafka import LONG_RUN
 from logferry.ops.stack import Stack
 
 _ROUNDS: Final = 3
@@ -53,7 +54,7 @@ async def _read_all(urls: list[str], topic: str, readers: int) -> int:
 @contextmanager
 def _filled(folder: Path) -> Iterator[tuple[Stack, str, http_load.Tally]]:
     """A stack with one topic of 64 KiB chunks of log lines."""
-    with Stack(folder, workers=2, heap="1g", jvm=()) as stack:
+    with Stack(folder, workers=2, heap="1g", jvm=LONG_RUN) as stack:
         topic = make_topic(stack.urls()[0], "read", _PARTITIONS)
         tally, _ = uvloop.run(http_load.run(stack.urls(), "read", 64, chunks(256, 64 * 1024), _WRITE_SECONDS))
         yield stack, topic, tally

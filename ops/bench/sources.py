@@ -25,6 +25,7 @@ from logferry.ops.bench.chunks import chunks
 from logferry.ops.bench.figures import Figure, Side
 from logferry.ops.bench.usage import rss_mb
 from logferry.ops.bench.writing import gateway_pids, make_topic
+from logferry.ops.kafka import LONG_RUN
 from logferry.ops.stack import Stack
 
 _SOURCES: Final = 1_000_000
@@ -78,7 +79,7 @@ def _taken_over_s(log: Path, since: int) -> float:
 @cache
 def _measured() -> Side:
     with tempfile.TemporaryDirectory() as folder:
-        with Stack(Path(folder), workers=1, lanes=_LANES, heap="1g", jvm=(), restart=False) as stack:
+        with Stack(Path(folder), workers=1, lanes=_LANES, heap="1g", jvm=LONG_RUN, restart=False) as stack:
             few_mb_s = _throughput(stack, "few")
             topic = make_topic(stack.urls()[0], "many", 16)
             bootstrap = stack.cluster().bootstrap
@@ -123,7 +124,7 @@ async def _rewrite_states(bootstrap: str, topic: str, topic_id: bytes) -> None:
 def rewritten_states_takeover_s() -> Figure:
     """Fence and replay of all lanes by one worker, right after 20 million states of 10,000 sources were written."""
     with tempfile.TemporaryDirectory() as folder:
-        with Stack(Path(folder), workers=1, lanes=_LANES, heap="1g", jvm=(), restart=False) as stack:
+        with Stack(Path(folder), workers=1, lanes=_LANES, heap="1g", jvm=LONG_RUN, restart=False) as stack:
             topic = make_topic(stack.urls()[0], "rewritten", 16)
             bootstrap = stack.cluster().bootstrap
             uvloop.run(_rewrite_states(bootstrap, topic, asyncio.run(_topic_id(bootstrap, topic))))

@@ -14,6 +14,7 @@ from logferry.ops.bench import http_load, peers
 from logferry.ops.bench.chunks import chunks, payload_file
 from logferry.ops.bench.figures import Figure, Side, alternate, median_ratio, medians
 from logferry.ops.bench.usage import Meter, cpu_s, rss_mb
+from logferry.ops.kafka import LONG_RUN
 from logferry.ops.stack import Stack
 
 _ROUNDS: Final = 5
@@ -41,7 +42,7 @@ def ingest_vs_java_producer() -> Figure:
     payloads = chunks(256, 64 * 1024)
     with tempfile.TemporaryDirectory() as folder:
         file = payload_file(Path(folder) / "payloads", payloads, peers.DELIMITER.encode())
-        with Stack(Path(folder) / "stack", workers=2, heap="1g", jvm=()) as stack:
+        with Stack(Path(folder) / "stack", workers=2, heap="1g", jvm=LONG_RUN) as stack:
             urls, bootstrap = stack.urls(), stack.cluster().bootstrap
 
             def ours(number: int) -> Side:
@@ -73,7 +74,7 @@ def small_requests_vs_bare_handler() -> Figure:
     """Requests/s of 1 KiB chunks, one worker, against one process of a bare aiohttp handler, with the same load."""
     payloads, sources = chunks(2000, 1024), 512
     with tempfile.TemporaryDirectory() as folder, peers.bare_handler() as (bare_url, bare_pid):
-        with Stack(Path(folder), workers=1, heap="1g", jvm=()) as stack:
+        with Stack(Path(folder), workers=1, heap="1g", jvm=LONG_RUN) as stack:
             url = stack.urls()[0]
 
             def load(target: str, pids: list[int], name: str) -> Side:
@@ -101,7 +102,7 @@ def small_requests_vs_bare_handler() -> Figure:
 def topic_spread() -> Figure:
     """64 sources over 4 topics of 16 partitions, against the same load on 1 topic of 4 partitions."""
     payloads = chunks(256, 64 * 1024)
-    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), workers=2, heap="1g", jvm=()) as stack:
+    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), workers=2, heap="1g", jvm=LONG_RUN) as stack:
         urls = stack.urls()
 
         def load(topics: list[str], partitions: int) -> Side:
