@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -48,7 +49,7 @@ class Lane:
     def draft(self, *seqnos: int, size: int = 10, source: str = "a", facts: TopicFacts | None = None) -> Draft:
         facts = facts or self.facts
         chunks = [Chunk(seqno, None, None, {}, b"%d " % seqno * size) for seqno in seqnos]
-        draft = Draft(self.table, now_ms=1)
+        draft = Draft(self.table, int(time.time() * 1000))
         draft.add(Write(facts, Source(facts.name, None, source), None, chunks, size))
         return draft
 
