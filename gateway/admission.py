@@ -7,12 +7,15 @@ large bodies is refused before it takes memory.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from logferry.gateway.config import Limits
 from logferry.gateway.errors import Problem
 from logferry.gateway.metrics import IN_FLIGHT
+
+_BODY: Final = "logferry.body"
 
 
 class Admission:
@@ -39,6 +42,10 @@ class Admission:
         self.in_flight_bytes += size
         return size
 
+    def reserve_read(self, request: web.BaseRequest) -> int:
+        """As `reserve`, for a request that waits: only a body that was read takes room."""
+        return self.reserve(request) if _BODY in request else 0
+
     def release(self, size: int) -> None:
         self.in_flight_bytes -= size
 
@@ -51,7 +58,13 @@ class Admission:
             self.release(reserved)
 
     async def body(self, request: web.BaseRequest) -> bytes:
-        """The whole body. Raises Problem when it is too large, too slow or broken off."""
+        """The whole body, also when asked again. Raises Problem when it is too large, too slow or broken off."""
+        data: bytes | None = request.get(_BODY)
+        if data is None:
+            data = request[_BODY] = await self._read(request)
+        return data
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
         limit = self._limits.request_bytes
         content = request.content
         if content.is_eof() and content.exception() is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final, cast
 
 from aiohttp import web
@@ -28,7 +29,7 @@ from logferry.gateway.quotas import Quotas
 from logferry.gateway.reading import Read
 from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import Routing
-from logferry.gateway.sources import Refusal
+from logferry.gateway.sources import Refusal, Source
 from logferry.gateway.sources_api import SourcesApi, source_of
 from logferry.gateway.status import StatusApi
 from logferry.gateway.topics import Topics
@@ -96,12 +97,11 @@ class Api:
     # ---- writing ----------------------------------------------------------------------------------------------
 
     async def write(self, call: Call) -> web.StreamResponse:
-        request = call.request
         source = source_of(call, self.config.dc)
-        lane = await self.routing.find(request, source)
-        if not isinstance(lane, Lane):
-            return lane
-        reserved = self.admission.reserve(request)
+        return await self.routing.answer(call.request, source, partial(self._write, call, source))
+
+    async def _write(self, call: Call, source: Source, lane: Lane) -> web.StreamResponse:
+        reserved = self.admission.reserve(call.request)
         try:
             facts = self.topics.fresh(source.topic) or await self.topics.facts(source.topic)
             if self.quotas.is_active:
@@ -155,9 +155,9 @@ class Api:
 
     async def open_session(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
-        lane = await self.routing.find(call.request, source)
-        if not isinstance(lane, Lane):
-            return lane
+        return await self.routing.answer(call.request, source, partial(self._open_session, call, source))
+
+    async def _open_session(self, call: Call, source: Source, lane: Lane) -> web.StreamResponse:
         call.knows_only("partition_key")
         reserved = self.admission.reserve(call.request)
         try:

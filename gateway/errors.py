@@ -63,6 +63,10 @@ class Problem(Exception):
         }
 
 
+class Moved(Problem):
+    """What was asked for went to another worker, which can answer the same request, even if it is recorded already."""
+
+
 class LaneLost(Exception):
     """The group gave the lane to another worker; what was under way here has an unknown outcome."""
 

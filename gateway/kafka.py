@@ -269,12 +269,12 @@ class Kafka:
     # ---- groups -----------------------------------------------------------------------------------------------
 
     async def group_assignment(self, group: str, topic: str) -> dict[str, list[int]] | None:
-        """Who has which partitions of the topic, by client id; None while the group is changing."""
+        """Who has which partitions of the topic, by client id; None while the group is changing, {} without members."""
         node = await self._client.coordinator_lookup(CoordinationType.GROUP, group)
         response = await self._client.send(node, DescribeGroupsRequest([group]))
         code, _group, state, _type, _protocol, members = response.groups[0][:6]
         raise_for(code, group)
-        if state != "Stable":
+        if state not in ("Stable", "Empty", "Dead"):
             return None
         # A member without a partition is a member all the same.
         found: dict[str, list[int]] = {client_id: [] for _member, client_id in (member[:2] for member in members)}

@@ -25,7 +25,7 @@ from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.config import Config
 from logferry.gateway.course import Course
-from logferry.gateway.errors import LaneLost, Problem
+from logferry.gateway.errors import LaneLost, Moved, Problem
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.producer import LaneProducer, NotCommitted, OutcomeUnknown
@@ -83,12 +83,12 @@ class Lane:
         return not self._closing
 
     def submit(self, request: Request) -> asyncio.Future[Answered]:
-        """Queues a request. Raises Problem when the lane is closing or full.
+        """Queues a request. Raises Problem when the lane is full, and Moved when it is closing.
 
         The answer comes within the time-out of requests, if only to say that the outcome is not known.
         """
         if self._closing:
-            raise Problem("not-owner-yet", f"lane {self.number} is moving to another worker")
+            raise Moved("not-owner-yet", f"lane {self.number} is moving to another worker")
         if self.queued_bytes + request.size_bytes > self.config.limits.lane_bytes:
             raise Problem("overloaded", f"lane {self.number} has {self.queued_bytes} bytes waiting: {self.why}")
         answer = self._waiting.add(request, self.config.limits.request_timeout_s)
@@ -263,12 +263,12 @@ class Lane:
         try:
             await self.confirm_ownership(self.number)
         except LaneLost as error:
-            return waiting.fail(pending, Problem("not-owner-yet", str(error)))
+            return waiting.fail(pending, Moved("not-owner-yet", str(error)))
         except (errors.KafkaError, OSError, TimeoutError) as error:
             return waiting.fail(pending, Problem("kafka-unavailable", f"the group does not answer: {error!r}"))
         if self.table is judged_by and not (self._doubted or self._closing):
             return waiting.succeed(pending, Answered(outcome))
-        return waiting.fail(pending, Problem("not-owner-yet", f"lane {self.number} was opened anew; try again"))
+        return waiting.fail(pending, Moved("not-owner-yet", f"lane {self.number} was opened anew; try again"))
 
     async def _answer_duplicates(self, pending: Pending, outcome: Outcome) -> None:
         """A duplicate is acknowledged when the topic still is the one that its original was recorded in."""

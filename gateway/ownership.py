@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,6 +35,7 @@ _VIEW_RETRY_S: Final = 0.05
 _NEWS_S: Final = 0.1
 # A worker that lives finishes what it has of a lane that it gives away; a fence at once would make that unknown.
 _GRACE_S: Final = 0.2
+_HAND_OVER_S: Final = 3.0
 _EXPIRE_INTERVAL_S: Final = 0.25
 _RETIRE_INTERVAL_S: Final = 600.0
 _CLOSE_DEADLINE_S: Final = 25.0
@@ -42,12 +44,16 @@ _NEVER_MS: Final = 2**31 - 1
 
 @dataclass(slots=True)
 class GroupView:
-    """The group's members when it was seen last, and why it was not seen since."""
+    """The group's members when it was seen last, and why it was not seen since.
+
+    ``rebalances``: how many the worker knew of before it looked; -1: it never did.
+    """
 
     members: list[str] = field(default_factory=list)
     owners: dict[int, str] = field(default_factory=dict)
     seen_ms: int | None = None
     error: str | None = None
+    rebalances: int = -1
 
 
 class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -69,6 +75,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         self.lanes: dict[int, Lane] = {}
         self.view = GroupView()
+        self._rebalances = 0
         self._assigned: frozenset[int] | None = None
         self._membership: tuple[str, int] | None = None
         self._changed = asyncio.Condition()
@@ -78,6 +85,8 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
+        # Whose the lanes are until now is known before any of them is given to this worker.
+        await self._look()
         self._consumer.subscribe([self._config.state_topic], listener=self)
         await self._consumer.start()
         self._background = [
@@ -89,14 +98,21 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             task.add_done_callback(self._ended)
 
     async def leave(self) -> None:
-        """Finishes what runs, then leaves the group, so that the lanes move at once; where to is still followed."""
+        """Finishes what runs, then leaves the group, so that the lanes move at once; where to is still followed.
+
+        Returns when the others have them. Each of those knew by then that the owners were changing.
+        """
         for lane in self.lanes.values():
             lane.close()
         if self._running:
             await asyncio.wait(self._running, timeout=_CLOSE_DEADLINE_S)
         await leave(self._consumer)
-        self._assigned = frozenset()
+        self._assigned = None
+        self._rebalances += 1
         self._look_again.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HAND_OVER_S), self._changed:
+                await self._changed.wait_for(lambda: not self.is_changing)
 
     async def stop(self) -> None:
         tasks = [*self._running, *self._background]
@@ -122,6 +138,11 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         owner = self.view.owners.get(lane)
         return None if owner == self.url else owner
 
+    @property
+    def is_changing(self) -> bool:
+        """The owners are as they were before the last rebalance."""
+        return self.view.rebalances < self._rebalances
+
     def is_worker(self, url: str) -> bool:
         return url == self.url or url in self.view.owners.values()
 
@@ -134,10 +155,6 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         self._look_again.set()
         async with self._changed:
             await self._wait_for_change(_NEWS_S)
-
-    def look_again(self) -> None:
-        """The view seems stale: a worker did not own what it was asked for."""
-        self._look_again.set()
 
     async def confirm(self, lane: int) -> None:
         """Returns when the group confirms in its present generation that the lane is ours. Raises LaneLost."""
@@ -166,7 +183,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
     # ---- the group's word -------------------------------------------------------------------------------------
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        return
+        self._rebalances += 1
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         partitions = list(assigned)
@@ -195,8 +212,8 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         return coordinator.member_id, coordinator.generation
 
     def _open(self, number: int) -> None:
-        before = self.view.owners.get(number)
-        grace_s = 0.0 if before in (None, self.url) else _GRACE_S
+        nobody_had_it = self.view.rebalances >= 0 and number not in self.view.owners
+        grace_s = 0.0 if nobody_had_it else _GRACE_S
         metrics = LaneMetrics(str(number))
         lane = Lane(number, self._config, self._kafka, self._topics, metrics, self.confirm, grace_s)
         self.lanes[number] = lane
@@ -228,22 +245,29 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _view(self) -> None:
         while True:
-            interval = _VIEW_INTERVAL_S
             self._look_again.clear()
+            interval_s = _VIEW_INTERVAL_S if await self._look() else _VIEW_RETRY_S
             try:
-                found = await self._kafka.group_assignment(self._config.group, self._config.state_topic)
-            except (errors.KafkaError, OSError, TimeoutError) as error:
-                log.event("warning", "group_view_failed", error=repr(error))
-                found, self.view.error = None, repr(error)
-            if found is not None:
-                owners = {lane: url for url, lanes in found.items() for lane in lanes}
-                self.view = GroupView(sorted(found), owners, now_ms())
-                async with self._changed:
-                    self._changed.notify_all()
-            else:
-                interval = _VIEW_RETRY_S
-            try:
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(interval_s):
                     await self._look_again.wait()
             except TimeoutError:
                 continue
+
+    async def _look(self) -> bool:
+        """Looks up the owners. False while the group is changing, or does not answer: the old ones are kept then."""
+        rebalances = self._rebalances
+        try:
+            found = await self._kafka.group_assignment(self._config.group, self._config.state_topic)
+        except (errors.KafkaError, OSError, TimeoutError) as error:
+            log.event("warning", "group_view_failed", error=repr(error))
+            self.view.error = repr(error)
+            return False
+        if found is None:
+            return False
+        owners = {lane: url for url, lanes in found.items() for lane in lanes}
+        is_news = (owners, rebalances) != (self.view.owners, self.view.rebalances)
+        self.view = GroupView(sorted(found), owners, now_ms(), rebalances=rebalances)
+        if is_news:
+            async with self._changed:
+                self._changed.notify_all()
+        return True

@@ -71,13 +71,17 @@ class Route:
 
 
 class Routes:
-    """The table: the shape of a path → method → handler. The gate stands before every one of them."""
+    """The table: the shape of a path → method → handler. The gate stands before every one of them.
+
+    ``is_leaving``: the worker stops, and its callers do well to connect to another one.
+    """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._table: dict[tuple[Any, ...], dict[str, Route]] = {}
         self._counters: dict[tuple[str, int], Any] = {}
         self.declared: list[Route] = []
+        self.is_leaving = False
 
     def add(
         self,
@@ -107,6 +111,8 @@ class Routes:
         if route is None:
             return _no_route(request, path, methods)
         response = await self._answered(route, request, segments, query)
+        if self.is_leaving:
+            response.force_close()
         self._count(route.name, response.status, time.monotonic() - started)
         return response
 

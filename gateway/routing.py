@@ -4,23 +4,30 @@ Any worker takes any request. A caller that sends ``X-Logferry-Redirect: 1`` get
 else's request is handed on, because stock HTTP clients drop the token or the body on a redirect. A request that
 was handed on once is never handed on again, so nothing loops. Only a whole request is handed on: a body that is too
 large, too slow or cut off is refused where it came in, by the same limits.
+
+A hand-over is a pause, not an error: the worker that a request came to first keeps it, and tries it again where the
+lane is now. That is what its caller would be told to do, and safe for the same reason: what is recorded already is
+known to the lane's next owner. While the owners change nobody is redirected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 import aiohttp
 from aiohttp import web
+from aiokafka.errors import KafkaError
 from logferry.gateway.admission import Admission
 from logferry.gateway.config import Config
 from logferry.gateway.contract import Malformed, lane_of
-from logferry.gateway.errors import Problem
+from logferry.gateway.errors import Moved, Problem
 from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import FORWARDS
 from logferry.gateway.ownership import Ownership
+from logferry.gateway.routes import problem_response
 from logferry.gateway.sources import Source
 from logferry.gateway.tls import peer_context
 from multidict import CIMultiDict
@@ -28,6 +35,8 @@ from yarl import URL
 
 FORWARDED: Final = "X-Logferry-Forwarded"
 REDIRECT: Final = "X-Logferry-Redirect"
+# Said by a worker of what was handed on to it when the lane is another one's: the same request may be tried there.
+_MOVED: Final = "X-Logferry-Moved"
 _HAND_OVER_S: Final = 3.0
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -68,31 +77,62 @@ class Routing:
         if self._session is not None:
             await self._session.close()
 
-    async def find(self, request: web.BaseRequest, source: Source) -> Lane | web.StreamResponse:
-        """The source's lane, if this worker holds it; else the answer: its owner's, or a redirect to it.
+    async def answer(
+        self, request: web.BaseRequest, source: Source, here: Callable[[Lane], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """What the owner of the source's lane answers: ``here``, if this worker holds it; else a redirect, or what the
+        other worker said. ``here`` must be safe to call again after it raised Moved.
 
-        While a lane moves, the request waits for it here, before its body is read: a hand-over is a pause, not an
-        error. Raises Problem ``not-owner-yet`` when it takes too long.
+        Raises Problem ``not-owner-yet`` or ``outcome-unknown`` when the lane moves for too long.
         """
         number = lane_of(source.key, self._config.lanes)
+        deadline = 0.0
+        unknown: Moved | None = None
+        while True:
+            try:
+                response = await self._answer_once(request, number, here)
+                if unknown is None or response.status not in (429, 503):
+                    return response
+            except Moved as moved:
+                obstacle = moved
+                if moved.kind == "outcome-unknown":
+                    unknown = moved
+            except (Problem, KafkaError, TimeoutError):
+                if unknown is None:
+                    raise
+            # What may have been recorded once is never said to be surely not.
+            obstacle = unknown or obstacle
+            owner_known = self._ownership.owner(number) is not None and not self._ownership.is_changing
+            if FORWARDED in request.headers and owner_known:
+                response = problem_response(obstacle, request.raw_path)
+                response.headers[_MOVED] = "1"
+                return response
+            now = asyncio.get_running_loop().time()
+            deadline = deadline or now + _HAND_OVER_S
+            if now > deadline:
+                raise obstacle
+            try:
+                reserved = self._admission.reserve_read(request)
+            except Problem:
+                raise obstacle from None
+            try:
+                await self._ownership.wait_for_news()
+            finally:
+                self._admission.release(reserved)
+
+    async def _answer_once(
+        self, request: web.BaseRequest, number: int, here: Callable[[Lane], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         lane = self._ownership.lanes.get(number)
         if lane is not None and lane.is_open:
-            return lane
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _HAND_OVER_S
-        while True:
-            owner = self._ownership.owner(number)
-            if owner is not None and FORWARDED not in request.headers:
-                return await self._hand_on(request, owner, number)
-            if loop.time() > deadline:
-                raise Problem("not-owner-yet", f"lane {number} is moving; its owner is not known here yet")
-            await self._ownership.wait_for_news()
-            lane = self._ownership.lanes.get(number)
-            if lane is not None and lane.is_open:
-                return lane
+            return await here(lane)
+        owner = self._ownership.owner(number)
+        if owner is None or FORWARDED in request.headers:
+            raise Moved("not-owner-yet", f"lane {number} is moving; its owner is not known here yet")
+        return await self._hand_on(request, owner, number)
 
     async def _hand_on(self, request: web.BaseRequest, owner: str, number: int) -> web.StreamResponse:
-        if request.headers.get(REDIRECT) == "1":
+        if request.headers.get(REDIRECT) == "1" and not self._ownership.is_changing:
             FORWARDS.labels("redirect").inc()
             return web.Response(status=307, headers={"Location": owner + request.raw_path})
         FORWARDS.labels("forward").inc()
@@ -129,14 +169,19 @@ class Routing:
                 allow_redirects=False,
             ) as response:
                 body = await response.read()
+                if _MOVED in response.headers:
+                    kind = "not-owner-yet" if response.status == 503 else "outcome-unknown"
+                    raise Moved(kind, f"{who} does not hold it any more")
                 kept = CIMultiDict((k, v) for k, v in response.headers.items() if k.lower() not in _HOP_BY_HOP)
                 return web.Response(status=response.status, headers=kept, body=body)
+        except aiohttp.ClientSSLError:
+            raise Problem("not-owner-yet", f"{who} cannot be verified") from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-            self._ownership.look_again()
-            raise Problem("not-owner-yet", f"{who} does not answer; it is being replaced") from None
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            self._ownership.look_again()
-            raise Problem("outcome-unknown", f"{who} broke off; send the same again") from None
+            raise Moved("not-owner-yet", f"{who} does not answer; it is being replaced") from None
+        except TimeoutError:
+            raise Problem("outcome-unknown", f"{who} does not answer; send the same again") from None
+        except (aiohttp.ClientError, OSError):
+            raise Moved("outcome-unknown", f"{who} broke off; send the same again") from None
 
 
 def _handed_on(request: web.BaseRequest) -> CIMultiDict[str]:

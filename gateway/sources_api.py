@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final, cast
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ from logferry.gateway.admission import Admission
 from logferry.gateway.auth import Right
 from logferry.gateway.config import Config
 from logferry.gateway.contract import MAX_SEQNO, Malformed, check_source_id, check_topic, full_topic
-from logferry.gateway.errors import Problem
+from logferry.gateway.errors import Moved, Problem
 from logferry.gateway.lane import Lane
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.routes import Call, Routes, json_response
@@ -79,19 +79,19 @@ class SourcesApi:
     async def get(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
         call.knows_only("partition_key")
-        lane = await self.routing.find(call.request, source)
-        if not isinstance(lane, Lane):
-            return lane
+        return await self.routing.answer(call.request, source, partial(self._get, source))
+
+    async def _get(self, source: Source, lane: Lane) -> web.StreamResponse:
         if lane.state != "serving":
-            raise Problem("not-owner-yet", f"lane {lane.number} is {lane.state}: {lane.why}")
+            raise Moved("not-owner-yet", f"lane {lane.number} is {lane.state}: {lane.why}")
         facts = await self.topics.facts(source.topic)
         return json_response(self._facts(source, lane.look_up(source, facts.id)))
 
     async def heartbeat(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
-        lane = await self.routing.find(call.request, source)
-        if not isinstance(lane, Lane):
-            return lane
+        return await self.routing.answer(call.request, source, partial(self._heartbeat, call, source))
+
+    async def _heartbeat(self, call: Call, source: Source, lane: Lane) -> web.StreamResponse:
         call.knows_only("partition_key", "session")
         session = optional_number(call.query, "session")
         body = validated(HeartbeatBody, await self.admission.read(call.request))
@@ -107,9 +107,9 @@ class SourcesApi:
     async def forget(self, call: Call) -> web.StreamResponse:
         source = source_of(call, self.config.dc)
         call.knows_only("partition_key")
-        lane = await self.routing.find(call.request, source)
-        if not isinstance(lane, Lane):
-            return lane
+        return await self.routing.answer(call.request, source, partial(self._forget, call, source))
+
+    async def _forget(self, call: Call, source: Source, lane: Lane) -> web.StreamResponse:
         if await self.admission.read(call.request):
             raise Malformed("body: forgetting a source takes none")
         facts = await self.topics.facts(source.topic)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from logferry.gateway.errors import Problem
+from logferry.gateway.errors import Moved, Problem
 from logferry.gateway.producer import NotCommitted, Offsets
 from logferry.gateway.sources import Source, SourceTable
 from logferry.gateway.transaction import Draft, Outcome, Request, Written, resolve
@@ -130,10 +130,10 @@ class Waiting:
     def end(self, queued: str, in_flight: str) -> None:
         """Answers everything: the lane is another worker's, and why."""
         for pending, _ in self._in_flight:
-            self.fail(pending, Problem("outcome-unknown", in_flight))
+            self.fail(pending, Moved("outcome-unknown", in_flight))
         self._in_flight.clear()
         while self._queue:
-            self.fail(self._queue.popleft(), Problem("not-owner-yet", queued))
+            self.fail(self._queue.popleft(), Moved("not-owner-yet", queued))
 
 
 def _answered(outcome: Outcome, topic: str, offsets: Offsets) -> Answered:

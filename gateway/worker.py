@@ -88,6 +88,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         await stopping
         if ownership.failed.done():
             ownership.failed.result()
+        routes.is_leaving = True
         log.event("info", "worker_stopping", url=url)
     log.event("info", "worker_stopped", url=url)
 

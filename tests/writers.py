@@ -100,7 +100,8 @@ class Writer:
 
     async def pause(self) -> None:
         """Before trying again, elsewhere."""
-        self._url = self.rng.choice(self.shared.urls)
+        at = self._url or self.shared.urls[0]
+        self._url = self.rng.choice([url for url in self.shared.urls if url != at] or [at])
         await asyncio.sleep(self.rng.uniform(0.02, 0.2))
 
     def protest(self, what: str) -> None:
