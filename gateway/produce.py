@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 
 from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
 from aiokafka.protocol.types import (
+    AbstractType,
     Boolean,
     CompactArray,
-    CompactBytes,
     CompactString,
     Int16,
     Int32,
     Int64,
     Schema,
     TaggedFields,
+    UnsignedVarInt32,
 )
 from logferry.gateway.metadata import Uuid
 
@@ -61,7 +62,17 @@ class ProduceResponse_v13(Response):
     )
 
 
+class _Encoded(AbstractType[bytes]):
+    """A field that was encoded before: a schema copies what it holds once for each of its levels."""
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return value
+
+
 class ProduceRequest_v13(RequestStruct):
+    """``topics``: an array of (topic id, array of (partition, batch)), as `_encoded` makes it."""
+
     FLEXIBLE_VERSION = True
     API_KEY = 0
     API_VERSION = 13
@@ -70,17 +81,7 @@ class ProduceRequest_v13(RequestStruct):
         ("transactional_id", CompactString("utf-8")),
         ("acks", Int16),
         ("timeout_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(("partition", Int32), ("records", CompactBytes), ("tags", TaggedFields)),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
+        ("topics", _Encoded),
         ("tags", TaggedFields),
     )
 
@@ -154,11 +155,30 @@ class ProduceRequest(Request[ProduceRequest_v13]):
         self._transactional_id, self._timeout_ms, self._batches = transactional_id, timeout_ms, batches
 
     def build(self, request_struct_class: type[ProduceRequest_v13]) -> ProduceRequest_v13:
-        topics: dict[bytes, list[Any]] = {}
-        for (topic_id, partition), batch in self._batches.items():
-            topics.setdefault(topic_id, []).append((partition, batch, {}))
-        wanted: list[Any] = [(topic_id, partitions, {}) for topic_id, partitions in topics.items()]
-        return request_struct_class(self._transactional_id, _ALL_IN_SYNC, self._timeout_ms, wanted, {})
+        topics = _encoded(self._batches)
+        return request_struct_class(self._transactional_id, _ALL_IN_SYNC, self._timeout_ms, topics, {})
+
+
+_NO_TAGS = b"\0"
+
+
+def _encoded(batches: Mapping[TopicPartition, bytes]) -> bytes:
+    topics: dict[bytes, list[tuple[int, bytes]]] = {}
+    for (topic_id, partition), batch in batches.items():
+        topics.setdefault(topic_id, []).append((partition, batch))
+    parts = [_count(len(topics))]
+    for topic_id, written in topics.items():
+        parts += (topic_id, _count(len(written)))
+        for partition, batch in written:
+            parts += (Int32.encode(partition), _count(len(batch)), batch, _NO_TAGS)
+        parts.append(_NO_TAGS)
+    return b"".join(parts)
+
+
+def _count(number: int) -> bytes:
+    """The length of a compact array, or of compact bytes."""
+    encoded: bytes = UnsignedVarInt32.encode(number + 1)
+    return encoded
 
 
 class CommitRequest(Request[EndTxnRequest_v5]):
