@@ -179,8 +179,8 @@ class Lane:
         if self._producer is not None:
             return
         started = time.monotonic()
+        self.course.enter("fencing", "another worker may have had it" if self._doubted else None)
         self._doubted = False
-        self.course.enter("fencing")
         producer = LaneProducer(self.kafka, self.topics, self.config, self.number)
         self._producer = producer
         await producer.fence()

@@ -149,6 +149,18 @@ def test_throttled_time_is_in_the_metrics() -> None:
     assert seconds() - before == pytest.approx(told)
 
 
+def test_throttled_time_is_kept_for_the_status_over_a_change_of_quotas() -> None:
+    clock = Clock()
+    quotas = Quotas(config(quotas=[{"topic": "*", "bytes_per_s": 10}]), clock)
+    assert quotas.throttled() == []
+    quotas.take(None, "dc1.b", 60)
+    for _ in range(2):
+        refused(quotas, None, "dc1.b", 1)
+    quotas.replace(config())
+    clock.now_s += 7
+    assert quotas.throttled() == [("topic", "dc1.b", 2, pytest.approx(10.0), 7.0)]
+
+
 def test_other_quotas_take_over() -> None:
     quotas = Quotas(config(quotas=[{"topic": "*", "bytes_per_s": 1}]), Clock())
     quotas.take(None, "dc1.x", 1000, 1)
