@@ -24,6 +24,8 @@ from logferry.loaders.ledger import TablePaths
 from logferry.ops.jars import spark_jars
 from logferry.ops.java import find_java
 
+from tests.checker import History, Stored, digest, violations
+
 
 class Line(NamedTuple):
     """What of a row must be exact. ``data`` is the text's bytes, or those in the quarantine."""
@@ -179,6 +181,30 @@ def check_exact(table: Path, sent: Iterable[Sent]) -> None:
         assert len(have) == len(set(have)), f"{what}: {len(have) - len(set(have))} rows stand twice"
         assert not want - set(have), f"{what}: missing {sorted(want - set(have), key=str)[:3]}"
         assert not set(have) - want, f"{what}: not written {sorted(set(have) - want, key=str)[:3]}"
+
+
+def check_kept(table: Path, sent: Sequence[Sent]) -> None:
+    """`check_exact`, and the judgement of the checker on the chunks as they can be put together from the tables."""
+    check_exact(table, sent)
+    history = History()
+    for source_id, chunk in sent:
+        if chunk.data:
+            history.note(source_id, chunk.seqno, chunk.data, "ok")
+    assert violations(history, _chunks_in(TablePaths.of(table))) == []
+
+
+def _chunks_in(paths: TablePaths) -> list[Stored]:
+    """Each chunk wherever it came from: one that was loaded from two offsets is there twice."""
+    lines = [(row, row["text"].encode()) for row in stored(paths.main)]
+    lines += [(row, row["bytes"]) for row in stored(paths.quarantine)]
+    chunks: dict[tuple[str, int, int, int], dict[int, bytes]] = {}
+    for row, data in lines:
+        place = (row["source_id"], row["partition"], row["offset"], row["seqno"])
+        chunks.setdefault(place, {})[row["line"]] = data + b"\n" * row["newline"]
+    return [
+        Stored(*place, prev=None, digest=digest(b"".join(parts[number] for number in sorted(parts))))
+        for place, parts in chunks.items()
+    ]
 
 
 def _line(row: dict[str, Any], data: bytes) -> Line:
