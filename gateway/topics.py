@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import errors
@@ -118,7 +119,7 @@ class Topics:
             await self._kafka.grow_topic(topic, partitions)
             await self._appeared(topic, partitions)
         self.forget(topic)
-        return await self.describe(topic), created
+        return await self._settled(topic, partitions), created
 
     async def _create(self, topic: str, partitions: int, retention_ms: int | None) -> bool:
         brokers = len((await self._kafka.describe([])).brokers)
@@ -145,6 +146,16 @@ class Topics:
                 view = (await self._kafka.describe([topic])).topics.get(topic)
                 if view and len(view.partitions) >= partitions and all(p.leader >= 0 for p in view.partitions):
                     return view
+                await asyncio.sleep(0.02)
+
+    async def _settled(self, topic: str, partitions: int) -> dict[str, Any]:
+        """Its description, once the brokers that lead it know of it, too: the one that was asked may be ahead."""
+        async with asyncio.timeout(self._config.limits.request_timeout_s):
+            while True:
+                with suppress(Problem):
+                    described = await self.describe(topic)
+                    if described["partitions"] >= partitions:
+                        return described
                 await asyncio.sleep(0.02)
 
     async def describe(self, topic: str) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 * `Stack.stop` ends the gateways first, so that they finish what they have accepted, then Kafka; bounded in time.
 * Nothing outlives the process that made the stack.
 
-Under the data folder: ``<dc>/kafka`` (the cluster's own folder), ``<dc>/gateway.toml``, ``logs/<dc>-<name>.log``.
+Under the data folder: ``<dc>/kafka`` (the cluster's own folder), ``<dc>/gateway.toml`` (of the first node, the others
+have a number), ``logs/<dc>-<name>.log``.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Stack:
 
     A process is named ``dc1/gateway-0``; where there is one data centre, ``gateway-0`` will do.
     ``port``: the first worker's; the others follow, one data centre after the other. 0 takes free ones.
+    ``nodes`` of one data centre have ``workers`` each and a configuration of their own, as gateways on several hosts.
     ``gateway_settings`` are added to every gateway's configuration and win over ours. ``say`` is told what a
     person who watches would want to know.
     """
@@ -65,13 +67,14 @@ class Stack:
         restart: bool = True,
         heap: str = "256m",
         jvm: Sequence[str] = QUICK_START,
+        nodes: int = 1,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         _check_names(dcs)
         if workers < 1:
             raise WrongUse(f"{workers} workers: at least one is needed")
         self.data = Path(data).absolute()
-        self._workers, self._lanes, self._port = workers, lanes, port
+        self._nodes, self._workers, self._lanes, self._port = nodes, workers, lanes, port
         self._gateway_settings = dict(gateway_settings or {})
         self._restart, self._say = restart, say
         self._logs = self.data / "logs"
@@ -109,7 +112,7 @@ class Stack:
                 dc.cluster.wait_ready()
             self._say("starting the gateways")
             for place, dc in enumerate(self._dcs.values()):
-                self._launch_gateway(dc, first + place * self._workers)
+                self._launch_gateway(dc, first + place * self._nodes * self._workers)
             self._await_gateways([worker for dc in self._dcs.values() for worker in dc.workers.values()])
             self._watch()
         except BaseException:
@@ -194,7 +197,7 @@ class Stack:
     # ---- starting and watching -----------------------------------------------------------------------------
 
     def _first_port(self) -> int:
-        count = len(self._dcs) * self._workers
+        count = len(self._dcs) * self._nodes * self._workers
         if self._port == 0:
             return free_block(count)
         if not 0 < self._port <= 65_536 - count:
@@ -209,13 +212,16 @@ class Stack:
 
     def _launch_gateway(self, dc: _DataCentre, port: int) -> None:
         dc.configuration.parent.mkdir(parents=True, exist_ok=True)
-        dc.configuration.write_text(configuration(self._settings_of(dc, port)), encoding="utf-8")
-        for number in range(self._workers):
-            name = f"gateway-{number}"
-            log = self._logs / f"{dc.name}-{name}.log"
-            worker = Worker(f"{dc.name}/{name}", dc.configuration, number, port + number, log)
-            dc.workers[name] = worker
-            worker.child.start()
+        for node in range(self._nodes):
+            file = dc.configuration if node == 0 else dc.configuration.with_name(f"gateway-{node}.toml")
+            first = node * self._workers
+            file.write_text(configuration(self._settings_of(dc, port + first)), encoding="utf-8")
+            for number in range(self._workers):
+                name = f"gateway-{first + number}"
+                log = self._logs / f"{dc.name}-{name}.log"
+                worker = Worker(f"{dc.name}/{name}", file, number, port + first + number, log)
+                dc.workers[name] = worker
+                worker.child.start()
 
     def _settings_of(self, dc: _DataCentre, port: int) -> dict[str, Setting]:
         settings: dict[str, Setting] = {

@@ -5,7 +5,9 @@
 * any other chunk (an answer is ``unknown``, none is ``ok``) is stored at most once;
 * nothing is stored that was never sent;
 * the chunks of a source stand in one partition, their seqnos rise with the offsets, and each ``prev`` that was
-  given is the seqno of the chunk before it.
+  given is the seqno of the chunk before it;
+* where the topic was deleted and created anew, all of this holds for the new one: what was acknowledged to an attempt
+  that began before it was there may be gone with the older one.
 
 What is stored is read by a plain Kafka consumer, not through the code that is under test.
 """
@@ -48,13 +50,26 @@ class History:
     sent: dict[Chunk, bytes] = field(default_factory=dict)
     protests: list[str] = field(default_factory=list)
     attempts: Counter[Chunk] = field(default_factory=Counter)
+    incarnation: int = 0
 
-    def note(self, source: str, seqno: int, data: bytes, answer: Answer) -> None:
+    def note(self, source: str, seqno: int, data: bytes, answer: Answer, began_in: int | None = None) -> None:
+        """``began_in``: the incarnation of the topic when the attempt was made; None: the present one."""
+        if answer == "ok" and began_in not in (None, self.incarnation):
+            answer = "unknown"
         self.answers[source, seqno].add(answer)
         self.attempts[source, seqno] += 1
         self.sent[source, seqno] = digest(data)
 
+    def topic_created_anew(self) -> None:
+        """To be called when no broker knows the older one any more."""
+        self.incarnation += 1
+        for answers in self.answers.values():
+            if "ok" in answers:
+                answers.remove("ok")
+                answers.add("unknown")
+
     def acknowledged(self) -> int:
+        """Chunks, of the present incarnation of the topic."""
         return sum("ok" in answers for answers in self.answers.values())
 
 

@@ -18,7 +18,10 @@ ALL_KINDS = ("many", "single", "pipelined", "session")
 
 @dataclass
 class Load:
-    """``async with Load(…) as load: <faults>``; leaving it drains the writers. ``kinds`` of writers, in turn."""
+    """``async with Load(…) as load: <faults>``; leaving it drains the writers. ``kinds`` of writers, in turn.
+
+    ``topic_may_go``: the topic is deleted and created anew meanwhile; for `CHAINED` writers.
+    """
 
     topic: str
     urls: list[str]
@@ -26,6 +29,7 @@ class Load:
     sources: int = 16
     drain_s: float = 90
     kinds: tuple[str, ...] = CHAINED
+    topic_may_go: bool = False
     history: History = field(default_factory=History)
     acknowledgements: list[tuple[str, float]] = field(default_factory=list)
     _stop: bool = False
@@ -34,7 +38,13 @@ class Load:
     async def __aenter__(self) -> Load:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=False))
         shared = Shared(
-            self.topic, self.urls, self._session, self.history, self.acknowledgements, lambda: not self._stop
+            self.topic,
+            self.urls,
+            self._session,
+            self.history,
+            self.acknowledgements,
+            lambda: not self._stop,
+            self.topic_may_go,
         )
         self._tasks = [asyncio.create_task(self._writer(number, shared).run()) for number in range(self.sources)]
         return self

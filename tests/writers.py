@@ -30,7 +30,10 @@ _WINDOW = 4
 
 @dataclass
 class Shared:
-    """What the writers of one load have in common. ``acknowledgements``: (source, when) of each."""
+    """What the writers of one load have in common. ``acknowledgements``: (source, when) of each.
+
+    ``topic_may_go``: it is no protest to be told that there is none; `ChainedWriter` alone goes on then.
+    """
 
     topic: str
     urls: list[str]
@@ -38,6 +41,7 @@ class Shared:
     history: History
     acknowledgements: list[tuple[str, float]]
     goes_on: Callable[[], bool]
+    topic_may_go: bool = False
 
 
 @dataclass
@@ -67,13 +71,14 @@ class Writer:
         if session is not None:
             query.append(f"session={session}")
         answer: Answer = "unknown"
+        began_in = self.shared.history.incarnation
         document: dict[str, Any] = {}
         try:
             status, document = await self.ask("chunks?" + "&".join(query), body, headers)
             answer = self._meaning(status)
         finally:  # cancelled by its writer, it may be recorded all the same
             for chunk in chunks:
-                self.shared.history.note(self.name, chunk.seqno, chunk.data, answer)
+                self.shared.history.note(self.name, chunk.seqno, chunk.data, answer, began_in)
         if answer == "ok":
             self.shared.acknowledgements.append((self.name, time.monotonic()))
         return answer, str(document.get("type", "")).rpartition("/")[2]
@@ -116,12 +121,15 @@ class ChainedWriter(Writer):
     many: bool = False
 
     async def run(self) -> None:
+        passing = {"", "not-owner-yet", "kafka-unavailable", "overloaded", "outcome-unknown"}
+        if self.shared.topic_may_go:
+            passing.add("unknown-topic")
         while self.shared.goes_on():
             chunks = [self.cut(self.recorded)]
             while self.many and len(chunks) < self.rng.randint(1, 5):
                 chunks.append(self.cut(chunks[-1].seqno))
             while (said := await self.write(chunks, self.many))[0] != "ok":
-                if said[1] not in ("", "not-owner-yet", "kafka-unavailable", "overloaded", "outcome-unknown"):
+                if said[1] not in passing:
                     self.protest(said[1])
                     return
                 await self.pause()

@@ -1,4 +1,5 @@
-"""The gateway under faults: real workers, a real broker, load from 16 sources, and the checker on what is stored.
+"""The gateway under faults: two nodes with two workers each, three brokers, load from 32 sources, and the checker on
+what is stored.
 
 Each fault is injected while chunks are being acknowledged; afterwards every chunk must stand once or not at all, as
 it was answered, in the order of its source.
@@ -7,9 +8,10 @@ it was answered, in the order of its source.
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,18 @@ from logferry.ops.stack import Stack
 from tests.checker import read_back, violations
 from tests.faults import CuttingProxy
 from tests.load import ALL_KINDS, Load
+from tests.topics import create_anew, delete_topic
 
+_SOURCES = 32
 _SESSION_S = 6.0
+_BROKERS = ("kafka-1", "kafka-2", "kafka-3")
+_WORKERS = ("gateway-0", "gateway-1", "gateway-2", "gateway-3")
+_SECOND_NODE = _WORKERS[2:]
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("stack"), workers=2, gateway_settings={"session_timeout_ms": 6000}) as stack:
+    with Stack(tmp_path_factory.mktemp("stack"), brokers=3, nodes=2, workers=2) as stack:
         yield stack
 
 
@@ -43,14 +50,32 @@ async def assert_exact(stack: Stack, load: Load, topic: str) -> None:
     assert violations(load.history, stored) == []
 
 
-async def test_a_worker_killed_under_load(stack: Stack, topic_name: str) -> None:
+async def test_a_worker_and_a_whole_node_killed_under_load(stack: Stack, topic_name: str) -> None:
     topic = await make_topic(stack, topic_name)
-    async with Load(topic_name, stack.urls(), seed=1, kinds=ALL_KINDS) as load:
-        for victim in ("gateway-0", "gateway-1"):
+    async with Load(topic_name, stack.urls(), seed=1, sources=_SOURCES, kinds=ALL_KINDS) as load:
+        for victims in (("gateway-0",), _SECOND_NODE, ("gateway-1",)):
             await load.acknowledged(300)
-            stack.kill(victim)
+            for victim in victims:
+                stack.kill(victim)
             await load.acknowledged(300)
             await asyncio.to_thread(stack.wait_ready)
+    await assert_exact(stack, load, topic)
+
+
+@pytest.mark.long
+async def test_all_workers_restarted_in_turn_while_partitions_are_added(stack: Stack, topic_name: str) -> None:
+    """As an upgrade does it. No source moves, whoever serves its lane."""
+    topic = await make_topic(stack, topic_name)
+    async with Load(topic_name, stack.urls(), seed=6, sources=_SOURCES, kinds=ALL_KINDS) as load:
+        async with aiohttp.ClientSession() as session:
+            for partitions, worker in enumerate(_WORKERS, start=5):
+                await load.acknowledged(200)
+                url = stack.urls()[partitions % len(_WORKERS)]
+                async with session.put(f"{url}/v1/topics/{topic_name}", json={"partitions": partitions}) as response:
+                    assert response.status == 200, await response.text()
+                stack.kill(worker, signal.SIGTERM)
+                await load.acknowledged(200)
+                await asyncio.to_thread(stack.wait_ready)
     await assert_exact(stack, load, topic)
 
 
@@ -60,7 +85,7 @@ async def test_a_frozen_worker_that_wakes_is_fenced(stack: Stack, topic_name: st
     frozen_url = stack.urls()[0]
     log = Path(stack.data) / "logs" / "dc1-gateway-0.log"
     seen = len(log.read_text())
-    async with Load(topic_name, stack.urls(), seed=2, kinds=ALL_KINDS) as load:
+    async with Load(topic_name, stack.urls(), seed=2, sources=_SOURCES, kinds=ALL_KINDS) as load:
         await load.acknowledged(300)
         stack.kill("gateway-0", signal.SIGSTOP)
         await asyncio.sleep(_SESSION_S)
@@ -135,20 +160,60 @@ class Asker:
 
 async def test_connections_cut_at_every_point(stack: Stack, topic_name: str) -> None:
     topic = await make_topic(stack, topic_name)
-    first, second = stack.urls()
-    async with CuttingProxy(first, seed=3) as one, CuttingProxy(second, seed=4) as two:
-        async with Load(topic_name, [one.url, two.url], seed=3, kinds=ALL_KINDS) as load:
+    async with AsyncExitStack() as behind:
+        proxies = [
+            await behind.enter_async_context(CuttingProxy(url, seed)) for seed, url in enumerate(stack.urls(), start=3)
+        ]
+        urls = [proxy.url for proxy in proxies]
+        async with Load(topic_name, urls, seed=3, sources=_SOURCES, kinds=ALL_KINDS) as load:
             await load.acknowledged(2500)
-    cuts = one.cuts + two.cuts
-    assert all(cuts[kind] > 10 for kind in ("before the body", "during the body", "before the answer")), cuts
+    for kind in ("before the body", "during the body", "before the answer"):
+        assert sum(proxy.cuts[kind] for proxy in proxies) > 10, kind
     await assert_exact(stack, load, topic)
 
 
-async def test_the_broker_killed_and_restarted(stack: Stack, topic_name: str) -> None:
+async def test_each_broker_killed_in_turn_and_then_all(stack: Stack, topic_name: str) -> None:
     topic = await make_topic(stack, topic_name)
-    async with Load(topic_name, stack.urls(), seed=5, kinds=ALL_KINDS) as load:
-        for _ in range(2):
+    async with Load(topic_name, stack.urls(), seed=5, sources=_SOURCES, kinds=ALL_KINDS) as load:
+        for brokers in (*((broker,) for broker in _BROKERS), _BROKERS):
             await load.acknowledged(300)
-            await asyncio.to_thread(stack.restart, "kafka-1")
+            await asyncio.gather(*(asyncio.to_thread(stack.restart, broker) for broker in brokers))
             await load.acknowledged(300)
     await assert_exact(stack, load, topic)
+
+
+@pytest.mark.long
+async def test_the_disk_of_a_broker_is_full(stack: Stack, topic_name: str) -> None:
+    """The file system refuses what the broker writes: it gives up, and is started again when there is room."""
+    topic = await make_topic(stack, topic_name)
+    async with Load(topic_name, stack.urls(), seed=9, sources=_SOURCES, kinds=ALL_KINDS) as load:
+        for broker in _BROKERS[:2]:
+            await load.acknowledged(300)
+            full = stack.pids[f"dc1/{broker}"]
+            resource.prlimit(full, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+            while stack.pids.get(f"dc1/{broker}") == full:
+                await load.acknowledged(50)
+            await asyncio.to_thread(stack.cluster().wait_ready)
+            await load.acknowledged(300)
+    await assert_exact(stack, load, topic)
+
+
+async def test_a_topic_is_removed_and_created_anew_under_load(stack: Stack, topic_name: str) -> None:
+    """Those who write to another topic through the same lanes do not notice; the new one holds what it acknowledged."""
+    kept_name, gone_name = f"{topic_name}-kept", f"{topic_name}-gone"
+    kept, gone = await make_topic(stack, kept_name), await make_topic(stack, gone_name)
+    bootstrap, urls = stack.cluster().bootstrap, stack.urls()
+    async with (
+        Load(kept_name, urls, seed=7, sources=_SOURCES, kinds=ALL_KINDS) as load,
+        Load(gone_name, urls, seed=8, sources=_SOURCES // 2, topic_may_go=True) as removed,
+    ):
+        for stays_away in (True, False, True):
+            await removed.acknowledged(200)
+            older = await delete_topic(bootstrap, gone)
+            if stays_away:
+                await load.acknowledged(300)
+            await create_anew(bootstrap, gone, urls, 4, older)
+            removed.history.topic_created_anew()
+            await asyncio.gather(load.acknowledged(200), removed.acknowledged(200))
+    await assert_exact(stack, load, kept)
+    await assert_exact(stack, removed, gone)

@@ -84,3 +84,17 @@ def test_a_wrong_answer_to_a_correct_client_is_a_violation() -> None:
     made = history(a10=["ok"])
     made.protests.append("a at 10: 409 gap")
     assert violations(made, log("a10")) == ["a at 10: 409 gap"]
+
+
+def test_a_topic_created_anew_holds_what_is_acknowledged_from_then_on() -> None:
+    made = history(a10=["ok"], a20=["fail"])
+    made.topic_created_anew()
+    made.note("a", 30, b"a30", "ok", began_in=0)
+    made.note("a", 40, b"a40", "ok", began_in=1)
+    assert violations(made, log("a40")) == [], "what was there before may be gone"
+    assert violations(made, log("a10", "a30", "a40<30")) == [], "or have come again"
+    assert made.acknowledged() == 1
+    (lost,) = violations(made, [])
+    assert "('a', 40) lost" in lost
+    (stored,) = violations(made, log("a20", "a40"))
+    assert "('a', 20) stored" in stored, "what was refused is not there whatever became of the topic"

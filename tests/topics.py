@@ -1,0 +1,62 @@
+"""Topics that are deleted and created anew while brokers and workers come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import aiohttp
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError
+from logferry.gateway.kafka import Kafka
+
+_PATIENCE_S = 120
+_PAUSE_S = 0.1
+_DONE = (NoError.errno, UnknownTopicOrPartitionError.errno)
+
+
+async def delete_topic(bootstrap: str, topic: str) -> bytes:
+    """Deletes a full topic, which must be there; returns its id when Kafka has said that it is gone."""
+    async with asyncio.timeout(_PATIENCE_S):
+        gone = await _id(bootstrap, topic)
+        while gone is None:
+            await asyncio.sleep(_PAUSE_S)
+            gone = await _id(bootstrap, topic)
+        while True:
+            with suppress(KafkaError, TimeoutError):
+                admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+                await admin.start()
+                try:
+                    response = await admin.delete_topics([topic])
+                finally:
+                    await admin.close()
+                if response.topic_error_codes[0][1] in _DONE:
+                    return gone
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def create_anew(bootstrap: str, topic: str, urls: list[str], partitions: int, gone: bytes) -> None:
+    """Through any worker that answers; returns when all leaders know the new one instead of the one that is gone."""
+    name = topic.partition(".")[2]
+    async with asyncio.timeout(_PATIENCE_S), aiohttp.ClientSession() as session:
+        while await _id(bootstrap, topic) in (None, gone):
+            for url in urls:
+                with suppress(aiohttp.ClientError):
+                    async with session.put(f"{url}/v1/topics/{name}", json={"partitions": partitions}):
+                        break
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _id(bootstrap: str, topic: str) -> bytes | None:
+    """None: the topic is not there, or its leaders do not agree."""
+    kafka = Kafka({"bootstrap_servers": bootstrap}, "tests")
+    try:
+        await kafka.start()
+        view = (await kafka.describe([topic])).topics.get(topic)
+        if view is None:
+            return None
+        return (await kafka.ids_at_leaders((topic, p.partition) for p in view.partitions)).get(topic)
+    except (KafkaError, TimeoutError):
+        return None
+    finally:
+        await kafka.close()
