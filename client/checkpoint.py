@@ -27,7 +27,7 @@ from typing import Any
 from logferry.client.events import tell
 from logferry.client.fingerprint import Fingerprint
 
-VERSION = 1
+VERSION = 2  # 1 had no `born_ns`
 FILE = "checkpoint.json"
 # As long as the gateway keeps what it knows of a silent source; afterwards an entry is of no use.
 FORGET_AFTER_MS = 14 * 86_400_000
@@ -43,6 +43,7 @@ class Entry:
 
     ``path``: where it was first seen, part of its name; ``last_path``: where it was last, after renames.
     ``away``: no pattern showed it there any more, and it was being read to its end.
+    ``born_ns``: when its inode came to be; 0: not known.
     """
 
     source_id: str
@@ -55,6 +56,7 @@ class Entry:
     mark: Fingerprint
     seen_ms: int
     away: bool = False
+    born_ns: int = 0
 
 
 class Checkpoint:

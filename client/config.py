@@ -32,6 +32,7 @@ class Config:
     patterns: tuple[str, ...]
     host: str
     attributes: dict[str, str]
+    exclude: tuple[str, ...] = ()
     once: bool = False
     token: str | None = None
     gzip: bool = True
@@ -58,6 +59,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
             patterns=tuple(os.path.abspath(pattern) for pattern in given.glob),  # noqa: PTH100
             host=_host(given.host),
             attributes=_attributes(given.attr),
+            exclude=tuple(given.exclude),
             once=given.once,
             token=None if given.token_file is None else read_token(given.token_file),
             gzip=not given.no_gzip,
@@ -86,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--url", action="append", required=True, help="a gateway; again for others of the same data centre")
     add("--topic", required=True)
     add("--state-dir", required=True, metavar="DIR", help="where the client keeps its checkpoint")
+    add("--exclude", action="append", default=[], metavar="GLOB", help="files to leave out: by name, or with a"
+        " slash by path")  # fmt: skip
     add("--once", action="store_true", help="send what is there and end")
     add("--timeout", type=float, default=60.0, metavar="S", help="with --once: give up so long after the last"
         " acknowledgement (60)")  # fmt: skip

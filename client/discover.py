@@ -1,14 +1,15 @@
 """Which files are there: glob patterns → regular files, each once, however many names it has."""
 
 # Paths stay text: thousands of them are looked at again and again.
-# ruff: noqa: PTH100, PTH110, PTH116, PTH120, PTH207
+# ruff: noqa: PTH100, PTH110, PTH116, PTH119, PTH120, PTH207
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # A rotated file that was compressed is not a new source: its plain incarnation was one. A pattern that ends
 # with such a suffix asks for these files in so many words and gets them.
@@ -17,17 +18,18 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".Z")
 FileKey = tuple[int, int]  # device, inode
 
 
-def find(patterns: Iterable[str], skip_folder: str) -> dict[FileKey, str]:
+def find(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ()) -> dict[FileKey, str]:
     """Regular files by device and inode, with an absolute path of each, in the order of the paths.
 
-    ``**`` stands for any number of folders. A file with several names gets the first in order, one that is
-    not a symbolic link if there is one. Skipped: what lies under ``skip_folder``, and where our own standard
-    error goes to, which would feed itself. Files that vanish meanwhile are left out.
+    ``**`` stands for any number of folders. ``exclude``: names that do not count, as patterns of the file's name
+    or, with a slash, of its whole path, where ``*`` stands for slashes, too. A file with several names gets the
+    first in order, one that is not a symbolic link if there is one. Skipped: what lies under ``skip_folder``, and
+    where our own standard error goes to, which would feed itself. Files that vanish meanwhile are left out.
     """
     names: dict[FileKey, str] = {}
     links: dict[FileKey, str] = {}
     for path in _matches(patterns):
-        if path.startswith(skip_folder + os.sep):
+        if path.startswith(skip_folder + os.sep) or _is_excluded(path, exclude):
             continue
         try:
             plain = os.lstat(path)
@@ -50,6 +52,11 @@ def _matches(patterns: Iterable[str]) -> list[str]:
             if pattern.endswith(COMPRESSED) or not path.endswith(COMPRESSED):
                 paths.add(os.path.abspath(path))
     return sorted(paths)
+
+
+def _is_excluded(path: str, exclude: Sequence[str]) -> bool:
+    name = os.path.basename(path)
+    return any(fnmatch.fnmatchcase(path if "/" in pattern else name, pattern) for pattern in exclude)
 
 
 def _standard_error() -> FileKey:

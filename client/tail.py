@@ -17,7 +17,7 @@ import stat
 from typing import Protocol
 
 from logferry.client.discover import FileKey
-from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, Fingerprint, differs, grown, of
+from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, Fingerprint, born_ns, differs, grown, of
 
 
 class Changed(Exception):
@@ -54,6 +54,7 @@ class Tail:
         facts = os.fstat(fd)
         self.path = path
         self.key: FileKey = (facts.st_dev, facts.st_ino)
+        self.born_ns = born_ns(fd)
         self.head = of(os.pread(fd, HEAD_BYTES, 0))
         self.position = 0
         self.mark = b""

@@ -80,7 +80,7 @@ class Watch:
 
     def _discover(self, now: float) -> None:
         began = time.perf_counter()
-        found = find(self._config.patterns, self._config.state_dir)
+        found = find(self._config.patterns, self._config.state_dir, self._config.exclude)
         for key, path in found.items():
             source = self._live.get(key)
             if source is None:
@@ -134,7 +134,7 @@ class Watch:
         entry = self._known.get(tail.key)
         reason = "first seen"
         if entry is not None and entry.head.length:
-            reason = tail.differs(entry.head, entry.position, entry.mark)
+            reason = _differs(tail, entry)
         if away and reason:
             tail.close()
             return False
@@ -146,6 +146,8 @@ class Watch:
             return True
         if entry is not None:
             self._checkpoint.entries.pop(entry.source_id, None)
+            if entry.head.length:
+                tell("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
         self._start(tail, reason)
         return True
 
@@ -161,6 +163,7 @@ class Watch:
         name = source_id(self._config.host, tail.path, generation)
         device, inode = tail.key
         entry = Entry(name, tail.path, tail.path, device, inode, tail.head, 0, of(b""), int(time.time() * 1000))
+        entry.born_ns = tail.born_ns
         tell("source-new", source=name, size=tail.size, reason=reason)
         self._follow(tail, entry, unsaved=True)
 
@@ -183,3 +186,10 @@ class Watch:
         del self.sources[source.name]
         del self._live[tail.key]
         self._checkpoint.entries.pop(source.name, None)
+
+
+def _differs(tail: Tail, entry: Entry) -> str:
+    """Why the file is not the incarnation that the checkpoint knows; empty when it is."""
+    if tail.born_ns and entry.born_ns and tail.born_ns != entry.born_ns:
+        return "another file, made later, has its inode"
+    return tail.differs(entry.head, entry.position, entry.mark)

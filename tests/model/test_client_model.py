@@ -9,6 +9,7 @@ end. What must hold when everything has come to rest:
 * An incarnation is there whole, unless it was out of the client's reach: truncated (what had not been sent is
   lost), removed while the client was down, or renamed to where no pattern sees it before the client had ever
   seen it. Then what was recorded at that moment is there at least.
+* Where an incarnation of which something was recorded did not arrive whole, the client told which source it is.
 * A chunk without ``split`` holds whole lines.
 
 A client is killed between any two steps, before a request leaves and after its answer was lost: it is then
@@ -18,6 +19,8 @@ thrown away and a new one begins from the state folder.
 from __future__ import annotations
 
 import contextlib
+import gzip
+import logging
 import os
 import shutil
 import tempfile
@@ -47,6 +50,19 @@ class Incarnation:
     seen: bool = False
 
 
+class Told(logging.Handler):
+    """Sources of which the client said that they ended before all of them was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event, _, fields = record.getMessage().partition(" source=")
+        if event in ("source-over", "file-gone"):
+            self.over.add(fields.partition(" ")[0])
+
+
 class Files(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
@@ -61,6 +77,8 @@ class Files(RuleBasedStateMachine):
         self.serial = 0
         self.now = 1000.0
         self.client: tuple[Agent, Checkpoint, Pusher] | None = None
+        self.told = Told()
+        logging.getLogger("logferry.client").addHandler(self.told)
 
     # ---- the client ------------------------------------------------------------------------------------------
 
@@ -255,6 +273,24 @@ class Files(RuleBasedStateMachine):
 
     @precondition(lambda self: self.at)
     @rule(data=st.data())
+    def a_file_is_compressed(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.at)))
+        path = self.path(name)
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes(), 1))
+        self.goes(self.at.pop(name), in_folder=False)
+        path.unlink()
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data(), lines=st.integers(1, 5), size=st.sampled_from((0, 30, 900)))
+    def a_file_is_made_anew(self, data: st.DataObject, lines: int, size: int) -> None:
+        """With the same inode, where the file system uses it again and no client has it open."""
+        name = data.draw(st.sampled_from(sorted(self.at)))
+        self.goes(self.at.pop(name), in_folder=False)
+        self.path(name).unlink()
+        self.append(name, lines, size)
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data())
     def a_file_is_replaced(self, data: st.DataObject) -> None:
         """A new file is renamed over it."""
         name = data.draw(st.sampled_from(sorted(self.at)))
@@ -274,6 +310,7 @@ class Files(RuleBasedStateMachine):
         finally:
             with contextlib.suppress(AssertionError):
                 self.kill()
+            logging.getLogger("logferry.client").removeHandler(self.told)
             shutil.rmtree(self.root)
 
     def come_to_rest(self) -> None:
@@ -308,6 +345,8 @@ class Files(RuleBasedStateMachine):
             got = len(self.gateway.sources[found[number]].content()) if number in found else 0
             must = len(incarnation.content) if incarnation.must is None else incarnation.must
             assert got >= must, f"{incarnation}: {got} of {must} bytes arrived"
+            if number in found and got < len(incarnation.content):
+                assert found[number] in self.told.over, f"{found[number]}: {got} bytes, and nobody said so"
 
 
 def _settings(max_examples: int) -> settings:

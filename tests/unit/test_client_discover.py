@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from logferry.client.discover import find, find_moved, folder_is_on, missing
 from logferry.client.names import attribute, printable, source_id
 from logferry.gateway.contract import check_source_id
@@ -35,6 +36,24 @@ def test_what_is_no_file_of_ours_is_left_out(tmp_path):
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert names(tmp_path, "**") == ["a.log", "stated/b.log"]
     assert names(tmp_path, "*.gz") == ["a.log.1.gz"]
+
+
+@pytest.mark.parametrize(
+    ("exclude", "expected"),
+    [
+        ([], ["a.log", "x/a.log", "x/b.log"]),
+        (["a.*"], ["x/b.log"]),
+        (["*/x/*"], ["a.log"]),
+        (["*/x/a.*"], ["a.log", "x/b.log"]),
+        (["x/*"], ["a.log", "x/a.log", "x/b.log"]),  # a path is absolute
+        (["b.log", "*/x/a.log"], ["a.log"]),
+        (["?.[l]og"], []),
+    ],
+)
+def test_what_is_excluded_is_left_out(tmp_path, exclude, expected):
+    made(tmp_path, "a.log", "x/a.log", "x/b.log")
+    found = find([str(tmp_path / "**")], str(tmp_path / "state"), exclude)
+    assert [os.path.relpath(path, tmp_path) for path in found.values()] == expected
 
 
 def test_a_file_with_many_names_is_one(tmp_path):
