@@ -136,7 +136,10 @@ class PositionsSet(Answer):
 
 
 class PartitionLag(Answer):
-    """``offset`` null: nothing is committed. ``lag_seconds``: the age of the oldest unread record."""
+    """``offset`` null: nothing is committed. ``lag_bytes``: of the unread chunks; beyond some 64 KiB an estimate.
+
+    ``lag_seconds``: the age of the oldest unread record.
+    """
 
     topic: str
     partition: Number
@@ -145,7 +148,7 @@ class PartitionLag(Answer):
     next: Number
     out_of_range: bool
     lag_records: Number
-    lag_bytes: Number | None
+    lag_bytes: Number
     lag_seconds: Annotated[float, Field(ge=0)] | None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final, cast
@@ -167,6 +168,8 @@ class Api:
             answered = await lane.submit(OpenSession(facts, source))
         finally:
             self.admission.release(reserved)
+        if isinstance(answered.outcome, Refusal):
+            raise _refused(answered.outcome)
         state = cast(SessionOpened, answered.outcome).state
         return json_response(
             {
@@ -189,7 +192,11 @@ class Api:
         page = await reading.read(self.kafka, self.config.limits, wanted)
         body = encode(page.rows)
         READ_BYTES.labels(topic).inc(sum(len(row[-1]) for row in page.rows))
-        headers = {"Content-Type": media_type, "X-Next-Offset": str(page.next_offset)}
+        headers = {"Content-Type": media_type, "X-Next-Offset": str(page.next_offset), "Vary": "Accept-Encoding"}
+        coding = reading.content_coding(call.request.headers.get("Accept-Encoding", ""))
+        if coding is not None and len(body) > reading.SMALL_BYTES:
+            body = await asyncio.to_thread(reading.compressed, body, coding)
+            headers["Content-Encoding"] = coding
         if dc == self.config.dc:
             headers["X-Next-Cursor"] = str(Cursor(topic, wanted.partition, page.next_offset))
         return web.Response(body=body, headers=headers)

@@ -111,13 +111,17 @@ class QuotaSettings(_Strict):
 
 
 class Limits(_Strict):
-    """A limit on everything; what is over one is refused with the limit in the answer. Bytes unless said otherwise."""
+    """A limit on everything; what is over one is refused with the limit in the answer. Bytes unless said otherwise.
+
+    ``lane_sources``: how many one lane may know; a new one is refused until others expire or are forgotten.
+    """
 
     chunk_bytes: Annotated[int, Field(ge=1024, le=16 * MIB)] = 4 * MIB
     request_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 16 * MIB
     request_chunks: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     transaction_bytes: Annotated[int, Field(ge=64 * 1024, le=32 * MIB)] = 8 * MIB
     lane_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
+    lane_sources: Annotated[int, Field(ge=1)] = 1_000_000
     process_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB
     read_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 8 * MIB
     read_wait_ms: Annotated[int, Field(ge=0, le=30_000)] = 30_000

@@ -21,9 +21,10 @@ MayRead = Callable[[str], bool]
 
 
 class Unread(NamedTuple):
-    """What a position has before it; ``oldest_ms`` is None when that is nothing."""
+    """What a position has before it; ``oldest_ms`` is None when that is nothing. ``size_bytes``: an estimate."""
 
     records: int
+    size_bytes: int
     oldest_ms: int | None
 
 
@@ -43,7 +44,8 @@ async def lags(
     ``offset``: what is committed, None if nothing is: the consumer would start at ``first``. ``lag_records`` counts
     offsets from the oldest unread record to the end; Kafka's control records take offsets, one a transaction, so it is
     too high by as many, but it is 0 exactly when nothing is unread. ``lag_seconds``: the age of that record.
-    ``lag_bytes`` is always None: Kafka tells no sizes of a part of a partition.
+    ``lag_bytes``: of the unread chunks, by what the oldest of them have: exact where those are few (`_LOOK_BYTES`),
+    else an estimate, since Kafka tells no sizes of a part of a partition.
     """
     wanted = {topic for topic, _ in committed} | set(named)
     views = (await kafka.describe(sorted(filter(may_read, wanted)))).topics
@@ -63,7 +65,7 @@ async def lags(
             "next": end,
             "out_of_range": offset is not None and not first <= offset <= end,
             "lag_records": unread.records,
-            "lag_bytes": None,
+            "lag_bytes": unread.size_bytes,
             "lag_seconds": None
             if unread.oldest_ms is None
             else max(0.0, round(time.time() - unread.oldest_ms / 1000, 3)),
@@ -76,18 +78,21 @@ async def _unread(kafka: Kafka, partition: Partition, position: int, end: int) -
     """Control records and aborted data are passed: nobody has to read them."""
     while position < end:
         try:
-            fetched = await kafka.fetch(*partition, position, max_bytes=_LOOK_BYTES, stop_bytes=1)
+            fetched = await kafka.fetch(*partition, position, max_bytes=_LOOK_BYTES, stop_bytes=_LOOK_BYTES)
         except errors.OffsetOutOfRangeError:
             # Retention took it meanwhile.
             position = await kafka.offset(*partition, EARLIEST)
             continue
         if fetched.records:
             oldest = fetched.records[0]
-            return Unread(max(end, oldest.offset + 1) - oldest.offset, oldest.timestamp_ms)
+            end = max(end, oldest.offset + 1)
+            seen_bytes = sum(len(record.value or b"") for record in fetched.records if record.offset < end)
+            seen = min(fetched.next_offset, end) - oldest.offset
+            return Unread(end - oldest.offset, seen_bytes * (end - oldest.offset) // seen, oldest.timestamp_ms)
         if fetched.next_offset == position:
             break
         position = fetched.next_offset
-    return Unread(0, None)
+    return Unread(0, 0, None)
 
 
 async def check_retained(

@@ -238,8 +238,9 @@ class Lane:
 
     def _draft(self) -> Draft:
         """Puts the next transaction together; what does not have to wait for it is answered at once."""
-        draft = Draft(self.table, int(time.time() * 1000), self.config.max_seqno_jump)
-        limit = self.config.limits.transaction_bytes
+        limits = self.config.limits
+        draft = Draft(self.table, int(time.time() * 1000), self.config.max_seqno_jump, limits.lane_sources)
+        limit = limits.transaction_bytes
         waiting = self._waiting
         while waiting.is_queued and draft.size_bytes < limit:
             pending = waiting.take()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from logferry.gateway import log
@@ -26,10 +26,13 @@ _GRAPHITE_TIMEOUT_S: Final = 10.0
 
 
 class Lanes(Collector):
-    """This worker's lanes as they are at the moment, and what each holds. Safe to call from another thread."""
+    """This worker's lanes as they are at the moment, and what each holds; and who has which, as it was seen last.
 
-    def __init__(self, lanes: Mapping[int, Lane]) -> None:
-        self._lanes = lanes
+    Safe to call from another thread.
+    """
+
+    def __init__(self, lanes: Mapping[int, Lane], owners: Callable[[], Mapping[int, str]]) -> None:
+        self._lanes, self._owners = lanes, owners
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         states = GaugeMetricFamily("logferry_lane_state", "1 for the state of a lane here", labels=["lane", "state"])
@@ -40,7 +43,10 @@ class Lanes(Collector):
                 states.add_metric([str(number), state], float(lane.state == state))
             queued.add_metric([str(number)], lane.queued_bytes)
             sources.add_metric([str(number)], len(lane.table))
-        yield from (states, queued, sources)
+        owners = GaugeMetricFamily("logferry_lane_owner", "1 for the worker that has a lane", labels=["lane", "owner"])
+        for number, url in sorted(self._owners().items()):
+            owners.add_metric([str(number), url], 1)
+        yield from (states, queued, sources, owners)
 
 
 async def watch_loop() -> None:

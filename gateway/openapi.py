@@ -168,7 +168,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         TopicWanted,
     ),
     "read": Operation(
-        "Reads committed chunks of a partition; repeatable",
+        "Reads committed chunks of a partition; repeatable; in zstd or gzip for those who accept it",
         {200: {MSGPACK: BYTES, NDJSON: BYTES, PLAIN: BYTES}},
         (*_KAFKA, "unknown-topic", "not-found", "out-of-range"),
         (

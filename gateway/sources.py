@@ -279,6 +279,10 @@ class SourceTable:
     def __len__(self) -> int:
         return len(self._states)
 
+    def __contains__(self, key: object) -> bool:
+        """Whether anything is known under the state key, of whatever incarnation of its topic."""
+        return key in self._states
+
     def apply(self, key: bytes, raw: bytes | None) -> None:
         """Takes over a committed state, of a transaction or of the replay; None forgets the source.
 

@@ -95,6 +95,7 @@ class StatusApi:
         return {
             "process_bytes": Usage(used=_value(IN_FLIGHT), limit=limits.process_bytes),
             "lane_bytes": Usage(used=max((lane.queued_bytes for lane in lanes), default=0), limit=limits.lane_bytes),
+            "lane_sources": Usage(used=max((len(lane.table) for lane in lanes), default=0), limit=limits.lane_sources),
             "connections": Usage(used=_value(CONNECTIONS), limit=limits.connections),
             "sessions": Usage(used=_value(SESSIONS), limit=limits.sessions),
         }

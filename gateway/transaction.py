@@ -130,10 +130,12 @@ class Draft:
     table: SourceTable
     now_ms: int
     max_seqno_jump: int | None = None
+    max_sources: int | None = None
     records: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
     states: dict[bytes, bytes | None] = field(default_factory=dict)
     topics: dict[str, TopicFacts] = field(default_factory=dict)
     size_bytes: int = 0
+    _new_sources: int = 0
     _decided_for: set[tuple[str, bytes]] = field(default_factory=set)
     _sources: dict[Source, SourceState | None] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -141,6 +143,9 @@ class Draft:
     def add(self, request: Request) -> tuple[Outcome, bool]:
         """Decides the request. Returns the outcome and whether it must wait for the commit to become true."""
         source = request.source
+        if not isinstance(request, Forget) and self._is_one_too_many(source):
+            detail = f"{self.max_sources} sources are known to the lane, and this one is not; it takes no new ones"
+            return Refusal("overloaded", detail, None), False
         state = self._state(request.topic, source)
         if isinstance(request, OpenSession):
             opened = open_session(state, self.now_ms)
@@ -160,6 +165,12 @@ class Draft:
             self.size_bytes += request.size_bytes
         outcome = Written(verdict.state, len(verdict.chunks), verdict.duplicates, span)
         return outcome, source in self._sources
+
+    def _is_one_too_many(self, source: Source) -> bool:
+        if self.max_sources is None or len(self.table) + self._new_sources < self.max_sources:
+            return False
+        key = source.state_key()
+        return key not in self.table and key not in self.states
 
     def expire(self, key: bytes, before_ms: int) -> None:
         """Forgets a source that was last heard of before that time, unless this transaction has news of it."""
@@ -219,7 +230,10 @@ class Draft:
     def _put(self, topic: TopicFacts, source: Source, state: SourceState) -> None:
         self._sources[source] = state
         self._pins[source.topic, source.key] = state.partition
-        self.states[source.state_key()] = state.encode()
+        key = source.state_key()
+        if key not in self.states and key not in self.table:
+            self._new_sources += 1
+        self.states[key] = state.encode()
         self._touch(topic)
 
     def _touch(self, topic: TopicFacts) -> None:

@@ -94,7 +94,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
 
 
 def _observers(config: Config, worker: int, ownership: Ownership) -> list[asyncio.Task[None]]:
-    REGISTRY.register(observing.Lanes(ownership.lanes))
+    REGISTRY.register(observing.Lanes(ownership.lanes, lambda: ownership.view.owners))
     tasks = [asyncio.create_task(observing.watch_loop())]
     if config.graphite is not None:
         tasks.append(asyncio.create_task(observing.send_to_graphite(config.graphite, config.dc, worker)))

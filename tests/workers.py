@@ -74,7 +74,8 @@ class Gateway:
         """One request to one worker; redirects are not followed. ``expect``: its status, None: any."""
         if isinstance(data := options.get("data"), bytes):
             options["data"] = io.BytesIO(data) if len(data) > _LARGE_BYTES else data
-        async with aiohttp.ClientSession(auto_decompress=False) as session:
+        plain = {"Accept-Encoding": "identity"}
+        async with aiohttp.ClientSession(auto_decompress=False, headers=plain) as session:
             url = URL(self.urls[worker] + path, encoded=True)
             async with session.request(method, url, allow_redirects=False, **options) as response:
                 body = await response.read()

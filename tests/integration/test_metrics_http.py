@@ -30,6 +30,7 @@ WANTED = {
     "logferry_lane_state": {"lane", "state"},
     "logferry_lane_queued_bytes": {"lane"},
     "logferry_lane_sources": {"lane"},
+    "logferry_lane_owner": {"lane", "owner"},
     "logferry_lane_openings_total": {"lane", "reason"},
     "logferry_replay_seconds_count": set(),
     "logferry_transaction_seconds_count": set(),
@@ -85,6 +86,7 @@ async def test_everything_is_counted_by_bounded_labels(kafka: Cluster, tmp_path:
         assert found["logferry_read_bytes_total"][full,] == 150
         assert {state for (_, state), value in found["logferry_lane_state"].items() if value} == {"serving"}
         assert sum(found["logferry_lane_sources"].values()) == 30
+        assert set(found["logferry_lane_owner"]) == {(str(lane), gateway.urls[0]) for lane in range(4)}
         assert found["logferry_transactions_total"]["committed",] >= 1
         assert found["logferry_in_flight_bytes"][()] == 0
 

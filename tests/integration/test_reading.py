@@ -13,6 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from logferry.gateway.contract import MSGPACK, NDJSON
+from logferry.gateway.wire import decoded_body
 
 from tests.workers import Answer, Gateway, source_path
 
@@ -107,6 +108,30 @@ async def test_plain_text_is_the_data_alone(workers: Gateway, topic: str) -> Non
     answer = await ask(workers, topic, accept="text/plain")
     assert answer.headers["Content-Type"].startswith("text/plain")
     assert answer.body == b"one\n\xfftwo\r\nthree\n"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        ("gzip", "gzip"),
+        ("deflate, GZIP;q=0.5, br", "gzip"),
+        ("gzip, zstd", "zstd"),
+        ("zstd;q=0, gzip", "gzip"),
+        ("zstd; q=0.0, br", None),
+        ("identity", None),
+    ],
+)
+async def test_the_answer_is_compressed_for_those_who_accept_it(
+    workers: Gateway, topic: str, accepted: str, coding: str | None
+) -> None:
+    data = b"GET /index.html 200\n" * 100
+    await write(workers, topic, 1, data)
+    path = f"/v1/topics/{topic}/partitions/0/chunks"
+    answer = await workers.ask("GET", path, headers={"Accept-Encoding": accepted, "Accept": "text/plain"})
+    assert answer.headers.get("Content-Encoding") == coding
+    assert answer.headers["Vary"] == "Accept-Encoding"
+    assert (len(answer.body) < len(data) / 5) == (coding is not None)
+    assert decoded_body(answer.body, coding or "identity", 1 << 20) == data
 
 
 # ---- positions -----------------------------------------------------------------------------------------------

@@ -50,6 +50,29 @@ def written(outcome: Outcome) -> tuple[int | None, int, int]:
     return outcome.state.recorded, outcome.written, outcome.duplicates
 
 
+# ---- the number of sources ---------------------------------------------------------------------------------
+
+
+def test_no_more_sources_than_allowed() -> None:
+    """The known ones are served as before, also in a new incarnation of their topic; what is forgotten makes room."""
+    table = SourceTable()
+    committed(table, write(A, (1, None)))
+    draft = Draft(table, NOW, max_sources=2)
+    assert written(draft.add(write(B, (1, None)))[0]) == (1, 1, 0)
+    c = Source("dc1.t", None, "c")
+    for request in (write(c, (1, None)), OpenSession(TOPIC, c), Beat(TOPIC, c, None, Heartbeat(NOW))):
+        refused, must_wait = draft.add(request)
+        assert isinstance(refused, Refusal)
+        assert (refused.kind, must_wait) == ("overloaded", False)
+    assert not draft.touches(c)
+    for known in (A, B):
+        assert written(draft.add(write(known, (2, 1)))[0]) == (2, 1, 0)
+    anew = TOPIC._replace(id=OTHER_ID)
+    assert written(Draft(table, NOW, max_sources=1).add(write(A, (1, None), topic=anew))[0]) == (1, 1, 0)
+    committed(table, Forget(TOPIC, A))
+    assert written(Draft(table, NOW, max_sources=1).add(write(c, (1, None)))[0]) == (1, 1, 0)
+
+
 # ---- what is in a draft ------------------------------------------------------------------------------------
 
 

@@ -63,7 +63,7 @@ async def test_lag_and_setting_of_positions(gateway: Gateway, topic_name: str) -
     }  # fmt: skip
     await write(gateway, topic_name, sources=1)
     (before,) = (await offsets(gateway, topic_name, f"?topic={topic}"))["positions"]
-    assert (before["offset"], before["first"], before["out_of_range"], before["lag_bytes"]) == (None, 0, False, None)
+    assert (before["offset"], before["first"], before["out_of_range"], before["lag_bytes"]) == (None, 0, False, 20)
     assert before["lag_records"] >= 1
     between_ms = int(time.time() * 1000) + 1
     await asyncio.sleep(0.01)
@@ -87,6 +87,7 @@ async def test_lag_and_setting_of_positions(gateway: Gateway, topic_name: str) -
         (now,) = (await offsets(gateway, topic_name))["positions"]
         assert now["offset"] == expected
         assert (now["lag_records"] == 0) == (now["lag_seconds"] is None) == (expected == 4)
+        assert now["lag_bytes"] == {0: 40, 1: 20, 2: 20, 4: 0}[expected]
     # The marker of the first transaction is nothing to read: the oldest unread one is the second chunk.
     await put(gateway, topic_name, {"positions": [{"topic": topic, "partition": 0, "offset": 1}]})
     (now,) = (await offsets(gateway, topic_name))["positions"]
@@ -100,6 +101,15 @@ async def test_lag_and_setting_of_positions(gateway: Gateway, topic_name: str) -
         assert (status, document["members"]) == (409, 1)
         assert document["type"].endswith("/conflict")
     assert (await offsets(gateway, topic_name))["positions"][0]["offset"] == 1
+
+
+async def test_the_lag_in_bytes_is_told_from_the_oldest_chunks(gateway: Gateway, topic_name: str) -> None:
+    topic = await make(gateway, topic_name, 1)
+    for turn in range(3):
+        await write(gateway, topic_name, sources=1, start=100 * turn, chunks=40, size=8192)
+    (now,) = (await offsets(gateway, topic_name, f"?topic={topic}"))["positions"]
+    # The markers of the transactions count as records do.
+    assert 3 * 40 * 8192 <= now["lag_bytes"] <= 3 * 41 * 8192
 
 
 async def test_kafkas_own_tools_see_the_same_groups(
