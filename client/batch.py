@@ -10,10 +10,19 @@ attribute ``split`` begins at a line's start and ends with a newline. The others
 
 So when the file grows after an ``open`` piece, the rest of that line follows as ``middle`` or ``last``:
 nothing is lost, nothing is doubled, and a reader can join the line again.
+
+With a ``record_start`` a *record* takes the line's place: a line that fits the pattern, and all after it that do
+not. The end of the last record is known only when the next begins; when it does not come, the record goes
+without ``split`` after a short time, and lines of it that are late follow as ``last``.
+
+With ``cut_lines`` a line longer than ``line_bytes`` keeps its first ``line_bytes`` and its newline. What is left out
+still counts in the seqnos, which are positions in the file; the chunk where it is missing says in the attribute
+``cut`` how many bytes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,37 +38,79 @@ class Limits(NamedTuple):
     chunk_bytes: int
     line_bytes: int
     request_bytes: int
+    record_start: re.Pattern[bytes] | None = None
+    cut_lines: bool = False
 
     def smaller(self) -> Limits:
         """The next step after "too large"; the same limits when there is no smaller one."""
         if self.request_bytes > self.line_bytes:
             return self._replace(request_bytes=self.line_bytes)
         half = max(self.request_bytes // 2, SMALLEST_CHUNK_BYTES)
-        return Limits(min(self.chunk_bytes, half), min(self.line_bytes, half), half)
+        return self._replace(
+            chunk_bytes=min(self.chunk_bytes, half), line_bytes=min(self.line_bytes, half), request_bytes=half
+        )
 
 
 class Piece(NamedTuple):
-    """One chunk to be: data[begin:end]."""
+    """One chunk to be: data[begin:end]. ``keep``: None, or so many of its first bytes, and its newline, are sent."""
 
     begin: int
     end: int
     split: str | None
+    keep: int | None = None
 
 
-def cut(data: bytes, mid_line: bool, limits: Limits, flush: bool) -> list[Piece]:
+def starts_record(pattern: str) -> re.Pattern[bytes]:
+    """The pattern, bound to the starts of lines. Raises ValueError when it is no regular expression."""
+    try:
+        return re.compile(b"^(?:%b)" % pattern.encode("utf-8", "surrogateescape"), re.MULTILINE)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+
+
+def is_inside(before: bytes, data: bytes, limits: Limits) -> bool:
+    """Whether ``data`` goes on inside a line, or record. ``before``: the bytes before it, empty at the file's start."""
+    if not before:
+        return False
+    if not before.endswith(b"\n"):
+        return True
+    return limits.record_start is not None and not limits.record_start.match(data)
+
+
+def line_so_far(before: bytes, limits: Limits) -> int:
+    """How many bytes at the end of ``before`` are of the line, or record, that goes on after it."""
+    if limits.record_start is None:
+        return len(before) - before.rfind(b"\n") - 1
+    begin = 0
+    for found in limits.record_start.finditer(before):
+        begin = found.start() if found.start() < len(before) else begin
+    return len(before) - begin
+
+
+def cut(data: bytes, inside: bool, limits: Limits, flush: bool, line_so_far: int = 0) -> list[Piece]:
     """Cuts ``data`` from its start; what no piece covers is an unfinished line that has to wait for more.
 
-    ``mid_line``: the byte before ``data`` is not a newline. ``flush``: an unfinished line at the end goes, too.
+    ``inside``: see `is_inside`; ``line_so_far``: how many bytes of that line were before ``data``, which matters with
+    ``cut_lines``. ``flush``: an unfinished line, or record, at the end goes, too.
     """
     pieces: list[Piece] = []
     begin = 0
+    whole_lines = len(data) if flush else data.rfind(b"\n") + 1
     while begin < len(data):
-        piece = _rest_of_line(data, begin, limits, flush) if mid_line else _lines(data, begin, limits, flush)
+        if limits.record_start is not None:
+            piece = _record(data, begin, whole_lines, inside, limits.record_start, limits, flush)
+        elif inside:
+            piece = _rest_of_line(data, begin, limits, flush)
+        else:
+            piece = _lines(data, begin, limits, flush)
         if piece is None:
             break
+        if limits.cut_lines and inside and line_so_far >= limits.line_bytes:
+            piece = piece._replace(keep=0)
         pieces.append(piece)
         begin = piece.end
-        mid_line = piece.split in ("first", "middle", "open")
+        inside = piece.split in ("first", "middle", "open")
+        line_so_far = line_so_far + piece.end - piece.begin if inside else 0
     return pieces
 
 
@@ -83,6 +134,30 @@ def _lines(data: bytes, begin: int, limits: Limits, flush: bool) -> Piece | None
     return Piece(begin, len(data), "open") if flush else None
 
 
+def _record(
+    data: bytes, begin: int, whole_lines: int, inside: bool, start: re.Pattern[bytes], limits: Limits, flush: bool
+) -> Piece | None:
+    """Records that begin at ``begin``; or, ``inside`` of one, its rest. Lines before ``whole_lines`` are judged."""
+    end = 0
+    for found in start.finditer(data, begin + 1, whole_lines):
+        far = found.start() - begin
+        if found.start() >= whole_lines or far > limits.line_bytes or (end and far > limits.chunk_bytes):
+            break
+        end = found.start()
+        if inside or far > limits.chunk_bytes:
+            break
+    if end:
+        return Piece(begin, end, "last" if inside else None)
+    if len(data) - begin >= limits.line_bytes:
+        end = data.rfind(b"\n", begin, begin + limits.line_bytes) + 1 or begin + limits.line_bytes
+        return Piece(begin, end, "middle" if inside else "first")
+    if not flush:
+        return None
+    if data.endswith(b"\n"):
+        return Piece(begin, len(data), "last" if inside else None)
+    return Piece(begin, len(data), "middle" if inside else "open")
+
+
 @dataclass(frozen=True)
 class Batch:
     """Chunks of one source that go in one request; kept as it is until its outcome is known.
@@ -102,11 +177,17 @@ class Batch:
 
     def chunks(self) -> Iterator[Chunk]:
         for piece in self.pieces:
-            attributes = {**self.attributes, "split": piece.split} if piece.split else self.attributes
+            data, attributes = self.data[piece.begin : piece.end], self.attributes
+            if piece.split:
+                attributes = {**attributes, "split": piece.split}
+            if piece.keep is not None:
+                left = len(data) - piece.keep - data.endswith(b"\n")
+                data = data[: piece.keep] + b"\n" * data.endswith(b"\n")
+                attributes = {**attributes, "cut": str(left)} if left else attributes
             yield Chunk(
                 seqno=self.start + piece.end,
                 prev=self.start + piece.begin,
                 created_ms=self.created_ms,
                 attributes=attributes,
-                data=self.data[piece.begin : piece.end],
+                data=data,
             )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from logferry.client.batch import SMALLEST_CHUNK_BYTES
+from logferry.client.batch import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.connections import origin_of
 from logferry.gateway.contract import Malformed, check_attributes, check_topic
 
@@ -39,6 +40,8 @@ class Config:
     chunk_bytes: int = 256 << 10
     line_bytes: int = 1 << 20
     request_bytes: int = 2 << 20
+    record_start: re.Pattern[bytes] | None = None
+    cut_lines: bool = False
     linger_s: float = 0.2
     idle_s: float = 30.0
     rotated_s: float = 300.0
@@ -65,6 +68,8 @@ def parse(argv: Sequence[str] | None = None) -> Config:
             gzip=not given.no_gzip,
             chunk_bytes=int(_between("--chunk-bytes", given.chunk_bytes, SMALLEST_CHUNK_BYTES, given.line_bytes)),
             line_bytes=int(_between("--line-bytes", given.line_bytes, SMALLEST_CHUNK_BYTES, 2 << 20)),
+            record_start=_record_start(given.record_start),
+            cut_lines=given.cut_lines,
             linger_s=_between("--linger-ms", given.linger_ms, 1, 60_000) / 1000,
             idle_s=_between("--idle-s", given.idle_s, 0, 86_400),
             rotated_s=_between("--rotated-s", given.rotated_s, 0, 86_400),
@@ -98,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--attr", action="append", default=[], metavar="NAME=VALUE", help="an attribute of every chunk")
     add("--chunk-bytes", type=int, default=256 << 10, metavar="N", help="a chunk of whole lines (262144)")
     add("--line-bytes", type=int, default=1 << 20, metavar="N", help="longer lines are split (1048576)")
+    add("--cut-lines", action="store_true", help="longer lines are cut instead: the rest of them is left out")
+    add("--record-start", metavar="REGEX", help="a line that fits begins a record; the lines after it that do not are"
+        " part of it and stay in its chunk")  # fmt: skip
     add("--linger-ms", type=int, default=200, metavar="MS", help="how long a line may wait to be sent (200)")
     add("--idle-s", type=float, default=30.0, metavar="S", help="a last line without newline waits so long (30)")
     add("--rotated-s", type=float, default=300.0, metavar="S", help="a renamed or removed file is dropped after so"
@@ -119,6 +127,13 @@ def _host(given: str | None) -> str:
     if not 1 <= len(host.encode("utf-8", "surrogateescape")) <= 255:
         raise ValueError(f"--host {host!r} is not 1 to 255 bytes long")
     return host
+
+
+def _record_start(given: str | None) -> re.Pattern[bytes] | None:
+    try:
+        return None if given is None else starts_record(given)
+    except ValueError as error:
+        raise ValueError(f"--record-start: {error}") from None
 
 
 def _attributes(given: list[str]) -> dict[str, str]:

@@ -30,6 +30,7 @@ EVENTS = {
     "session": (DEBUG, "the gateway opened a session and said what it has recorded"),
     "gateway-forgot": (WARNING, "the gateway has less recorded than it acknowledged; sent again from there"),
     "sent": (DEBUG, "chunks were acknowledged"),
+    "nul-hole": (WARNING, "a run of NUL bytes, as a loss of power or a truncation leaves it; sent as it is"),
     "recut": (WARNING, "the gateway has another position recorded; the chunks are cut anew there"),
     "smaller": (WARNING, "the gateway finds chunks too large; smaller ones from now on"),
     "refused": (ERROR, "the gateway refuses; tried again slowly, or given up with --once"),

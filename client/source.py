@@ -13,10 +13,11 @@ from __future__ import annotations
 import random
 
 from logferry.client.answers import NO_ANSWER, Answer, Do, judge
-from logferry.client.batch import Batch, Limits, cut
+from logferry.client.batch import Batch, Limits, cut, is_inside, line_so_far
 from logferry.client.checkpoint import Entry
 from logferry.client.events import tell
 from logferry.client.fingerprint import of
+from logferry.client.holes import holes
 from logferry.client.push import Job, Outcome
 from logferry.client.tail import Changed, Reading, Remains, Tail
 
@@ -24,6 +25,7 @@ RETRY_S = (0.1, 10.0)  # first and longest pause
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0
 FORWARDED_FOR_S = 60.0
+RECORD_WAIT_S = 2.0  # so long a record waits for more lines of it
 
 
 def pause_s(failures: int, bounds: tuple[float, float]) -> float:
@@ -53,6 +55,7 @@ class Source:
         self._direct_from = 0.0
         self._superseded_at: float | None = None
         self._barren_end = -1
+        self._looked_to = 0
         self._unreadable: str | None = None
 
     @property
@@ -74,19 +77,32 @@ class Source:
 
     def _cut(self, now: float, created_ms: int, idle_s: float) -> Batch | None:
         reading, end = self.reading, self.reading.end
-        is_last = reading.is_last(now, idle_s)
-        if end <= reading.position or (end == self._barren_end and not is_last):
+        limits, is_last = self._limits, reading.is_last(now, idle_s)
+        settled = is_last or (limits.record_start is not None and reading.is_last(now, min(idle_s, RECORD_WAIT_S)))
+        if end <= reading.position or (end == self._barren_end and not settled):
             return None
-        data = reading.read(self._limits.request_bytes)
-        mid_line = reading.position > 0 and not reading.mark.endswith(b"\n")
-        pieces = cut(data, mid_line, self._limits, flush=is_last and reading.position + len(data) >= end)
+        data = reading.read(limits.request_bytes)
+        flush = settled and reading.position + len(data) >= end
+        if flush and not is_last:
+            data = data[: data.rfind(b"\n") + 1]
+        inside = is_inside(reading.mark, data, limits)
+        so_far = line_so_far(reading.before(limits.line_bytes), limits) if inside and limits.cut_lines else 0
+        pieces = cut(data, inside, limits, flush, so_far)
         if not pieces:
             self._barren_end = end
             return None
         data = data[: pieces[-1].end]
+        self._tell_holes(reading.position, data)
         if self.tail is not None and self.tail.cover(data):
             self.unsaved = True
         return Batch(reading.position, data, tuple(pieces), created_ms, self._attributes)
+
+    def _tell_holes(self, start: int, data: bytes) -> None:
+        """Once: what is read again is known."""
+        for begin, end in holes(data):
+            if start + begin >= self._looked_to:
+                tell("nul-hole", source=self.name, position=start + begin, bytes=end - begin)
+        self._looked_to = max(self._looked_to, start + len(data))
 
     def is_done(self) -> bool:
         """All that there is now is acknowledged, or nothing more will be."""

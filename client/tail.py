@@ -37,6 +37,9 @@ class Reading(Protocol):
     def read(self, limit: int) -> bytes:
         """At most ``limit`` bytes from ``position`` on."""
 
+    def before(self, limit: int) -> bytes:
+        """At most ``limit`` bytes before ``position``; fewer where no more are at hand."""
+
     def advance(self, data: bytes) -> None:
         """``data``, which was read at ``position``, is acknowledged."""
 
@@ -125,6 +128,10 @@ class Tail:
             raise Changed(f"its first {self.head.length} bytes are not what they were")
         return raw[before:]
 
+    def before(self, limit: int) -> bytes:
+        begin = max(self.position - limit, 0)
+        return os.pread(self._fd, self.position - begin, begin)
+
     def cover(self, data: bytes) -> bool:
         """Extends ``head`` over ``data``, read at ``position`` and about to be sent; True if it grew.
 
@@ -177,6 +184,9 @@ class Remains:
     def read(self, limit: int) -> bytes:
         begin = self.position - self._start
         return self._data[begin : begin + limit]
+
+    def before(self, limit: int) -> bytes:
+        return self.mark[-limit:]
 
     def advance(self, data: bytes) -> None:
         self.mark = grown(self.mark, data)

@@ -169,7 +169,9 @@ class Watch:
 
     def _follow(self, tail: Tail, entry: Entry, unsaved: bool) -> None:
         config = self._config
-        limits = Limits(config.chunk_bytes, config.line_bytes, config.request_bytes)
+        limits = Limits(
+            config.chunk_bytes, config.line_bytes, config.request_bytes, config.record_start, config.cut_lines
+        )
         attributes = {
             "host": printable(config.host),
             "path": attribute(entry.path),

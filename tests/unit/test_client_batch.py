@@ -1,9 +1,21 @@
 """Cutting bytes into chunks: nothing changed, whole lines, pieces of long lines marked."""
 
+import itertools
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.client.batch import SMALLEST_CHUNK_BYTES, Batch, Limits, Piece, cut
+from logferry.client.batch import (
+    SMALLEST_CHUNK_BYTES,
+    Batch,
+    Limits,
+    Piece,
+    cut,
+    is_inside,
+    line_so_far,
+    starts_record,
+)
 
 LIMITS = Limits(chunk_bytes=8, line_bytes=16, request_bytes=64)
 
@@ -97,3 +109,105 @@ def test_limits_get_smaller_down_to_an_end():
     assert steps[1] == Limits(256 << 10, 1 << 20, 1 << 20)
     assert steps[-1] == Limits(*[SMALLEST_CHUNK_BYTES] * 3)
     assert len(steps) < 20
+
+
+RECORDS = LIMITS._replace(record_start=starts_record(r"\d"))
+
+
+def records(data: bytes, before: bytes = b"", flush: bool = False) -> list[tuple[bytes, str | None]]:
+    cuts = cut(data, is_inside(before, data, RECORDS), RECORDS, flush)
+    return [(data[p.begin : p.end], p.split) for p in cuts]
+
+
+@pytest.mark.parametrize(
+    ("data", "before", "flush", "expected"),
+    [
+        (b"1\n a\n2\n", b"", False, [(b"1\n a\n", None)]),  # the second may go on
+        (b"1\n a\n2\n", b"", True, [(b"1\n a\n", None), (b"2\n", None)]),
+        (b"1\n2\n3\n4\n5\n6\n", b"", False, [(b"1\n2\n3\n4\n", None), (b"5\n", None)]),
+        (b"1\n a\n2\n b\n3\n", b"", False, [(b"1\n a\n", None), (b"2\n b\n", None)]),
+        (b"1\n a\n b\n c\n2\n", b"", False, [(b"1\n a\n b\n c\n", None)]),  # the chunk grows with it
+        (b"1\n" + b" a\n" * 6 + b"2\n", b"", False, [(b"1\n" + b" a\n" * 4, "first"), (b" a\n" * 2, "last")]),
+        (b"1\n" + b" a\n" * 12, b"", True,
+         [(b"1\n" + b" a\n" * 4, "first"), (b" a\n" * 5, "middle"), (b" a\n" * 3, "last")]),
+        (b" a\n1\n2\n", b"", False, [(b" a\n1\n", None)]),  # what is before the first record is one
+        (b" a\n b\n1\n2\n", b"0\n", False, [(b" a\n b\n", "last"), (b"1\n", None)]),
+        (b" a\n", b"0\n", False, []),
+        (b" a\n", b"0\n", True, [(b" a\n", "last")]),
+        (b"tail\n1\n2\n", b"0\n ", False, [(b"tail\n", "last"), (b"1\n", None)]),
+        (b"1\n a", b"", True, [(b"1\n a", "open")]),
+        (b"1\n ", b"", False, []),
+        (b"1\n2", b"", False, []),  # "2" may be the beginning of a line that does not fit
+        (b"x" * 40, b"", False, [(b"x" * 16, "first"), (b"x" * 16, "middle")]),
+    ],
+)  # fmt: skip
+def test_records_stay_together(data, before, flush, expected):
+    assert records(data, before, flush) == expected
+
+
+RECORD_TEXT = st.lists(st.sampled_from([b"\n", b"1", b" a\n", b"bbb", b"2\n", b"c" * 20]), max_size=30).map(b"".join)
+
+
+@given(RECORD_TEXT, st.sampled_from([b"", b"0\n", b"0"]), st.booleans())
+def test_the_pieces_of_records_are_the_data(data, before, flush):
+    done = records(data, before, flush)
+    assert data.startswith(b"".join(text for text, _ in done))
+    rest = data[sum(len(text) for text, _ in done) :]
+    assert len(rest) <= RECORDS.line_bytes
+    assert not (flush and rest)
+    for text, split in done:
+        assert len(text) <= RECORDS.line_bytes
+        if split is None:
+            assert text.endswith(b"\n")
+    for (text, _), (after, split) in itertools.pairwise(done):
+        if split is None:  # it begins a record, and the one before was whole
+            assert text.endswith(b"\n")
+            assert re.match(rb"\d", after)
+
+
+@given(RECORD_TEXT, st.integers(0, 60))
+def test_records_that_come_in_two_parts_are_the_same_when_the_second_is_waited_for(data, at):
+    first = records(data[:at])
+    position = sum(len(text) for text, _ in first)
+    rest = records(data[position:], data[:position], flush=True)
+    assert b"".join(text for text, _ in first + rest) == data
+    starts = {found.start() for found in RECORDS.record_start.finditer(data)}
+    begins = [0]
+    for text, _ in first + rest:
+        begins.append(begins[-1] + len(text))
+    for begin, (_, split) in zip(begins, first + rest, strict=False):
+        assert split is not None or begin == 0 or begin in starts
+
+
+def test_a_pattern_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="no regular expression"):
+        starts_record("(")
+
+
+CUTTING = LIMITS._replace(cut_lines=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "so_far", "expected"),
+    [
+        (b"a" * 16 + b"\nb\n", 0, [("first", None, b"a" * 16), ("last", None, b"\n"), (None, None, b"b\n")]),
+        (b"a" * 40 + b"\nb\n", 0,
+         [("first", None, b"a" * 16), ("middle", "16", b""), ("last", "8", b"\n"), (None, None, b"b\n")]),
+        (b"a" * 20 + b"\nb\n", 16, [("middle", "16", b""), ("last", "4", b"\n"), (None, None, b"b\n")]),
+        (b"a" * 4 + b"\nb\n", 15, [("last", None, b"aaaa\n"), (None, None, b"b\n")]),
+    ],
+)  # fmt: skip
+def test_long_lines_can_be_cut(data, so_far, expected):
+    pieces = cut(data, so_far > 0, CUTTING, flush=False, line_so_far=so_far)
+    chunks = list(Batch(100, data, tuple(pieces), 7, {}).chunks())
+    assert [(c.attributes.get("split"), c.attributes.get("cut"), c.data) for c in chunks] == expected
+    assert [c.prev for c in chunks] == [100, *[c.seqno for c in chunks[:-1]]]
+    assert chunks[-1].seqno == 100 + len(data)
+
+
+@pytest.mark.parametrize(
+    ("before", "lines", "in_records"),
+    [(b"", 0, 0), (b"a\nbc", 2, 4), (b"1\nbc", 2, 4), (b"x\n1\n2\n a\nbc", 2, 7), (b"abc", 3, 3)],
+)
+def test_how_much_of_a_line_was_before(before, lines, in_records):
+    assert (line_so_far(before, LIMITS), line_so_far(before, RECORDS)) == (lines, in_records)

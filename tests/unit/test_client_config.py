@@ -29,6 +29,7 @@ GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
         ([*GOOD, "--threads", "0"], "--threads 0"),
         ([*GOOD, "--timeout", "nan"], "--timeout nan"),
         ([*GOOD, "--host", "x" * 256], "--host"),
+        ([*GOOD, "--record-start", "("], "--record-start: '(' is no regular expression"),
     ],
 )
 def test_wrong_use(argv, said, capsys):
