@@ -222,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell("state-unusable", reason=error)
         return 2
     stop = Stop()
-    workers = Workers(config.threads, Cluster(config.urls, config.token), config.topic, config.gzip)
+    workers = Workers(config.threads, Cluster(config.urls, config.token), config.topic, config.gzip, config.dialer())
     try:
         with _signals(stop, workers):
             tell("started", url=" ".join(config.urls), topic=config.topic, state_dir=config.state_dir)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from logferry.client.batch import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.connections import origin_of
+from logferry.client.dial import Dialer, check_pin, proxies_of
 from logferry.gateway.contract import Malformed, check_attributes, check_topic
 
+TOKEN_VARIABLE = "LOGFERRY_TOKEN"
 OWN_ATTRIBUTES = ("host", "path", "split")
 EXAMPLE = """example:
   logferry push --url http://127.0.0.1:8080 --topic nginx --state-dir /var/lib/logferry '/var/log/nginx/*.log'
@@ -36,6 +39,9 @@ class Config:
     exclude: tuple[str, ...] = ()
     once: bool = False
     token: str | None = None
+    ca_file: str | None = None
+    pins: tuple[str, ...] = ()
+    proxies: Mapping[str, str] = field(default_factory=dict)
     gzip: bool = True
     chunk_bytes: int = 256 << 10
     line_bytes: int = 1 << 20
@@ -48,6 +54,9 @@ class Config:
     timeout_s: float = 60.0
     threads: int = 4
     verbose: bool = False
+
+    def dialer(self) -> Dialer:
+        return Dialer(self.ca_file, self.pins, self.proxies)
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -64,7 +73,10 @@ def parse(argv: Sequence[str] | None = None) -> Config:
             attributes=_attributes(given.attr),
             exclude=tuple(given.exclude),
             once=given.once,
-            token=None if given.token_file is None else read_token(given.token_file),
+            token=_token(given.token_file),
+            ca_file=_ca_file(given.ca_file),
+            pins=tuple(_pin(pin) for pin in given.pin),
+            proxies=proxies_of(os.environ),
             gzip=not given.no_gzip,
             chunk_bytes=int(_between("--chunk-bytes", given.chunk_bytes, SMALLEST_CHUNK_BYTES, given.line_bytes)),
             line_bytes=int(_between("--line-bytes", given.line_bytes, SMALLEST_CHUNK_BYTES, 2 << 20)),
@@ -98,7 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--once", action="store_true", help="send what is there and end")
     add("--timeout", type=float, default=60.0, metavar="S", help="with --once: give up so long after the last"
         " acknowledgement (60)")  # fmt: skip
-    add("--token-file", metavar="FILE", help="the token for the gateway")
+    add("--token-file", metavar="FILE", help=f"the token for the gateway (what {TOKEN_VARIABLE} in the environment"
+        " holds, if anything)")  # fmt: skip
+    add("--ca-file", metavar="FILE", help="who signed the gateway's certificate (the system's authorities)")
+    add("--pin", action="append", default=[], metavar="SHA256", help="a certificate that the gateway may show, by its"
+        " fingerprint; again for others")  # fmt: skip
     add("--host", help="this host's name in sourceIds (the system's name)")
     add("--attr", action="append", default=[], metavar="NAME=VALUE", help="an attribute of every chunk")
     add("--chunk-bytes", type=int, default=256 << 10, metavar="N", help="a chunk of whole lines (262144)")
@@ -150,6 +166,29 @@ def _attributes(given: list[str]) -> dict[str, str]:
         return check_attributes(attributes)
     except (Malformed, UnicodeEncodeError) as error:
         raise ValueError(f"--attr: {error}") from None
+
+
+def _token(token_file: str | None) -> str | None:
+    if token_file is not None:
+        return read_token(token_file)
+    given = os.environ.get(TOKEN_VARIABLE)
+    return check_token(given, TOKEN_VARIABLE) if given else None
+
+
+def _ca_file(path: str | None) -> str | None:
+    if path is not None:
+        try:
+            Dialer(path)
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(f"--ca-file {path}: {error.strerror or error}") from None
+    return path
+
+
+def _pin(text: str) -> str:
+    try:
+        return check_pin(text)
+    except ValueError as error:
+        raise ValueError(f"--pin: {error}") from None
 
 
 def read_token(path: str) -> str:

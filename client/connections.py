@@ -7,8 +7,9 @@ import socket
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from logferry.client.dial import Dialer
+
 MOST_CONNECTIONS = 8
-CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 LARGEST_ANSWER_BYTES = 1 << 20
 
@@ -26,8 +27,9 @@ class Reply(NamedTuple):
 class Connections:
     """Kept connections of one thread, at most `MOST_CONNECTIONS`, the one used longest ago goes first."""
 
-    def __init__(self, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(self, answer_timeout_s: float = ANSWER_TIMEOUT_S, dialer: Dialer | None = None) -> None:
         self._answer_timeout_s = answer_timeout_s
+        self._dialer = dialer or Dialer()
         self._kept: dict[str, http.client.HTTPConnection] = {}
 
     def exchange(self, url: str, headers: dict[str, str], body: bytes) -> Reply:
@@ -39,14 +41,15 @@ class Connections:
         try:
             parts = urlsplit(url)
             origin = f"{parts.scheme}://{parts.netloc}"
-            target = parts.path + ("?" + parts.query if parts.query else "")
+            target, more = self._dialer.request_to(parts)
+            headers = {**headers, **more}
             kept = self._kept.pop(origin, None)
             if kept is not None:
                 try:
                     return self._once(origin, kept, target, headers, body)
                 except (ConnectionError, http.client.BadStatusLine):
                     pass  # closed by the other side while it was idle
-            return self._once(origin, _connection(parts.scheme, parts.netloc), target, headers, body)
+            return self._once(origin, self._dialer.connection(parts), target, headers, body)
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no such host name
             raise NoAnswer(f"{url.partition('/v1/')[0]}: {_words(error)}") from error
 
@@ -100,12 +103,6 @@ class Connections:
         if len(self._kept) > MOST_CONNECTIONS:
             oldest = next(iter(self._kept))
             self._kept.pop(oldest).close()
-
-
-def _connection(scheme: str, netloc: str) -> http.client.HTTPConnection:
-    if scheme == "https":
-        return http.client.HTTPSConnection(netloc, timeout=CONNECT_TIMEOUT_S)
-    return http.client.HTTPConnection(netloc, timeout=CONNECT_TIMEOUT_S)
 
 
 def _words(error: Exception) -> str:

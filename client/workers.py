@@ -7,6 +7,7 @@ import threading
 from typing import NamedTuple
 
 from logferry.client.connections import ANSWER_TIMEOUT_S, Connections
+from logferry.client.dial import Dialer
 from logferry.client.push import Cluster, Job, Outcome, Pusher
 from logferry.client.source import Source
 
@@ -20,13 +21,13 @@ class Result(NamedTuple):
 class Workers:
     """``free`` threads can take a job now; a result comes for every job."""
 
-    def __init__(self, count: int, cluster: Cluster, topic: str, gzip: bool) -> None:
+    def __init__(self, count: int, cluster: Cluster, topic: str, gzip: bool, dialer: Dialer | None = None) -> None:
         self.free = count
         self._jobs: queue.SimpleQueue[tuple[Source, Job] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
         self._threads = []
         for number in range(count):
-            connections = Connections(ANSWER_TIMEOUT_S)
+            connections = Connections(ANSWER_TIMEOUT_S, dialer)
             pusher = Pusher(cluster, connections.exchange, topic, gzip)
             thread = threading.Thread(target=self._work, args=(pusher, connections), name=f"push-{number}", daemon=True)
             self._threads.append(thread)

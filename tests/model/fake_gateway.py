@@ -10,6 +10,7 @@ import gzip
 import http.server
 import io
 import json
+import ssl
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -156,14 +157,16 @@ class FakeGateway:
 
 
 class Served:
-    """A `FakeGateway` over HTTP on a free port of 127.0.0.1, for the length of a ``with`` block."""
+    """A `FakeGateway` over HTTP, or HTTPS with a ``context``, on a free port of 127.0.0.1, in a ``with`` block."""
 
-    def __init__(self, gateway: FakeGateway, port: int = 0) -> None:
+    def __init__(self, gateway: FakeGateway, port: int = 0, context: ssl.SSLContext | None = None) -> None:
         self.gateway = gateway
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        if context is not None:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if context else 'http'}://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
     def __enter__(self) -> Served:

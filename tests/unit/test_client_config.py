@@ -29,6 +29,9 @@ GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
         ([*GOOD, "--threads", "0"], "--threads 0"),
         ([*GOOD, "--timeout", "nan"], "--timeout nan"),
         ([*GOOD, "--host", "x" * 256], "--host"),
+        ([*GOOD, "--ca-file", "/nowhere/ca.pem"], "--ca-file /nowhere/ca.pem: No such file"),
+        ([*GOOD, "--ca-file", __file__], f"--ca-file {__file__}"),
+        ([*GOOD, "--pin", "00"], "--pin: '00'"),
         ([*GOOD, "--record-start", "("], "--record-start: '(' is no regular expression"),
     ],
 )
@@ -57,3 +60,23 @@ def test_a_token_file_without_a_token(content, tmp_path, capsys):
     (tmp_path / "token").write_bytes(content)
     assert agent.main([*GOOD, "--token-file", str(tmp_path / "token")]) == 2
     assert "--token-file" in capsys.readouterr().err
+
+
+def test_the_token_of_the_environment_gives_way_to_the_file(tmp_path, monkeypatch, capsys):
+    assert parse(GOOD).token is None
+    monkeypatch.setenv("LOGFERRY_TOKEN", "one")
+    assert parse(GOOD).token == "one"
+    (tmp_path / "token").write_text("two")
+    assert parse([*GOOD, "--token-file", str(tmp_path / "token")]).token == "two"
+    monkeypatch.setenv("LOGFERRY_TOKEN", "o ne")
+    assert agent.main(GOOD) == 2
+    said = capsys.readouterr().err
+    assert "LOGFERRY_TOKEN" in said
+    assert "o ne" not in said
+
+
+def test_pins_and_proxies(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://proxy:1")
+    config = parse([*GOOD, "--pin", "AB" * 32, "--pin", "cd" * 32])
+    assert config.pins == ("ab" * 32, "cd" * 32)
+    assert config.proxies["http"] == "http://proxy:1"

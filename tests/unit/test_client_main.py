@@ -1,12 +1,14 @@
 """The client as a process: exit status, what it says, signals."""
 
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import trustme
 from model.fake_gateway import FakeGateway, Served
 
 
@@ -132,3 +134,15 @@ def until(condition, seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
+
+
+def test_it_sends_over_tls_that_a_given_authority_signed(served, tmp_path, logs):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with Served(FakeGateway(), context=context) as secure:
+        assert run(tmp_path, secure.url, "--once", "--timeout", "0.3", logs).returncode == 3
+        done = run(tmp_path, secure.url, "--once", "--ca-file", str(tmp_path / "ca.pem"), logs)
+        assert done.returncode == 0, done.stderr
+        assert contents(secure) == [b"one\r\ntwo"]

@@ -1,0 +1,129 @@
+"""How a gateway is reached: directly or through a proxy, and over TLS verified by an authority, a pin, or both.
+
+A pin is the SHA-256 of a certificate as the server shows it (``openssl x509 -noout -fingerprint -sha256``). It is
+looked at after the handshake and before the first byte of a request, so that no token goes to anybody else. With
+pins and no authority the pin alone decides; with both each has to fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import re
+import ssl
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+CONNECT_TIMEOUT_S = 5.0
+_PIN = re.compile(r"[0-9a-f]{64}\Z")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class NotPinned(OSError):
+    """The server's certificate is none of those that were given."""
+
+
+def check_pin(text: str) -> str:
+    """64 hexadecimal digits, with or without colons and ``sha256:`` before them. Raises ValueError."""
+    pin = text.strip().lower()
+    pin = pin[len("sha256:") :] if pin.startswith("sha256:") else pin
+    pin = pin.replace(":", "")
+    if not _PIN.match(pin):
+        raise ValueError(f"{text!r} is not the SHA-256 of a certificate: 64 hexadecimal digits")
+    return pin
+
+
+class Dialer:
+    """Makes connections, not yet connected; shared by all threads.
+
+    ``proxies``: URLs by scheme, and under ``no`` the hosts that are reached without, as `proxies_of` gives them; hosts
+    of this machine always are.
+    """
+
+    def __init__(
+        self, ca_file: str | None = None, pins: Iterable[str] = (), proxies: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises OSError or ssl.SSLError when ``ca_file`` cannot be used."""
+        self._pins = frozenset(pins)
+        self._proxies = dict(proxies or {})
+        self._ca_file = ca_file
+        self._context: ssl.SSLContext | None = self._make_context() if ca_file is not None else None
+
+    def connection(self, url: SplitResult) -> http.client.HTTPConnection:
+        """For requests to ``url`` and others of its origin. Raises ValueError for a URL or proxy that is none."""
+        proxy = self._proxy_of(url)
+        host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        near, near_port = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
+        if url.scheme != "https":
+            return http.client.HTTPConnection(near, near_port, timeout=CONNECT_TIMEOUT_S)
+        if self._context is None:  # reading the system's authorities takes time and memory: only who needs them
+            self._context = self._make_context()
+        connection = _Pinned(near, near_port, timeout=CONNECT_TIMEOUT_S, context=self._context)
+        connection.pins = self._pins
+        if proxy is not None:
+            connection.set_tunnel(host, port, headers=_proxy_authorization(proxy))
+        return connection
+
+    def request_to(self, url: SplitResult) -> tuple[str, dict[str, str]]:
+        """What the request line names, and the headers for the proxy that reads it."""
+        target = (url.path or "/") + ("?" + url.query if url.query else "")
+        proxy = self._proxy_of(url)
+        if proxy is None or url.scheme == "https":
+            return target, {}
+        return f"http://{url.netloc}{target}", _proxy_authorization(proxy)
+
+    def _make_context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self._ca_file)
+        if self._pins and self._ca_file is None:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def _proxy_of(self, url: SplitResult) -> SplitResult | None:
+        given = self._proxies.get(url.scheme)
+        if not given or (url.hostname or "") in _LOOPBACK or _is_near(url, self._proxies.get("no", "")):
+            return None
+        return urlsplit(given if "://" in given else f"http://{given}")
+
+
+class _Pinned(http.client.HTTPSConnection):
+    pins: frozenset[str] = frozenset()
+
+    def connect(self) -> None:
+        super().connect()
+        if not self.pins:
+            return
+        shown: Any = self.sock
+        digest = hashlib.sha256(shown.getpeercert(binary_form=True) or b"").hexdigest()
+        if digest not in self.pins:
+            self.close()
+            raise NotPinned(f"its certificate is sha256:{digest}, which is not pinned")
+
+
+def _is_near(url: SplitResult, no_proxy: str) -> bool:
+    """A host, or host and port, of the list; or one of a domain in it; ``*`` stands for all."""
+    host = (url.hostname or "").lower()
+    for entry in no_proxy.lower().split(","):
+        name = entry.strip().lstrip(".")
+        if name and (name in ("*", host, f"{host}:{url.port}") or host.endswith("." + name)):
+            return True
+    return False
+
+
+def _proxy_authorization(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    raw = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(raw).decode()}
+
+
+def proxies_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """``https_proxy``, ``http_proxy`` and ``no_proxy``, as curl reads them: ``HTTP_PROXY`` does not count."""
+    found = {
+        "https": environment.get("https_proxy") or environment.get("HTTPS_PROXY"),
+        "http": environment.get("http_proxy"),
+        "no": environment.get("no_proxy") or environment.get("NO_PROXY"),
+    }
+    return {scheme: value for scheme, value in found.items() if value}
