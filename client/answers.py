@@ -63,7 +63,7 @@ def judge(answer: Answer) -> Do:
 def read_answer(status: int, headers: Mapping[str, str], body: bytes, opens: bool) -> Answer:
     """``headers`` with lower-case names. A 200 that is not a gateway's counts as no answer.
 
-    ``opens``: the request opened a session, so that its answer has to name one.
+    ``opens``: the request opened a session, or was a heartbeat in one, so that its answer has to name it.
     """
     try:
         content: Any = json.loads(body)

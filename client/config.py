@@ -51,6 +51,7 @@ class Config:
     linger_s: float = 0.2
     idle_s: float = 30.0
     rotated_s: float = 300.0
+    heartbeat_s: float = 300.0
     timeout_s: float = 60.0
     threads: int = 4
     verbose: bool = False
@@ -85,6 +86,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
             linger_s=_between("--linger-ms", given.linger_ms, 1, 60_000) / 1000,
             idle_s=_between("--idle-s", given.idle_s, 0, 86_400),
             rotated_s=_between("--rotated-s", given.rotated_s, 0, 86_400),
+            heartbeat_s=_between("--heartbeat-s", given.heartbeat_s, 0, 86_400),
             timeout_s=_between("--timeout", given.timeout, 0, 86_400),
             threads=int(_between("--threads", given.threads, 1, 64)),
             verbose=given.verbose,
@@ -102,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("glob", nargs="+", metavar="GLOB", help="files to send")
-    add("--url", action="append", required=True, help="a gateway; again for others of the same data centre")
+    add("--url", action="append", required=True, help="a gateway; again for others of the same data centre,"
+        " tried while the first does not answer")  # fmt: skip
     add("--topic", required=True)
     add("--state-dir", required=True, metavar="DIR", help="where the client keeps its checkpoint")
     add("--exclude", action="append", default=[], metavar="GLOB", help="files to leave out: by name, or with a"
@@ -126,6 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--idle-s", type=float, default=30.0, metavar="S", help="a last line without newline waits so long (30)")
     add("--rotated-s", type=float, default=300.0, metavar="S", help="a renamed or removed file is dropped after so"
         " long without growth (300)")  # fmt: skip
+    add("--heartbeat-s", type=float, default=300.0, metavar="S", help="how often a file without news says how far it"
+        " is, and when one is gone, that it is finished; 0: never (300)")  # fmt: skip
     add("--threads", type=int, default=4, metavar="N", help="requests at the same time (4)")
     add("--no-gzip", action="store_true", help="send chunks as they are")
     add("-v", "--verbose", action="store_true")

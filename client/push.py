@@ -1,7 +1,8 @@
-"""A source's requests: open a session, write chunks; to whom they go and who may see the token.
+"""A source's requests: open a session, write chunks, say how far it is; whom they go to, who may see the token.
 
-Every request may be repeated: a session may be opened again, and chunks carry seqno and ``prev``, so that the
-gateway takes each once. One `Pusher` belongs to one thread; the `Cluster` is shared by all.
+Every request may be repeated: a session may be opened again, chunks carry seqno and ``prev``, so that the
+gateway takes each once, and a heartbeat says the same twice. One `Pusher` belongs to one thread; the `Cluster`
+is shared by all.
 
 Whom the token is sent to: the URLs that were given, and those that a session's answer named as the owner's. A
 redirect to anywhere else is not followed with a token; the source asks a given URL for its session again and
@@ -10,8 +11,10 @@ so learns the owner's URL from one that it trusts.
 
 from __future__ import annotations
 
+import json
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, urljoin
@@ -23,6 +26,7 @@ from logferry.gateway.contract import MSGPACK, pack_chunk
 
 MOST_REDIRECTS = 5
 USER_AGENT = "logferry-push"
+BACK_TO_FIRST_S = 60.0
 
 
 class Exchange(Protocol):
@@ -30,8 +34,20 @@ class Exchange(Protocol):
         """One POST; raises `NoAnswer`."""
 
 
+class Beat(NamedTuple):
+    """What a source says of itself: its file's ``size`` in bytes, and up to which ``position`` it was sent.
+
+    ``watermark_ms``: what was in the file at that time (Unix, milliseconds) was sent. None: not known, or not so.
+    """
+
+    position: int
+    size: int | None
+    watermark_ms: int | None
+    finished: bool
+
+
 class Job(NamedTuple):
-    """One request of a source. Without a batch it opens a session.
+    """One request of a source. Without batch and beat it opens a session.
 
     ``url``: the owner as far as known. ``direct``: redirects are welcome; else the gateway forwards.
     """
@@ -41,6 +57,7 @@ class Job(NamedTuple):
     direct: bool
     session: int | None
     batch: Batch | None
+    beat: Beat | None = None
 
 
 class Outcome(NamedTuple):
@@ -51,22 +68,31 @@ class Outcome(NamedTuple):
 
 
 class Cluster:
-    """The gateways of one data centre: the URLs that were given, and who else may see the token."""
+    """The gateways of one data centre: the URLs that were given, and who else may see the token.
 
-    def __init__(self, urls: Sequence[str], token: str | None) -> None:
+    The first URL is the preferred one: away from it, it is tried again every `BACK_TO_FIRST_S`.
+    """
+
+    def __init__(self, urls: Sequence[str], token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._turn = 0
+        self._clock = clock
+        self._left_at = 0.0
         self._token = token
         self._own = {origin_of(url) for url in urls}
 
     def given(self) -> str:
         """The given URL that is tried now."""
-        return self._urls[self._turn % len(self._urls)]
+        if self._turn and self._clock() - self._left_at >= BACK_TO_FIRST_S:
+            self._turn = 0
+        return self._urls[self._turn]
 
     def failed(self, url: str) -> None:
         """No answer from ``url``: the next one that was given is tried from now on."""
-        if url == self.given():
-            self._turn += 1
+        if url == self._urls[self._turn]:
+            if self._turn == 0:
+                self._left_at = self._clock()
+            self._turn = (self._turn + 1) % len(self._urls)
 
     def learn(self, url: str, told_by: str) -> None:
         """A session's answer named ``url``; it is trusted like the one that told it, not without its TLS."""
@@ -95,6 +121,8 @@ class Pusher:
     def perform(self, job: Job) -> Outcome:
         """Never raises for what the network or the gateway does: that is in the outcome."""
         source = f"/v1/topics/{quote(self.topic, safe='')}/sources/{quote(job.source_id, safe='')}"
+        if job.beat is not None:
+            return self._beat(source, job, job.beat)
         if job.batch is None:
             return self._open(source)
         headers, body = self._body(job.batch)
@@ -111,6 +139,12 @@ class Pusher:
         owner = (outcome.answer.url or "").rstrip("/")
         self.cluster.learn(owner, told_by=base)
         return Outcome(outcome.answer, owner) if self.cluster.may_follow(owner) else outcome
+
+    def _beat(self, source: str, job: Job, beat: Beat) -> Outcome:
+        said = {name: value for name, value in beat._asdict().items() if value is not None}
+        headers = {"Content-Type": "application/json"}
+        path = f"{source}/heartbeat?session={job.session}"
+        return self._post(self.cluster.given(), path, headers, json.dumps(said).encode(), opens=True)
 
     def _body(self, batch: Batch) -> tuple[dict[str, str], bytes]:
         if not self.gzip:

@@ -5,6 +5,7 @@ Invariants
 * Where a source goes on is the gateway's word alone: a session's ``recorded_seqno`` (nothing recorded: 0).
 * Every chunk carries ``prev``. Seqnos are positions and the bytes at a position never change, so a chunk that
   is sent again, cut in the same way or in another one, is a duplicate or a refused overlap, never doubled.
+* One whose file is over says so, as ``finished``, after the last of its chunks; then it is done.
 * ``unsaved``: the checkpoint does not yet hold what identifies this source; nothing may leave before it does.
 """
 
@@ -18,7 +19,7 @@ from logferry.client.checkpoint import Entry
 from logferry.client.events import tell
 from logferry.client.fingerprint import of
 from logferry.client.holes import holes
-from logferry.client.push import Job, Outcome
+from logferry.client.push import Beat, Job, Outcome
 from logferry.client.tail import Changed, Reading, Remains, Tail
 
 RETRY_S = (0.1, 10.0)  # first and longest pause
@@ -35,13 +36,15 @@ def pause_s(failures: int, bounds: tuple[float, float]) -> float:
 
 
 class Source:
-    """One incarnation of one file. ``tail`` is None once the file holds something else: then only the batch
-    whose outcome was unknown is left, in `reading`."""
+    """One incarnation of one file. ``tail`` is None once the file is gone or holds something else: then only the
+    batch whose outcome was unknown is left, in `reading`. ``heartbeat_s``: 0 for no heartbeats, `finished` included."""
 
-    def __init__(self, entry: Entry, tail: Tail, limits: Limits, attributes: dict[str, str]) -> None:
+    def __init__(
+        self, entry: Entry, tail: Tail | None, limits: Limits, attributes: dict[str, str], heartbeat_s: float = 0.0
+    ) -> None:
         self.entry = entry
-        self.tail: Tail | None = tail
-        self.reading: Reading = tail
+        self.tail = tail
+        self.reading: Reading = tail or Remains(entry.position, b"", b"")
         self.batch: Batch | None = None
         self.busy = False
         self.unsaved = True
@@ -57,6 +60,10 @@ class Source:
         self._barren_end = -1
         self._looked_to = 0
         self._unreadable: str | None = None
+        self._heartbeat_s = heartbeat_s
+        self._next_beat = 0.0
+        self._last_size: int | None = None
+        self._finished = not heartbeat_s
 
     @property
     def name(self) -> str:
@@ -66,14 +73,29 @@ class Source:
 
     def next_job(self, now: float, created_ms: int, idle_s: float) -> Job | None:
         """The next request, if there is one. Raises `Changed` when the file holds something else now."""
-        if self.busy or now < self._not_before or self.is_done():
+        if self.busy or now < self._not_before or self.stopped:
+            return None
+        if self.is_done() and (self.tail is None or self._session is None):
             return None
         direct = now >= self._direct_from
         if self._session is None:
             return Job(self.name, self._url, direct, None, None)
         if self.batch is None:
             self.batch = self._cut(now, created_ms, idle_s)
-        return Job(self.name, self._url, direct, self._session, self.batch) if self.batch else None
+        beat = None if self.batch else self._beat(now, created_ms)
+        if self.batch is None and beat is None:
+            return None
+        return Job(self.name, self._url, direct, self._session, self.batch, beat)
+
+    def _beat(self, now: float, created_ms: int) -> Beat | None:
+        """What there is to say now that there is nothing to send."""
+        position = self.reading.position
+        if self.tail is None:
+            return Beat(position, self._last_size, None, True)
+        if not self._heartbeat_s or now < self._next_beat:
+            return None
+        seen_ms = created_ms - int((now - self.tail.looked_at) * 1000) - 1
+        return Beat(position, self.tail.size, seen_ms if position >= self.tail.size else None, False)
 
     def _cut(self, now: float, created_ms: int, idle_s: float) -> Batch | None:
         reading, end = self.reading, self.reading.end
@@ -107,8 +129,14 @@ class Source:
     def is_done(self) -> bool:
         """All that there is now is acknowledged, or nothing more will be."""
         asked = self._session is not None or self.tail is None or self.reading.end == 0
-        sent = asked and self.batch is None and self.reading.position >= self.reading.end
-        return not self.busy and bool(sent or self.stopped)
+        return not self.busy and bool((asked and self._is_sent() and self._is_over()) or self.stopped)
+
+    def _is_sent(self) -> bool:
+        return self.batch is None and self.reading.position >= self.reading.end
+
+    def _is_over(self) -> bool:
+        """That it is finished has been said, or need not be."""
+        return self.tail is not None or self._finished or self.reading.position == 0
 
     # ---- what an answer does -----------------------------------------------------------------------------
 
@@ -117,10 +145,12 @@ class Source:
         self.busy = False
         answer = outcome.answer
         do = judge(answer)
-        if self.is_done():
+        if self.stopped or (self.tail is None and self.is_done()):
             return do  # the incarnation ended meanwhile and nothing of it is left to send
-        if do is Do.ADVANCE:
-            self._advance(job, outcome)
+        if job.beat is not None and do in (Do.ADVANCE, Do.REFUSED, Do.RECUT, Do.SMALLER):
+            self._was_heard(job.beat, do, answer, now)
+        elif do is Do.ADVANCE:
+            self._advance(job, outcome, now)
         elif do is Do.RECUT:
             tell("recut", source=self.name, type=answer.type, recorded=answer.recorded_seqno)
             self._pause(now, RETRY_S, at_once=True)
@@ -140,13 +170,28 @@ class Source:
             self._refused(answer, now, once)
         return do
 
-    def _advance(self, job: Job, outcome: Outcome) -> None:
+    def _was_heard(self, beat: Beat, do: Do, answer: Answer, now: float) -> None:
+        """What a heartbeat is answered holds up no lines; one that is refused is not repeated at once."""
+        if do is not Do.ADVANCE:
+            tell("refused", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+        self._finished = self._finished or beat.finished
+        self._rest(now)
+
+    def _rest(self, now: float) -> None:
+        """Heard just now: no heartbeat for a while. Not all at once, though they all began with the client."""
+        self._next_beat = now + self._heartbeat_s * random.uniform(0.75, 1.0)
+
+    def _advance(self, job: Job, outcome: Outcome, now: float) -> None:
         self._url = outcome.url
+        self._rest(now)
         recorded = outcome.answer.recorded_seqno
         if job.batch is None:
             self._session = outcome.answer.session
             tell("session", source=self.name, session=self._session, recorded=recorded, url=self._url)
-            self._go_on_at(recorded)
+            if self.tail is None and self._is_sent():
+                self.reading = Remains(max(self.reading.position, recorded or 0), b"", b"")
+            else:
+                self._go_on_at(recorded)
         elif recorded is not None and recorded >= job.batch.end:
             self.reading.advance(job.batch.data)
             self._unreadable = None
@@ -225,8 +270,10 @@ class Source:
             self.batch = None
 
     def detach(self) -> int:
-        """The file holds something else now; keeps the batch under way. Returns the position kept up to."""
+        """The file holds something else now, or is gone; keeps the batch under way. Returns the position kept up to."""
         batch = self.batch
+        if self.tail is not None:
+            self._last_size = self.tail.largest_size
         self.tail = None
         kept = (batch.start, batch.data) if batch else (self.reading.position, b"")
         self.reading = Remains(*kept, self.reading.mark)

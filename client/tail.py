@@ -63,7 +63,7 @@ class Tail:
         self.mark = b""
         self.away_since: float | None = None
         self.size = self.largest_size = facts.st_size
-        self.changed_at = now
+        self.changed_at = self.looked_at = now
         self._fd = fd
         self._mtime_ns = facts.st_mtime_ns
         self._unverified = True
@@ -97,6 +97,7 @@ class Tail:
     def look(self, now: float) -> None:
         """Takes note of size and time. Raises `Changed` when the file was cut or written anew behind us."""
         facts = os.fstat(self._fd)
+        self.looked_at = now
         if (facts.st_size, facts.st_mtime_ns) != (self.size, self._mtime_ns):
             self.size, self._mtime_ns, self.changed_at = facts.st_size, facts.st_mtime_ns, now
             self._unverified = True

@@ -45,7 +45,7 @@ class Watch:
             tail = source.tail
             if tail is None:
                 if source.is_done():
-                    del self.sources[source.name]
+                    self._drop(source)
                 continue
             try:
                 tail.look(now)
@@ -57,7 +57,9 @@ class Watch:
                 continue
             if tail.is_finished(now, self._config.rotated_s) and not source.busy:
                 tell("source-finished", source=source.name, bytes=tail.position)
-                self._drop(source, tail)
+                source.detach()
+                tail.close()
+                del self._live[tail.key]
 
     def renew(self, source: Source, reason: str, now: float) -> None:
         """``source`` cannot go on in its file: what the file holds now becomes a new source."""
@@ -66,8 +68,8 @@ class Watch:
         kept = source.detach()
         tell("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
         self._checkpoint.entries.pop(source.name, None)
-        if source.batch is None:
-            self.sources.pop(source.name, None)
+        if source.is_done():
+            self._drop(source)
         if tail is not None:
             self._start(tail.renewed(now), reason)
 
@@ -113,8 +115,8 @@ class Watch:
                 continue
             if folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
                 tell("file-gone", source=entry.source_id, position=entry.position)
-                self._checkpoint.entries.pop(entry.source_id, None)
                 self._known.pop(key, None)
+                self._add(Source(entry, None, self._limits(), {}, self._heartbeat_s()))
 
     def _take_up(self, path: str, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one that the checkpoint knows."""
@@ -144,10 +146,11 @@ class Watch:
             tail.away_since = now if away else None
             self._resume(tail, entry)
             return True
-        if entry is not None:
+        if entry is not None and entry.head.length:
+            tell("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
+            self._add(Source(entry, None, self._limits(), {}, self._heartbeat_s()))
+        elif entry is not None:
             self._checkpoint.entries.pop(entry.source_id, None)
-            if entry.head.length:
-                tell("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
         self._start(tail, reason)
         return True
 
@@ -169,24 +172,32 @@ class Watch:
 
     def _follow(self, tail: Tail, entry: Entry, unsaved: bool) -> None:
         config = self._config
-        limits = Limits(
-            config.chunk_bytes, config.line_bytes, config.request_bytes, config.record_start, config.cut_lines
-        )
         attributes = {
             "host": printable(config.host),
             "path": attribute(entry.path),
             **config.attributes,
         }
-        source = Source(entry, tail, limits, attributes)
+        source = Source(entry, tail, self._limits(), attributes, self._heartbeat_s())
         source.unsaved = unsaved
-        self._checkpoint.entries[entry.source_id] = entry
-        self.sources[entry.source_id] = source
+        self._add(source)
         self._live[tail.key] = source
 
-    def _drop(self, source: Source, tail: Tail) -> None:
-        tail.close()
-        del self.sources[source.name]
-        del self._live[tail.key]
+    def _limits(self) -> Limits:
+        config = self._config
+        return Limits(
+            config.chunk_bytes, config.line_bytes, config.request_bytes, config.record_start, config.cut_lines
+        )
+
+    def _heartbeat_s(self) -> float:
+        return 0.0 if self._config.once else self._config.heartbeat_s
+
+    def _add(self, source: Source) -> None:
+        self._checkpoint.entries[source.name] = source.entry
+        self.sources[source.name] = source
+
+    def _drop(self, source: Source) -> None:
+        """All of it was sent and, where that is wanted, said to be finished."""
+        self.sources.pop(source.name, None)
         self._checkpoint.entries.pop(source.name, None)
 
 

@@ -167,3 +167,22 @@ def test_a_topic_that_is_not_there_is_named(stack: Stack, tmp_path: Path) -> Non
     said = (tmp_path / "client.log").read_text()
     assert "status=404 type=unknown-topic" in said
     assert "logferry topics create" in said
+
+
+def test_the_gateway_knows_how_far_a_file_is_and_that_it_is_gone(stack: Stack, topic: str, push: Push) -> None:
+    def sources() -> list[dict[str, object]]:
+        with urllib.request.urlopen(f"{stack.urls()[0]}/v1/topics/{quote(topic)}/sources", timeout=BOUND_S) as answer:
+            rows: list[dict[str, object]] = json.load(answer)["sources"]
+        return rows
+
+    (push.logs / "a.log").write_bytes(b"one\n")
+    push.start("--heartbeat-s", "0.2", "--rotated-s", "0.2")
+    until(lambda: [(row["position"], row["size"], row["finished"]) for row in sources()] == [(4, 4, False)])
+    (push.logs / "a.log").unlink()
+    until(lambda: [row["finished"] for row in sources()] == [True])
+
+
+def test_a_line_that_is_cut_leaves_chunks_without_bytes(stack: Stack, topic: str, push: Push) -> None:
+    (push.logs / "a.log").write_bytes(b"one\n" + b"x" * 100_000 + b"\ntwo\n")
+    assert push.start("--once", "--cut-lines", "--line-bytes", "16384").wait(BOUND_S) == 0
+    assert list(stored(stack, topic).values()) == [b"one\n" + b"x" * 16384 + b"\ntwo\n"]

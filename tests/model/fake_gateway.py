@@ -46,6 +46,7 @@ class Stored:
     base: int | None = None
     recorded: int | None = None
     chunks: list[Chunk] = field(default_factory=list)
+    beats: list[dict[str, object]] = field(default_factory=list)
 
     def content(self) -> bytes:
         return b"".join(chunk.data for chunk in self.chunks)
@@ -68,6 +69,7 @@ class FakeGateway:
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.other_url: str | None = None  # the owner, as sessions name it and redirects point to
         self.token: str | None = None
+        self.refuses_beats = False
         self.largest_chunk_bytes = LARGEST_CHUNK_BYTES
         self._lock = threading.Lock()
 
@@ -109,6 +111,8 @@ class FakeGateway:
             stored = self.sources.setdefault(check_source_id(unquote(source, errors="strict")), Stored())
             if call == "session":
                 answer = self._open(stored)
+            elif call == "heartbeat":
+                answer = self._beat(stored, parse_qs(parts.query), body)
             else:
                 assert call == "chunks", call
                 answer = self._write(stored, parse_qs(parts.query), headers, body)
@@ -124,6 +128,16 @@ class FakeGateway:
             "recorded_seqno": stored.recorded,
             "url": self.other_url,
         }
+
+    def _beat(self, stored: Stored, query: dict[str, list[str]], body: bytes) -> dict[str, object]:
+        if int(query["session"][0]) != stored.session:
+            raise Problem(409, "superseded")
+        if self.refuses_beats:
+            raise Problem(403, "forbidden")
+        said = json.loads(body)
+        assert said.keys() <= {"watermark_ms", "position", "size", "finished"}, said
+        stored.beats.append(said)
+        return {"session": stored.session, "recorded_seqno": stored.recorded, "url": self.other_url}
 
     def _write(
         self, stored: Stored, query: dict[str, list[str]], headers: dict[str, str], body: bytes

@@ -2,13 +2,14 @@
 
 import gzip
 import io
+import json
 
 import msgpack
 import pytest
 from logferry.client.answers import NO_ANSWER, Do, judge
 from logferry.client.batch import Batch, Piece
 from logferry.client.connections import NoAnswer, Reply
-from logferry.client.push import MOST_REDIRECTS, Cluster, Job, Pusher
+from logferry.client.push import BACK_TO_FIRST_S, MOST_REDIRECTS, Beat, Cluster, Job, Pusher
 
 SOURCE = "h:/var/log/a b%.log#1"
 PATH = "/v1/topics/t/sources/h%3A%2Fvar%2Flog%2Fa%20b%25.log%231"
@@ -122,6 +123,35 @@ def test_without_answer_the_next_given_url_is_tried_next_time():
         push.perform(WRITE)
     hosts = [url.partition("/v1/")[0] for url, _, _ in script.requests]
     assert hosts == ["http://g:1", "http://g:2", "http://g:2", "http://g:1"]
+
+
+def test_the_first_url_is_tried_again_after_a_time():
+    now = [0.0]
+    cluster = Cluster(["http://g:1", "http://g:2", "http://g:3"], None, clock=lambda: now[0])
+    asked = []
+    for later_s in (0.0, 1.0, 1.0, BACK_TO_FIRST_S, 0.0, BACK_TO_FIRST_S - 1, 1.0):
+        now[0] += later_s
+        asked.append(cluster.given()[-1])
+        if later_s != BACK_TO_FIRST_S - 1:
+            cluster.failed(cluster.given())
+    assert asked == ["1", "2", "3", "1", "2", "3", "1"]
+
+
+def test_of_many_that_failed_at_the_same_time_one_counts():
+    cluster = Cluster(["http://g:1", "http://g:2"], None)
+    for _ in range(4):
+        cluster.failed("http://g:1")
+    assert cluster.given() == "http://g:2"
+
+
+def test_a_heartbeat_names_what_is_known():
+    script = Script(session())
+    outcome = pusher(script).perform(WRITE._replace(batch=None, beat=Beat(17, None, 5, True)))
+    ((url, headers, body),) = script.requests
+    assert url == f"http://g:1/base{PATH}/heartbeat?session=7"
+    assert headers["Content-Type"] == "application/json"
+    assert json.loads(body) == {"position": 17, "watermark_ms": 5, "finished": True}
+    assert judge(outcome.answer) is Do.ADVANCE
 
 
 def test_the_owner_is_left_out_when_it_shall_be_forwarded():

@@ -1,0 +1,174 @@
+"""What a source says of itself while there is nothing to send, and when its file is gone."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+EVERY = {"heartbeat_s": 60.0}
+
+
+@pytest.fixture
+def beats(gateway):
+    """What was said, over all sources."""
+    return lambda: [beat for stored in gateway.sources.values() for beat in stored.beats]
+
+
+def quiet(client) -> None:
+    """A file without a name is let go."""
+    for _ in range(3):
+        client.step(client.config.rotated_s)
+    client.settle()
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+def test_an_idle_file_says_how_far_it_is(client, beats):
+    client.write("a.log", b"one\n")
+    client.settle()
+    assert beats() == []
+    before_ms = time.time() * 1000
+    for _ in range(10):
+        client.step(6.0)
+    (beat,) = beats()
+    assert (beat["position"], beat["size"], beat["finished"]) == (4, 4, False)
+    assert before_ms - 5 <= beat["watermark_ms"] < time.time() * 1000
+    for _ in range(100):
+        client.step(6.0)
+    assert 10 <= len(beats()) <= 14
+
+
+@pytest.mark.parametrize("client", [{**EVERY, "idle_s": 1e6}], indirect=True)
+def test_where_half_a_line_waits_there_is_no_watermark(client, beats):
+    client.write("a.log", b"one\nhal")
+    client.settle()
+    client.step(60.0)
+    assert beats() == [{"position": 4, "size": 7, "finished": False}]
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+def test_a_file_with_news_needs_no_heartbeat(client, beats):
+    for number in range(100):
+        client.write("a.log", b"%d\n" % number)
+        client.step(6.0)
+    assert beats() == []
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+def test_a_file_that_is_gone_is_finished(client, beats):
+    client.write("a.log", b"one\n")
+    client.settle()
+    (client.root / "a.log").unlink()
+    quiet(client)
+    assert beats()[-1] == {"position": 4, "size": 4, "finished": True}
+    count = len(beats())
+    quiet(client)
+    assert len(beats()) == count
+    assert not client.agent.watch.sources
+    assert not client.checkpoint.entries
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+@pytest.mark.parametrize("restart", [False, True])
+def test_that_it_is_finished_is_said_until_it_is_heard(client, gateway, beats, restart):
+    client.write("a.log", b"one\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    (client.root / "a.log").unlink()
+    gateway.faults.extend(["cut before", "503", "500 before"] * 4)
+    for _ in range(6):
+        client.step(client.config.rotated_s)
+    assert not [beat for beat in beats() if beat["finished"]]
+    if restart:
+        assert client.agent.remember(client.now)
+        client.restart()
+    gateway.faults.clear()
+    quiet(client)
+    assert [beat["position"] for beat in beats() if beat["finished"]] == [4]
+    assert not client.checkpoint.entries
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+@pytest.mark.parametrize("down", [False, True])
+def test_a_truncated_file_finishes_its_source_and_begins_another(client, gateway, down):
+    client.write("a.log", b"one\ntwo\n")
+    client.settle()
+    if down:
+        assert client.agent.remember(client.now)
+        client.close()
+    os.truncate(client.root / "a.log", 0)
+    client.write("a.log", b"new\n")
+    if down:
+        client.begin()
+    client.settle()
+    old, new = gateway.sources.values()
+    assert [(beat["position"], beat["finished"]) for beat in old.beats] == [(8, True)]
+    assert (new.content(), new.beats) == (b"new\n", [])
+    assert client.agent.remember(client.now)
+    client.restart()
+    client.settle()
+    assert len(old.beats) == 1
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+def test_what_was_seen_and_not_sent_shows_in_the_size(client, gateway):
+    client.write("a.log", b"one\n")
+    client.settle()
+    client.write("a.log", b"two\n")
+    client.agent.tick(client.now)
+    os.truncate(client.root / "a.log", 0)
+    client.settle()
+    (stored,) = gateway.sources.values()
+    assert stored.beats == [{"position": 4, "size": 8, "finished": True}]
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+def test_a_file_removed_while_the_client_was_down_is_finished(client, gateway, beats):
+    """Where it ends is what the gateway has, which may be more than the checkpoint knows."""
+    client.write("a.log", b"one\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    client.write("a.log", b"two\n")
+    client.settle()
+    (client.root / "a.log").unlink()
+    client.restart()
+    client.settle()
+    assert beats() == [{"position": 8, "finished": True}]
+    assert not client.checkpoint.entries
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+def test_a_gateway_that_refuses_heartbeats_gets_the_lines_all_the_same(client, gateway, caplog):
+    gateway.refuses_beats = True
+    client.write("a.log", b"one\n")
+    client.settle()
+    client.step(60.0)
+    assert "status=403" in caplog.text
+    client.write("a.log", b"two\n")
+    assert client.step(0.2) == 1
+    assert client.stored() == [b"one\ntwo\n"]
+    (client.root / "a.log").unlink()
+    quiet(client)
+    assert not client.agent.watch.sources
+
+
+@pytest.mark.parametrize("client", [{"heartbeat_s": 0.0}, {**EVERY, "once": True}], indirect=True)
+def test_none_are_sent_where_they_are_not_wanted(client, beats):
+    client.write("a.log", b"one\n")
+    client.settle()
+    client.step(1000.0)
+    (client.root / "a.log").unlink()
+    quiet(client)
+    assert beats() == []
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+def test_an_empty_file_is_not_spoken_of(client, gateway):
+    client.write("a.log", b"")
+    for _ in range(3):
+        client.step(60.0)
+    (client.root / "a.log").unlink()
+    quiet(client)
+    assert not gateway.requests
+    assert not client.agent.watch.sources
