@@ -70,6 +70,19 @@ class TablePaths(NamedTuple):
         return cls(main, main.with_name(f"{main.name}_ledger"), main.with_name(f"{main.name}_quarantine"))
 
 
+def create_table(path: Path, schema: Schema, name: str, configuration: dict[str, str | None]) -> None:
+    """Makes an empty table unless there is one. Several loaders may call it at once; one creation wins."""
+    if open_table(path) is not None:
+        return
+    try:
+        DeltaTable.create(str(path), schema, mode="ignore", name=name, configuration=configuration)
+    except CommitFailedError:
+        if open_table(path) is None:
+            raise
+    except (DeltaError, OSError) as error:
+        raise StorageAway(f"{path} cannot be created: {error}") from error
+
+
 def open_table(path: Path) -> DeltaTable | None:
     """The Delta table as it stands now; None when there is none. Raises StorageAway."""
     try:
@@ -101,22 +114,8 @@ class Ledger:
         self.path = path
 
     def create(self) -> None:
-        """Makes an empty ledger unless there is one. Several loaders may call it at once."""
-        if open_table(self.path) is not None:
-            return
-        try:
-            DeltaTable.create(
-                str(self.path),
-                Schema.from_arrow(_SCHEMA),
-                mode="ignore",
-                name="logferry batch ledger",
-                configuration={"delta.appendOnly": "true"},
-            )
-        except CommitFailedError:
-            if open_table(self.path) is None:
-                raise
-        except (DeltaError, OSError) as error:
-            raise StorageAway(f"{self.path} cannot be created: {error}") from error
+        """Makes an empty ledger unless there is one."""
+        create_table(self.path, Schema.from_arrow(_SCHEMA), "logferry batch ledger", {"delta.appendOnly": "true"})
 
     def last(self) -> int:
         return last_batch(open_table(self.path))

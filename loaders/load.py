@@ -75,7 +75,7 @@ def _batches(loader: Loader, job: TableJob, paths: TablePaths) -> Iterator[LoadE
     topics = wanted_topics(loader, job, state)
     backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
     targets = {r.key: r.end for r in backlog.ranges}
-    prepare(loader.spark, paths)
+    prepare(paths)
     yield Backlog(backlog.records)
     stopped: set[str] = set()
     while True:

@@ -10,11 +10,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from deltalake import Schema
 from logferry.loaders import parse
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageAway
-from logferry.loaders.jvm import JVM_ERRORS, lost_race, sorted_errors
-from logferry.loaders.ledger import Ledger, LedgerEntry, TablePaths, last_batch, open_table
-from pyspark.sql import SparkSession
+from logferry.loaders.ledger import Ledger, LedgerEntry, TablePaths, create_table, last_batch, open_table
 from pyspark.sql.types import StructType
 
 
@@ -51,34 +50,23 @@ def read_state(paths: TablePaths) -> TableState:
     return TableState(last, committed, ledger.get(entered) if entered > last else None)
 
 
-def prepare(spark: SparkSession, paths: TablePaths) -> None:
+def prepare(paths: TablePaths) -> None:
     """Makes what is missing of a table that holds nothing yet. Several loaders may do so at once."""
     if open_table(paths.main) is None and paths.main.exists() and any(paths.main.iterdir()):
         raise ForeignTable(f"{paths.main} is not empty, and not a Delta table")
     read_state(paths)
     Ledger(paths.ledger).create()
     # Statistics over the text would cost time and tell nothing.
-    keys = {"delta.dataSkippingStatsColumns": "topic,source_id,seqno,partition,offset,created,recorded"}
-    _create(spark, paths.quarantine, parse.QUARANTINE, "logferry quarantine", keys)
-    _create(spark, paths.main, parse.ROWS, "logferry rows", keys)
+    keys: dict[str, str | None] = {
+        "delta.dataSkippingStatsColumns": "topic,source_id,seqno,partition,offset,created,recorded"
+    }
+    _create(paths.quarantine, parse.QUARANTINE, "logferry quarantine", keys)
+    _create(paths.main, parse.ROWS, "logferry rows", keys)
 
 
-def _create(spark: SparkSession, path: Path, schema: StructType, comment: str, properties: dict[str, str]) -> None:
+def _create(path: Path, schema: StructType, name: str, configuration: dict[str, str | None]) -> None:
     """Creates the table unless it is there, and checks its columns in either case."""
-    if open_table(path) is None:
-        jvm: Any = spark._jvm
-        session: Any = spark._jsparkSession
-        builder = jvm.io.delta.tables.DeltaTable.createIfNotExists(session).location(str(path)).comment(comment)
-        builder = builder.addColumns(session.parseDataType(schema.json()))
-        for name, value in properties.items():
-            builder = builder.property(name, value)
-        with sorted_errors(f"creating {path}"):
-            try:
-                builder.execute()
-            except JVM_ERRORS as error:
-                # Another loader made it; it is looked at below like any other.
-                if not lost_race(error):
-                    raise
+    create_table(path, Schema.from_json(schema.json()), name, configuration)
     made = open_table(path)
     if made is None:
         raise StorageAway(f"{path} was created, but is not there")

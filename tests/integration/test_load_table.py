@@ -285,7 +285,7 @@ async def test_a_lost_ledger_is_never_made_anew(loader: Start, topic: Topic, tab
     check_exact(table, topic.committed)
 
 
-def test_tables_that_are_not_ours(loader: Start, tmp_path: Path):
+def test_tables_that_are_not_ours(tmp_path: Path):
     write_deltalake(str(tmp_path / "rows"), pa.table({"text": ["x"]}))
     write_deltalake(str(tmp_path / "columns"), pa.table({"text": pa.array([], pa.string())}))
     (tmp_path / "files").mkdir()
@@ -293,7 +293,7 @@ def test_tables_that_are_not_ours(loader: Start, tmp_path: Path):
     cases = {"rows": "no batch of this loader", "columns": "another table", "files": "not a Delta table"}
     for name, said in cases.items():
         with pytest.raises(ForeignTable, match=said):
-            prepare(loader().spark, TablePaths.of(tmp_path / name))
+            prepare(TablePaths.of(tmp_path / name))
 
 
 # ---- several loaders, and those that died -------------------------------------------------------------------
