@@ -136,6 +136,8 @@ class FakeGateway:
             raise Problem(403, "forbidden")
         said = json.loads(body)
         assert said.keys() <= {"watermark_ms", "position", "size", "finished"}, said
+        assert said["position"] <= (stored.recorded or 0), f"{said} of {stored.recorded}"
+        assert "watermark_ms" not in said or said["position"] == said["size"], said
         stored.beats.append(said)
         return {"session": stored.session, "recorded_seqno": stored.recorded, "url": self.other_url}
 

@@ -122,7 +122,7 @@ class Files(RuleBasedStateMachine):
             incarnation.seen = True
 
     def step(self, room: int) -> bool:
-        """One round of the main loop; False when there was nothing to send."""
+        """One round of the main loop; False when there was nothing to send, or only heartbeats."""
         assert self.client
         agent, _, pusher = self.client
         self.look()
@@ -132,7 +132,7 @@ class Files(RuleBasedStateMachine):
                 agent.finish(source, job, pusher.perform(job), self.now)
         except Killed:
             self.kill()
-        return bool(jobs)
+        return any(job.beat is None or job.beat.finished for _, job in jobs)
 
     @precondition(lambda self: self.client is None)
     @rule()
