@@ -119,7 +119,7 @@ class Consumers:
         self.readers.check_room()
         prefix = call.query.get("source_prefix", "")
         wanted = Wanted(consumer, topics, patterns, self._may_read(call), prefix, filters)
-        found = wanted.among(await self.readers.names())
+        found = wanted.among(await self.readers.topics())
         if topics - found:
             raise unknown_topic(min(topics - found))
         if start == "latest":

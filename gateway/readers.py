@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import secrets
+from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
@@ -35,17 +36,17 @@ class Readers:
         self._config, self._kafka, self._url = config, kafka, url
         self._sessions: dict[str, Session] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        self._names: frozenset[str] = frozenset()
+        self._topics: Mapping[str, bytes] = {}
         self._looking: asyncio.Task[None] | None = None
         self._stopping = False
         self._none_left = asyncio.Event()
         SESSIONS.set_function(lambda: len(self._sessions))
 
-    async def names(self) -> frozenset[str]:
-        """The topics that exist now; from here on the sessions see them too."""
+    async def topics(self) -> Mapping[str, bytes]:
+        """The topics that exist now, and their ids; from here on the sessions see them too."""
         view = await self._kafka.describe()
-        self._names = frozenset(view.topics)
-        return self._names
+        self._topics = {name: topic.id for name, topic in view.topics.items()}
+        return self._topics
 
     def check_room(self) -> None:
         """Raises Problem ``overloaded``."""
@@ -61,7 +62,7 @@ class Readers:
         session_id = f"{named(self._url)}.{secrets.token_hex(8)}"
         response = web.StreamResponse(headers={"Content-Type": encoding.media_type, "Cache-Control": "no-store"})
         reader = HttpReader(request, response)
-        session = Session(session_id, wanted, encoding, reader, self._config, self._kafka, lambda: self._names)
+        session = Session(session_id, wanted, encoding, reader, self._config, self._kafka, lambda: self._topics)
         self._sessions[session_id] = session
         self._none_left.clear()
         self._watch_topics()
@@ -118,7 +119,7 @@ class Readers:
         while self._sessions:
             await asyncio.sleep(_LOOK_INTERVAL_S)
             try:
-                await self.names()
+                await self.topics()
             except (KafkaError, OSError, TimeoutError) as error:
                 log.event("warning", "topics_not_seen", error=repr(error))
 

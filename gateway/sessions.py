@@ -4,6 +4,8 @@
   reader does, so what it did not commit comes again after any break.
 * Positions come from the group alone, in every new generation, and are never reset: one outside of what is retained
   ends the session with an ``error`` frame.
+* A topic that is deleted and created anew is another one: the session ends, and no position in the older one is
+  committed for it. Kafka forgets the older positions, so the next session begins at its start.
 * A reader that is slower than Kafka is waited for. Meanwhile its session holds at most about ``session_bytes`` of
   batches as Kafka keeps them, one batch unpacked, and one write. One that takes nothing for ``session_stall_s`` is
   cut off.
@@ -15,7 +17,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
@@ -47,7 +49,7 @@ Batch = dict[TopicPartition, list[Any]]
 
 
 class Session(ConsumerRebalanceListener):  # type: ignore[misc]
-    """One read session, from its first frame to its last. ``names``: the topics that exist, as seen last."""
+    """One read session, from its first frame to its last. ``topics``: those that exist, and their ids, as seen last."""
 
     def __init__(
         self,
@@ -57,12 +59,12 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         reader: Reader,
         config: Config,
         kafka: Kafka,
-        names: Callable[[], frozenset[str]],
+        topics: Callable[[], Mapping[str, bytes]],
     ) -> None:
         self.id, self.wanted = session_id, wanted
         self._encoding, self._limits = encoding, config.limits
         self._out = Outlet(reader, encoding, config.limits.session_stall_s)
-        self._kafka, self._groups, self._names = kafka, Groups(kafka), names
+        self._kafka, self._groups, self._topics = kafka, Groups(kafka), topics
         self._standing = Standing()
         self._consumer = AIOKafkaConsumer(
             group_id=wanted.consumer,
@@ -82,7 +84,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         self._count = 1
         self._subscribed: frozenset[str] = frozenset()
-        self._seen_names: frozenset[str] = frozenset()
+        self._seen: Mapping[str, bytes] = {}
+        self._ids: dict[str, bytes] = {}
         self._missing = 0
         self._stopping = False
         self._ended = False
@@ -125,6 +128,13 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
     async def commit(self, generation: int, offsets: dict[Partition, int]) -> None:
         """Commits positions for the group. Raises Problem ``superseded``, ``out-of-range``, ``unknown-topic``."""
         assignment = self._standing.may_commit(generation, offsets)
+        # Kafka would take the positions of a topic that is gone for those of a new one of its name.
+        now = await self._kafka.ids_at_leaders(offsets)
+        for topic, _ in offsets:
+            if topic not in now:
+                raise unknown_topic(topic)
+            if now[topic] != self._ids.get(topic, now[topic]):
+                raise _created_anew(topic)
         ahead = {partition: offset for partition, offset in offsets.items() if offset > assignment.reached[partition]}
         if ahead:
             partitions = list(ahead)
@@ -190,18 +200,23 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _subscribe(self) -> None:
         """Follows the topics that the patterns mean. Raises Problem when one that was named, or the right, is gone."""
-        names = self._names()
-        if names is self._seen_names:
+        topics = self._topics()
+        if topics is self._seen:
             return
-        self._seen_names = names
-        gone = self.wanted.topics - names
+        self._seen = topics
+        for topic, topic_id in self._ids.items():
+            if topics.get(topic, topic_id) != topic_id:
+                raise _created_anew(topic)
+        gone = self.wanted.topics - topics.keys()
         # A broker may not have heard of a topic yet that another one knows.
         self._missing = self._missing + 1 if gone else 0
         if self._missing > 1:
             raise unknown_topic(min(gone))
-        found = self.wanted.among(names) | self.wanted.topics
+        found = self.wanted.among(topics) | self.wanted.topics
         if not all(map(self.wanted.may_read, found or self._subscribed)):
             raise Problem("forbidden", "the right to read this was taken away meanwhile")
+        known = self._ids.keys() | topics.keys()
+        self._ids = {topic: self._ids.get(topic) or topics[topic] for topic in found & known}
         if found and found != self._subscribed:
             self._subscribed = found
             self._standing.revoke()
@@ -291,3 +306,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             except (errors.KafkaError, TimeoutError) as later:
                 error = later
         return Problem("kafka-unavailable", f"Kafka does not answer: {error!r}")
+
+
+def _created_anew(topic: str) -> Problem:
+    detail = f"{topic} was deleted and created anew: positions in the older one mean nothing in it; open a new session"
+    return Problem("unknown-topic", detail, topic=topic)

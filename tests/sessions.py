@@ -35,7 +35,9 @@ async def write(gateway: Gateway, topic: str, sources: int = 8, start: int = 0, 
             for n in range(chunks)
         )
         path = f"/v1/topics/{topic}/sources/web{source}/chunks"
-        status, document, _ = await gateway.ask("POST", path, data=body, headers={"Content-Type": MSGPACK})
+        status = 503
+        while status == 503:  # a topic of that name was there a moment ago, perhaps
+            status, document, _ = await gateway.ask("POST", path, data=body, headers={"Content-Type": MSGPACK})
         assert status == 200, document
         last[document["partition"]] = document["offsets"][1]
     async with asyncio.timeout(PATIENCE_S):

@@ -86,9 +86,12 @@ class Stream:
 
     async def until(self, wanted: Callable[[Stream], bool], seconds: float = PATIENCE_S) -> None:
         """Reads on until the condition holds."""
-        async with asyncio.timeout(seconds):
-            while not wanted(self):
-                await self.next()
+        try:
+            async with asyncio.timeout(seconds):
+                while not wanted(self):
+                    await self.next()
+        except TimeoutError:
+            raise AssertionError(f"in vain; the last frames: {self.kinds()[-20:]}, held: {self.held}") from None
 
     @property
     def chunks(self) -> list[Frame]:

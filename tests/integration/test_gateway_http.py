@@ -7,6 +7,7 @@ import asyncio
 import gzip
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import cramjam
 import msgpack
@@ -80,6 +81,20 @@ async def test_attributes_are_headers_in_and_out(workers: Gateway, topic: str) -
     await write(workers, topic, "a", "seqno=1", headers=headers)
     rows = await read(workers, topic, "a")
     assert rows[0]["attributes"] == {"level": "warn", "host": "wéb 1", "empty": ""}
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+async def test_the_largest_attributes_fit_into_headers_whatever_they_hold(
+    workers: Gateway, topic: str, worker: int
+) -> None:
+    """Three bytes of a header for each of a value that is all but ASCII."""
+    values = {f"{number:02}".ljust(64, "n"): "é" * 2048 for number in range(20)}
+    headers = {f"X-Attr-{name}": quote(value) for name, value in values.items()}
+    await write(workers, topic, "a", "seqno=1", headers=headers, worker=worker)
+    assert (await read(workers, topic, "a"))[0]["attributes"] == values
+    over = {"X-Attr-a": quote("é" * 2049)}
+    refused = await write(workers, topic, "a", "seqno=2", headers=over, worker=worker, expect=400)
+    assert "4096" in refused.document["detail"]
 
 
 async def read(workers: Gateway, topic: str, source: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from logferry.ops.kafka import Cluster
 from tests.serving import Gateway
 from tests.sessions import has, identities, is_caught_up, make, offsets, write
 from tests.streaming import Stream
+from tests.topics import create_anew, delete_topic
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -144,3 +145,28 @@ async def test_a_topic_that_is_deleted_ends_the_session(
         assert stream.last("error")["problem"]["type"].endswith("/unknown-topic")
         with pytest.raises(StopAsyncIteration):
             await stream.next()
+
+
+async def test_a_topic_that_is_created_anew_ends_the_session_and_the_next_one_begins_at_its_start(
+    gateway: Gateway, kafka: Cluster, topic_name: str
+) -> None:
+    """Also when the new one is there and full before anybody looks again: what was committed says nothing of it."""
+    topic = await make(gateway, topic_name, 1)
+    await write(gateway, topic_name, chunks=5)
+    async with Stream(gateway.session, gateway.urls[0], topic_name, f"topic={topic}") as stream:
+        await stream.until(is_caught_up)
+        assert (await stream.commit(stream.held))[0] == 200
+        gone = await delete_topic(kafka.bootstrap, topic)
+        await create_anew(kafka.bootstrap, topic, gateway.urls, 1, gone)
+        status, problem = await stream.commit(stream.held)
+        assert (status, problem["type"].rpartition("/")[2]) in ((404, "unknown-topic"), (409, "superseded"))
+        count = await write(gateway, topic_name, start=100, chunks=9)
+        await stream.until(lambda s: "error" in s.kinds())
+        assert stream.last("error")["problem"]["type"].endswith("/unknown-topic")
+        with pytest.raises(StopAsyncIteration):
+            await stream.next()
+    async with Stream(gateway.session, gateway.urls[1], topic_name, f"topic={topic}") as again:
+        await again.until(is_caught_up)
+        assert again.frames[1]["partitions"] == [{"topic": topic, "partition": 0, "offset": 0}]
+        assert again.last("chunk")["seqno"] > 100
+        assert len(set(identities(again))) == len(again.chunks) == count
