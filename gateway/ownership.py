@@ -156,6 +156,11 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         async with self._changed:
             await self._wait_for_change(_NEWS_S)
 
+    async def is_taken_from(self, owner: str, lane: int) -> None:
+        """Returns when the lane is known to be another worker's than the owner's, or nobody's."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: lane in self.lanes or self.view.owners.get(lane) != owner)
+
     async def confirm(self, lane: int) -> None:
         """Returns when the group confirms in its present generation that the lane is ours. Raises LaneLost."""
         while True:

@@ -136,7 +136,18 @@ class Routing:
             FORWARDS.labels("redirect").inc()
             return web.Response(status=307, headers={"Location": owner + request.raw_path})
         FORWARDS.labels("forward").inc()
-        return await self.forward(request, owner, f"the owner of lane {number}")
+        answer = asyncio.ensure_future(self.forward(request, owner, f"the owner of lane {number}"))
+        taken = asyncio.ensure_future(self._ownership.is_taken_from(owner, number))
+        try:
+            # An owner that was frozen never answers, but another one can, once it is known.
+            await asyncio.wait((answer, taken), return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+        finally:
+            for task in (answer, taken):
+                task.cancel()
+            await asyncio.gather(answer, taken, return_exceptions=True)
+        raise Moved("outcome-unknown", f"lane {number} moved to another worker before its owner answered")
 
     async def ask_others(self, request: web.BaseRequest) -> list[dict[str, Any]]:
         """The same request to every other worker; the answers. Raises Problem when one does not answer."""

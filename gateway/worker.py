@@ -9,6 +9,7 @@ import signal
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Final
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
@@ -126,6 +127,10 @@ def _take_over(reload: Callable[[], Config], gate: Gate, quotas: Quotas, context
         log.event("info", "configuration_reloaded", tokens=[token.name for token in fresh.tokens])
 
 
+# What a broker says of a wrong password, which waiting does not mend.
+_REFUSED: Final = "Authentication failed"
+
+
 class _Heard(logging.Handler):
     """The last that a logger said: aiokafka tells why a broker refused it there, and nowhere else."""
 
@@ -146,6 +151,8 @@ async def _connect(kafka: Kafka) -> None:
                 try:
                     return await kafka.start()
                 except (KafkaError, OSError) as error:
+                    if _REFUSED in heard.text:
+                        raise KafkaError(f"{kafka.options['bootstrap_servers']}: {heard.text}") from None
                     log.event("warning", "kafka_unreachable", error=heard.text or str(error))
                     await asyncio.sleep(1)
     except TimeoutError:
