@@ -95,6 +95,7 @@ async def test_data_and_ports_survive_a_kill_and_a_reopening(tmp_path: Path) -> 
         assert await read(cluster, "t") == b"kept"
 
 
+@pytest.mark.long
 async def test_three_brokers_carry_on_without_one(tmp_path: Path) -> None:
     with Cluster("dc1", tmp_path / "data", brokers=3) as cluster:
         ports = [int(server.rpartition(":")[2]) for server in cluster.bootstrap.split(",")]
@@ -237,6 +238,7 @@ def test_a_killed_owner_leaves_no_process_and_a_folder_that_opens(tmp_path: Path
 # ---- the whole stack ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_stack_starts_again_what_dies_and_stops_all(tmp_path: Path) -> None:
     with Stack(tmp_path, workers=2) as stack:
         urls, before = stack.urls("dc1"), stack.pids

@@ -59,6 +59,7 @@ def test_the_whole_of_a_healthy_gateway(workers: Gateway, capsys: pytest.Capture
         assert worker.limits["connections"].used >= 1
 
 
+@pytest.mark.long
 async def test_it_names_the_reason_when_kafka_freezes_dies_and_comes_back(tmp_path: Path) -> None:
     for name in ("kafka", "gateway"):
         (tmp_path / name).mkdir()
