@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 
 import pytest
 from logferry.gateway.contract import partition_of
+from logferry.ops.kafka import Cluster
 
 from tests.asking import log_of, open_session, write
 from tests.checker import read_back
-from tests.workers import Gateway, source_path
+from tests.workers import Gateway, gateway, source_path
 
 
 @pytest.fixture
@@ -33,6 +35,21 @@ async def test_a_redirect_for_those_who_asked_for_it(workers: Gateway, topic: st
     assert at_owner.document["written"] == 1
     forwarded = await workers.ask("POST", path, 1 - owner, data=b"x")
     assert forwarded.document["duplicates"] == 1
+
+
+async def test_workers_are_reached_under_the_name_that_they_advertise(
+    kafka: Cluster, tmp_path: Path, topic_name: str
+) -> None:
+    with gateway(kafka, tmp_path, f"named-{topic_name[-6:]}", advertised_host="localhost") as workers:
+        await workers.make_topic(topic_name)
+        advertised = [url.replace("127.0.0.1", "localhost") for url in workers.urls]
+        owner = await workers.owner("a")
+        path = source_path(topic_name, "a", "/chunks?seqno=1")
+        redirect = {"X-Logferry-Redirect": "1"}
+        other = await workers.ask("POST", path, 1 - owner, data=b"x", headers=redirect, expect=307)
+        assert other.headers["Location"] == advertised[owner] + path
+        assert (await workers.ask("POST", path, 1 - owner, data=b"x")).document["written"] == 1
+        assert (await open_session(workers, topic_name, "a", worker=1 - owner))["url"] == advertised[owner]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

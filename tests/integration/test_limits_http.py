@@ -6,13 +6,14 @@ import asyncio
 import gzip
 import json
 import resource
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from logferry.gateway.contract import MSGPACK
+from logferry.gateway.contract import MSGPACK, lane_of
 from logferry.ops.kafka import Cluster
 
 from tests.serving import Gateway
@@ -258,6 +259,31 @@ async def test_bytes_in_flight_are_bounded_before_they_are_read(gateway: Gateway
         assert (await raw.answer())[0] == 408
     await until(gateway, "logferry_in_flight_bytes ", lambda held_bytes: held_bytes == 0)
     assert (await gateway.ask("POST", chunks(), data=b"x\n"))[0] == 200
+
+
+async def test_bytes_that_wait_in_a_lane_are_bounded(tmp_path: Path) -> None:
+    """Kafka stands still: what is over the limit is refused, and what was taken before it is recorded."""
+    limits = "[limits]\nlane_bytes = 1048576\n"
+    with Cluster("still", tmp_path / "kafka") as kafka:
+        async with serving(kafka, tmp_path, limits) as gateway:
+            first, second = chunks(), chunks()  # of one lane, and nobody else's
+            while lane_of(first.split("/")[5], 4) != lane_of(second.split("/")[5], 4):
+                second = chunks()
+            for path in (first, second):  # the topic is known from now on, without asking Kafka
+                assert (await gateway.ask("POST", path, data=b"x"))[0] == 200
+            first, second = (path.replace("seqno=1", "seqno=2") for path in (first, second))
+            kafka.kill(1, signal.SIGSTOP)
+            try:
+                taken = asyncio.create_task(gateway.ask("POST", first, data=bytes(700_000)))
+                await until(gateway, "logferry_lane_queued_bytes", lambda queued: queued >= 700_000)
+                status, document, headers = await gateway.ask("POST", second, data=bytes(700_000))
+                assert (status, str(document["type"]).rpartition("/")[2]) == (503, "overloaded")
+                assert "lane" in document["detail"]
+                assert int(headers["Retry-After"]) >= 1
+            finally:
+                kafka.kill(1, signal.SIGCONT)
+            assert (await taken)[0] == 200
+            assert (await gateway.ask("POST", second, data=bytes(700_000)))[1]["written"] == 1
 
 
 @pytest.fixture
