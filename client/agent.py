@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from logferry.client.answers import Do
+from logferry.client.check import check
 from logferry.client.checkpoint import Checkpoint, StateUnusable
 from logferry.client.config import Config, parse
 from logferry.client.events import set_up, tell
@@ -215,6 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
     set_up(config.verbose)
+    if config.check:
+        return check(config)
     _raise_file_limit()
     try:
         checkpoint = Checkpoint.open(Path(config.state_dir))
@@ -222,10 +225,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell("state-unusable", reason=error)
         return 2
     stop = Stop()
-    workers = Workers(config.threads, Cluster(config.urls, config.token), config.topic, config.gzip, config.dialer())
+    workers = Workers(config.threads, Cluster(config.urls, config.token), config.gzip, config.dialer())
     try:
         with _signals(stop, workers):
-            tell("started", url=" ".join(config.urls), topic=config.topic, state_dir=config.state_dir)
+            topics = " ".join(dict.fromkeys(files.topic for files in config.files))
+            tell("started", url=" ".join(config.urls), topic=topics, state_dir=config.state_dir)
             return run(config, checkpoint, stop, workers)
     finally:
         workers.close(END_GRACE_S)

@@ -27,7 +27,7 @@ from typing import Any
 from logferry.client.events import tell
 from logferry.client.fingerprint import Fingerprint
 
-VERSION = 2  # 1 had no `born_ns`
+VERSION = 3  # 1 had no `born_ns`, 2 no `topic`
 FILE = "checkpoint.json"
 # As long as the gateway keeps what it knows of a silent source; afterwards an entry is of no use.
 FORGET_AFTER_MS = 14 * 86_400_000
@@ -43,7 +43,7 @@ class Entry:
 
     ``path``: where it was first seen, part of its name; ``last_path``: where it was last, after renames.
     ``away``: no pattern showed it there any more, and it was being read to its end.
-    ``born_ns``: when its inode came to be; 0: not known.
+    ``born_ns``: when its inode came to be; 0: not known. ``topic``: where its chunks go; empty: as configured.
     """
 
     source_id: str
@@ -57,6 +57,7 @@ class Entry:
     seen_ms: int
     away: bool = False
     born_ns: int = 0
+    topic: str = ""
 
 
 class Checkpoint:
@@ -83,6 +84,24 @@ class Checkpoint:
         except BlockingIOError:
             checkpoint.close()
             raise StateUnusable(f"{folder}: another client is running on this state folder") from None
+        except OSError as error:
+            checkpoint.close()
+            raise StateUnusable(f"{folder}: {error.strerror}") from None
+        except StateUnusable:
+            checkpoint.close()
+            raise
+        return checkpoint
+
+    @classmethod
+    def peek(cls, folder: Path) -> Checkpoint:
+        """What is there, for reading only: no lock, nothing made or moved; do not `save` it. Raises `StateUnusable`."""
+        checkpoint = cls(folder, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            checkpoint.generation, checkpoint.entries = _decode((folder / FILE).read_bytes())
+        except FileNotFoundError:
+            tell("state-new", folder=folder)
+        except (ValueError, TypeError, KeyError) as error:
+            tell("state-corrupt", file=folder / FILE, reason=error)
         except OSError as error:
             checkpoint.close()
             raise StateUnusable(f"{folder}: {error.strerror}") from None

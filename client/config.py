@@ -1,42 +1,46 @@
-"""The command line of the push-client → `Config`. The one place that reads it, and the token's file."""
+"""Settings → `Config`: what each means, and whether it makes sense. The one place that reads environment and token."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from logferry.client.batch import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.connections import origin_of
 from logferry.client.dial import Dialer, check_pin, proxies_of
+from logferry.client.settings import Settings, read
 from logferry.gateway.contract import Malformed, check_attributes, check_topic
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
-OWN_ATTRIBUTES = ("host", "path", "split")
-EXAMPLE = """example:
-  logferry push --url http://127.0.0.1:8080 --topic nginx --state-dir /var/lib/logferry '/var/log/nginx/*.log'
+OWN_ATTRIBUTES = ("host", "path", "split", "cut")
 
-Quote the patterns: the client looks for new files itself; ** stands for any number of folders. Include the names
-that files get by rotation if they rotate faster than they can be noticed. exit status: 0 done; 1 (--once) some
-file could not be sent completely; 2 wrong use; 3 (--once) the gateway cannot be reached.
-"""
+
+@dataclass(frozen=True)
+class Files:
+    """Which files, and where and how their lines go. ``patterns`` are absolute."""
+
+    patterns: tuple[str, ...]
+    topic: str
+    exclude: tuple[str, ...] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    record_start: re.Pattern[bytes] | None = None
+    cut_lines: bool = False
 
 
 @dataclass(frozen=True)
 class Config:
-    """``patterns`` and ``state_dir`` are absolute. ``request_bytes``: of file content, at least ``line_bytes``."""
+    """``files``: a file belongs to the first that fits. ``request_bytes``: of file content, at least ``line_bytes``."""
 
     urls: tuple[str, ...]
-    topic: str
     state_dir: str
-    patterns: tuple[str, ...]
     host: str
-    attributes: dict[str, str]
-    exclude: tuple[str, ...] = ()
+    files: tuple[Files, ...]
+    check: bool = False
     once: bool = False
     token: str | None = None
     ca_file: str | None = None
@@ -46,8 +50,6 @@ class Config:
     chunk_bytes: int = 256 << 10
     line_bytes: int = 1 << 20
     request_bytes: int = 2 << 20
-    record_start: re.Pattern[bytes] | None = None
-    cut_lines: bool = False
     linger_s: float = 0.2
     idle_s: float = 30.0
     rotated_s: float = 300.0
@@ -56,144 +58,134 @@ class Config:
     threads: int = 4
     verbose: bool = False
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return tuple(pattern for files in self.files for pattern in files.patterns)
+
     def dialer(self) -> Dialer:
         return Dialer(self.ca_file, self.pins, self.proxies)
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
-    """Raises SystemExit(2) after a message that names the option; SystemExit(0) after --help."""
-    parser = _parser()
-    given = parser.parse_args(argv)
+    """Raises SystemExit(2) after a message that names the option or the file's key; SystemExit(0) after --help."""
+    given = read(argv)
     try:
-        return Config(
-            urls=tuple(_url(url) for url in given.url),
-            topic=check_topic(given.topic),
-            state_dir=os.path.abspath(given.state_dir),  # noqa: PTH100  (keeps symbolic links)
-            patterns=tuple(os.path.abspath(pattern) for pattern in given.glob),  # noqa: PTH100
-            host=_host(given.host),
-            attributes=_attributes(given.attr),
-            exclude=tuple(given.exclude),
-            once=given.once,
-            token=_token(given.token_file),
-            ca_file=_ca_file(given.ca_file),
-            pins=tuple(_pin(pin) for pin in given.pin),
-            proxies=proxies_of(os.environ),
-            gzip=not given.no_gzip,
-            chunk_bytes=int(_between("--chunk-bytes", given.chunk_bytes, SMALLEST_CHUNK_BYTES, given.line_bytes)),
-            line_bytes=int(_between("--line-bytes", given.line_bytes, SMALLEST_CHUNK_BYTES, 2 << 20)),
-            record_start=_record_start(given.record_start),
-            cut_lines=given.cut_lines,
-            linger_s=_between("--linger-ms", given.linger_ms, 1, 60_000) / 1000,
-            idle_s=_between("--idle-s", given.idle_s, 0, 86_400),
-            rotated_s=_between("--rotated-s", given.rotated_s, 0, 86_400),
-            heartbeat_s=_between("--heartbeat-s", given.heartbeat_s, 0, 86_400),
-            timeout_s=_between("--timeout", given.timeout, 0, 86_400),
-            threads=int(_between("--threads", given.threads, 1, 64)),
-            verbose=given.verbose,
-        )
+        return _config(given)
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        given.error(error)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="logferry push",
-        description="Sends the lines of files to a gateway, each once, whatever is killed.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def _config(given: Settings) -> Config:
+    line_bytes = int(_between(given, "line_bytes", 1 << 20, SMALLEST_CHUNK_BYTES, 2 << 20))
+    flags = given.flags
+    return Config(
+        urls=tuple(_url(given, url) for url in _required(given, "url")),
+        state_dir=os.path.abspath(_required(given, "state_dir")),  # noqa: PTH100  (keeps symbolic links)
+        host=_host(given),
+        files=_files(given),
+        check=flags.check,
+        once=flags.once,
+        token=_token(given),
+        ca_file=_ca_file(given),
+        pins=tuple(_pin(given, pin) for pin in given.get("pin", ())),
+        proxies=proxies_of(os.environ),
+        gzip=given.get("gzip", True),
+        chunk_bytes=int(_between(given, "chunk_bytes", min(256 << 10, line_bytes), SMALLEST_CHUNK_BYTES, line_bytes)),
+        line_bytes=line_bytes,
+        linger_s=_between(given, "linger_ms", 200, 1, 60_000) / 1000,
+        idle_s=_between(given, "idle_s", 30, 0, 86_400),
+        rotated_s=_between(given, "rotated_s", 300, 0, 86_400),
+        heartbeat_s=_between(given, "heartbeat_s", 300, 0, 86_400),
+        timeout_s=_in_bounds("--timeout", flags.timeout, 0, 86_400),
+        threads=int(_between(given, "threads", 4, 1, 64)),
+        verbose=flags.verbose,
     )
-    add = parser.add_argument
-    add("glob", nargs="+", metavar="GLOB", help="files to send")
-    add("--url", action="append", required=True, help="a gateway; again for others of the same data centre,"
-        " tried while the first does not answer")  # fmt: skip
-    add("--topic", required=True)
-    add("--state-dir", required=True, metavar="DIR", help="where the client keeps its checkpoint")
-    add("--exclude", action="append", default=[], metavar="GLOB", help="files to leave out: by name, or with a"
-        " slash by path")  # fmt: skip
-    add("--once", action="store_true", help="send what is there and end")
-    add("--timeout", type=float, default=60.0, metavar="S", help="with --once: give up so long after the last"
-        " acknowledgement (60)")  # fmt: skip
-    add("--token-file", metavar="FILE", help=f"the token for the gateway (what {TOKEN_VARIABLE} in the environment"
-        " holds, if anything)")  # fmt: skip
-    add("--ca-file", metavar="FILE", help="who signed the gateway's certificate (the system's authorities)")
-    add("--pin", action="append", default=[], metavar="SHA256", help="a certificate that the gateway may show, by its"
-        " fingerprint; again for others")  # fmt: skip
-    add("--host", help="this host's name in sourceIds (the system's name)")
-    add("--attr", action="append", default=[], metavar="NAME=VALUE", help="an attribute of every chunk")
-    add("--chunk-bytes", type=int, default=256 << 10, metavar="N", help="a chunk of whole lines (262144)")
-    add("--line-bytes", type=int, default=1 << 20, metavar="N", help="longer lines are split (1048576)")
-    add("--cut-lines", action="store_true", help="longer lines are cut instead: the rest of them is left out")
-    add("--record-start", metavar="REGEX", help="a line that fits begins a record; the lines after it that do not are"
-        " part of it and stay in its chunk")  # fmt: skip
-    add("--linger-ms", type=int, default=200, metavar="MS", help="how long a line may wait to be sent (200)")
-    add("--idle-s", type=float, default=30.0, metavar="S", help="a last line without newline waits so long (30)")
-    add("--rotated-s", type=float, default=300.0, metavar="S", help="a renamed or removed file is dropped after so"
-        " long without growth (300)")  # fmt: skip
-    add("--heartbeat-s", type=float, default=300.0, metavar="S", help="how often a file without news says how far it"
-        " is, and when one is gone, that it is finished; 0: never (300)")  # fmt: skip
-    add("--threads", type=int, default=4, metavar="N", help="requests at the same time (4)")
-    add("--no-gzip", action="store_true", help="send chunks as they are")
-    add("-v", "--verbose", action="store_true")
-    return parser
 
 
-def _url(url: str) -> str:
+def _required(given: Settings, name: str) -> Any:
+    value = given.get(name)
+    if not value:
+        raise ValueError(f"{given.label(name)} is required")
+    return value
+
+
+def _url(given: Settings, url: str) -> str:
     if origin_of(url) is None or "@" in url or "?" in url or "#" in url:
-        raise ValueError(f"--url {url!r} is not http(s)://host[:port][/path]")
+        raise ValueError(f"{given.label('url')} {url!r} is not http(s)://host[:port][/path]")
     return url
 
 
-def _host(given: str | None) -> str:
-    host = given or os.uname().nodename
+def _host(given: Settings) -> str:
+    host: str = given.get("host") or os.uname().nodename
     if not 1 <= len(host.encode("utf-8", "surrogateescape")) <= 255:
-        raise ValueError(f"--host {host!r} is not 1 to 255 bytes long")
+        raise ValueError(f"{given.label('host')} {host!r} is not 1 to 255 bytes long")
     return host
 
 
-def _record_start(given: str | None) -> re.Pattern[bytes] | None:
+# ---- files ---------------------------------------------------------------------------------------------------
+
+
+def _files(given: Settings) -> tuple[Files, ...]:
+    if given.globs and given.files:
+        raise ValueError(f"GLOB: {given.flags.config} has [[files]] already")
+    if not given.globs and not given.files:
+        raise ValueError("GLOB is required: which files to send, here or as [[files]] of --config FILE")
+    groups: list[dict[str, Any]] = given.files or [{"paths": given.globs}]
+    return tuple(_group(given, f"files[{number}].", group) for number, group in enumerate(groups))
+
+
+def _group(given: Settings, where: str, group: dict[str, Any]) -> Files:
+    def label(name: str) -> str:
+        return f"{given.flags.config}: {where}{name}" if name in group and given.files else given.label(name)
+
+    if not group.get("paths"):
+        raise ValueError(f"{given.flags.config}: {where}paths is required")
+    topic, start = (group.get(name, given.get(name)) for name in ("topic", "record_start"))
+    if topic is None:
+        raise ValueError(f"{given.label('topic')} is required")
+    attributes = {**given.get("attributes", {}), **group.get("attributes", {})}
     try:
-        return None if given is None else starts_record(given)
+        return Files(
+            patterns=tuple(os.path.abspath(pattern) for pattern in group["paths"]),  # noqa: PTH100
+            topic=check_topic(topic),
+            exclude=(*given.get("exclude", ()), *group.get("exclude", ())),
+            attributes=_attributes(
+                "--attr" if label("attributes") == "--attributes" else label("attributes"), attributes
+            ),
+            record_start=None if start is None else _record_start(label("record_start"), start),
+            cut_lines=group.get("cut_lines", given.get("cut_lines", False)),
+        )
+    except Malformed as error:
+        raise ValueError(f"{label('topic')}: {error}") from None
+
+
+def _record_start(label: str, pattern: str) -> re.Pattern[bytes]:
+    try:
+        return starts_record(pattern)
     except ValueError as error:
-        raise ValueError(f"--record-start: {error}") from None
+        raise ValueError(f"{label}: {error}") from None
 
 
-def _attributes(given: list[str]) -> dict[str, str]:
-    attributes = {}
-    for item in given:
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"--attr {item!r} is not name=value")
+def _attributes(label: str, attributes: dict[str, str]) -> dict[str, str]:
+    for name in attributes:
         if name in OWN_ATTRIBUTES:
-            raise ValueError(f"--attr {name}: the client sets this one itself")
-        attributes[name] = value
+            raise ValueError(f"{label} {name}: the client sets this one itself")
     try:
         "".join(attributes.values()).encode()
         return check_attributes(attributes)
     except (Malformed, UnicodeEncodeError) as error:
-        raise ValueError(f"--attr: {error}") from None
+        raise ValueError(f"{label}: {error}") from None
 
 
-def _token(token_file: str | None) -> str | None:
-    if token_file is not None:
-        return read_token(token_file)
-    given = os.environ.get(TOKEN_VARIABLE)
-    return check_token(given, TOKEN_VARIABLE) if given else None
+# ---- who may know what ---------------------------------------------------------------------------------------
 
 
-def _ca_file(path: str | None) -> str | None:
+def _token(given: Settings) -> str | None:
+    path = given.get("token_file")
     if path is not None:
-        try:
-            Dialer(path)
-        except (OSError, ssl.SSLError) as error:
-            raise ValueError(f"--ca-file {path}: {error.strerror or error}") from None
-    return path
-
-
-def _pin(text: str) -> str:
-    try:
-        return check_pin(text)
-    except ValueError as error:
-        raise ValueError(f"--pin: {error}") from None
+        return read_token(path)
+    text = os.environ.get(TOKEN_VARIABLE)
+    return check_token(text, TOKEN_VARIABLE) if text else None
 
 
 def read_token(path: str) -> str:
@@ -213,7 +205,31 @@ def check_token(text: str, where: str) -> str:
     return token
 
 
-def _between(option: str, value: float, least: float, most: float) -> float:
+def _ca_file(given: Settings) -> str | None:
+    path: str | None = given.get("ca_file")
+    if path is not None:
+        try:
+            Dialer(path)
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(f"{given.label('ca_file')} {path}: {error.strerror or error}") from None
+    return path
+
+
+def _pin(given: Settings, text: str) -> str:
+    try:
+        return check_pin(text)
+    except ValueError as error:
+        raise ValueError(f"{given.label('pin')}: {error}") from None
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------
+
+
+def _between(given: Settings, name: str, default: float, least: float, most: float) -> float:
+    return _in_bounds(given.label(name), given.get(name, default), least, most)
+
+
+def _in_bounds(label: str, value: float, least: float, most: float) -> float:
     if not least <= value <= most:
-        raise ValueError(f"{option} {value:g} is not between {least:g} and {most:g}")
+        raise ValueError(f"{label} {value:g} is not between {least:g} and {most:g}")
     return value

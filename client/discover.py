@@ -1,7 +1,7 @@
 """Which files are there: glob patterns → regular files, each once, however many names it has."""
 
 # Paths stay text: thousands of them are looked at again and again.
-# ruff: noqa: PTH100, PTH110, PTH116, PTH119, PTH120, PTH207
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH116, PTH119, PTH120, PTH207
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def find(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ())
     """
     names: dict[FileKey, str] = {}
     links: dict[FileKey, str] = {}
-    for path in _matches(patterns):
-        if path.startswith(skip_folder + os.sep) or _is_excluded(path, exclude):
+    for path, why_not in _matches(patterns, skip_folder, exclude):
+        if why_not:
             continue
         try:
             plain = os.lstat(path)
@@ -45,13 +45,31 @@ def find(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ())
     return names
 
 
-def _matches(patterns: Iterable[str]) -> list[str]:
-    paths = set()
+def left_out(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ()) -> dict[str, str]:
+    """What fits a pattern and yet is not among what `find` finds, and why. Folders are no matter."""
+    taken = set(find(patterns, skip_folder, exclude).values())
+    reasons = {}
+    for path, why_not in _matches(patterns, skip_folder, exclude):
+        if path not in taken and not os.path.isdir(path):
+            reasons[path] = why_not or ("another name of a file" if os.path.isfile(path) else "not a regular file")
+    return reasons
+
+
+def _matches(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str]) -> list[tuple[str, str]]:
+    """Paths in order, with what speaks against each."""
+    paths: dict[str, str] = {}
     for pattern in patterns:
         for path in glob.iglob(pattern, recursive=True):
             if pattern.endswith(COMPRESSED) or not path.endswith(COMPRESSED):
-                paths.add(os.path.abspath(path))
-    return sorted(paths)
+                paths[os.path.abspath(path)] = ""
+            else:
+                paths.setdefault(os.path.abspath(path), "compressed: its plain incarnation was a source")
+    for path, why_not in paths.items():
+        if path.startswith(skip_folder + os.sep):
+            paths[path] = "in the state folder"
+        elif not why_not and _is_excluded(path, exclude):
+            paths[path] = "excluded"
+    return sorted(paths.items())
 
 
 def _is_excluded(path: str, exclude: Sequence[str]) -> bool:

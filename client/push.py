@@ -47,11 +47,12 @@ class Beat(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One request of a source. Without batch and beat it opens a session.
+    """One request of a source of ``topic``. Without batch and beat it opens a session.
 
     ``url``: the owner as far as known. ``direct``: redirects are welcome; else the gateway forwards.
     """
 
+    topic: str
     source_id: str
     url: str | None
     direct: bool
@@ -111,16 +112,15 @@ class Cluster:
 
 @dataclass
 class Pusher:
-    """Carries out jobs, one at a time, for one topic."""
+    """Carries out jobs, one at a time."""
 
     cluster: Cluster
     exchange: Exchange
-    topic: str
     gzip: bool = True
 
     def perform(self, job: Job) -> Outcome:
         """Never raises for what the network or the gateway does: that is in the outcome."""
-        source = f"/v1/topics/{quote(self.topic, safe='')}/sources/{quote(job.source_id, safe='')}"
+        source = f"/v1/topics/{quote(job.topic, safe='')}/sources/{quote(job.source_id, safe='')}"
         if job.beat is not None:
             return self._beat(source, job, job.beat)
         if job.batch is None:

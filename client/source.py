@@ -49,6 +49,7 @@ class Source:
         self.busy = False
         self.unsaved = True
         self.stopped = ""
+        self.why = ""  # it is a source of its own, or is the one that was known
         self._attributes = attributes
         self._limits = limits
         self._session: int | None = None
@@ -79,13 +80,13 @@ class Source:
             return None
         direct = now >= self._direct_from
         if self._session is None:
-            return Job(self.name, self._url, direct, None, None)
+            return Job(self.entry.topic, self.name, self._url, direct, None, None)
         if self.batch is None:
             self.batch = self._cut(now, created_ms, idle_s)
         beat = None if self.batch else self._beat(now, created_ms)
         if self.batch is None and beat is None:
             return None
-        return Job(self.name, self._url, direct, self._session, self.batch, beat)
+        return Job(self.entry.topic, self.name, self._url, direct, self._session, self.batch, beat)
 
     def _beat(self, now: float, created_ms: int) -> Beat | None:
         """What there is to say now that there is nothing to send."""

@@ -8,11 +8,12 @@ one was read and is not acknowledged yet is still sent under the old name.
 
 from __future__ import annotations
 
+import fnmatch
 import time
 
 from logferry.client.batch import Limits
 from logferry.client.checkpoint import Checkpoint, Entry
-from logferry.client.config import Config
+from logferry.client.config import Config, Files
 from logferry.client.discover import FileKey, find, find_moved, folder_is_on, missing
 from logferry.client.events import tell
 from logferry.client.fingerprint import of
@@ -33,6 +34,7 @@ class Watch:
         self._config = config
         self._checkpoint = checkpoint
         self._live: dict[FileKey, Source] = {}
+        self._files: dict[str, Files] = {}  # by sourceId
         self._known = {(entry.device, entry.inode): entry for entry in checkpoint.entries.values()}
         self._next_discovery = 0.0
         self._started = False
@@ -63,15 +65,15 @@ class Watch:
 
     def renew(self, source: Source, reason: str, now: float) -> None:
         """``source`` cannot go on in its file: what the file holds now becomes a new source."""
-        tail = source.tail
+        tail, files = source.tail, self._files.get(source.name)
         seen = tail.largest_size if tail is not None else source.reading.end
         kept = source.detach()
         tell("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
         self._checkpoint.entries.pop(source.name, None)
         if source.is_done():
             self._drop(source)
-        if tail is not None:
-            self._start(tail.renewed(now), reason)
+        if tail is not None and files is not None:
+            self._start(tail.renewed(now), reason, files)
 
     def close(self) -> None:
         for source in self.sources.values():
@@ -82,11 +84,11 @@ class Watch:
 
     def _discover(self, now: float) -> None:
         began = time.perf_counter()
-        found = find(self._config.patterns, self._config.state_dir, self._config.exclude)
-        for key, path in found.items():
+        found = self._find()
+        for key, (path, files) in found.items():
             source = self._live.get(key)
             if source is None:
-                self._take_up(path, now)
+                self._take_up(path, files, now)
             elif source.tail is not None:
                 source.tail.path, source.tail.away_since = path, None
         for key, source in self._live.items():
@@ -98,6 +100,14 @@ class Watch:
         self._started = True
         pause_s = max(self._config.linger_s, (time.perf_counter() - began) / DISCOVERY_SHARE)
         self._next_discovery = now + pause_s
+
+    def _find(self) -> dict[FileKey, tuple[str, Files]]:
+        """Each file belongs to the first entry of the configuration that it fits."""
+        found: dict[FileKey, tuple[str, Files]] = {}
+        for files in self._config.files:
+            for key, path in find(files.patterns, self._config.state_dir, files.exclude).items():
+                found.setdefault(key, (path, files))
+        return found
 
     def _first_time(self, any_found: bool, now: float) -> None:
         """What the patterns do not show: files that were renamed while the client was down, or are gone."""
@@ -111,14 +121,22 @@ class Watch:
             moved = find_moved(entry.last_path, key)
             if moved == entry.last_path and not entry.away:
                 continue  # it is there, but no pattern asks for it any more
-            if moved is not None and self._take_up(moved, now, away=True):
+            if moved is not None and self._take_up(moved, self._files_of(entry), now, away=True):
                 continue
             if folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
                 tell("file-gone", source=entry.source_id, position=entry.position)
                 self._known.pop(key, None)
-                self._add(Source(entry, None, self._limits(), {}, self._heartbeat_s()))
+                self._over(entry)
 
-    def _take_up(self, path: str, now: float, away: bool = False) -> bool:
+    def _files_of(self, entry: Entry) -> Files:
+        """Which entry of the configuration a file belonged to that no pattern shows any more: the likeliest."""
+        same = [files for files in self._config.files if files.topic == entry.topic] or list(self._config.files)
+        for files in same:
+            if any(fnmatch.fnmatchcase(entry.path, pattern.replace("**/", "*")) for pattern in files.patterns):
+                return files
+        return same[0]
+
+    def _take_up(self, path: str, files: Files, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one that the checkpoint knows."""
         try:
             tail = Tail.open(path, now, self._config.once)
@@ -137,6 +155,8 @@ class Watch:
         reason = "first seen"
         if entry is not None and entry.head.length:
             reason = _differs(tail, entry)
+            if not reason and not away and entry.topic not in ("", files.topic):
+                reason = f"it goes to the topic {files.topic} now"
         if away and reason:
             tail.close()
             return False
@@ -144,49 +164,53 @@ class Watch:
             del self._known[tail.key]
         if entry is not None and not reason:
             tail.away_since = now if away else None
-            self._resume(tail, entry)
+            self._resume(tail, entry, files)
             return True
         if entry is not None and entry.head.length:
             tell("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
-            self._add(Source(entry, None, self._limits(), {}, self._heartbeat_s()))
+            self._over(entry)
         elif entry is not None:
             self._checkpoint.entries.pop(entry.source_id, None)
-        self._start(tail, reason)
+        self._start(tail, reason, files)
         return True
 
     # ---- sources -----------------------------------------------------------------------------------------
 
-    def _resume(self, tail: Tail, entry: Entry) -> None:
+    def _resume(self, tail: Tail, entry: Entry, files: Files) -> None:
         tail.head = entry.head
+        entry.topic = entry.topic or files.topic
         tell("source-resumed", source=entry.source_id, path=tail.path, position=entry.position)
-        self._follow(tail, entry, unsaved=False)
+        self._follow(tail, entry, files, "known").unsaved = False
 
-    def _start(self, tail: Tail, reason: str) -> None:
+    def _start(self, tail: Tail, reason: str, files: Files) -> None:
         generation = self._checkpoint.next_generation()
         name = source_id(self._config.host, tail.path, generation)
         device, inode = tail.key
         entry = Entry(name, tail.path, tail.path, device, inode, tail.head, 0, of(b""), int(time.time() * 1000))
-        entry.born_ns = tail.born_ns
+        entry.born_ns, entry.topic = tail.born_ns, files.topic
         tell("source-new", source=name, size=tail.size, reason=reason)
-        self._follow(tail, entry, unsaved=True)
+        self._follow(tail, entry, files, reason)
 
-    def _follow(self, tail: Tail, entry: Entry, unsaved: bool) -> None:
-        config = self._config
-        attributes = {
-            "host": printable(config.host),
-            "path": attribute(entry.path),
-            **config.attributes,
-        }
-        source = Source(entry, tail, self._limits(), attributes, self._heartbeat_s())
-        source.unsaved = unsaved
+    def _follow(self, tail: Tail, entry: Entry, files: Files, why: str) -> Source:
+        host = printable(self._config.host)
+        attributes = {"host": host, "path": attribute(entry.path), **files.attributes}
+        source = Source(entry, tail, self._limits(files), attributes, self._heartbeat_s())
+        source.why = why
         self._add(source)
+        self._files[source.name] = files
         self._live[tail.key] = source
+        return source
 
-    def _limits(self) -> Limits:
+    def _over(self, entry: Entry) -> None:
+        """Its file is gone, or is another: what is left is to say so."""
+        files = self._files_of(entry)
+        entry.topic = entry.topic or files.topic
+        self._add(Source(entry, None, self._limits(files), {}, self._heartbeat_s()))
+
+    def _limits(self, files: Files) -> Limits:
         config = self._config
-        return Limits(
-            config.chunk_bytes, config.line_bytes, config.request_bytes, config.record_start, config.cut_lines
-        )
+        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
+        return Limits(*sizes, files.record_start, files.cut_lines)
 
     def _heartbeat_s(self) -> float:
         return 0.0 if self._config.once else self._config.heartbeat_s
@@ -198,6 +222,7 @@ class Watch:
     def _drop(self, source: Source) -> None:
         """All of it was sent and, where that is wanted, said to be finished."""
         self.sources.pop(source.name, None)
+        self._files.pop(source.name, None)
         self._checkpoint.entries.pop(source.name, None)
 
 

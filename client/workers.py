@@ -21,14 +21,14 @@ class Result(NamedTuple):
 class Workers:
     """``free`` threads can take a job now; a result comes for every job."""
 
-    def __init__(self, count: int, cluster: Cluster, topic: str, gzip: bool, dialer: Dialer | None = None) -> None:
+    def __init__(self, count: int, cluster: Cluster, gzip: bool, dialer: Dialer | None = None) -> None:
         self.free = count
         self._jobs: queue.SimpleQueue[tuple[Source, Job] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
         self._threads = []
         for number in range(count):
             connections = Connections(ANSWER_TIMEOUT_S, dialer)
-            pusher = Pusher(cluster, connections.exchange, topic, gzip)
+            pusher = Pusher(cluster, connections.exchange, gzip)
             thread = threading.Thread(target=self._work, args=(pusher, connections), name=f"push-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()

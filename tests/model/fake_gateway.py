@@ -42,6 +42,7 @@ class Killed(BaseException):
 class Stored:
     """What is known of one source."""
 
+    topic: str = "t"
     session: int = 0
     base: int | None = None
     recorded: int | None = None
@@ -108,7 +109,8 @@ class FakeGateway:
             assert (v1, topics, sources) == ("v1", "topics", "sources"), parts.path
             if check_topic(topic) not in self.topics:
                 raise Problem(404, "unknown-topic")
-            stored = self.sources.setdefault(check_source_id(unquote(source, errors="strict")), Stored())
+            stored = self.sources.setdefault(check_source_id(unquote(source, errors="strict")), Stored(topic))
+            assert stored.topic == topic, f"{source} was in {stored.topic}"
             if call == "session":
                 answer = self._open(stored)
             elif call == "heartbeat":

@@ -34,6 +34,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from logferry.client.agent import Agent
 from logferry.client.checkpoint import Checkpoint
 from logferry.client.config import Config
+from logferry.client.config import Files as Patterns
 from logferry.client.push import Cluster, Pusher
 from model.fake_gateway import FAULTS, FakeGateway, Killed
 
@@ -85,11 +86,9 @@ class Files(RuleBasedStateMachine):
     def start(self) -> None:
         config = Config(
             urls=("http://gateway:1",),
-            topic="t",
             state_dir=str(self.root / "state"),
-            patterns=(str(self.root / "logs" / "**" / "*.log*"),),
             host="h",
-            attributes={},
+            files=(Patterns((str(self.root / "logs" / "**" / "*.log*"),), "t"),),
             chunk_bytes=1024,
             line_bytes=2048,
             request_bytes=4096,
@@ -98,7 +97,7 @@ class Files(RuleBasedStateMachine):
         )
         checkpoint = Checkpoint.open(Path(config.state_dir))
         agent = Agent(config, checkpoint, self.now)
-        self.client = agent, checkpoint, Pusher(Cluster(config.urls, None), self.gateway, "t")
+        self.client = agent, checkpoint, Pusher(Cluster(config.urls, None), self.gateway)
 
     def kill(self) -> None:
         """The system closes the descriptors and frees the lock; nothing is written."""

@@ -31,6 +31,7 @@ GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
         ([*GOOD, "--host", "x" * 256], "--host"),
         ([*GOOD, "--ca-file", "/nowhere/ca.pem"], "--ca-file /nowhere/ca.pem: No such file"),
         ([*GOOD, "--ca-file", __file__], f"--ca-file {__file__}"),
+        ([*GOOD, "--config", "/nowhere/push.toml"], "--config /nowhere/push.toml: No such file"),
         ([*GOOD, "--pin", "00"], "--pin: '00'"),
         ([*GOOD, "--record-start", "("], "--record-start: '(' is no regular expression"),
     ],
@@ -51,7 +52,7 @@ def test_what_is_given_and_what_is_not(tmp_path, monkeypatch):
     config = parse([*GOOD, "--url", "https://i/base/", "--attr", "env=a=b", "--token-file", "token", "--host", "w"])
     assert config.urls == ("http://h:1", "https://i/base/")
     assert (config.state_dir, config.patterns) == (str(tmp_path / "s"), (str(tmp_path / "*.log"),))
-    assert (config.attributes, config.token, config.host) == ({"env": "a=b"}, "secret", "w")
+    assert (config.files[0].attributes, config.token, config.host) == ({"env": "a=b"}, "secret", "w")
     assert (config.chunk_bytes, config.linger_s, config.gzip, config.once) == (262144, 0.2, True, False)
 
 

@@ -14,8 +14,8 @@ from logferry.client.push import BACK_TO_FIRST_S, MOST_REDIRECTS, Beat, Cluster,
 SOURCE = "h:/var/log/a b%.log#1"
 PATH = "/v1/topics/t/sources/h%3A%2Fvar%2Flog%2Fa%20b%25.log%231"
 BATCH = Batch(10, b"aa\nbbb\n", (Piece(0, 3, None), Piece(3, 7, None)), 99, {"host": "h"})
-OPEN = Job(SOURCE, None, True, None, None)
-WRITE = Job(SOURCE, None, True, 7, BATCH)
+OPEN = Job("t", SOURCE, None, True, None, None)
+WRITE = Job("t", SOURCE, None, True, 7, BATCH)
 DONE = Reply(200, {}, b'{"recorded_seqno": 17}')
 
 
@@ -45,7 +45,7 @@ def redirect(to: str) -> Reply:
 
 
 def pusher(script: Script, *urls: str, token: str | None = None, squeeze: bool = True) -> Pusher:
-    return Pusher(Cluster(urls or ("http://g:1/base/",), token), script, "t", squeeze)
+    return Pusher(Cluster(urls or ("http://g:1/base/",), token), script, squeeze)
 
 
 def test_a_session_is_asked_of_a_given_url_without_redirects():

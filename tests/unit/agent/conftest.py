@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from logferry.client.agent import Agent
 from logferry.client.checkpoint import Checkpoint
-from logferry.client.config import Config
+from logferry.client.config import Config, Files
 from logferry.client.push import Cluster, Pusher
 from model.fake_gateway import FakeGateway
 
@@ -17,16 +17,18 @@ class Client:
         self.root = root
         self.gateway = gateway
         self.now = 0.0
+        of_files = {name: options.pop(name) for name in ("exclude", "record_start", "cut_lines") if name in options}
+        files = Files((str(root / "*.log*"),), "t", attributes={"env": "test"}, **of_files)  # type: ignore[arg-type]
         self.config = Config(
-            urls=("http://g:1",), topic="t", state_dir=str(root / "state"), patterns=(str(root / "*.log*"),),
-            host="h", attributes={"env": "test"}, **options,  # type: ignore[arg-type]
+            urls=("http://g:1",), state_dir=str(root / "state"), host="h", files=options.pop("files", (files,)),
+            **options,  # type: ignore[arg-type]
         )  # fmt: skip
         self.begin()
 
     def begin(self) -> None:
         self.checkpoint = Checkpoint.open(Path(self.config.state_dir))
         self.agent = Agent(self.config, self.checkpoint, self.now)
-        self.pusher = Pusher(Cluster(self.config.urls, self.config.token), self.gateway, self.config.topic)
+        self.pusher = Pusher(Cluster(self.config.urls, self.config.token), self.gateway)
 
     def close(self) -> None:
         self.agent.watch.close()

@@ -1,0 +1,107 @@
+"""``--check``: what would be sent and why; nothing is sent and nothing is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from logferry.client import agent
+from logferry.client.checkpoint import FILE, Checkpoint, Entry
+from logferry.client.fingerprint import of
+
+
+@pytest.fixture
+def check(tmp_path, capsys):
+    """Runs it over ``*`` of the folder; returns exit status and lines, without the folder's name."""
+
+    def run(*patterns: str, options: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+        globs = [str(tmp_path / pattern) for pattern in patterns or ("*",)]
+        where = ("--url", "http://127.0.0.1:1", "--topic", "t", "--state-dir", str(tmp_path / "state"))
+        status = agent.main([*where, "--host", "h", "--check", *options, *globs])
+        return status, capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
+
+    return run
+
+
+def known(folder: Path, name: str, position: int) -> None:
+    """Writes a checkpoint that knows the file up to the position."""
+    path = folder / name
+    facts, content = path.stat(), path.read_bytes()
+    checkpoint = Checkpoint.open(folder / "state")
+    head, mark = of(content), of(content[:position])
+    entry = Entry(
+        f"h:{path}#1", str(path), str(path), facts.st_dev, facts.st_ino, head, position, mark, 2**60, topic="t"
+    )
+    checkpoint.entries[entry.source_id] = entry
+    checkpoint.save()
+    checkpoint.close()
+
+
+def test_what_is_sent_and_what_is_left_out(check, tmp_path):
+    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
+    (tmp_path / "a.log.1.gz").write_bytes(b"x")
+    (tmp_path / "b.debug.log").write_bytes(b"x")
+    (tmp_path / "z.log").hardlink_to(tmp_path / "a.log")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    assert check(options=("--exclude", "*.debug.log")) == (
+        0,
+        [
+            "send  a.log -> t: 8 bytes, as a new source: first seen",
+            "skip  a.log.1.gz: compressed: its plain incarnation was a source",
+            "skip  b.debug.log: excluded",
+            "skip  pipe: not a regular file",
+            "skip  z.log: another name of a file",
+            "1 files, 8 bytes; where each goes on, the gateway says",
+        ],
+    )
+    assert not (tmp_path / "state").exists()
+
+
+def test_what_is_known_goes_on_even_while_a_client_is_running(check, tmp_path):
+    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
+    known(tmp_path, "a.log", 4)
+    before = (tmp_path / "state" / FILE).read_bytes()
+    running = Checkpoint.open(tmp_path / "state")
+    assert check("*.log") == (
+        0,
+        [
+            "send  a.log -> t: 4 bytes, from position 4",
+            "1 files, 4 bytes; where each goes on, the gateway says",
+        ],
+    )
+    running.close()
+    assert (tmp_path / "state" / FILE).read_bytes() == before
+
+
+def test_why_a_known_file_is_another_one(check, tmp_path):
+    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
+    known(tmp_path, "a.log", 4)
+    (tmp_path / "a.log").write_bytes(b"new\n")
+    status, lines = check("*.log")
+    assert status == 0
+    assert lines[0].startswith("over  a.log: sent up to position 4, h:")
+    assert lines[1] == "send  a.log -> t: 4 bytes, as a new source: its first 8 bytes are not what they were"
+
+
+def test_nothing_there_is_a_no(check):
+    assert check("*.log") == (1, ["0 files, 0 bytes; where each goes on, the gateway says"])
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\0" * 99])
+def test_a_damaged_checkpoint_is_left_where_it_is(check, tmp_path, damage, caplog):
+    (tmp_path / "a.log").write_bytes(b"one\n")
+    known(tmp_path, "a.log", 4)
+    (tmp_path / "state" / FILE).write_bytes(damage)
+    status, lines = check("*.log")
+    assert (status, lines[0]) == (0, "send  a.log -> t: 4 bytes, as a new source: first seen")
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == [FILE, "lock"]
+
+
+def test_one_of_a_newer_version_is_named(check, tmp_path):
+    (tmp_path / "a.log").write_bytes(b"one\n")
+    known(tmp_path, "a.log", 4)
+    newer = (tmp_path / "state" / FILE).read_bytes().replace(b'"version": 3', b'"version": 4')
+    (tmp_path / "state" / FILE).write_bytes(newer)
+    assert check("*.log") == (2, [])

@@ -1,0 +1,122 @@
+"""The TOML file of the push-client: what it says, what goes before it, and what is wrong with it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from logferry.client import agent
+from logferry.client.config import Files, parse
+
+WHOLE = """
+url = ["https://gw1:8443", "https://gw2:8443"]
+state_dir = "/var/lib/logferry-push"
+topic = "logs"
+host = "web1"
+attributes = { env = "prod", type = "plain" }
+exclude = "*.debug.log"
+line_bytes = 65536
+heartbeat_s = 60.5
+gzip = false
+
+[[files]]
+paths = ["/var/log/nginx/*.log", "/srv/nginx/*.log"]
+topic = "nginx"
+attributes = { type = "nginx" }
+
+[[files]]
+paths = "/var/log/app/**/*.log"
+exclude = ["*/old/*"]
+record_start = '^\\d{4}-'
+cut_lines = true
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text: str) -> list[str]:
+        (tmp_path / "push.toml").write_text(text)
+        return ["--config", str(tmp_path / "push.toml")]
+
+    return write
+
+
+def test_a_whole_file(written):
+    config = parse(written(WHOLE))
+    assert config.urls == ("https://gw1:8443", "https://gw2:8443")
+    assert (config.state_dir, config.host, config.gzip) == ("/var/lib/logferry-push", "web1", False)
+    assert (config.line_bytes, config.chunk_bytes, config.heartbeat_s) == (65536, 65536, 60.5)
+    nginx, app = config.files
+    assert nginx == Files(
+        ("/var/log/nginx/*.log", "/srv/nginx/*.log"), "nginx", ("*.debug.log",), {"env": "prod", "type": "nginx"}
+    )
+    assert (app.patterns, app.topic) == (("/var/log/app/**/*.log",), "logs")
+    assert app.exclude == ("*.debug.log", "*/old/*")
+    assert app.attributes == {"env": "prod", "type": "plain"}
+    assert (app.record_start.pattern, app.cut_lines) == (rb"^(?:^\d{4}-)", True)
+
+
+def test_the_command_line_goes_before_the_file(written):
+    given = written(WHOLE)
+    config = parse([*given, "--url", "http://h:1", "--host", "other", "--heartbeat-s", "0", "--once", "--check"])
+    assert (config.urls, config.host, config.heartbeat_s) == (("http://h:1",), "other", 0.0)
+    assert (config.once, config.check) == (True, True)
+    assert config.files == parse(given).files
+
+
+def test_patterns_may_come_from_the_command_line(written):
+    base = 'url = "http://h:1"\nstate_dir = "s"\ntopic = "t"\ncut_lines = true\n'
+    (files,) = parse([*written(base), "/a/*.log"]).files
+    assert files == Files(("/a/*.log",), "t", cut_lines=True)
+
+
+BASE = 'url = "http://h:1"\nstate_dir = "s"\ntopic = "t"\n'
+FILES = '[[files]]\npaths = "/a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        ("url = ", [], "push.toml: "),
+        (BASE + "topik = 1\n" + FILES, [], "push.toml: topik: there is no such setting"),
+        (BASE + FILES + "url = 'http://h'\n", [], "push.toml: files[0].url: there is no such setting"),
+        (BASE + "threads = '4'\n" + FILES, [], "push.toml: threads: is not a whole number"),
+        (BASE + "threads = true\n" + FILES, [], "push.toml: threads: is not a whole number"),
+        (BASE + "threads = 65\n" + FILES, [], "push.toml: threads 65 is not between 1 and 64"),
+        (BASE + "gzip = 1\n" + FILES, [], "push.toml: gzip: is not true or false"),
+        (BASE + "attributes = { a = 1 }\n" + FILES, [], "push.toml: attributes: is not a table of strings"),
+        (BASE + "files = 1\n", [], "push.toml: files: is not [[files]]"),
+        (BASE + "[[files]]\ntopic = 'x'\n", [], "files[0].paths is required"),
+        (BASE + FILES + "topic = 'a b'\n", [], "push.toml: files[0].topic: topic: 'a b'"),
+        (BASE + FILES + "record_start = '('\n", [], "push.toml: files[0].record_start: '('"),
+        (BASE + FILES + "attributes = { path = 'x' }\n", [], "push.toml: files[0].attributes path: the client sets"),
+        (BASE, [], "GLOB is required"),
+        (BASE + FILES, ["/b"], "has [[files]] already"),
+        (FILES, [], "--url is required"),
+        ("url = 'ftp://h'\n" + FILES, [], "push.toml: url 'ftp://h'"),
+        ("url = 'http://h:1'\nstate_dir = 's'\n" + FILES, [], "--topic is required"),
+        (BASE + "pin = '00'\n" + FILES, [], "push.toml: pin: '00'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(written, text, more, said, capsys):
+    assert agent.main([*written(text), *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_python_without_toml_says_what_would_help(written, monkeypatch, capsys):
+    def nothing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("importlib.import_module", nothing)
+    given = written(BASE + FILES)
+    with monkeypatch.context():
+        assert agent.main(given) == 2
+    assert "logferry-push.pyz" in capsys.readouterr().err
+
+
+def test_the_file_of_the_readme(written, monkeypatch):
+    monkeypatch.setattr("logferry.client.config.read_token", lambda path: f"of {path}")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"(?:^    .*\n)*^    state_dir = .*\n(?:^    .*\n)*", readme, re.MULTILINE)
+    config = parse(written("\n".join(line[4:] for line in block.splitlines())))
+    assert config.token == "of /etc/logferry/push-token"
+    assert [files.topic for files in config.files] == ["nginx", "app"]
