@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SRC := gateway mirror loaders client ops tests
 
-.PHONY: help setup demo up check format test test-long bench clean
+.PHONY: help setup demo up push-client check format test test-long bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -28,6 +28,9 @@ demo: setup ## the whole way on this machine, while processes are killed, with a
 
 up: setup ## a local stack in the foreground: Kafka and the gateway
 	$(BIN)/logferry up
+
+push-client: $(STAMP) ## the push-client as one file: dist/logferry-push.pyz, for any Python from 3.9 on
+	$(BIN)/python -m logferry.ops.pyz dist/logferry-push.pyz
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check $(SRC)

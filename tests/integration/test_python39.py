@@ -1,13 +1,18 @@
-"""The push-client runs on the oldest Python there is from 3.9 on, with nothing but the standard library."""
+"""The push-client runs on the oldest Python there is from 3.9 on, with nothing but the standard library.
+
+Nothing here is skipped: where there is no older Python than the one of the tests, that one has to do.
+"""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from logferry.ops.pyz import build
 from model.fake_gateway import FakeGateway, Served
 
 ROOT = Path(__file__).parents[2]
@@ -26,14 +31,19 @@ def version(python: str) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def oldest() -> str:
-    """On PATH, beside it by pyenv or uv, or the one that runs the tests."""
+def pythons() -> dict[str, tuple[int, ...]]:
+    """Those on PATH, beside it by pyenv or uv, and the one that runs the tests: from 3.9 on, with their versions."""
     names = [f"python3.{minor}" for minor in range(OLDEST[1], sys.version_info.minor)]
     pythons = [found for name in names if (found := shutil.which(name))]
     for home in (".pyenv/versions", ".local/share/uv/python"):
         pythons += [str(path) for path in Path.home().glob(f"{home}/*/bin/python3")]
-    usable = {python: version(python) for python in [*pythons, sys.executable]}
-    return min((p for p, v in usable.items() if v >= OLDEST), key=lambda python: usable[python])
+    versions = {python: version(python) for python in [*pythons, sys.executable]}
+    return {python: found for python, found in versions.items() if found >= OLDEST}
+
+
+@pytest.fixture(scope="module")
+def oldest(pythons) -> str:
+    return min(pythons, key=lambda python: pythons[python])
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +91,50 @@ def test_it_sends_files_byte_for_byte(oldest, bare, tmp_path):
     assert done.returncode == 0, f"{oldest} {version(oldest)}: {done.stderr}"
     assert sorted(stored.content() for stored in gateway.sources.values()) == sorted(logs.values())
     print(f"ran under Python {'.'.join(map(str, version(oldest)))} ({oldest})")
+
+
+@pytest.fixture(scope="module")
+def pyz(tmp_path_factory) -> Path:
+    target = tmp_path_factory.mktemp("dist") / "logferry-push.pyz"
+    build(target)
+    return target
+
+
+def test_the_single_file_sends_what_its_toml_file_says_on_every_python_there_is(pythons, pyz, tmp_path):
+    """TOML, too, where Python reads none; without site-packages, the environment, or anything beside it."""
+    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
+    newest_of_each = {found[:2]: python for python, found in sorted(pythons.items(), key=lambda item: item[1])}
+    for minor, python in newest_of_each.items():
+        gateway = FakeGateway()
+        with Served(gateway) as served:
+            (tmp_path / "push.toml").write_text(
+                f'url = "{served.url}"\nstate_dir = "{tmp_path}/state-{minor[1]}"\n'
+                f'[[files]]\npaths = "{tmp_path}/*.log"\ntopic = "t"\n'
+            )
+            done = subprocess.run(
+                [python, "-I", "-S", "-W", "error", str(pyz), "--config", str(tmp_path / "push.toml"), "--once"],
+                env={"PATH": os.defpath}, capture_output=True, text=True, timeout=120, cwd="/",
+            )  # fmt: skip
+        assert done.returncode == 0, f"{python} {minor}: {done.stderr}"
+        assert [stored.content() for stored in gateway.sources.values()] == [b"one\ntwo\n"]
+    assert newest_of_each
+
+
+def test_the_single_file_is_executable_and_the_same_each_time(pyz, tmp_path):
+    build(tmp_path / "again.pyz")
+    assert (tmp_path / "again.pyz").read_bytes() == pyz.read_bytes()
+    assert os.access(pyz, os.X_OK)
+    with zipfile.ZipFile(pyz) as archive:
+        names = archive.namelist()
+    assert "tomli/LICENSE" in names
+    assert "LICENSE" in names
+    assert not [name for name in names if not name.endswith((".py", "LICENSE"))]
+
+
+def test_it_loads_little(oldest, bare):
+    """Its start takes a tenth of a second; the modules named here would each add to that, and to its memory."""
+    code = "import sys, logferry.client.agent; print(*sorted(sys.modules))"
+    loaded = set(run(oldest, bare, "-c", code).stdout.split())
+    assert "logferry.client.watch" in loaded
+    slow = {"asyncio", "urllib.request", "multiprocessing", "typing_extensions", "subprocess", "unittest"}
+    assert not loaded & slow
