@@ -7,6 +7,7 @@ and from what the gateway has recorded.
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sys
@@ -20,6 +21,7 @@ from logferry.client.check import check
 from logferry.client.checkpoint import Checkpoint, StateUnusable
 from logferry.client.config import Config, parse
 from logferry.client.events import set_up, tell
+from logferry.client.pace import Pace
 from logferry.client.push import Cluster, Job, Outcome
 from logferry.client.source import Source
 from logferry.client.tail import Changed
@@ -43,6 +45,10 @@ class Agent:
         self._away_since: float | None = None
         self._remembered = now
         self._moved = False
+        self._pace = Pace(config.bytes_per_s, now) if config.bytes_per_s else None
+        self._cpu_pace = Pace(config.cpu_percent / 100, now) if config.cpu_percent else None
+        self._cpu_s = time.process_time()
+        self._under_way = 0
         self._save_failed: float | None = None
 
     def tick(self, now: float) -> None:
@@ -53,6 +59,7 @@ class Agent:
     def jobs(self, now: float, room: int) -> list[tuple[Source, Job]]:
         """At most ``room`` requests that may leave now: what identifies their sources is on the disk."""
         ready: list[tuple[Source, Job]] = []
+        room = self._paced(now, room)
         for source in list(self.watch.sources.values()):
             if len(ready) >= room:
                 break
@@ -74,10 +81,26 @@ class Agent:
             source.busy = not source.unsaved
             if source.unsaved:
                 source.let_go()
-        return [(source, job) for source, job in ready if source.busy]
+        leaving = [(source, job) for source, job in ready if source.busy]
+        self._under_way += len(leaving)
+        return leaving
+
+    def _paced(self, now: float, room: int) -> int:
+        """No request while a limit is overdrawn; with a limit on bytes one at a time, so that each is accounted for."""
+        if self._cpu_pace is not None:
+            used_s = time.process_time()
+            self._cpu_pace.spend(used_s - self._cpu_s)
+            self._cpu_s = used_s
+            room = room if self._cpu_pace.is_open(now) else 0
+        if self._pace is not None:
+            room = min(room, 1 - self._under_way) if self._pace.is_open(now) else 0
+        return room
 
     def finish(self, source: Source, job: Job, outcome: Outcome, now: float) -> None:
         """Applies the outcome of a job."""
+        self._under_way -= 1
+        if self._pace is not None:
+            self._pace.spend(outcome.sent_bytes)
         try:
             do = source.take(job, outcome, now, self._config.once)
         except Changed as change:
@@ -219,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.check:
         return check(config)
     _raise_file_limit()
+    os.nice(config.nice)
     try:
         checkpoint = Checkpoint.open(Path(config.state_dir))
     except StateUnusable as error:

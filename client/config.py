@@ -34,7 +34,11 @@ class Files:
 
 @dataclass(frozen=True)
 class Config:
-    """``files``: a file belongs to the first that fits. ``request_bytes``: of file content, at least ``line_bytes``."""
+    """``files``: a file belongs to the first that fits. ``request_bytes``: of file content, at least ``line_bytes``.
+
+    ``bytes_per_s`` counts what goes over the network; 0, like that of ``cpu_percent``, is no limit. ``deleted_bytes``:
+    on the disk, of files that have no name any more and are kept open.
+    """
 
     urls: tuple[str, ...]
     state_dir: str
@@ -56,6 +60,10 @@ class Config:
     heartbeat_s: float = 300.0
     timeout_s: float = 60.0
     threads: int = 4
+    bytes_per_s: int = 0
+    cpu_percent: float = 0.0
+    nice: int = 0
+    deleted_bytes: int = 1 << 30
     verbose: bool = False
 
     @property
@@ -98,6 +106,10 @@ def _config(given: Settings) -> Config:
         heartbeat_s=_between(given, "heartbeat_s", 300, 0, 86_400),
         timeout_s=_in_bounds("--timeout", flags.timeout, 0, 86_400),
         threads=int(_between(given, "threads", 4, 1, 64)),
+        bytes_per_s=int(_between(given, "bytes_per_s", 0, 0, 1 << 40)),
+        cpu_percent=_between(given, "cpu_percent", 0, 0, 6400),
+        nice=int(_between(given, "nice", 0, 0, 19)),
+        deleted_bytes=int(_between(given, "deleted_bytes", 1 << 30, 0, 1 << 50)),
         verbose=flags.verbose,
     )
 

@@ -25,6 +25,10 @@ EVENTS = {
     "source-resumed": (INFO, "a file is the one that the checkpoint knows"),
     "source-over": (WARNING, "a source ends before all of it was sent (truncated, replaced); why"),
     "source-away": (INFO, "the file was renamed or removed; it is read on through the open descriptor"),
+    "deleted-dropped": (
+        ERROR,
+        "deleted files are larger than --deleted-bytes; from `sent_to` to `size` this one is lost",
+    ),
     "source-finished": (INFO, "a rotated or removed file was sent to its end and is dropped"),
     "source-stopped": (ERROR, "no more is sent for this source until the client is started again; why"),
     "session": (DEBUG, "the gateway opened a session and said what it has recorded"),

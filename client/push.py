@@ -62,10 +62,11 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """``url``: the gateway that gave the answer, as a base for the next request."""
+    """``url``: the gateway that gave the answer, as a base for the next request. ``sent_bytes``: the bodies sent."""
 
     answer: Answer
     url: str | None
+    sent_bytes: int = 0
 
 
 class Cluster:
@@ -129,7 +130,8 @@ class Pusher:
         if job.direct:
             headers["X-Logferry-Redirect"] = "1"
         base = (job.direct and job.url) or self.cluster.given()
-        return self._post(base, f"{source}/chunks?session={job.session}", headers, body, opens=False)
+        outcome = self._post(base, f"{source}/chunks?session={job.session}", headers, body, opens=False)
+        return outcome._replace(sent_bytes=len(body))
 
     def _open(self, source: str) -> Outcome:
         """Asks a given URL, which forwards to the owner: so the owner's URL comes from one that is trusted."""

@@ -31,6 +31,7 @@ _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
     "idle_s": _NUMBER, "rotated_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
+    "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "deleted_bytes": _WHOLE,
 }  # fmt: skip
 
 
@@ -167,6 +168,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--heartbeat-s", type=float, metavar="S", help="how often a file without news says how far it is, and when"
         " one is gone, that it is finished; 0: never (300)")  # fmt: skip
     add("--threads", type=int, metavar="N", help="requests at the same time (4)")
+    add("--bytes-per-s", type=int, metavar="N", help="at most so many bytes a second over the network")
+    add("--cpu-percent", type=float, metavar="P", help="at most so much of one processor, on average")
+    add("--nice", type=int, metavar="N", help="lowers the priority: 0 to 19 (0)")
+    add("--deleted-bytes", type=int, metavar="N", help="deleted files are kept open until they are sent; the oldest"
+        " go when all together are larger (1073741824)")  # fmt: skip
     add("--no-gzip", action="store_false", default=None, dest="gzip", help="send chunks as they are")
     add("-v", "--verbose", action="store_true")
     return parser

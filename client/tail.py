@@ -64,6 +64,7 @@ class Tail:
         self.away_since: float | None = None
         self.size = self.largest_size = facts.st_size
         self.changed_at = self.looked_at = now
+        self.deleted_bytes = 0  # on the disk, freed when this is closed
         self._fd = fd
         self._mtime_ns = facts.st_mtime_ns
         self._unverified = True
@@ -98,6 +99,7 @@ class Tail:
         """Takes note of size and time. Raises `Changed` when the file was cut or written anew behind us."""
         facts = os.fstat(self._fd)
         self.looked_at = now
+        self.deleted_bytes = 0 if facts.st_nlink else facts.st_blocks * 512
         if (facts.st_size, facts.st_mtime_ns) != (self.size, self._mtime_ns):
             self.size, self._mtime_ns, self.changed_at = facts.st_size, facts.st_mtime_ns, now
             self._unverified = True

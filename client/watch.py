@@ -59,9 +59,27 @@ class Watch:
                 continue
             if tail.is_finished(now, self._config.rotated_s) and not source.busy:
                 tell("source-finished", source=source.name, bytes=tail.position)
-                source.detach()
-                tail.close()
-                del self._live[tail.key]
+                self._close(source, tail)
+        self._bound_deleted()
+
+    def _bound_deleted(self) -> None:
+        """Who deletes logs wants the room. Beyond the limit what was sent goes first, then the oldest."""
+        deleted = [(s, s.tail) for s in self.sources.values() if s.tail is not None and s.tail.deleted_bytes]
+        too_many = sum(tail.deleted_bytes for _, tail in deleted) - self._config.deleted_bytes
+        deleted.sort(key=lambda pair: (pair[1].position < pair[1].size, pair[1].away_since or pair[1].looked_at))
+        for source, tail in deleted:
+            if too_many <= 0:
+                break
+            too_many -= tail.deleted_bytes
+            self._close(source, tail)
+            if source.reading.end < tail.size:
+                tell("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
+
+    def _close(self, source: Source, tail: Tail) -> None:
+        """Its bytes are not read any more; what is under way goes on, and that it is finished is still said."""
+        source.detach()
+        tail.close()
+        del self._live[tail.key]
 
     def renew(self, source: Source, reason: str, now: float) -> None:
         """``source`` cannot go on in its file: what the file holds now becomes a new source."""
