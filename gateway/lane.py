@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from aiokafka import errors
 from logferry.gateway import log
@@ -36,6 +37,8 @@ from logferry.gateway.transaction import Draft, Outcome, Request, Written
 from logferry.gateway.waiting import Answered, Pending, Waiting
 
 _EXPIRED_A_TRANSACTION: Final = 200
+# Refusals that hold whatever another worker may have recorded meanwhile, or that may be tried again.
+_TRUE_FOR_EVER: Final = ("overlap", "out-of-order", "overloaded")
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -241,35 +244,48 @@ class Lane:
         limits = self.config.limits
         draft = Draft(self.table, int(time.time() * 1000), self.config.max_seqno_jump, limits.lane_sources)
         limit = limits.transaction_bytes
-        waiting = self._waiting
+        waiting, doubtful = self._waiting, list[tuple[Pending, Refusal]]()
         while waiting.is_queued and draft.size_bytes < limit:
             pending = waiting.take()
             outcome, must_wait = draft.add(pending.request)
             if must_wait:
                 waiting.hold(pending, outcome)
-            elif isinstance(outcome, Refusal) and outcome.kind != "superseded":
+            elif not isinstance(outcome, Refusal):
+                self._confirm_by(self._answer_duplicates(pending, outcome))
+            elif outcome.kind in _TRUE_FOR_EVER:
                 waiting.succeed(pending, Answered(outcome))
             else:
-                answer = self._answer_superseded if isinstance(outcome, Refusal) else self._answer_duplicates
-                task = asyncio.create_task(answer(pending, outcome))
-                self._confirming.add(task)
-                task.add_done_callback(self._confirming.discard)
+                doubtful.append((pending, outcome))
+        if doubtful:
+            self._confirm_by(self._answer_refused(doubtful))
         for _ in range(min(len(self._expired), _EXPIRED_A_TRANSACTION)):
             draft.expire(self._expired.popleft(), draft.now_ms - self.config.source_retention_ms)
         return draft
 
-    async def _answer_superseded(self, pending: Pending, outcome: Outcome) -> None:
-        """A worker that slept must not tell the newest session, which another one opened, that there is a newer one."""
-        judged_by, waiting = self.table, self._waiting
+    def _confirm_by(self, answering: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answering)
+        self._confirming.add(task)
+        task.add_done_callback(self._confirming.discard)
+
+    async def _answer_refused(self, refused: list[tuple[Pending, Refusal]]) -> None:
+        """A worker that slept knows too little: of the newest session, which another one opened, that it is the newest,
+        and of a chunk that is recorded meanwhile. What would be refused for that is refused by the owner alone.
+        """
+        judged_by = self.table
+        problem: Callable[[], Problem] | None = None
         try:
             await self.confirm_ownership(self.number)
         except LaneLost as error:
-            return waiting.fail(pending, Moved("not-owner-yet", str(error)))
+            problem = partial(Moved, "not-owner-yet", str(error))
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            return waiting.fail(pending, Problem("kafka-unavailable", f"the group does not answer: {error!r}"))
-        if self.table is judged_by and not (self._doubted or self._closing):
-            return waiting.succeed(pending, Answered(outcome))
-        return waiting.fail(pending, Moved("not-owner-yet", f"lane {self.number} was opened anew; try again"))
+            problem = partial(Problem, "kafka-unavailable", f"the group does not answer: {error!r}")
+        if problem is None and (self.table is not judged_by or self._doubted or self._closing):
+            problem = partial(Moved, "not-owner-yet", f"lane {self.number} was opened anew; try again")
+        for pending, outcome in refused:
+            if problem is None:
+                self._waiting.succeed(pending, Answered(outcome))
+            else:
+                self._waiting.fail(pending, problem())
 
     async def _answer_duplicates(self, pending: Pending, outcome: Outcome) -> None:
         """A duplicate is acknowledged when the topic still is the one that its original was recorded in."""

@@ -7,7 +7,7 @@
 * the chunks of a source stand in one partition, their seqnos rise with the offsets, and each ``prev`` that was
   given is the seqno of the chunk before it;
 * where the topic was deleted and created anew, all of this holds for the new one: what was acknowledged to an attempt
-  that began before it was there may be gone with the older one.
+  that began before the older one was gone may be gone with it.
 
 What is stored is read by a plain Kafka consumer, not through the code that is under test.
 """
@@ -60,8 +60,8 @@ class History:
         self.attempts[source, seqno] += 1
         self.sent[source, seqno] = digest(data)
 
-    def topic_created_anew(self) -> None:
-        """To be called when no broker knows the older one any more."""
+    def topic_removed(self) -> None:
+        """To be called when no broker knows of the topic any more, before a new one is there."""
         self.incarnation += 1
         for answers in self.answers.values():
             if "ok" in answers:

@@ -16,7 +16,7 @@ _DONE = (NoError.errno, UnknownTopicOrPartitionError.errno)
 
 
 async def delete_topic(bootstrap: str, topic: str) -> bytes:
-    """Deletes a full topic, which must be there; returns its id when Kafka has said that it is gone."""
+    """Deletes a full topic, which must be there; returns its id when no broker that answers knows of it any more."""
     async with asyncio.timeout(_PATIENCE_S):
         gone = await _id(bootstrap, topic)
         while gone is None:
@@ -30,7 +30,7 @@ async def delete_topic(bootstrap: str, topic: str) -> bytes:
                     response = await admin.delete_topics([topic])
                 finally:
                     await admin.close()
-                if response.topic_error_codes[0][1] in _DONE:
+                if response.topic_error_codes[0][1] in _DONE and not await _is_known(bootstrap, topic):
                     return gone
             await asyncio.sleep(_PAUSE_S)
 
@@ -45,6 +45,16 @@ async def create_anew(bootstrap: str, topic: str, urls: list[str], partitions: i
                     async with session.put(f"{url}/v1/topics/{name}", json={"partitions": partitions}):
                         break
             await asyncio.sleep(_PAUSE_S)
+
+
+async def _is_known(bootstrap: str, topic: str) -> bool:
+    """Raises KafkaError or TimeoutError when nobody answers."""
+    kafka = Kafka({"bootstrap_servers": bootstrap}, "tests")
+    try:
+        await kafka.start()
+        return topic in (await kafka.describe([topic])).topics
+    finally:
+        await kafka.close()
 
 
 async def _id(bootstrap: str, topic: str) -> bytes | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,25 @@ async def test_a_frozen_worker_that_wakes_is_fenced(stack: Stack, topic_name: st
     assert "lane_lost" in woke or "lane_failed" in woke or '"gone": [0' in woke or "lanes_assigned" in woke
 
 
+async def test_a_worker_that_slept_sees_no_gap_where_it_missed_a_chunk(stack: Stack, topic_name: str) -> None:
+    """What it finds on waking, before it hears that its lanes have moved, rests on chunks that others recorded."""
+    await make_topic(stack, topic_name)
+    awake, slept = stack.urls()[1], stack.urls()[0]
+    names = [f"s{number}" for number in range(48)]
+    async with Asker(topic_name) as asker:
+        for name in names:
+            await asker.insist(slept, name, "chunks?seqno=1&prev=0")
+        stack.kill("gateway-0", signal.SIGSTOP)
+        for name in names:
+            await asker.insist(awake, name, "chunks?seqno=2&prev=1")
+        late = [asyncio.create_task(asker.insist(slept, name, "chunks?seqno=3&prev=2")) for name in names]
+        await asyncio.wait(late, timeout=0.5)
+        stack.kill("gateway-0", signal.SIGCONT)
+        for written in await asyncio.gather(*late):
+            assert written["recorded_seqno"] == 3
+    await asyncio.to_thread(stack.wait_ready)
+
+
 async def test_an_idle_worker_that_slept_tells_no_old_news(stack: Stack, topic_name: str) -> None:
     """Frozen with nothing to do, it hears of no fence: on waking it is asked for a chunk, a look-up and a session."""
     topic = await make_topic(stack, topic_name)
@@ -158,12 +177,18 @@ class Asker:
                 await asyncio.sleep(0.1)
 
 
-async def test_connections_cut_at_every_point(stack: Stack, topic_name: str) -> None:
-    topic = await make_topic(stack, topic_name)
+@asynccontextmanager
+async def cutting(stack: Stack) -> AsyncIterator[list[CuttingProxy]]:
+    """A proxy before each worker."""
     async with AsyncExitStack() as behind:
-        proxies = [
+        yield [
             await behind.enter_async_context(CuttingProxy(url, seed)) for seed, url in enumerate(stack.urls(), start=3)
         ]
+
+
+async def test_connections_cut_at_every_point(stack: Stack, topic_name: str) -> None:
+    topic = await make_topic(stack, topic_name)
+    async with cutting(stack) as proxies:
         urls = [proxy.url for proxy in proxies]
         async with Load(topic_name, urls, seed=3, sources=_SOURCES, kinds=ALL_KINDS) as load:
             await load.acknowledged(2500)
@@ -199,21 +224,25 @@ async def test_the_disk_of_a_broker_is_full(stack: Stack, topic_name: str) -> No
 
 
 async def test_a_topic_is_removed_and_created_anew_under_load(stack: Stack, topic_name: str) -> None:
-    """Those who write to another topic through the same lanes do not notice; the new one holds what it acknowledged."""
+    """Those who write to another topic through the same lanes do not notice; the new one holds what it acknowledged.
+
+    Answers are cut off, too: what the older one had recorded then comes again, and is no duplicate.
+    """
     kept_name, gone_name = f"{topic_name}-kept", f"{topic_name}-gone"
     kept, gone = await make_topic(stack, kept_name), await make_topic(stack, gone_name)
     bootstrap, urls = stack.cluster().bootstrap, stack.urls()
     async with (
+        cutting(stack) as proxies,
         Load(kept_name, urls, seed=7, sources=_SOURCES, kinds=ALL_KINDS) as load,
-        Load(gone_name, urls, seed=8, sources=_SOURCES // 2, topic_may_go=True) as removed,
+        Load(gone_name, [p.url for p in proxies], seed=8, sources=_SOURCES, topic_may_go=True) as removed,
     ):
-        for stays_away in (True, False, True):
+        for stays_away in (True, False, True, False):
             await removed.acknowledged(200)
             older = await delete_topic(bootstrap, gone)
+            removed.history.topic_removed()
             if stays_away:
                 await load.acknowledged(300)
             await create_anew(bootstrap, gone, urls, 4, older)
-            removed.history.topic_created_anew()
             await asyncio.gather(load.acknowledged(200), removed.acknowledged(200))
     await assert_exact(stack, load, kept)
     await assert_exact(stack, removed, gone)

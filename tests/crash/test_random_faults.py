@@ -102,8 +102,8 @@ class Faults:
     async def topic_removed(self) -> None:
         topic, bootstrap = f"dc1.{self.removed.topic}", self.stack.cluster().bootstrap
         gone = await delete_topic(bootstrap, topic)
+        self.removed.history.topic_removed()
         await create_anew(bootstrap, topic, self.stack.urls(), 4, gone)
-        self.removed.history.topic_created_anew()
 
 
 async def test_random_faults(stack: Stack, topic_name: str) -> None:

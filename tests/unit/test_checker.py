@@ -88,7 +88,7 @@ def test_a_wrong_answer_to_a_correct_client_is_a_violation() -> None:
 
 def test_a_topic_created_anew_holds_what_is_acknowledged_from_then_on() -> None:
     made = history(a10=["ok"], a20=["fail"])
-    made.topic_created_anew()
+    made.topic_removed()
     made.note("a", 30, b"a30", "ok", began_in=0)
     made.note("a", 40, b"a40", "ok", began_in=1)
     assert violations(made, log("a40")) == [], "what was there before may be gone"
