@@ -13,9 +13,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from logferry.client import status
 from logferry.client.answers import Do
 from logferry.client.check import check
 from logferry.client.checkpoint import Checkpoint, StateUnusable
@@ -29,6 +30,7 @@ from logferry.client.watch import Watch
 from logferry.client.workers import Workers
 
 REMEMBER_EVERY_S = 5.0
+STATUS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
 END_GRACE_S = 5.0
 
@@ -49,12 +51,17 @@ class Agent:
         self._cpu_pace = Pace(config.cpu_percent / 100, now) if config.cpu_percent else None
         self._cpu_s = time.process_time()
         self._under_way = 0
+        self._next_status = now
         self._save_failed: float | None = None
 
     def tick(self, now: float) -> None:
         self.watch.tick(now)
         if self._moved and now - self._remembered >= REMEMBER_EVERY_S:
             self.remember(now)
+        if now >= self._next_status and not self._config.once:
+            self._next_status = now + STATUS_EVERY_S
+            with suppress(OSError):  # a full disk is told when the checkpoint cannot be written
+                status.write(Path(self._config.state_dir), self.watch.sources.values(), self.watch.failed, now)
 
     def jobs(self, now: float, room: int) -> list[tuple[Source, Job]]:
         """At most ``room`` requests that may leave now: what identifies their sources is on the disk."""
@@ -169,23 +176,23 @@ def run(config: Config, checkpoint: Checkpoint, stop: Stop, workers: Workers) ->
     """The main loop; returns the exit status."""
     agent = Agent(config, checkpoint, time.monotonic())
     next_tick = 0.0
-    status: int | None = None
-    while status is None and not stop.requested:
+    exit_status: int | None = None
+    while exit_status is None and not stop.requested:
         now = time.monotonic()
         if now >= next_tick:
             agent.tick(now)
             next_tick = now + config.linger_s
         for source, job in agent.jobs(now, workers.free):
             workers.start(source, job)
-        status = _status(agent, config, now) if config.once else None
-        result = workers.wait(next_tick - time.monotonic()) if status is None else None
+        exit_status = _status(agent, config, now) if config.once else None
+        result = workers.wait(next_tick - time.monotonic()) if exit_status is None else None
         if result is not None:
             agent.finish(*result, time.monotonic())
     _end(agent, config, workers)
-    if status is None:
-        status = 1 if config.once and not agent.is_done() else 0
-    tell("stopped", status=status, chunks=agent.chunks, bytes=agent.bytes)
-    return status
+    if exit_status is None:
+        exit_status = 1 if config.once and not agent.is_done() else 0
+    tell("stopped", status=exit_status, chunks=agent.chunks, bytes=agent.bytes)
+    return exit_status
 
 
 def _status(agent: Agent, config: Config, now: float) -> int | None:
@@ -238,6 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse(argv)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
+    if config.status:
+        return status.show(Path(config.state_dir), config.json)
     set_up(config.verbose)
     if config.check:
         return check(config)

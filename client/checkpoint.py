@@ -29,6 +29,7 @@ from logferry.client.fingerprint import Fingerprint
 
 VERSION = 3  # 1 had no `born_ns`, 2 no `topic`
 FILE = "checkpoint.json"
+LOCK = "lock"
 # As long as the gateway keeps what it knows of a silent source; afterwards an entry is of no use.
 FORGET_AFTER_MS = 14 * 86_400_000
 
@@ -74,7 +75,7 @@ class Checkpoint:
         """Locks the folder, which is made when missing, and reads what is there. Raises `StateUnusable`."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StateUnusable(f"{folder}: {error.strerror}") from None
         checkpoint = cls(folder, lock)

@@ -45,6 +45,8 @@ class Config:
     host: str
     files: tuple[Files, ...]
     check: bool = False
+    status: bool = False
+    json: bool = False
     once: bool = False
     token: str | None = None
     ca_file: str | None = None
@@ -84,6 +86,9 @@ def parse(argv: Sequence[str] | None = None) -> Config:
 
 
 def _config(given: Settings) -> Config:
+    if given.flags.status:
+        state_dir = os.path.abspath(_required(given, "state_dir"))  # noqa: PTH100
+        return Config((), state_dir, "", (), status=True, json=given.flags.json)
     line_bytes = int(_between(given, "line_bytes", 1 << 20, SMALLEST_CHUNK_BYTES, 2 << 20))
     flags = given.flags
     return Config(

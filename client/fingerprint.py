@@ -13,18 +13,17 @@ taken for the old ones, which a change of time without one of size does not cont
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import hashlib
 import os
 import struct
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 HEAD_BYTES = 1024
 MARK_BYTES = 256
 
 
-# statx(2), which `os` does not offer yet; a C library that has none leaves births unknown.
-_STATX: Any = getattr(ctypes.CDLL(None), "statx", None)
 _STATX_BYTES = 256
 _STATX_BTIME = 0x800
 _STATX_BTIME_AT = 80
@@ -47,13 +46,32 @@ NOTHING = of(b"")
 
 def born_ns(fd: int) -> int:
     """When the inode of an open file came to be, in nanoseconds of Unix time; 0 where that is not known."""
-    buffer = ctypes.create_string_buffer(_STATX_BYTES)
-    if _STATX is None or _STATX(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, buffer) != 0:
+    statx = _statx()
+    raw = b"" if statx is None else statx(fd)
+    if not raw or not struct.unpack_from("=I", raw)[0] & _STATX_BTIME:
         return 0
-    if not struct.unpack_from("=I", buffer.raw)[0] & _STATX_BTIME:
-        return 0
-    seconds, nanoseconds = struct.unpack_from("=qI", buffer.raw, _STATX_BTIME_AT)
+    seconds, nanoseconds = struct.unpack_from("=qI", raw, _STATX_BTIME_AT)
     return int(seconds) * 1_000_000_000 + int(nanoseconds)
+
+
+@functools.lru_cache(maxsize=1)
+def _statx() -> Callable[[int], bytes] | None:
+    """statx(2), which `os` does not offer yet: the raw answer, empty when there is none.
+
+    None where the Python was built without ctypes, may not use it, or the C library is too old.
+    """
+    try:
+        import ctypes
+
+        call = ctypes.CDLL(None).statx
+    except (ImportError, MemoryError, OSError, AttributeError):
+        return None
+
+    def ask(fd: int) -> bytes:
+        buffer = ctypes.create_string_buffer(_STATX_BYTES)
+        return buffer.raw if call(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, buffer) == 0 else b""
+
+    return ask
 
 
 def grown(mark: bytes, data: bytes) -> bytes:

@@ -145,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--topic")
     add("--state-dir", metavar="DIR", help="where the client keeps its checkpoint")
     add("--check", action="store_true", help="say what would be sent and why, send nothing")
+    add("--status", action="store_true", help="say where the client that runs on --state-dir is with each file")
+    add("--json", action="store_true", help="with --status: for machines")
     add("--once", action="store_true", help="send what is there and end")
     add("--timeout", type=float, default=60.0, metavar="S", help="with --once: give up so long after the last"
         " acknowledgement (60)")  # fmt: skip

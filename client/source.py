@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 from logferry.client.answers import NO_ANSWER, Answer, Do, judge
 from logferry.client.batch import Batch, Limits, cut, is_inside, line_so_far
@@ -33,6 +34,21 @@ def pause_s(failures: int, bounds: tuple[float, float]) -> float:
     """Exponential with jitter, between half and the whole of the step, so that clients do not come together."""
     first, longest = bounds
     return min(first * 2.0 ** min(failures - 1, 30), longest) * random.uniform(0.5, 1.0)
+
+
+class Standing(NamedTuple):
+    """Where a source is; ``behind_s`` and ``waits_s``: since when that has been so without a pause."""
+
+    source: str
+    path: str
+    topic: str
+    position: int
+    size: int
+    lag_bytes: int
+    behind_s: float
+    waits_for: str
+    waits_s: float
+    error: str
 
 
 class Source:
@@ -65,6 +81,9 @@ class Source:
         self._next_beat = 0.0
         self._last_size: int | None = None
         self._finished = not heartbeat_s
+        self._error = ""
+        self._behind_from: float | None = None
+        self._waits = ("", 0.0)
 
     @property
     def name(self) -> str:
@@ -196,6 +215,7 @@ class Source:
         elif recorded is not None and recorded >= job.batch.end:
             self.reading.advance(job.batch.data)
             self._unreadable = None
+            self._error = ""
             self._failures = 0  # by chunks only: a session that opens is no success yet
             self.batch = None
             tell("sent", source=self.name, position=job.batch.end, chunks=len(job.batch.pieces))
@@ -218,6 +238,7 @@ class Source:
             self.reading.go_to(position)
 
     def _again(self, job: Job, answer: Answer, now: float) -> None:
+        self._error = f"{answer.status or 'no answer'} {answer.type}: {answer.detail}"
         tell("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
         if answer.status == NO_ANSWER and job.direct and job.batch is not None:
             self._direct_from = now + FORWARDED_FOR_S  # the owner may be out of our reach: let it be forwarded
@@ -233,6 +254,7 @@ class Source:
         self._superseded_at = now
 
     def _refused(self, answer: Answer, now: float, once: bool) -> None:
+        self._error = f"{answer.status} {answer.type}: {answer.detail}"
         tell("refused", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
         self._session = self._url = None
         if self.tail is not None:
@@ -246,6 +268,7 @@ class Source:
         if self._unreadable != error.strerror:
             tell("file-unreadable", path=self.entry.last_path, reason=error.strerror)
         self._unreadable = error.strerror
+        self._error = f"unreadable: {error.strerror}"
         self._session = self.batch = None
         if once:
             self.stop(f"unreadable: {error.strerror}")
@@ -257,11 +280,52 @@ class Source:
         failures = self._failures - 1 if at_once else self._failures
         self._not_before = now + (pause_s(failures, bounds) if failures else 0.0)
 
+    # ---- how it stands -----------------------------------------------------------------------------------
+
+    def standing(self, now: float) -> Standing:
+        """To be asked again and again: what has gone on for how long is known as finely as it is asked."""
+        size, position = max(self.reading.end, self.reading.position), self.reading.position
+        if position >= size:
+            self._behind_from = None
+        elif self._behind_from is None:
+            self._behind_from = now
+        waits_for = self._waits_for(now)
+        if waits_for != self._waits[0]:
+            self._waits = (waits_for, now)
+        path = self.tail.path if self.tail is not None else self.entry.last_path
+        behind_s = 0.0 if self._behind_from is None else now - self._behind_from
+        waits_s = now - self._waits[1]
+        return Standing(
+            self.name,
+            path,
+            self.entry.topic,
+            position,
+            size,
+            size - position,
+            behind_s,
+            waits_for,
+            waits_s,
+            self._error,
+        )
+
+    def _waits_for(self, now: float) -> str:
+        if self.stopped:
+            return "a new start of the client"
+        if now < self._not_before:
+            return "the next try"
+        if self.busy or self.batch is not None:
+            return "the gateway's answer"
+        if self.reading.position < self.reading.end:
+            return "the end of its last line" if self._barren_end == self.reading.end else "its turn"
+        if self.tail is None:
+            return "the gateway to hear that it is finished"
+        return "more lines" if self.tail.away_since is None else "its writer to be done with it"
+
     # ---- its end -----------------------------------------------------------------------------------------
 
     def stop(self, why: str) -> None:
         """Nothing more is sent for it by this process."""
-        self.stopped = why
+        self.stopped = self._error = why
         self.batch = None
         tell("source-stopped", source=self.name, reason=why)
 

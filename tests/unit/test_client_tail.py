@@ -1,9 +1,11 @@
 """Reading one incarnation: what was changed behind our back is noticed, a rename is not."""
 
+import builtins
 import os
 
 import pytest
-from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, differs, grown, of
+from logferry.client import fingerprint
+from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, born_ns, differs, grown, of
 from logferry.client.tail import Changed, Remains, Tail
 
 
@@ -214,3 +216,35 @@ def test_remains_are_read_within_their_bounds():
     for position in (99, 107):
         with pytest.raises(Changed):
             remains.go_to(position)
+
+
+def test_a_birth_stays_the_same_whatever_is_written(path):
+    path.write_bytes(b"one")
+    fd = os.open(path, os.O_RDWR)
+    born = born_ns(fd)
+    if not born:
+        pytest.skip("this file system does not know when files were made")
+    assert abs(born - path.stat().st_mtime_ns) < 60_000_000_000
+    os.write(fd, b"more")
+    os.truncate(fd, 0)
+    os.utime(path, (1, 1))
+    assert born_ns(fd) == born
+    os.close(fd)
+
+
+@pytest.mark.parametrize("error", [ImportError, MemoryError])
+def test_a_python_without_ctypes_knows_no_births(path, monkeypatch, error):
+    def refuse(name, *arguments):
+        if name == "ctypes":
+            raise error
+        return really(name, *arguments)
+
+    really = builtins.__import__
+    path.write_bytes(b"one")
+    fd = os.open(path, os.O_RDONLY)
+    fingerprint._statx.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", refuse)
+        assert born_ns(fd) == 0
+    fingerprint._statx.cache_clear()
+    os.close(fd)
