@@ -203,12 +203,14 @@ class LaneProducer:
         self._kafka.forget_leader(part.topic, part.number)
         if code in _PASSING_CODES or (code in _NO_SUCH_TOPIC and may_be_new):
             return
-        error = errors.for_code(code)(f"{part.topic}-{part.number}: {produced.message or f'Kafka says {code}'}")
+        place = f"{part.topic}-{part.number}"
         if code in _NO_SUCH_TOPIC or code in _TOO_LARGE:
             # Whose request is to blame shows when all come again, and are held against fresh facts.
             self._topics.forget(part.topic)
-            raise NotCommitted(error, part.topic)
-        raise NotCommitted(error)
+        if code in _NO_SUCH_TOPIC:
+            raise NotCommitted(errors.UnknownTopicOrPartitionError(f"{place} was deleted meanwhile"), part.topic)
+        error = errors.for_code(code)(f"{place}: {produced.message or f'Kafka says {code}'}")
+        raise NotCommitted(error, part.topic if code in _TOO_LARGE else None)
 
     async def _check_topics(self, draft: Draft) -> None:
         """The topics are the ones that the draft was decided for; those that it wrote to were named by their id."""

@@ -175,6 +175,7 @@ async def test_a_topic_created_anew_under_the_name_is_not_written_to(kafka: Clus
         with pytest.raises(NotCommitted) as raised:
             await producer.transact(world.draft(1, facts=other))
         assert raised.value.topic == world.facts.name
+        assert "was deleted meanwhile" in str(raised.value)
         await (await world.producer()).transact(world.draft(2))
         await world.holds(2)
 
