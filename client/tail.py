@@ -19,6 +19,9 @@ from typing import Protocol
 from logferry.client.discover import FileKey
 from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, Fingerprint, born_ns, differs, grown, of
 
+LOOK_PAUSE_SHARE = 0.02
+LONGEST_LOOK_PAUSE_S = 1.0
+
 
 class Changed(Exception):
     """The file holds something else now; the text says how that was seen."""
@@ -64,6 +67,7 @@ class Tail:
         self.away_since: float | None = None
         self.size = self.largest_size = facts.st_size
         self.changed_at = self.looked_at = now
+        self._next_look = now
         self.deleted_bytes = 0  # on the disk, freed when this is closed
         self._fd = fd
         self._mtime_ns = facts.st_mtime_ns
@@ -96,12 +100,19 @@ class Tail:
         return self.size if self._limit is None else min(self.size, self._limit)
 
     def look(self, now: float) -> None:
-        """Takes note of size and time. Raises `Changed` when the file was cut or written anew behind us."""
+        """Takes note of size and time. Raises `Changed` when the file was cut or written anew behind us.
+
+        A file that has been quiet for long is looked at less often, down to once in `LONGEST_LOOK_PAUSE_S`.
+        """
+        if now < self._next_look:
+            return
+        self._next_look = now + min((now - self.changed_at) * LOOK_PAUSE_SHARE, LONGEST_LOOK_PAUSE_S)
         facts = os.fstat(self._fd)
         self.looked_at = now
         self.deleted_bytes = 0 if facts.st_nlink else facts.st_blocks * 512
         if (facts.st_size, facts.st_mtime_ns) != (self.size, self._mtime_ns):
             self.size, self._mtime_ns, self.changed_at = facts.st_size, facts.st_mtime_ns, now
+            self._next_look = now
             self._unverified = True
         if self._unverified and self.size <= self.position:  # where there is more to read, `read` verifies
             self.verify()
@@ -123,13 +134,13 @@ class Tail:
         Head and mark are both looked at: lines of equal length and end make a mark that fits by chance.
         """
         wanted = min(limit, max(self.end - self.position, 0))
+        data = os.pread(self._fd, wanted, self.position)  # first: what is looked at afterwards is no older
         before = len(self.mark)
-        raw = os.pread(self._fd, before + wanted, self.position - before)
-        if raw[:before] != self.mark:
+        if os.pread(self._fd, before, self.position - before) != self.mark:
             raise Changed(f"the {before} bytes before position {self.position} are not what they were")
         if of(os.pread(self._fd, self.head.length, 0)) != self.head:
             raise Changed(f"its first {self.head.length} bytes are not what they were")
-        return raw[before:]
+        return data
 
     def before(self, limit: int) -> bytes:
         begin = max(self.position - limit, 0)

@@ -22,7 +22,7 @@ from logferry.client.source import Source
 from logferry.client.tail import Changed, Tail
 
 # Looking for files takes at most this share of the time, however many there are.
-DISCOVERY_SHARE = 0.05
+DISCOVERY_SHARE = 0.02
 
 
 class Watch:

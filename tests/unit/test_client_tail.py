@@ -143,6 +143,23 @@ def test_bytes_in_hand_that_are_no_longer_the_files_are_not_covered(path, opened
         tail.cover(data)
 
 
+def test_a_quiet_file_is_looked_at_less_often_and_a_lively_one_always(path, opened, monkeypatch):
+    tail = opened(b"one\n")
+    really, looks = os.fstat, []
+    monkeypatch.setattr(os, "fstat", lambda fd: looks.append(fd) or really(fd))
+    for tick in range(5 * 1000):
+        tail.look(tick * 0.2)
+    assert 1000 <= len(looks) <= 1150
+    with path.open("ab") as writer:
+        writer.write(b"two\n")
+    tail.look(1001.0)
+    assert tail.size == 8
+    looks.clear()
+    for tick in range(10):
+        tail.look(1001.2 + tick * 0.2)
+    assert len(looks) == 10
+
+
 def test_once_reads_no_further_than_the_size_at_first(path, opened):
     tail = opened(b"one\ntw", once=True)
     with path.open("ab") as writer:
