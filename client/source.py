@@ -167,9 +167,9 @@ class Source:
         do = judge(answer)
         if self.stopped or (self.tail is None and self.is_done()):
             return do  # the incarnation ended meanwhile and nothing of it is left to send
-        if job.beat is not None and do in (Do.ADVANCE, Do.REFUSED, Do.RECUT, Do.SMALLER):
-            self._was_heard(job.beat, do, answer, now)
-        elif do is Do.ADVANCE:
+        if job.beat is not None and self._was_answered(job.beat, do, answer, now):
+            return do
+        if do is Do.ADVANCE:
             self._advance(job, outcome, now)
         elif do is Do.RECUT:
             tell("recut", source=self.name, type=answer.type, recorded=answer.recorded_seqno)
@@ -190,12 +190,19 @@ class Source:
             self._refused(answer, now, once)
         return do
 
-    def _was_heard(self, beat: Beat, do: Do, answer: Answer, now: float) -> None:
-        """What a heartbeat is answered holds up no lines; one that is refused is not repeated at once."""
-        if do is not Do.ADVANCE:
+    def _was_answered(self, beat: Beat, do: Do, answer: Answer, now: float) -> bool:
+        """What a heartbeat is answered holds up no lines. One that failed is not repeated before its time: of a host's
+        thousand quiet files none shall trouble a gateway in trouble. That a source is finished is said until heard.
+        """
+        if do in (Do.WAIT, Do.AGAIN) and not beat.finished:
+            tell("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+        elif do in (Do.REFUSED, Do.RECUT, Do.SMALLER):
             tell("refused", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+        elif do is not Do.ADVANCE:
+            return False
         self._finished = self._finished or beat.finished
         self._rest(now)
+        return True
 
     def _rest(self, now: float) -> None:
         """Heard just now: no heartbeat for a while. Not all at once, though they all began with the client."""
@@ -259,6 +266,8 @@ class Source:
         self._session = self._url = None
         if self.tail is not None:
             self.batch = None
+        elif self._is_sent():
+            self._finished = True  # its topic is gone, or no longer ours: there is nobody to say it to
         if once:
             self.stop(f"{answer.status} {answer.type}: {answer.detail}")
         self._pause(now, REFUSED_S)

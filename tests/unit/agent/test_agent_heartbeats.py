@@ -172,3 +172,34 @@ def test_an_empty_file_is_not_spoken_of(client, gateway):
     quiet(client)
     assert not gateway.requests
     assert not client.agent.watch.sources
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+@pytest.mark.parametrize("fault", ["503", "cut before", "500 before"])
+def test_one_that_failed_is_not_repeated_before_its_time_and_holds_up_no_lines(client, gateway, beats, fault):
+    client.write("a.log", b"one\n")
+    client.settle()
+    gateway.faults.append(fault)
+    client.step(60.0)
+    count = len(gateway.requests)
+    for _ in range(44):
+        client.step(1.0)
+    assert (len(gateway.requests), beats()) == (count, [])
+    client.write("a.log", b"two\n")
+    assert client.step(1.0) == 1
+    assert client.stored() == [b"one\ntwo\n"]
+
+
+@pytest.mark.parametrize("client", [EVERY], indirect=True)
+def test_where_the_topic_is_gone_nobody_is_told(client, gateway, caplog):
+    client.write("a.log", b"one\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    (client.root / "a.log").unlink()
+    gateway.topics = {"other"}
+    client.restart()
+    for _ in range(5):
+        client.step(400.0)
+    assert caplog.text.count("refused") == 1
+    assert not client.agent.watch.sources
+    assert not client.checkpoint.entries
