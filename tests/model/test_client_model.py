@@ -10,7 +10,7 @@ end. What must hold when everything has come to rest:
   lost), removed while the client was down, or renamed to where no pattern sees it before the client had ever
   seen it. Then what was recorded at that moment is there at least.
 * Where an incarnation of which something was recorded did not arrive whole, the client told which source it is.
-* A chunk without ``split`` holds whole lines.
+* A chunk without ``split`` holds whole lines; where lines are gathered into records, it begins with a record.
 
 A client is killed between any two steps, before a request leaves and after its answer was lost: it is then
 thrown away and a new one begins from the state folder.
@@ -22,6 +22,7 @@ import contextlib
 import gzip
 import logging
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from logferry.client.agent import Agent
+from logferry.client.batch import starts_record
 from logferry.client.checkpoint import Checkpoint
 from logferry.client.config import Config
 from logferry.client.config import Files as Patterns
@@ -65,8 +67,9 @@ class Told(logging.Handler):
 
 
 class Files(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(record_start=st.sampled_from((None, starts_record(r"\d*[05]\D"))))
+    def begin(self, record_start: re.Pattern[bytes] | None) -> None:
+        self.record_start = record_start
         self.root = Path(tempfile.mkdtemp(prefix="logferry-model-"))
         (self.root / "logs" / "sub").mkdir(parents=True)
         (self.root / "elsewhere").mkdir()
@@ -88,7 +91,7 @@ class Files(RuleBasedStateMachine):
             urls=("http://gateway:1",),
             state_dir=str(self.root / "state"),
             host="h",
-            files=(Patterns((str(self.root / "logs" / "**" / "*.log*"),), "t"),),
+            files=(Patterns((str(self.root / "logs" / "**" / "*.log*"),), "t", record_start=self.record_start),),
             chunk_bytes=1024,
             line_bytes=2048,
             request_bytes=4096,
@@ -335,6 +338,8 @@ class Files(RuleBasedStateMachine):
                 if "split" not in chunk.attributes:
                     assert chunk.data.endswith(b"\n"), (name, chunk)
                     assert stored.content()[:position][-1:] in (b"", b"\n"), (name, chunk)
+                    if self.record_start and position:
+                        assert self.record_start.match(chunk.data), (name, chunk)
                 position = chunk.seqno
             fits = [n for n, inc in enumerate(self.all) if inc.content.startswith(stored.content())]
             assert len(fits) == 1, f"{name} holds what no file held: {stored.content()!r}"
