@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from logferry.client.checkpoint import Checkpoint, StateUnusable
+from logferry.client.compressed import Compressed
 from logferry.client.config import Config
 from logferry.client.discover import left_out
 from logferry.client.events import tell
@@ -23,6 +24,12 @@ def check(config: Config) -> int:
     sent_bytes = 0
     paths = set()
     for source in watch.sources.values():
+        if isinstance(source.reading, Compressed):
+            path, left = source.reading.path, source.reading.end - source.reading.position
+            sent_bytes += left
+            paths.add(path)
+            print(f"send  {path} -> {source.entry.topic}: {left} bytes, from position {source.reading.position}")
+            continue
         if source.tail is None:
             print(f"over  {source.entry.last_path}: sent up to position {source.entry.position}, {source.name}")
             continue

@@ -53,7 +53,8 @@ class Standing(NamedTuple):
 
 class Source:
     """One incarnation of one file. ``tail`` is None once the file is gone or holds something else: then only the
-    batch whose outcome was unknown is left, in `reading`. ``heartbeat_s``: 0 for no heartbeats, `finished` included."""
+    batch whose outcome was unknown is left, in `reading`, or what a ``.gz`` holds of it.
+    ``heartbeat_s``: 0 for no heartbeats, `finished` included."""
 
     def __init__(
         self, entry: Entry, tail: Tail | None, limits: Limits, attributes: dict[str, str], heartbeat_s: float = 0.0

@@ -49,6 +49,9 @@ class Reading(Protocol):
     def go_to(self, position: int) -> None:
         """Goes to where the gateway is. Raises `Changed` when that is not a place in here."""
 
+    def close(self) -> None:
+        """It is not read any more; closing again is harmless."""
+
     def is_last(self, now: float, idle_s: float) -> bool:
         """Nothing is to be expected after ``end`` soon: a line without its newline need not wait."""
 
@@ -93,7 +96,9 @@ class Tail:
         return tail
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     @property
     def end(self) -> int:
@@ -190,6 +195,9 @@ class Remains:
         self._start = start
         self._start_mark = mark
         self._data = data
+
+    def close(self) -> None:
+        pass
 
     @property
     def end(self) -> int:

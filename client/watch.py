@@ -13,8 +13,9 @@ import time
 
 from logferry.client.batch import Limits
 from logferry.client.checkpoint import Checkpoint, Entry
+from logferry.client.compressed import find_compressed
 from logferry.client.config import Config, Files
-from logferry.client.discover import FileKey, find, find_moved, folder_is_on, missing
+from logferry.client.discover import COMPRESSED, FileKey, find, find_moved, folder_is_on, missing
 from logferry.client.events import tell
 from logferry.client.fingerprint import of
 from logferry.client.names import attribute, printable, source_id
@@ -95,8 +96,7 @@ class Watch:
 
     def close(self) -> None:
         for source in self.sources.values():
-            if source.tail is not None:
-                source.tail.close()
+            source.reading.close()
 
     # ---- finding files -----------------------------------------------------------------------------------
 
@@ -141,10 +141,24 @@ class Watch:
                 continue  # it is there, but no pattern asks for it any more
             if moved is not None and self._take_up(moved, self._files_of(entry), now, away=True):
                 continue
-            if folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
+            if self._take_up_compressed(entry):
+                self._known.pop(key, None)
+            elif folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
                 tell("file-gone", source=entry.source_id, position=entry.position)
                 self._known.pop(key, None)
                 self._over(entry)
+
+    def _take_up_compressed(self, entry: Entry) -> bool:
+        """Goes on in the ``.gz`` that it became while the client was down, unless such are sources themselves."""
+        if any(pattern.endswith(COMPRESSED) for pattern in self._config.patterns):
+            return False
+        reading = find_compressed(entry)
+        if reading is None:
+            return False
+        tell("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)
+        entry.device, entry.inode = reading.key  # its own are another file's by now
+        self._over(entry).reading = reading
+        return True
 
     def _files_of(self, entry: Entry) -> Files:
         """Which entry of the configuration a file belonged to that no pattern shows any more: the likeliest."""
@@ -170,9 +184,10 @@ class Watch:
             tail.close()
             return False
         entry = self._known.get(tail.key)
-        reason = "first seen"
+        reason, is_other = "first seen", False
         if entry is not None and entry.head.length:
             reason = _differs(tail, entry)
+            is_other = bool(reason)
             if not reason and not away and entry.topic not in ("", files.topic):
                 reason = f"it goes to the topic {files.topic} now"
         if away and reason:
@@ -184,11 +199,11 @@ class Watch:
             tail.away_since = now if away else None
             self._resume(tail, entry, files)
             return True
-        if entry is not None and entry.head.length:
+        if entry is not None and not entry.head.length:
+            self._checkpoint.entries.pop(entry.source_id, None)
+        elif entry is not None and not (is_other and self._take_up_compressed(entry)):
             tell("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
             self._over(entry)
-        elif entry is not None:
-            self._checkpoint.entries.pop(entry.source_id, None)
         self._start(tail, reason, files)
         return True
 
@@ -210,20 +225,23 @@ class Watch:
         self._follow(tail, entry, files, reason)
 
     def _follow(self, tail: Tail, entry: Entry, files: Files, why: str) -> Source:
-        host = printable(self._config.host)
-        attributes = {"host": host, "path": attribute(entry.path), **files.attributes}
-        source = Source(entry, tail, self._limits(files), attributes, self._heartbeat_s())
+        source = Source(entry, tail, self._limits(files), self._attributes(entry, files), self._heartbeat_s())
         source.why = why
         self._add(source)
         self._files[source.name] = files
         self._live[tail.key] = source
         return source
 
-    def _over(self, entry: Entry) -> None:
+    def _over(self, entry: Entry) -> Source:
         """Its file is gone, or is another: what is left is to say so."""
         files = self._files_of(entry)
         entry.topic = entry.topic or files.topic
-        self._add(Source(entry, None, self._limits(files), {}, self._heartbeat_s()))
+        source = Source(entry, None, self._limits(files), self._attributes(entry, files), self._heartbeat_s())
+        self._add(source)
+        return source
+
+    def _attributes(self, entry: Entry, files: Files) -> dict[str, str]:
+        return {"host": printable(self._config.host), "path": attribute(entry.path), **files.attributes}
 
     def _limits(self, files: Files) -> Limits:
         config = self._config
@@ -239,6 +257,7 @@ class Watch:
 
     def _drop(self, source: Source) -> None:
         """All of it was sent and, where that is wanted, said to be finished."""
+        source.reading.close()
         self.sources.pop(source.name, None)
         self._files.pop(source.name, None)
         self._checkpoint.entries.pop(source.name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
@@ -83,6 +84,20 @@ def test_why_a_known_file_is_another_one(check, tmp_path):
     assert status == 0
     assert lines[0].startswith("over  a.log: sent up to position 4, h:")
     assert lines[1] == "send  a.log -> t: 4 bytes, as a new source: its first 8 bytes are not what they were"
+
+
+def test_what_was_compressed_meanwhile_goes_on_in_its_gz(check, tmp_path):
+    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
+    known(tmp_path, "a.log", 4)
+    (tmp_path / "a.log.1.gz").write_bytes(gzip.compress((tmp_path / "a.log").read_bytes()))
+    (tmp_path / "a.log").unlink()
+    assert check("*.log*") == (
+        0,
+        [
+            "send  a.log.1.gz -> t: 4 bytes, from position 4",
+            "1 files, 4 bytes; where each goes on, the gateway says",
+        ],
+    )
 
 
 def test_nothing_there_is_a_no(check):
