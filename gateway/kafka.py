@@ -295,6 +295,10 @@ class Kafka:
                 except PASSING:
                     await asyncio.sleep(_BACKOFF_S)
 
+    async def send(self, node: int, request: Any) -> Any:
+        """The broker's answer to one request, asked once. Raises KafkaError."""
+        return await self._client.send(node, request)
+
     async def abilities(self) -> dict[str, BrokerAbilities]:
         """What the brokers that answer take, by their address."""
         found = {}

@@ -238,6 +238,9 @@ class Lane:
             self.course.commit()
             self.metrics.committed(time.monotonic() - started, draft.records)
             self._waiting.commit(offsets)
+            if producer.is_troubled:
+                await self._drop_producer()
+                await self._open(first=False)
 
     def _draft(self) -> Draft:
         """Puts the next transaction together; what does not have to wait for it is answered at once."""

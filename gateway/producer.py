@@ -26,6 +26,7 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 from logferry.gateway.batches import CODECS, Batch, Stamp, batches
 from logferry.gateway.config import Config
 from logferry.gateway.kafka import PASSING, Kafka, connect, hang_up
+from logferry.gateway.markers import mend
 from logferry.gateway.metadata import NO_ID
 from logferry.gateway.produce import CommitRequest, Produced, ProduceRequest, TopicPartition, read_produced
 from logferry.gateway.topics import Topics
@@ -87,7 +88,11 @@ class _Part:
 
 
 class LaneProducer:
-    """A transactional producer for one lane, from the fence to the first error."""
+    """A transactional producer for one lane, from the fence to the first error.
+
+    ``is_troubled``: brokers were away meanwhile. It is replaced after its transaction, so that a fence and a look at
+    the markers come before the next one.
+    """
 
     def __init__(self, kafka: Kafka, topics: Topics, config: Config, lane: int) -> None:
         self._kafka, self._topics = kafka, topics
@@ -99,24 +104,31 @@ class LaneProducer:
             metadata_max_age_ms=30_000,
             **kafka.options,
         )
-        self._state_topic, self._lane = config.state_topic, lane
+        self._config, self._lane = config, lane
+        self._state_topic = config.state_topic
+        self._unseen: set[tuple[str, int]] = set()
         self._state_topic_id = NO_ID
+        self.is_troubled = False
         self._coordinator: int | None = None
         self._producer_id = self._epoch = -1
         self._committed_at = 0.0
 
     async def fence(self) -> None:
-        """Shuts out every older producer of the transactional id, and waits until its open transaction ended."""
+        """Shuts out every older producer of the transactional id, and ends its open transaction in every partition."""
         async with asyncio.timeout(_OPEN_DEADLINE_S):
             # A client that tracks no topic asks for the metadata of all of them, again and again.
             self._client.set_topics(["__transaction_state"])
             await connect(self._client)
             request = InitProducerIdRequest(self._transactional_id, TRANSACTION_TIMEOUT_MS)
             answer = await self._ask_coordinator(request)
+            if answer.error_code:
+                raise errors.for_code(answer.error_code)(f"fencing {self._transactional_id}")
+            self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
             self._state_topic_id = (await self._kafka.describe_topic(self._state_topic)).id
-        if answer.error_code:
-            raise errors.for_code(answer.error_code)(f"fencing {self._transactional_id}")
-        self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
+            self._unseen = await self._mend(None)
+            self.is_troubled = False
+            if (self._state_topic, self._lane) in self._unseen:
+                raise errors.LeaderNotAvailableError(f"{self._state_topic}-{self._lane} has no leader")
 
     async def settled(self) -> None:
         """Waits until Kafka has written the markers of the last commit, about 5 ms after its answer.
@@ -136,6 +148,7 @@ class LaneProducer:
         try:
             async with asyncio.timeout(_TRANSACTION_DEADLINE_S):
                 parts = self._parts(draft)
+                await self._see(draft)
                 await self._produce(parts, draft.now_ms)
                 await self._check_topics(draft)
         except (errors.KafkaError, OSError, TimeoutError) as error:
@@ -147,6 +160,18 @@ class LaneProducer:
             raise OutcomeUnknown(f"no answer to the commit: {error!r}") from error
         self._committed_at = time.monotonic()
         return {(part.topic, part.number): part.offsets for part in parts}
+
+    async def _see(self, draft: Draft) -> None:
+        """Partitions that had no leader at the fence are looked at before they are written to."""
+        wanted = self._unseen & draft.records.keys()
+        if wanted:
+            left = await self._mend(wanted)
+            if left:
+                raise errors.LeaderNotAvailableError(f"no leader: {sorted(left)}")
+            self._unseen -= wanted
+
+    async def _mend(self, only: set[tuple[str, int]] | None) -> set[tuple[str, int]]:
+        return await mend(self._kafka, self._config, self._lane, (self._producer_id, self._epoch), only)
 
     # ---- producing --------------------------------------------------------------------------------------------
 
@@ -172,7 +197,14 @@ class LaneProducer:
                 self._judge(part, produced, may_be_new=time.monotonic() < unknown_until)
             if failed:
                 await asyncio.sleep(pause)
+                await self._see_again([part for part, produced in failed if produced.code != _CONCURRENT_TRANSACTIONS])
                 pause = min(2 * pause, _LONGEST_BACKOFF_S)
+
+    async def _see_again(self, troubled: list[_Part]) -> None:
+        """Where a leader was away, the marker of the transaction before may be missing: before there is more to end."""
+        if troubled:
+            self.is_troubled = True
+            await self._mend({(part.topic, part.number) for part in troubled})
 
     async def _produce_to(self, leader: int, parts: list[_Part], now_ms: int) -> list[tuple[_Part, Produced]]:
         """Sends the next batch of each of the parts. Returns what was not taken."""
@@ -247,9 +279,9 @@ class LaneProducer:
                 if answer.error_code not in _PASSING_CODES:
                     return answer
                 if answer.error_code != _CONCURRENT_TRANSACTIONS:
-                    self._coordinator = None
+                    self._coordinator, self.is_troubled = None, True
             except PASSING:
-                self._coordinator = None
+                self._coordinator, self.is_troubled = None, True
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_BACKOFF_S)
 

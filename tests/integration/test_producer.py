@@ -2,91 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiokafka import errors
-from logferry.gateway.config import Config
-from logferry.gateway.contract import Chunk
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.metadata import TopicView
 from logferry.gateway.produce import CommitRequest, ProduceRequest
 from logferry.gateway.producer import Fenced, LaneProducer, NotCommitted
-from logferry.gateway.sources import Source, SourceTable
-from logferry.gateway.topics import Topics
-from logferry.gateway.transaction import Draft, TopicFacts, Write
 from logferry.ops.kafka import Cluster
 
-_LIMIT = 1 << 20
-# Kafka writes the markers of a commit after it has answered.
-_MARKERS_S = 60
+from tests.producing import LIMIT, lane
+
 _EPOCHS = 1 << 15
-
-
-class Lane:
-    """What a producer needs around it: a topic, a state topic, and drafts to write."""
-
-    def __init__(self, kafka: Kafka, config: Config, topic: TopicView) -> None:
-        self.kafka, self.config = kafka, config
-        self.facts = TopicFacts(topic.name, topic.id, len(topic.partitions), _LIMIT)
-        self.topics = Topics(kafka, config)
-        self.table = SourceTable()
-        self._made: list[LaneProducer] = []
-        self._found: list[int] = []
-        self._position = 0
-
-    async def producer(self) -> LaneProducer:
-        producer = LaneProducer(self.kafka, self.topics, self.config, 0)
-        self._made.append(producer)
-        await producer.fence()
-        return producer
-
-    def draft(self, *seqnos: int, size: int = 10, source: str = "a", facts: TopicFacts | None = None) -> Draft:
-        facts = facts or self.facts
-        chunks = [Chunk(seqno, None, None, {}, b"%d " % seqno * size) for seqno in seqnos]
-        draft = Draft(self.table, int(time.time() * 1000))
-        draft.add(Write(facts, Source(facts.name, None, source), None, chunks, size))
-        return draft
-
-    async def holds(self, *numbers: int) -> None:
-        """Returns when these are the committed values of partition 0, by the numbers at their heads; no others."""
-        async with asyncio.timeout(_MARKERS_S):
-            while self._found != list(numbers):
-                assert self._found == list(numbers)[: len(self._found)]
-                fetched = await self.kafka.fetch(self.facts.name, 0, self._position, max_bytes=_LIMIT, wait_ms=100)
-                self._found += [int((record.value or b"").split(b" ", 1)[0]) for record in fetched.records]
-                self._position = fetched.next_offset
-
-    async def close(self) -> None:
-        for producer in self._made:
-            await producer.discard()
-
-
-@asynccontextmanager
-async def lane(cluster: Cluster, name: str) -> AsyncIterator[Lane]:
-    config = Config.model_validate(
-        {"dc": "dc1", "prefix": name[-64:].strip("-"), "lanes": 1, "kafka": {"bootstrap_servers": cluster.bootstrap}}
-    )
-    kafka = Kafka({"bootstrap_servers": cluster.bootstrap}, name)
-    await kafka.start()
-    made: Lane | None = None
-    try:
-        for topic in (config.state_topic, f"dc1.{name}"):
-            await kafka.create_topic(topic, 1, 1, {})
-            view = await kafka.describe([topic])
-            while topic not in view.topics:
-                view = await kafka.describe([topic])
-        made = Lane(kafka, config, view.topics[topic])
-        yield made
-    finally:
-        if made is not None:
-            await made.close()
-        await kafka.close()
 
 
 def lose_answers(
@@ -186,7 +114,7 @@ async def test_a_batch_that_the_topic_does_not_take_names_the_topic(kafka: Clust
         draft = world.draft(1)
         [records] = draft.records.values()
         key, _, headers = records[0]
-        records[0] = (key, random.Random(1).randbytes(2 * _LIMIT), headers)
+        records[0] = (key, random.Random(1).randbytes(2 * LIMIT), headers)
         with pytest.raises(NotCommitted) as raised:
             await producer.transact(draft)
         assert raised.value.topic == world.facts.name

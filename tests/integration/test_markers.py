@@ -1,0 +1,89 @@
+"""Transactions that Kafka ended without a marker in one of their partitions.
+
+Kafka does that when the partition has no leader at that moment, which can't be timed. So here records get into a
+partition behind the coordinator's back, by an older request and on a broker that does not check it: what the
+coordinator does not know of, it writes no marker to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from aiokafka import errors
+from aiokafka.protocol.produce import ProduceRequest
+from logferry.gateway import producer as producer_module
+from logferry.gateway.batches import CODECS, Stamp, batches
+from logferry.gateway.contract import partition_of
+from logferry.gateway.producer import LaneProducer
+from logferry.ops.kafka import Cluster
+
+from tests.producing import LIMIT, Lane, lane
+
+_IN_0 = next(name for name in map(str, range(9)) if partition_of(name, 2) == 0)
+_IN_1 = next(name for name in map(str, range(9)) if partition_of(name, 2) == 1)
+
+
+@pytest.fixture(scope="module")
+def careless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    settings = {"transaction.partition.verification.enable": "false"}
+    with Cluster("careless", tmp_path_factory.mktemp("careless"), settings=settings) as cluster:
+        yield cluster
+
+
+async def leave_open(world: Lane, producer: LaneProducer, number: int) -> None:
+    """A record in partition 0, in the transaction of the producer, of which the coordinator does not know."""
+    draft = world.draft(number, source=_IN_0)
+    [batch] = batches(draft.records[world.facts.name, 0], LIMIT)
+    raw = batch.encode(Stamp(producer._producer_id, producer._epoch, 0), draft.now_ms, CODECS["none"])
+    wanted = [(world.facts.name, [(0, raw)])]
+    leader = await world.kafka.leader(world.facts.name, 0)
+    answer = await world.kafka.send(leader, ProduceRequest(producer._transactional_id, -1, 10_000, wanted))
+    assert answer.topics[0][1][0][1] == 0
+
+
+async def abort_without_a_marker(world: Lane) -> LaneProducer:
+    """1 is left open in partition 0; the transaction is aborted by the fence of the producer that is returned."""
+    older = await world.producer()
+    await leave_open(world, older, 1)
+    draft = world.draft(5, source=_IN_1)
+    await older._produce(older._parts(draft), draft.now_ms)
+    return await world.producer()
+
+
+async def test_what_was_aborted_is_not_committed_by_the_next_transaction(careless: Cluster, topic_name: str) -> None:
+    async with lane(careless, topic_name, partitions=2) as world:
+        newer = await abort_without_a_marker(world)
+        await newer.transact(world.draft(2, source=_IN_0))
+        await world.holds(2)
+
+
+async def test_without_that_it_would_be(careless: Cluster, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look_away(*_: object) -> set[tuple[str, int]]:
+        return set()
+
+    monkeypatch.setattr(producer_module, "mend", look_away)
+    async with lane(careless, topic_name, partitions=2) as world:
+        newer = await abort_without_a_marker(world)
+        await newer.transact(world.draft(2, source=_IN_0))
+        await world.holds(1, 2)
+
+
+async def test_what_was_committed_is_not_lost_with_the_next_transaction(careless: Cluster, topic_name: str) -> None:
+    async with lane(careless, topic_name, partitions=2) as world:
+        older = await world.producer()
+        await leave_open(world, older, 1)
+        await older.transact(world.draft(5, source=_IN_1))
+        newer = await world.producer()
+        await world.holds(1)
+        draft = world.draft(2, source=_IN_0)
+        await newer._produce(newer._parts(draft), draft.now_ms)
+        await (await world.producer()).transact(world.draft(3, source=_IN_0))
+        await world.holds(1, 3)
+
+
+async def test_what_nothing_is_known_of_is_not_guessed(careless: Cluster, topic_name: str) -> None:
+    async with lane(careless, topic_name, partitions=2) as world:
+        await leave_open(world, await world.producer(), 1)
+        with pytest.raises(errors.KafkaError, match=f"dc1.{topic_name}-0 holds an open transaction"):
+            await world.producer()
