@@ -36,9 +36,12 @@ def medians(rounds: list[Side]) -> Side:
 
 
 def alternate(
-    rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side], warm_up: int = 1
+    rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side], warm_up: int = 3
 ) -> tuple[list[Side], list[Side]]:
-    """Runs both in turn, so that a machine whose speed drifts does not favour one; the first ones warm up."""
+    """Runs both in turn, so that a machine whose speed drifts does not favour one; the first ones warm up.
+
+    A broker runs for weeks, and for its first minute it spends more on compiling itself than on the records.
+    """
     mine, others = [], []
     for number in range(warm_up + rounds):
         mine.append(ours(number))

@@ -64,8 +64,7 @@ def ingest_vs_java_producer() -> Figure:
                     sides.append({"mb_s": rate, "cpu_s_per_gb": cpu / (records * len(payloads[0]) / 1e9)})
                 return max(sides, key=lambda side: side["mb_s"])
 
-            # A broker runs for weeks, and for its first minute it spends more on compiling itself than on the records.
-            mine, others = alternate(_ROUNDS, ours, theirs, warm_up=4)
+            mine, others = alternate(_ROUNDS, ours, theirs)
     ratio = median_ratio(mine, others, "mb_s")
     return Figure("ingest_vs_java_producer", "MB/s ours / theirs", medians(mine), medians(others), _ROUNDS, ratio=ratio)
 
