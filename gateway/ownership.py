@@ -76,6 +76,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         self.lanes: dict[int, Lane] = {}
         self.view = GroupView()
         self._rebalances = 0
+        self._is_rejoining = False
         self._assigned: frozenset[int] | None = None
         self._membership: tuple[str, int] | None = None
         self._changed = asyncio.Condition()
@@ -168,7 +169,10 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             if assigned is None or lane not in assigned:
                 raise LaneLost(f"the group gave lane {lane} to another worker")
             try:
-                # A commit is fenced by the group's generation, that is what makes it a confirmation.
+                # A commit is fenced by the group's generation, that is what makes it a confirmation. None while the
+                # group changes: aiokafka would forget who it is, join anew, and the group waits for who it was.
+                if self._is_rejoining:
+                    raise errors.CommitFailedError("the group is changing")
                 await self._consumer.commit({TopicPartition(self._config.state_topic, lane): 0})
                 if self._present_membership() == self._membership:
                     return
@@ -189,6 +193,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         self._rebalances += 1
+        self._is_rejoining = True
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         partitions = list(assigned)
@@ -197,7 +202,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         gone = (self._assigned or frozenset()) - lanes
         new = lanes - (self._assigned or frozenset())
         before, self._membership = self._membership, self._present_membership()
-        self._assigned = lanes
+        self._assigned, self._is_rejoining = lanes, False
         if before is not None and self._membership != (before[0], before[1] + 1):
             for number in lanes - new:
                 self.lanes[number].doubt()
