@@ -282,7 +282,8 @@ class Lane:
             problem = partial(Moved, "not-owner-yet", str(error))
         except (errors.KafkaError, OSError, TimeoutError) as error:
             problem = partial(Problem, "kafka-unavailable", f"the group does not answer: {error!r}")
-        if problem is None and (self.table is not judged_by or self._doubted or self._closing):
+        is_settled = self.state == "serving" and not (self._doubted or self._closing)
+        if problem is None and (self.table is not judged_by or not is_settled):
             problem = partial(Moved, "not-owner-yet", f"lane {self.number} was opened anew; try again")
         for pending, outcome in refused:
             if problem is None:
