@@ -24,9 +24,11 @@ from logferry.gateway import log
 from logferry.gateway.config import Config
 from logferry.gateway.course import now_ms
 from logferry.gateway.errors import LaneLost
+from logferry.gateway.groups import Groups, Refused
 from logferry.gateway.kafka import Kafka, leave
 from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import LaneMetrics
+from logferry.gateway.standing import Member
 from logferry.gateway.topics import Topics
 
 _HEARTBEAT_MS: Final = 300
@@ -73,10 +75,10 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             auto_offset_reset="latest",
             **kafka.options,
         )
+        self._groups = Groups(kafka)
         self.lanes: dict[int, Lane] = {}
         self.view = GroupView()
         self._rebalances = 0
-        self._is_rejoining = False
         self._assigned: frozenset[int] | None = None
         self._membership: tuple[str, int] | None = None
         self._changed = asyncio.Condition()
@@ -168,15 +170,17 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             assigned = self._assigned
             if assigned is None or lane not in assigned:
                 raise LaneLost(f"the group gave lane {lane} to another worker")
+            membership = self._membership
             try:
-                # A commit is fenced by the group's generation, that is what makes it a confirmation. None while the
-                # group changes: aiokafka would forget who it is, join anew, and the group waits for who it was.
-                if self._is_rejoining:
-                    raise errors.CommitFailedError("the group is changing")
-                await self._consumer.commit({TopicPartition(self._config.state_topic, lane): 0})
-                if self._present_membership() == self._membership:
-                    return
-            except (errors.CommitFailedError, errors.IllegalStateError):
+                if membership is not None and self._present_membership() == membership:
+                    # A commit is fenced by the group's generation, that is what makes it a confirmation. Not by way of
+                    # the consumer, which forgets who it is when a commit comes too late, joins as somebody else, and
+                    # the group waits for the one it was.
+                    member = Member(generation=membership[1], id=membership[0])
+                    await self._groups.commit(self._config.group, member, {(self._config.state_topic, lane): 0})
+                    if self._present_membership() == membership == self._membership:
+                        return
+            except Refused:
                 pass
             async with self._changed:
                 if self._assigned is assigned:
@@ -193,7 +197,6 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         self._rebalances += 1
-        self._is_rejoining = True
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         partitions = list(assigned)
@@ -202,7 +205,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         gone = (self._assigned or frozenset()) - lanes
         new = lanes - (self._assigned or frozenset())
         before, self._membership = self._membership, self._present_membership()
-        self._assigned, self._is_rejoining = lanes, False
+        self._assigned = lanes
         if before is not None and self._membership != (before[0], before[1] + 1):
             for number in lanes - new:
                 self.lanes[number].doubt()
