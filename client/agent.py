@@ -20,12 +20,14 @@ from logferry.client import status
 from logferry.client.answers import Do
 from logferry.client.check import check
 from logferry.client.checkpoint import Checkpoint, StateUnusable
+from logferry.client.cluster import Cluster
 from logferry.client.config import Config, parse
 from logferry.client.events import set_up, tell
 from logferry.client.pace import Pace
-from logferry.client.push import Cluster, Job, Outcome
+from logferry.client.push import Job
 from logferry.client.source import Source
 from logferry.client.tail import Changed
+from logferry.client.trip import Outcome
 from logferry.client.watch import Watch
 from logferry.client.workers import Workers
 

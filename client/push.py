@@ -1,32 +1,25 @@
-"""A source's requests: open a session, write chunks, say how far it is; whom they go to, who may see the token.
+"""A source's requests: open a session, write chunks, say how far it is.
 
 Every request may be repeated: a session may be opened again, chunks carry seqno and ``prev``, so that the
 gateway takes each once, and a heartbeat says the same twice. One `Pusher` belongs to one thread; the `Cluster`
 is shared by all.
-
-Whom the token is sent to: the URLs that were given, and those that a session's answer named as the owner's. A
-redirect to anywhere else is not followed with a token; the source asks a given URL for its session again and
-so learns the owner's URL from one that it trusts.
 """
 
 from __future__ import annotations
 
 import json
-import time
 import zlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
-from urllib.parse import quote, urljoin
+from urllib.parse import quote
 
-from logferry.client.answers import NO_ANSWER, Answer, read_answer
 from logferry.client.batch import Batch
-from logferry.client.connections import NoAnswer, Reply, origin_of
+from logferry.client.cluster import Cluster
+from logferry.client.connections import NoAnswer, Reply
+from logferry.client.trip import Outcome, Trip
 from logferry.gateway.contract import MSGPACK, pack_chunk
 
-MOST_REDIRECTS = 5
 USER_AGENT = "logferry-push"
-BACK_TO_FIRST_S = 60.0
 
 
 class Exchange(Protocol):
@@ -59,56 +52,6 @@ class Job(NamedTuple):
     session: int | None
     batch: Batch | None
     beat: Beat | None = None
-
-
-class Outcome(NamedTuple):
-    """``url``: the gateway that gave the answer, as a base for the next request. ``sent_bytes``: the bodies sent."""
-
-    answer: Answer
-    url: str | None
-    sent_bytes: int = 0
-
-
-class Cluster:
-    """The gateways of one data centre: the URLs that were given, and who else may see the token.
-
-    The first URL is the preferred one: away from it, it is tried again every `BACK_TO_FIRST_S`.
-    """
-
-    def __init__(self, urls: Sequence[str], token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._urls = [url.rstrip("/") for url in urls]
-        self._turn = 0
-        self._clock = clock
-        self._left_at = 0.0
-        self._token = token
-        self._own = {origin_of(url) for url in urls}
-
-    def given(self) -> str:
-        """The given URL that is tried now."""
-        if self._turn and self._clock() - self._left_at >= BACK_TO_FIRST_S:
-            self._turn = 0
-        return self._urls[self._turn]
-
-    def failed(self, url: str) -> None:
-        """No answer from ``url``: the next one that was given is tried from now on."""
-        if url == self._urls[self._turn]:
-            if self._turn == 0:
-                self._left_at = self._clock()
-            self._turn = (self._turn + 1) % len(self._urls)
-
-    def learn(self, url: str, told_by: str) -> None:
-        """A session's answer named ``url``; it is trusted like the one that told it, not without its TLS."""
-        told, origin = origin_of(told_by), origin_of(url)
-        if told in self._own and told and origin and (told[0] == "http" or origin[0] == "https"):
-            self._own.add(origin)
-
-    def may_follow(self, url: str) -> bool:
-        return origin_of(url) is not None and (self._token is None or origin_of(url) in self._own)
-
-    def authorization(self, url: str) -> dict[str, str]:
-        if self._token is None or origin_of(url) not in self._own:
-            return {}
-        return {"Authorization": f"Bearer {self._token}"}
 
 
 @dataclass
@@ -156,28 +99,12 @@ class Pusher:
         return {"Content-Type": MSGPACK, "Content-Encoding": "gzip"}, b"".join([*parts, squeeze.flush()])
 
     def _post(self, base: str, path: str, headers: dict[str, str], body: bytes, opens: bool) -> Outcome:
-        url = base + path
-        for _ in range(MOST_REDIRECTS):
+        trip = Trip(self.cluster, base, path, opens)
+        while True:
             try:
-                reply = self.exchange(
-                    url, {"User-Agent": USER_AGENT, **headers, **self.cluster.authorization(url)}, body
-                )
+                reply = self.exchange(trip.url, {"User-Agent": USER_AGENT, **headers, **trip.authorization()}, body)
             except NoAnswer as error:
-                self.cluster.failed(base)
-                return Outcome(Answer(NO_ANSWER, detail=str(error)), None)
-            if reply.status not in (307, 308):
-                return Outcome(read_answer(reply.status, reply.headers, reply.body, opens), base)
-            target = _target(url, reply.headers.get("location", ""))
-            if target is None or not self.cluster.may_follow(target):
-                return Outcome(Answer(307, "redirect", f"not followed to {target}"), None)
-            url = target
-            base = url[: -len(path)] if url.endswith(path) else base
-        return Outcome(Answer(NO_ANSWER, detail=f"more than {MOST_REDIRECTS} redirects"), None)
-
-
-def _target(url: str, location: str) -> str | None:
-    """Where a redirect leads; None when it says nothing that can be followed."""
-    try:
-        return urljoin(url, location) if location else None
-    except ValueError:
-        return None
+                return trip.unanswered(str(error))
+            outcome = trip.answered(reply)
+            if outcome is not None:
+                return outcome

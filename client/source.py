@@ -20,20 +20,15 @@ from logferry.client.checkpoint import Entry
 from logferry.client.events import tell
 from logferry.client.fingerprint import of
 from logferry.client.holes import holes
-from logferry.client.push import Beat, Job, Outcome
+from logferry.client.pauses import RETRY_S, pause_s
+from logferry.client.push import Beat, Job
 from logferry.client.tail import Changed, Reading, Remains, Tail
+from logferry.client.trip import Outcome
 
-RETRY_S = (0.1, 10.0)  # first and longest pause
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0
 FORWARDED_FOR_S = 60.0
 RECORD_WAIT_S = 2.0  # so long a record waits for more lines of it
-
-
-def pause_s(failures: int, bounds: tuple[float, float]) -> float:
-    """Exponential with jitter, between half and the whole of the step, so that clients do not come together."""
-    first, longest = bounds
-    return min(first * 2.0 ** min(failures - 1, 30), longest) * random.uniform(0.5, 1.0)
 
 
 class Standing(NamedTuple):

@@ -6,10 +6,12 @@ import queue
 import threading
 from typing import NamedTuple
 
+from logferry.client.cluster import Cluster
 from logferry.client.connections import ANSWER_TIMEOUT_S, Connections
 from logferry.client.dial import Dialer
-from logferry.client.push import Cluster, Job, Outcome, Pusher
+from logferry.client.push import Job, Pusher
 from logferry.client.source import Source
+from logferry.client.trip import Outcome
 
 
 class Result(NamedTuple):

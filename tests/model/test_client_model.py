@@ -35,9 +35,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from logferry.client.agent import Agent
 from logferry.client.batch import starts_record
 from logferry.client.checkpoint import Checkpoint
+from logferry.client.cluster import Cluster
 from logferry.client.config import Config
 from logferry.client.config import Files as Patterns
-from logferry.client.push import Cluster, Pusher
+from logferry.client.push import Pusher
 from model.fake_gateway import FAULTS, FakeGateway, Killed
 
 NAMES = ("a.log", "b.log", "sub/c.log")

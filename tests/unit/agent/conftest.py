@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from logferry.client.agent import Agent
 from logferry.client.checkpoint import Checkpoint
+from logferry.client.cluster import Cluster
 from logferry.client.config import Config, Files
-from logferry.client.push import Cluster, Pusher
+from logferry.client.push import Pusher
 from model.fake_gateway import FakeGateway
 
 
