@@ -61,22 +61,27 @@ class Batch(NamedTuple):
     first: int
     size: int
     records: bytes
+    now_ms: int
+    codec: Codec
 
-    def encode(self, stamp: Stamp, now_ms: int, codec: Codec) -> bytes:
+    def encode(self, stamp: Stamp) -> bytes:
         """The batch as a part of a transaction."""
         number, body = 0, self.records
-        if codec.number:
-            packed = codec.encode(body)
+        if self.codec.number:
+            packed = self.codec.encode(body)
             if len(packed) < len(body):
-                number, body = codec.number, packed
-        tail = _TAIL.pack(_TRANSACTIONAL | number, self.size - 1, now_ms, now_ms, *stamp, self.size)
+                number, body = self.codec.number, packed
+        tail = _TAIL.pack(_TRANSACTIONAL | number, self.size - 1, self.now_ms, self.now_ms, *stamp, self.size)
         checked = tail + body
         length = _HEAD.size - _BEFORE_LENGTH + len(checked)
         return _HEAD.pack(0, length, -1, _MAGIC, calc_crc32c(checked)) + checked
 
 
-def batches(records: list[Record], limit_bytes: int) -> Iterator[Batch]:
-    """The records in batches of at most so many bytes before compression; a larger record has one of its own."""
+def batches(records: list[Record], limit_bytes: int, now_ms: int, codec: Codec) -> Iterator[Batch]:
+    """The records in batches of at most so many bytes before compression; a larger record has one of its own.
+
+    All have the one timestamp.
+    """
     room = limit_bytes - _HEAD.size - _TAIL.size
     parts: list[bytes] = []
     first = size = 0
@@ -84,12 +89,12 @@ def batches(records: list[Record], limit_bytes: int) -> Iterator[Batch]:
         encoded = _encoded(index - first, *record)
         length = sum(map(len, encoded))
         if parts and size + length > room:
-            yield Batch(first, index - first, b"".join(parts))
+            yield Batch(first, index - first, b"".join(parts), now_ms, codec)
             first, size, parts = index, 0, []
             encoded = _encoded(0, *record)
         parts += encoded
         size += length
-    yield Batch(first, len(records) - first, b"".join(parts))
+    yield Batch(first, len(records) - first, b"".join(parts), now_ms, codec)
 
 
 def _encoded(index: int, key: bytes, value: bytes | None, headers: Headers) -> tuple[bytes, ...]:

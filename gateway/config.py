@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from logferry.gateway.contract import check_dc, check_topic, full_topic, split_topic
+from logferry.gateway.identity import LaneIdentity
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 MIB = 1 << 20
@@ -254,8 +255,14 @@ class Config(_Strict):
         """The consumer group whose members are the workers."""
         return f"{self.prefix}.gateway.{self.dc}"
 
-    def transactional_id(self, lane: int) -> str:
-        return f"{self.prefix}.gateway.{self.dc}.lane-{lane}"
+    def lane(self, number: int) -> LaneIdentity:
+        state_topic, written = self.state_topic, f"{self.dc}."
+        return LaneIdentity(
+            number,
+            f"{self.prefix}.gateway.{self.dc}.lane-{number}",
+            (state_topic, number),
+            lambda topic, partition: topic.startswith(written) or (topic, partition) == (state_topic, number),
+        )
 
 
 def load(path: Path) -> Config:

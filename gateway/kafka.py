@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from aiokafka import AIOKafkaConsumer, errors
+from aiokafka import errors
 from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.admin import (
@@ -26,6 +26,7 @@ from aiokafka.protocol.admin import (
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from logferry.gateway.fetch import Fetched, committed_records
+from logferry.gateway.links import connect, hang_up
 from logferry.gateway.metadata import ClusterView, MetadataRequest, TopicView, read_metadata
 from logferry.gateway.produce import ApiVersionsRequest, BrokerAbilities, read_abilities
 
@@ -362,41 +363,6 @@ class Kafka:
                 except PASSING:
                     self.forget_leader(topic, partition)
                 await asyncio.sleep(_BACKOFF_S)
-
-
-async def connect(client: AIOKafkaClient) -> None:
-    """Raises KafkaConnectionError when no bootstrap server answers, or the one that does knows of no broker.
-
-    One that was frozen for half a minute does not for some milliseconds, not even of itself. aiokafka would go on, and
-    end in an assertion.
-    """
-    await client.bootstrap()
-    if not client.cluster.brokers():
-        raise errors.KafkaConnectionError("the broker that answers knows of no broker yet")
-
-
-async def hang_up(client: AIOKafkaClient) -> None:
-    """Breaks the client's connections off; what is under way on them is given up.
-
-    Over TLS a broker that is asked something just before the goodbye never says its own, and asyncio would wait
-    30 s for that. Nobody here needs a goodbye: what matters was answered before.
-    """
-    for connection in list(client._conns.values()):
-        if connection._writer is not None:
-            connection._writer.transport.abort()
-    await client.close()
-
-
-async def leave(consumer: AIOKafkaConsumer) -> None:
-    """Leaves the group and ends the consumer. What it holds is freed even when Kafka does not hear of it."""
-    consumer._closed = True
-    try:
-        if consumer._coordinator is not None:
-            await consumer._coordinator.close()
-    finally:
-        if consumer._fetcher is not None:
-            await consumer._fetcher.close()
-        await hang_up(consumer._client)
 
 
 def raise_for(code: int, detail: str) -> None:

@@ -29,11 +29,12 @@ from logferry.gateway.course import Course
 from logferry.gateway.errors import LaneLost, Moved, Problem
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.metrics import LaneMetrics
-from logferry.gateway.producer import LaneProducer, NotCommitted, OutcomeUnknown
+from logferry.gateway.producer import LaneProducer
 from logferry.gateway.replay import replay, silent_since, sources_of
 from logferry.gateway.sources import Refusal, Source, SourceState, SourceTable
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import Draft, Outcome, Request, Written
+from logferry.gateway.transactional import NotCommitted, OutcomeUnknown
 from logferry.gateway.waiting import Answered, Pending, Waiting
 
 _EXPIRED_A_TRANSACTION: Final = 200

@@ -20,8 +20,8 @@ from aiokafka import errors
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
 from logferry.gateway import log
-from logferry.gateway.config import Config
 from logferry.gateway.fetch import KafkaRecord
+from logferry.gateway.identity import LaneIdentity, Place
 from logferry.gateway.kafka import EARLIEST, LATEST, PASSING, Kafka, raise_for
 
 _TRANSACTION_LOG: Final = "__transaction_state"
@@ -30,7 +30,6 @@ _ENTRY: Final = struct.Struct(">hqhib")
 _PREPARE_COMMIT, _PREPARE_ABORT = 2, 3
 _FETCH_BYTES: Final = 1 << 20
 
-Place = tuple[str, int]
 _TOPICS: Final = CompactArray(
     ("topic", CompactString("utf-8")), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)
 )
@@ -171,19 +170,19 @@ class OpenTransaction(NamedTuple):
 
 
 async def mend(
-    kafka: Kafka, config: Config, lane: int, producer: tuple[int, int], only: set[Place] | None = None
+    kafka: Kafka, lane: LaneIdentity, producer: tuple[int, int], only: set[Place] | None = None
 ) -> set[Place]:
     """Ends what is open of the lane's producer, as the log of transactions says; only after its fence.
 
     ``producer``: its id, and the epoch of the transaction that may be under way. ``only``: these partitions, else all
-    that the gateway may have written to. Returns those without a leader, which could not be looked at: nothing may be
+    that the lane may have written to. Returns those without a leader, which could not be looked at: nothing may be
     written to them before they were. Raises KafkaError.
     """
     producer_id, present = producer
-    opened, missed = await _open_transactions(kafka, config, producer_id, only)
+    opened, missed = await _open_transactions(kafka, lane, producer_id, only)
     opened = [open_ for open_ in opened if open_.epoch != present]
     if opened:
-        transactional_id = config.transactional_id(lane)
+        transactional_id = lane.transactional_id
         ends = await _ends(kafka, transactional_id, producer_id)
         for open_ in opened:
             topic, number = open_.place
@@ -199,7 +198,7 @@ async def mend(
             log.event(
                 "warning",
                 "marker_written",
-                lane=lane,
+                lane=lane.number,
                 topic=topic,
                 partition=number,
                 epoch=open_.epoch,
@@ -209,14 +208,14 @@ async def mend(
 
 
 async def _open_transactions(
-    kafka: Kafka, config: Config, producer_id: int, only: set[Place] | None
+    kafka: Kafka, lane: LaneIdentity, producer_id: int, only: set[Place] | None
 ) -> tuple[list[OpenTransaction], set[Place]]:
     view = await kafka.describe(None if only is None else sorted({topic for topic, _ in only}))
     by_leader: dict[int, list[Place]] = {}
     for topic in view.topics.values():
         for partition in topic.partitions:
             place = (topic.name, partition.partition)
-            if place in only if only is not None else topic.name.startswith((f"{config.dc}.", config.state_topic)):
+            if place in only if only is not None else lane.may_write(*place):
                 by_leader.setdefault(partition.leader, []).append(place)
     missed = set(by_leader.pop(-1, ()))
     asked = (kafka.send(leader, DescribeProducersRequest(places)) for leader, places in by_leader.items())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from logferry.gateway.contract import Chunk
-from logferry.gateway.producer import Fenced, NotCommitted, OutcomeUnknown
 from logferry.gateway.transaction import Record
+from logferry.gateway.transactional import Fenced, NotCommitted, OutcomeUnknown
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY: Final = CollectorRegistry()

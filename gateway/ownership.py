@@ -25,8 +25,9 @@ from logferry.gateway.config import Config
 from logferry.gateway.course import now_ms
 from logferry.gateway.errors import LaneLost
 from logferry.gateway.groups import Groups, Refused
-from logferry.gateway.kafka import Kafka, leave
+from logferry.gateway.kafka import Kafka
 from logferry.gateway.lane import Lane
+from logferry.gateway.links import leave
 from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.standing import Member
 from logferry.gateway.topics import Topics

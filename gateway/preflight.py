@@ -45,7 +45,7 @@ async def check(kafka: Kafka, config: Config) -> None:
         await _create_state_topic(kafka, config, len(view.brokers))
     state = await _appeared(kafka, topic)
     _check_state(config, state, (await kafka.configs([topic]))[topic])
-    await kafka.find_transaction_coordinator(config.transactional_id(0))
+    await kafka.find_transaction_coordinator(config.lane(0).transactional_id)
     await _appeared(kafka, "__transaction_state")
     written = [name for name in (await kafka.describe()).topics if name.startswith(f"{config.dc}.")]
     for name in (topic, "__transaction_state", *written):

@@ -29,8 +29,9 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.fetch import KafkaRecord
 from logferry.gateway.frames import Encoding, Frame, Partition
 from logferry.gateway.groups import Groups, Refused
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka, leave
+from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.lag import check_retained
+from logferry.gateway.links import leave
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.outlet import Gone, Outlet, Reader
 from logferry.gateway.rows import row_of

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from logferry.gateway.errors import Moved, Problem
-from logferry.gateway.producer import NotCommitted, Offsets
+from logferry.gateway.producer import Offsets
 from logferry.gateway.sources import Source, SourceTable
 from logferry.gateway.transaction import Draft, Outcome, Request, Written, resolve
+from logferry.gateway.transactional import NotCommitted
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from aiokafka import errors
 from aiokafka.protocol.produce import ProduceRequest
-from logferry.gateway import producer as producer_module
+from logferry.gateway import transactional
 from logferry.gateway.batches import CODECS, Stamp, batches
 from logferry.gateway.contract import partition_of
 from logferry.gateway.producer import LaneProducer
@@ -34,11 +34,11 @@ def careless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 async def leave_open(world: Lane, producer: LaneProducer, number: int) -> None:
     """A record in partition 0, in the transaction of the producer, of which the coordinator does not know."""
     draft = world.draft(number, source=_IN_0)
-    [batch] = batches(draft.records[world.facts.name, 0], LIMIT)
-    raw = batch.encode(Stamp(producer._producer_id, producer._epoch, 0), draft.now_ms, CODECS["none"])
+    [batch] = batches(draft.records[world.facts.name, 0], LIMIT, draft.now_ms, CODECS["none"])
+    raw = batch.encode(Stamp(producer._producer_id, producer._epoch, 0))
     wanted = [(world.facts.name, [(0, raw)])]
     leader = await world.kafka.leader(world.facts.name, 0)
-    answer = await world.kafka.send(leader, ProduceRequest(producer._transactional_id, -1, 10_000, wanted))
+    answer = await world.kafka.send(leader, ProduceRequest(producer.lane.transactional_id, -1, 10_000, wanted))
     assert answer.topics[0][1][0][1] == 0
 
 
@@ -47,7 +47,7 @@ async def abort_without_a_marker(world: Lane) -> LaneProducer:
     older = await world.producer()
     await leave_open(world, older, 1)
     draft = world.draft(5, source=_IN_1)
-    await older._produce(older._parts(draft), draft.now_ms)
+    await older.write(older._parts(draft))
     return await world.producer()
 
 
@@ -55,18 +55,18 @@ async def test_what_was_aborted_is_not_committed_by_the_next_transaction(careles
     async with lane(careless, topic_name, partitions=2) as world:
         newer = await abort_without_a_marker(world)
         await newer.transact(world.draft(2, source=_IN_0))
-        await world.holds(2)
+        assert await world.committed(1) == [2]
 
 
 async def test_without_that_it_would_be(careless: Cluster, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def look_away(*_: object) -> set[tuple[str, int]]:
         return set()
 
-    monkeypatch.setattr(producer_module, "mend", look_away)
+    monkeypatch.setattr(transactional, "mend", look_away)
     async with lane(careless, topic_name, partitions=2) as world:
         newer = await abort_without_a_marker(world)
         await newer.transact(world.draft(2, source=_IN_0))
-        await world.holds(1, 2)
+        assert await world.committed(2) == [1, 2]
 
 
 async def test_what_was_committed_is_not_lost_with_the_next_transaction(careless: Cluster, topic_name: str) -> None:
@@ -75,11 +75,11 @@ async def test_what_was_committed_is_not_lost_with_the_next_transaction(careless
         await leave_open(world, older, 1)
         await older.transact(world.draft(5, source=_IN_1))
         newer = await world.producer()
-        await world.holds(1)
+        assert await world.committed(1) == [1]
         draft = world.draft(2, source=_IN_0)
-        await newer._produce(newer._parts(draft), draft.now_ms)
+        await newer.write(newer._parts(draft))
         await (await world.producer()).transact(world.draft(3, source=_IN_0))
-        await world.holds(1, 3)
+        assert await world.committed(2) == [1, 3]
 
 
 async def test_what_nothing_is_known_of_is_not_guessed(careless: Cluster, topic_name: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from logferry.gateway.produce import CommitRequest, ProduceRequest
-from logferry.gateway.producer import Fenced, LaneProducer, NotCommitted
+from logferry.gateway.producer import LaneProducer
+from logferry.gateway.transactional import Fenced, NotCommitted
 from logferry.ops.kafka import Cluster
 
 from tests.producing import LIMIT, lane
@@ -41,7 +42,7 @@ async def test_what_is_committed_can_be_read_and_offsets_are_those_of_the_log(ka
         second = await producer.transact(world.draft(4))
         assert first[world.facts.name, 0] == [(0, 0)]
         assert second[world.facts.name, 0] == [(0, 4)], "three records and a commit marker before it"
-        await world.holds(1, 2, 3, 4)
+        assert await world.committed(4) == [1, 2, 3, 4]
 
 
 async def test_more_than_a_batch_goes_in_several_and_each_has_its_offset(kafka: Cluster, topic_name: str) -> None:
@@ -49,7 +50,7 @@ async def test_more_than_a_batch_goes_in_several_and_each_has_its_offset(kafka: 
         producer = await world.producer()
         offsets = await producer.transact(world.draft(1, 2, 3, 4, 5, size=200_000))
         assert offsets[world.facts.name, 0] == [(0, 0), (2, 2), (4, 4)]
-        await world.holds(1, 2, 3, 4, 5)
+        assert await world.committed(5) == [1, 2, 3, 4, 5]
 
 
 async def test_a_fence_shuts_the_older_producer_out(kafka: Cluster, topic_name: str) -> None:
@@ -60,7 +61,7 @@ async def test_a_fence_shuts_the_older_producer_out(kafka: Cluster, topic_name: 
         with pytest.raises(Fenced):
             await older.transact(world.draft(2))
         await newer.transact(world.draft(3))
-        await world.holds(1, 3)
+        assert await world.committed(2) == [1, 3]
 
 
 @pytest.mark.parametrize("sent", [True, False])
@@ -75,7 +76,7 @@ async def test_a_request_whose_answer_is_lost_is_sent_again_and_counts_once(
         await producer.transact(world.draft(2, 3))
         assert len(lost) == 2
         await producer.transact(world.draft(4))
-        await world.holds(1, 2, 3, 4)
+        assert await world.committed(4) == [1, 2, 3, 4]
 
 
 async def test_a_commit_after_a_fence_is_refused_though_everything_was_produced(
@@ -93,7 +94,7 @@ async def test_a_commit_after_a_fence_is_refused_though_everything_was_produced(
         with pytest.raises(Fenced):
             await older.transact(world.draft(1))
         await (await world.producer()).transact(world.draft(2))
-        await world.holds(2)
+        assert await world.committed(1) == [2]
 
 
 async def test_a_topic_created_anew_under_the_name_is_not_written_to(kafka: Cluster, topic_name: str) -> None:
@@ -105,7 +106,7 @@ async def test_a_topic_created_anew_under_the_name_is_not_written_to(kafka: Clus
         assert raised.value.topic == world.facts.name
         assert "was deleted meanwhile" in str(raised.value)
         await (await world.producer()).transact(world.draft(2))
-        await world.holds(2)
+        assert await world.committed(1) == [2]
 
 
 async def test_a_batch_that_the_topic_does_not_take_names_the_topic(kafka: Cluster, topic_name: str) -> None:

@@ -42,7 +42,7 @@ def test_names_in_kafka_are_fixed(tmp_path: Path) -> None:
     config = loaded(tmp_path, LEAST)
     assert config.state_topic == "logferry.gateway.dc1.state"
     assert config.group == "logferry.gateway.dc1"
-    assert config.transactional_id(5) == "logferry.gateway.dc1.lane-5"
+    assert config.lane(5).transactional_id == "logferry.gateway.dc1.lane-5"
     assert config.lanes == 8
 
 
