@@ -24,6 +24,10 @@ from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.rows import Row, row_object, row_of
 
 PLAIN: Final = "text/plain"
+# Log lines get about so much smaller. Kafka sends what is compressed, and what does not fit then is sent in vain.
+_USUAL_RATIO: Final = 5
+_LEAST_FETCH: Final = 1 << 16
+_FULL: Final = 0.5
 # What is smaller goes as it is.
 SMALL_BYTES: Final = 512
 
@@ -58,20 +62,26 @@ async def read(kafka: Kafka, limits: Limits, wanted: Read) -> Page:
     Raises Problem ``unknown-topic`` or ``out-of-range``.
     """
     try:
-        view = await kafka.describe_topic(wanted.topic)
-        if wanted.partition >= len(view.partitions):
-            detail = f"{wanted.topic} has the partitions 0 to {len(view.partitions) - 1}"
-            raise Problem("not-found", detail)
-        position = await _start(kafka, wanted)
-        return await _collect(kafka, limits, wanted, position)
+        return await _collect(kafka, limits, wanted, await _start(kafka, wanted))
     except errors.UnknownTopicOrPartitionError:
-        raise Problem("unknown-topic", f"there is no topic {wanted.topic}", topic=wanted.topic) from None
+        raise await _not_found(kafka, wanted) from None
     except errors.OffsetOutOfRangeError:
         first = await kafka.offset(wanted.topic, wanted.partition, EARLIEST)
         end = await kafka.offset(wanted.topic, wanted.partition, LATEST)
         raise Problem(
             "out-of-range", f"offset {wanted.offset} is outside of {first} to {end}", first=first, next=end
         ) from None
+
+
+async def _not_found(kafka: Kafka, wanted: Read) -> Problem:
+    kafka.forget_leader(wanted.topic, wanted.partition)
+    try:
+        view = await kafka.describe_topic(wanted.topic)
+    except errors.UnknownTopicOrPartitionError:
+        return Problem("unknown-topic", f"there is no topic {wanted.topic}", topic=wanted.topic)
+    if wanted.partition < len(view.partitions):
+        return Problem("kafka-unavailable", f"the leader of {wanted.topic}-{wanted.partition} is changing; try again")
+    return Problem("not-found", f"{wanted.topic} has the partitions 0 to {len(view.partitions) - 1}")
 
 
 async def _start(kafka: Kafka, wanted: Read) -> int:
@@ -86,14 +96,24 @@ async def _start(kafka: Kafka, wanted: Read) -> int:
 async def _collect(kafka: Kafka, limits: Limits, wanted: Read, position: int) -> Page:
     deadline = time.monotonic() + min(wanted.wait_ms, limits.read_wait_ms) / 1000
     max_bytes = min(wanted.max_bytes, limits.read_bytes)
+    rows: list[Row] = []
+    fetches = 0
     while True:
-        wait_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        fetches += 1
+        wait_ms = 0 if rows else max(0, int((deadline - time.monotonic()) * 1000))
+        room = max_bytes - sum(len(row[-1]) for row in rows)
         fetched = await kafka.fetch(
-            wanted.topic, wanted.partition, position, max_bytes=max_bytes, stop_bytes=max_bytes, wait_ms=wait_ms
+            wanted.topic,
+            wanted.partition,
+            position,
+            max_bytes=max(_LEAST_FETCH, room // _USUAL_RATIO),
+            stop_bytes=room,
+            wait_ms=wait_ms,
         )
-        rows = list(_rows(fetched.records, wanted))
+        rows += _rows(fetched.records, wanted)
         position = fetched.next_offset
-        if rows or (fetched.at_end and time.monotonic() >= deadline):
+        is_full = fetches >= _USUAL_RATIO or sum(len(row[-1]) for row in rows) >= max_bytes * _FULL
+        if (rows and (is_full or fetched.at_end)) or (fetched.at_end and time.monotonic() >= deadline):
             return Page(rows, position)
 
 
