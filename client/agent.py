@@ -17,11 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from logferry.client import status
-from logferry.client.answers import Do
+from logferry.client.answers import NO_ANSWER, Do
+from logferry.client.centres import Centres
 from logferry.client.check import check
 from logferry.client.checkpoint import Checkpoint, StateUnusable
 from logferry.client.cluster import Cluster
 from logferry.client.config import Config, parse
+from logferry.client.cuts import Cut, Cuts
 from logferry.client.events import set_up, tell
 from logferry.client.pace import Pace
 from logferry.client.push import Job
@@ -29,7 +31,7 @@ from logferry.client.source import Source
 from logferry.client.tail import Changed
 from logferry.client.trip import Outcome
 from logferry.client.watch import Watch
-from logferry.client.workers import Workers
+from logferry.client.workers import Probed, Result, Workers
 
 REMEMBER_EVERY_S = 5.0
 STATUS_EVERY_S = 5.0
@@ -41,7 +43,11 @@ class Agent:
     """Files, sources and checkpoint together; knows no threads and no clock, so that tests can drive it."""
 
     def __init__(self, config: Config, checkpoint: Checkpoint, now: float) -> None:
-        self.watch = Watch(config, checkpoint)
+        names = [centre.name for centre in config.data_centres]
+        here = names.index(checkpoint.dc) if checkpoint.dc in names else 0
+        self.centres = Centres(names, config.failover_s, config.failback_s, here)
+        self.watch = Watch(config, checkpoint, self.centres)
+        self._cuts = Cuts(Path(config.state_dir)) if len(names) > 1 else None
         self.chunks = self.bytes = 0
         self.last_progress = now
         self._config = config
@@ -57,13 +63,30 @@ class Agent:
         self._save_failed: float | None = None
 
     def tick(self, now: float) -> None:
+        self._choose_centre(now)
         self.watch.tick(now)
         if self._moved and now - self._remembered >= REMEMBER_EVERY_S:
             self.remember(now)
         if now >= self._next_status and not self._config.once:
             self._next_status = now + STATUS_EVERY_S
             with suppress(OSError):  # a full disk is told when the checkpoint cannot be written
-                status.write(Path(self._config.state_dir), self.watch.sources.values(), self.watch.failed, now)
+                folder = Path(self._config.state_dir)
+                status.write(folder, self.watch.sources.values(), self.watch.failed, now, self.centres)
+
+    def _choose_centre(self, now: float) -> None:
+        """Every source moves, each when its request under way has been answered."""
+        move = self.centres.move(now)
+        if move is not None:
+            self._checkpoint.dc = self.centres.names[move.to]
+            self.last_progress = now
+            if move.back:
+                tell("data-centre-back", to=self._checkpoint.dc, why=move.why)
+            else:
+                tell("data-centre-left", to=self._checkpoint.dc, why=move.why)
+
+    def probed(self, dc: int, works: bool, now: float) -> None:
+        """The outcome of the probe that `centres` wanted."""
+        self.centres.heard(dc, works, now)
 
     def jobs(self, now: float, room: int) -> list[tuple[Source, Job]]:
         """At most ``room`` requests that may leave now: what identifies their sources is on the disk."""
@@ -91,8 +114,15 @@ class Agent:
             if source.unsaved:
                 source.let_go()
         leaving = [(source, job) for source, job in ready if source.busy]
+        self._note_cuts(leaving)
         self._under_way += len(leaving)
         return leaving
+
+    def _note_cuts(self, leaving: list[tuple[Source, Job]]) -> None:
+        """Before they leave. That it fails is told when the checkpoint cannot be written either."""
+        if self._cuts is not None:
+            with suppress(OSError):
+                self._cuts.add((source.name, Cut.of(job.batch)) for source, job in leaving if job.batch is not None)
 
     def _paced(self, now: float, room: int) -> int:
         """No request while a limit is overdrawn; with a limit on bytes one at a time, so that each is accounted for."""
@@ -108,6 +138,7 @@ class Agent:
     def finish(self, source: Source, job: Job, outcome: Outcome, now: float) -> None:
         """Applies the outcome of a job."""
         self._under_way -= 1
+        self.centres.heard(job.dc, NO_ANSWER < outcome.answer.status < 500, now)
         if self._pace is not None:
             self._pace.spend(outcome.sent_bytes)
         try:
@@ -155,9 +186,22 @@ class Agent:
             self._save_failed = now
             return False
         self._moved, self._save_failed = False, None
+        if self._cuts is not None:
+            cuts: dict[str, Cut | None] = {
+                name: cut for name, cut in self._checkpoint.cuts.items() if name in self._checkpoint.entries
+            }  # of files that were not looked at yet
+            cuts.update((source.name, source.cut()) for source in self.watch.sources.values())
+            with suppress(OSError):
+                self._cuts.begin((name, cut) for name, cut in cuts.items() if cut is not None)
         for source in self.watch.sources.values():
             source.unsaved = False
         return True
+
+    def close(self) -> None:
+        """Closes files; writes nothing."""
+        self.watch.close()
+        if self._cuts is not None:
+            self._cuts.close()
 
     def failures(self) -> dict[str, str]:
         """What could not be sent, and why."""
@@ -186,15 +230,25 @@ def run(config: Config, checkpoint: Checkpoint, stop: Stop, workers: Workers) ->
             next_tick = now + config.linger_s
         for source, job in agent.jobs(now, workers.free):
             workers.start(source, job)
+        dc = agent.centres.probe(now) if workers.may_probe else None
+        if dc is not None:
+            workers.probe(dc)
         exit_status = _status(agent, config, now) if config.once else None
         result = workers.wait(next_tick - time.monotonic()) if exit_status is None else None
         if result is not None:
-            agent.finish(*result, time.monotonic())
+            _apply(agent, result)
     _end(agent, config, workers)
     if exit_status is None:
         exit_status = 1 if config.once and not agent.is_done() else 0
     tell("stopped", status=exit_status, chunks=agent.chunks, bytes=agent.bytes)
     return exit_status
+
+
+def _apply(agent: Agent, result: Result | Probed) -> None:
+    if isinstance(result, Probed):
+        agent.probed(*result, time.monotonic())
+    else:
+        agent.finish(*result, time.monotonic())
 
 
 def _status(agent: Agent, config: Config, now: float) -> int | None:
@@ -213,9 +267,9 @@ def _end(agent: Agent, config: Config, workers: Workers) -> None:
     while workers.free < config.threads and time.monotonic() < deadline:
         result = workers.wait(deadline - time.monotonic())
         if result is not None:
-            agent.finish(*result, time.monotonic())
+            _apply(agent, result)
     agent.remember(time.monotonic())
-    agent.watch.close()
+    agent.close()
 
 
 @contextmanager
@@ -260,11 +314,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell("state-unusable", reason=error)
         return 2
     stop = Stop()
-    workers = Workers(config.threads, Cluster(config.urls, config.token), config.gzip, config.dialer())
+    clusters = [Cluster(centre.urls, centre.token) for centre in config.data_centres]
+    workers = Workers(config.threads, clusters, config.gzip, config.dialer())
     try:
         with _signals(stop, workers):
             topics = " ".join(dict.fromkeys(files.topic for files in config.files))
-            tell("started", url=" ".join(config.urls), topic=topics, state_dir=config.state_dir)
+            urls = " ".join(url for centre in config.data_centres for url in centre.urls)
+            tell("started", url=urls, topic=topics, state_dir=config.state_dir)
             return run(config, checkpoint, stop, workers)
     finally:
         workers.close(END_GRACE_S)

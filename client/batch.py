@@ -175,9 +175,16 @@ class Batch:
     def end(self) -> int:
         return self.start + len(self.data)
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self, skips: bool = False) -> Iterator[Chunk]:
+        """``skips``: what is recorded ends before the first chunk: what lies between is in another data centre.
+
+        Then the first one has no ``prev``, which would be a gap; the attribute ``resumed_at`` says where it begins.
+        """
         for piece in self.pieces:
             data, attributes = self.data[piece.begin : piece.end], self.attributes
+            resumes = skips and piece is self.pieces[0]
+            if resumes:
+                attributes = {**attributes, "resumed_at": str(self.start + piece.begin)}
             if piece.split:
                 attributes = {**attributes, "split": piece.split}
             if piece.keep is not None:
@@ -186,7 +193,7 @@ class Batch:
                 attributes = {**attributes, "cut": str(left)} if left else attributes
             yield Chunk(
                 seqno=self.start + piece.end,
-                prev=self.start + piece.begin,
+                prev=None if resumes else self.start + piece.begin,
                 created_ms=self.created_ms,
                 attributes=attributes,
                 data=data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from logferry.client.centres import Centres
 from logferry.client.checkpoint import Checkpoint, StateUnusable
 from logferry.client.compressed import Compressed
 from logferry.client.config import Config
@@ -19,7 +20,7 @@ def check(config: Config) -> int:
     except StateUnusable as error:
         tell("state-unusable", reason=error)
         return 2
-    watch = Watch(config, checkpoint)
+    watch = Watch(config, checkpoint, Centres([centre.name for centre in config.data_centres], 1.0, 1.0))
     watch.tick(0.0)
     sent_bytes = 0
     paths = set()

@@ -24,10 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from logferry.client.cuts import Cut, load
 from logferry.client.events import tell
 from logferry.client.fingerprint import Fingerprint
 
-VERSION = 3  # 1 had no `born_ns`, 2 no `topic`
+VERSION = 4  # 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`
 FILE = "checkpoint.json"
 LOCK = "lock"
 # As long as the gateway keeps what it knows of a silent source; afterwards an entry is of no use.
@@ -45,6 +46,8 @@ class Entry:
     ``path``: where it was first seen, part of its name; ``last_path``: where it was last, after renames.
     ``away``: no pattern showed it there any more, and it was being read to its end.
     ``born_ns``: when its inode came to be; 0: not known. ``topic``: where its chunks go; empty: as configured.
+    ``dc``: the data centre that takes its chunks, from position ``since`` on; what is before was acknowledged by
+    another one. Empty: the first one, or none yet.
     """
 
     source_id: str
@@ -59,16 +62,20 @@ class Entry:
     away: bool = False
     born_ns: int = 0
     topic: str = ""
+    dc: str = ""
+    since: int = 0
 
 
 class Checkpoint:
-    """The entries by sourceId, and the folder they are kept in."""
+    """The entries by sourceId, and the folder they are kept in. ``dc``: where the client was; empty: the first one."""
 
     def __init__(self, folder: Path, lock: int) -> None:
         self._folder = folder
         self._lock = lock
         self.entries: dict[str, Entry] = {}
         self.generation = 0
+        self.dc = ""
+        self.cuts: dict[str, Cut] = {}  # of batches that had left when the client ended
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -98,7 +105,7 @@ class Checkpoint:
         """What is there, for reading only: no lock, nothing made or moved; do not `save` it. Raises `StateUnusable`."""
         checkpoint = cls(folder, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         try:
-            checkpoint.generation, checkpoint.entries = _decode((folder / FILE).read_bytes())
+            checkpoint._take((folder / FILE).read_bytes())
         except FileNotFoundError:
             tell("state-new", folder=folder)
         except (ValueError, TypeError, KeyError) as error:
@@ -126,7 +133,7 @@ class Checkpoint:
         self.entries = {name: entry for name, entry in self.entries.items() if entry.seen_ms >= oldest}
         temporary = self._folder / (FILE + ".new")
         with temporary.open("wb") as file:
-            file.write(_encode(self.generation, self.entries))
+            file.write(_encode(self.generation, self.entries, self.dc))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._folder / FILE)
@@ -144,20 +151,25 @@ class Checkpoint:
             tell("state-new", folder=self._folder)
             return
         try:
-            self.generation, self.entries = _decode(raw)
+            self._take(raw)
         except (ValueError, TypeError, KeyError) as error:
             aside = path.with_name(f"{FILE}.corrupt-{int(time.time() * 1000)}")
             path.replace(aside)
             tell("state-corrupt", file=aside, reason=error)
 
+    def _take(self, raw: bytes) -> None:
+        self.generation, self.entries, self.dc = _decode(raw)
+        self.cuts = load(self._folder)
 
-def _encode(generation: int, entries: dict[str, Entry]) -> bytes:
-    body = json.dumps({"generation": generation, "entries": [asdict(e) for e in entries.values()]}).encode()
+
+def _encode(generation: int, entries: dict[str, Entry], dc: str) -> bytes:
+    content = {"generation": generation, "dc": dc, "entries": [asdict(e) for e in entries.values()]}
+    body = json.dumps(content).encode()
     head = json.dumps({"format": "logferry-push", "version": VERSION, "crc32": zlib.crc32(body)}).encode()
     return head + b"\n" + body + b"\n"
 
 
-def _decode(raw: bytes) -> tuple[int, dict[str, Entry]]:
+def _decode(raw: bytes) -> tuple[int, dict[str, Entry], str]:
     """Raises ValueError, TypeError or KeyError for what no client of this version wrote."""
     first, _, rest = raw.partition(b"\n")
     head = json.loads(first)
@@ -173,7 +185,7 @@ def _decode(raw: bytes) -> tuple[int, dict[str, Entry]]:
         raise ValueError("the checksum does not fit")
     content = json.loads(body)
     entries = [_entry(fields) for fields in content["entries"]]
-    return int(content["generation"]), {entry.source_id: entry for entry in entries}
+    return int(content["generation"]), {entry.source_id: entry for entry in entries}, str(content.get("dc", ""))
 
 
 def _entry(fields: dict[str, Any]) -> Entry:

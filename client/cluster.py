@@ -22,7 +22,7 @@ class Cluster:
     """
 
     def __init__(self, urls: Sequence[str], token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._urls = [url.rstrip("/") for url in urls]
+        self.urls = [url.rstrip("/") for url in urls]
         self._turn = 0
         self._clock = clock
         self._left_at = 0.0
@@ -33,14 +33,14 @@ class Cluster:
         """The given URL that is tried now."""
         if self._turn and self._clock() - self._left_at >= BACK_TO_FIRST_S:
             self._turn = 0
-        return self._urls[self._turn]
+        return self.urls[self._turn]
 
     def failed(self, url: str) -> None:
         """No answer from ``url``: the next one that was given is tried from now on."""
-        if url == self._urls[self._turn]:
+        if url == self.urls[self._turn]:
             if self._turn == 0:
                 self._left_at = self._clock()
-            self._turn = (self._turn + 1) % len(self._urls)
+            self._turn = (self._turn + 1) % len(self.urls)
 
     def learn(self, url: str, told_by: str) -> None:
         """A session's answer named ``url``; it is trusted like the one that told it, not without its TLS."""

@@ -17,7 +17,7 @@ from logferry.client.settings import Settings, read
 from logferry.gateway.contract import Malformed, check_attributes, check_topic
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
-OWN_ATTRIBUTES = ("host", "path", "split", "cut")
+OWN_ATTRIBUTES = ("host", "path", "split", "cut", "resumed_at")
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,18 @@ class Files:
 
 
 @dataclass(frozen=True)
+class DataCentre:
+    """Gateways that write to one Kafka. ``name``: what the client remembers it by."""
+
+    name: str
+    urls: tuple[str, ...]
+    token: str | None = None
+
+
+@dataclass(frozen=True)
 class Config:
-    """``files``: a file belongs to the first that fits. ``request_bytes``: of file content, at least ``line_bytes``.
+    """``urls``: of the first data centre, ``fallbacks``: the others. ``files``: a file belongs to the first that fits.
+    ``request_bytes``: of file content, at least ``line_bytes``.
 
     ``bytes_per_s`` counts what goes over the network; 0, like that of ``cpu_percent``, is no limit. ``deleted_bytes``:
     on the disk, of files that have no name any more and are kept open.
@@ -67,6 +77,15 @@ class Config:
     nice: int = 0
     deleted_bytes: int = 1 << 30
     verbose: bool = False
+    name: str = ""
+    fallbacks: tuple[DataCentre, ...] = ()
+    failover_s: float = 60.0
+    failback_s: float = 120.0
+
+    @property
+    def data_centres(self) -> tuple[DataCentre, ...]:
+        """The preferred one first."""
+        return (DataCentre(self.name or _name_of(self.urls), self.urls, self.token), *self.fallbacks)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -91,14 +110,20 @@ def _config(given: Settings) -> Config:
         return Config((), state_dir, "", (), status=True, json=given.flags.json)
     line_bytes = int(_between(given, "line_bytes", 1 << 20, SMALLEST_CHUNK_BYTES, 2 << 20))
     flags = given.flags
+    first, *others = _data_centres(given)
+    failover_s = min(60.0, flags.timeout / 2) if flags.once else 60.0
     return Config(
-        urls=tuple(_url(given, url) for url in _required(given, "url")),
+        urls=first.urls,
+        name=first.name,
+        fallbacks=tuple(others),
+        failover_s=_between(given, "failover_s", max(failover_s, 1), 1, 86_400),
+        failback_s=_between(given, "failback_s", 120, 1, 86_400),
         state_dir=os.path.abspath(_required(given, "state_dir")),  # noqa: PTH100  (keeps symbolic links)
         host=_host(given),
         files=_files(given),
         check=flags.check,
         once=flags.once,
-        token=_token(given),
+        token=first.token,
         ca_file=_ca_file(given),
         pins=tuple(_pin(given, pin) for pin in given.get("pin", ())),
         proxies=proxies_of(os.environ),
@@ -126,10 +151,45 @@ def _required(given: Settings, name: str) -> Any:
     return value
 
 
-def _url(given: Settings, url: str) -> str:
-    if origin_of(url) is None or "@" in url or "?" in url or "#" in url:
-        raise ValueError(f"{given.label('url')} {url!r} is not http(s)://host[:port][/path]")
-    return url
+def _data_centres(given: Settings) -> list[DataCentre]:
+    """The preferred one first. Each is known by its name, else by the host and port of its first URL."""
+    token = _token(given)
+    if not given.centres:
+        first = _urls(given.label("url"), _required(given, "url"))
+        others = _urls(given.label("fallback_url"), given.get("fallback_url", ()))
+        found = [DataCentre(_name_of(urls), urls, token) for urls in (first, others) if urls]
+    else:
+        for name in ("url", "fallback_url"):
+            if given.get(name):
+                raise ValueError(f"{given.label(name)}: {given.flags.config} has [[datacenters]] already")
+        found = [_data_centre(given, number, each, token) for number, each in enumerate(given.centres)]
+    origins = [origin_of(url) for centre in found for url in dict.fromkeys(centre.urls)]
+    names = [centre.name for centre in found]
+    for text, every in (("name", names), ("gateway", origins)):
+        if len(found) > 1 and len(set(every)) < len(every):
+            raise ValueError(f"{given.label('fallback_url')}, [[datacenters]]: two data centres have the same {text}")
+    return found
+
+
+def _data_centre(given: Settings, number: int, table: dict[str, Any], token: str | None) -> DataCentre:
+    where = f"{given.flags.config}: datacenters[{number}]."
+    if not table.get("urls"):
+        raise ValueError(f"{where}urls is required")
+    urls = _urls(where + "urls", table["urls"])
+    token = read_token(table["token_file"]) if "token_file" in table else token
+    return DataCentre(table.get("name") or _name_of(urls), urls, token)
+
+
+def _name_of(urls: Sequence[str]) -> str:
+    _, host, port = origin_of(urls[0]) or ("", urls[0], 0)
+    return f"{host}:{port}"
+
+
+def _urls(label: str, urls: Sequence[str]) -> tuple[str, ...]:
+    for url in urls:
+        if origin_of(url) is None or "@" in url or "?" in url or "#" in url:
+            raise ValueError(f"{label} {url!r} is not http(s)://host[:port][/path]")
+    return tuple(urls)
 
 
 def _host(given: Settings) -> str:

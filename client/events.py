@@ -41,6 +41,8 @@ EVENTS = {
     "retry": (DEBUG, "no answer, or one that asks to try again"),
     "gateway-away": (WARNING, "the gateway cannot be reached or cannot take chunks; files are the buffer"),
     "gateway-back": (INFO, "the gateway takes chunks again"),
+    "data-centre-left": (WARNING, "sources go on in another data centre; which, and why"),
+    "data-centre-back": (INFO, "sources come back to a data centre that is preferred; which, and why"),
     "gateway-timeout": (ERROR, "with --once: nothing was acknowledged for --timeout seconds"),
     "state-new": (INFO, "the state folder holds no checkpoint: every file is a new source"),
     "state-corrupt": (ERROR, "the checkpoint cannot be read and was set aside: every file is a new source"),

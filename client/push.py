@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from urllib.parse import quote
@@ -23,8 +24,8 @@ USER_AGENT = "logferry-push"
 
 
 class Exchange(Protocol):
-    def __call__(self, url: str, headers: dict[str, str], body: bytes) -> Reply:
-        """One POST; raises `NoAnswer`."""
+    def __call__(self, url: str, headers: dict[str, str], body: bytes | None, method: str = "POST") -> Reply:
+        """One request; raises `NoAnswer`."""
 
 
 class Beat(NamedTuple):
@@ -42,7 +43,8 @@ class Beat(NamedTuple):
 class Job(NamedTuple):
     """One request of a source of ``topic``. Without batch and beat it opens a session.
 
-    ``url``: the owner as far as known. ``direct``: redirects are welcome; else the gateway forwards.
+    ``url``: the owner as far as known. ``direct``: redirects are welcome; else the gateway forwards. ``dc``: the
+    data centre. ``skips``: what is recorded there ends before the batch, and is meant to: the rest is in another one.
     """
 
     topic: str
@@ -52,54 +54,67 @@ class Job(NamedTuple):
     session: int | None
     batch: Batch | None
     beat: Beat | None = None
+    dc: int = 0
+    skips: bool = False
 
 
 @dataclass
 class Pusher:
-    """Carries out jobs, one at a time."""
+    """Carries out jobs, one at a time. ``clusters``: by the number of their data centre."""
 
-    cluster: Cluster
+    clusters: Sequence[Cluster]
     exchange: Exchange
     gzip: bool = True
 
     def perform(self, job: Job) -> Outcome:
         """Never raises for what the network or the gateway does: that is in the outcome."""
+        cluster = self.clusters[job.dc]
         source = f"/v1/topics/{quote(job.topic, safe='')}/sources/{quote(job.source_id, safe='')}"
         if job.beat is not None:
-            return self._beat(source, job, job.beat)
+            return self._beat(cluster, source, job, job.beat)
         if job.batch is None:
-            return self._open(source)
-        headers, body = self._body(job.batch)
+            return self._open(cluster, source)
+        headers, body = self._body(job.batch, job.skips)
         if job.direct:
             headers["X-Logferry-Redirect"] = "1"
-        base = (job.direct and job.url) or self.cluster.given()
-        outcome = self._post(base, f"{source}/chunks?session={job.session}", headers, body, opens=False)
-        return outcome._replace(sent_bytes=len(body))
+        base = (job.direct and job.url) or cluster.given()
+        trip = Trip(cluster, base, f"{source}/chunks?session={job.session}", opens=False)
+        return self._post(trip, headers, body)._replace(sent_bytes=len(body))
 
-    def _open(self, source: str) -> Outcome:
+    def probe(self, dc: int) -> bool:
+        """Whether one of the data centre's given gateways says that it serves."""
+        return any(self._is_ready(url) for url in self.clusters[dc].urls)
+
+    def _is_ready(self, base: str) -> bool:
+        try:
+            return self.exchange(f"{base}/readyz", {"User-Agent": USER_AGENT}, None, "GET").status == 200
+        except NoAnswer:
+            return False
+
+    def _open(self, cluster: Cluster, source: str) -> Outcome:
         """Asks a given URL, which forwards to the owner: so the owner's URL comes from one that is trusted."""
-        base = self.cluster.given()
+        base = cluster.given()
         headers = {"Content-Type": "application/json"}
-        outcome = self._post(base, f"{source}/session", headers, b"", opens=True)
+        outcome = self._post(Trip(cluster, base, f"{source}/session", opens=True), headers, b"")
         owner = (outcome.answer.url or "").rstrip("/")
-        self.cluster.learn(owner, told_by=base)
-        return Outcome(outcome.answer, owner) if self.cluster.may_follow(owner) else outcome
+        cluster.learn(owner, told_by=base)
+        return Outcome(outcome.answer, owner) if cluster.may_follow(owner) else outcome
 
-    def _beat(self, source: str, job: Job, beat: Beat) -> Outcome:
+    def _beat(self, cluster: Cluster, source: str, job: Job, beat: Beat) -> Outcome:
         said = {name: value for name, value in beat._asdict().items() if value is not None}
         headers = {"Content-Type": "application/json"}
-        path = f"{source}/heartbeat?session={job.session}"
-        return self._post(self.cluster.given(), path, headers, json.dumps(said).encode(), opens=True)
+        trip = Trip(cluster, cluster.given(), f"{source}/heartbeat?session={job.session}", opens=True)
+        return self._post(trip, headers, json.dumps(said).encode())
 
-    def _body(self, batch: Batch) -> tuple[dict[str, str], bytes]:
+    def _body(self, batch: Batch, skips: bool) -> tuple[dict[str, str], bytes]:
+        chunks = batch.chunks(skips)
         if not self.gzip:
-            return {"Content-Type": MSGPACK}, b"".join(pack_chunk(chunk) for chunk in batch.chunks())
+            return {"Content-Type": MSGPACK}, b"".join(pack_chunk(chunk) for chunk in chunks)
         squeeze = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-        parts = [squeeze.compress(pack_chunk(chunk)) for chunk in batch.chunks()]
+        parts = [squeeze.compress(pack_chunk(chunk)) for chunk in chunks]
         return {"Content-Type": MSGPACK, "Content-Encoding": "gzip"}, b"".join([*parts, squeeze.flush()])
 
-    def _post(self, base: str, path: str, headers: dict[str, str], body: bytes, opens: bool) -> Outcome:
-        trip = Trip(self.cluster, base, path, opens)
+    def _post(self, trip: Trip, headers: dict[str, str], body: bytes) -> Outcome:
         while True:
             try:
                 reply = self.exchange(trip.url, {"User-Agent": USER_AGENT, **headers, **trip.authorization()}, body)

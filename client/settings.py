@@ -32,15 +32,19 @@ _OF_ALL = {
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
     "idle_s": _NUMBER, "rotated_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
     "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "deleted_bytes": _WHOLE,
+    "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
+_OF_CENTRES = {"name": _TEXT, "urls": _TEXTS, "token_file": _TEXT}
 
 
 class Settings(NamedTuple):
-    """``values`` by the names of the file; ``files``: its ``[[files]]``; ``globs``: the command line's patterns."""
+    """``values`` by the names of the file; ``files`` and ``centres``: its ``[[files]]`` and ``[[datacenters]]``;
+    ``globs``: the command line's patterns."""
 
     values: dict[str, Any]
     labels: dict[str, str]
     files: list[dict[str, Any]]
+    centres: list[dict[str, Any]]
     globs: list[str]
     flags: argparse.Namespace
     refuse: Any
@@ -63,28 +67,32 @@ def read(argv: Sequence[str] | None = None) -> Settings:
     parser = _parser()
     flags = parser.parse_args(argv)
     values: dict[str, Any] = {}
-    files: list[dict[str, Any]] = []
+    tables: dict[str, list[dict[str, Any]]] = {"files": [], "datacenters": []}
     if flags.config is not None:
         try:
-            values, files = _from_file(flags.config)
+            values, tables = _from_file(flags.config)
         except (OSError, ValueError) as error:
             parser.error(f"--config {flags.config}: {getattr(error, 'strerror', None) or error}")
     labels = {name: f"{flags.config}: {name}" for name in values}
     given = {name: value for name, value in vars(flags).items() if name in _OF_ALL and value is not None}
     for name in given:
         labels.pop(name, None)
-    return Settings({**values, **given}, labels, files, flags.glob, flags, parser.error)
+    return Settings(
+        {**values, **given}, labels, tables["files"], tables["datacenters"], flags.glob, flags, parser.error
+    )
 
 
-def _from_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     values = _toml().loads(Path(path).read_text(encoding="utf-8"))
-    files = values.pop("files", [])
-    if not isinstance(files, list) or not all(isinstance(each, dict) for each in files):
-        raise ValueError("files: is not [[files]]")
+    tables = {}
+    for name, known in (("files", {"paths": _TEXTS, **_OF_FILES}), ("datacenters", _OF_CENTRES)):
+        tables[name] = values.pop(name, [])
+        if not isinstance(tables[name], list) or not all(isinstance(each, dict) for each in tables[name]):
+            raise ValueError(f"{name}: is not [[{name}]]")
+        for number, each in enumerate(tables[name]):
+            _check(each, known, f"{name}[{number}].")
     _check(values, _OF_ALL, "")
-    for number, each in enumerate(files):
-        _check(each, {"paths": _TEXTS, **_OF_FILES}, f"files[{number}].")
-    return values, files
+    return values, tables
 
 
 def _toml() -> Any:
@@ -139,9 +147,16 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("glob", nargs="*", metavar="GLOB", help="files to send")
     add("--config", metavar="FILE", help="a TOML file with settings; the names are those of the options, with _ for -,"
-        " and [[files]] with paths, topic, exclude, attributes, record_start, cut_lines")  # fmt: skip
+        " and [[files]] with paths, topic, exclude, attributes, record_start, cut_lines; [[datacenters]] with name,"
+        " urls, token_file in place of url")  # fmt: skip
     add("--url", action="append", help="a gateway; again for others of the same data centre, tried while the first"
         " does not answer")  # fmt: skip
+    add("--fallback-url", action="append", metavar="URL", help="a gateway of another data centre, to go on at while"
+        " the first one is gone; again for others of that same one")  # fmt: skip
+    add("--failover-s", type=float, metavar="S", help="nothing of a data centre has worked for so long: go on in the"
+        " next (60)")  # fmt: skip
+    add("--failback-s", type=float, metavar="S", help="the first data centre has worked for so long again: come back"
+        " (120)")  # fmt: skip
     add("--topic")
     add("--state-dir", metavar="DIR", help="where the client keeps its checkpoint")
     add("--check", action="store_true", help="say what would be sent and why, send nothing")

@@ -3,8 +3,12 @@
 Invariants
 * One request is under way at a time; a batch is kept as it is until its outcome is known.
 * Where a source goes on is the gateway's word alone: a session's ``recorded_seqno`` (nothing recorded: 0).
-* Every chunk carries ``prev``. Seqnos are positions and the bytes at a position never change, so a chunk that
-  is sent again, cut in the same way or in another one, is a duplicate or a refused overlap, never doubled.
+* What one data centre acknowledged is not sent to another: there a source goes on at the end of what it knows to be
+  acknowledged anywhere (``entry.since``), once that is on the disk; and a batch whose outcome is unknown goes there
+  as it is, so that its copies are equal. See ops/decisions/push-client.md.
+* Every chunk carries ``prev``, but for one that goes on behind such a gap. Seqnos are positions and the bytes at a
+  position never change, so a chunk that is sent again, cut in the same way or in another one, is a duplicate or a
+  refused overlap, never doubled.
 * One whose file is over says so, as ``finished``, after the last of its chunks; then it is done.
 * ``unsaved``: the checkpoint does not yet hold what identifies this source; nothing may leave before it does.
 """
@@ -16,7 +20,9 @@ from typing import NamedTuple
 
 from logferry.client.answers import NO_ANSWER, Answer, Do, judge
 from logferry.client.batch import Batch, Limits, cut, is_inside, line_so_far
+from logferry.client.centres import Centres
 from logferry.client.checkpoint import Entry
+from logferry.client.cuts import Cut
 from logferry.client.events import tell
 from logferry.client.fingerprint import of
 from logferry.client.holes import holes
@@ -49,10 +55,17 @@ class Standing(NamedTuple):
 class Source:
     """One incarnation of one file. ``tail`` is None once the file is gone or holds something else: then only the
     batch whose outcome was unknown is left, in `reading`, or what a ``.gz`` holds of it.
-    ``heartbeat_s``: 0 for no heartbeats, `finished` included."""
+    ``heartbeat_s``: 0 for no heartbeats, `finished` included. ``home``: the data centre that has the last of its
+    chunks; None: nothing was sent yet, or that one is not configured any more."""
 
     def __init__(
-        self, entry: Entry, tail: Tail | None, limits: Limits, attributes: dict[str, str], heartbeat_s: float = 0.0
+        self,
+        entry: Entry,
+        tail: Tail | None,
+        limits: Limits,
+        attributes: dict[str, str],
+        centres: Centres,
+        heartbeat_s: float = 0.0,
     ) -> None:
         self.entry = entry
         self.tail = tail
@@ -80,6 +93,13 @@ class Source:
         self._error = ""
         self._behind_from: float | None = None
         self._waits = ("", 0.0)
+        self._centres = centres
+        self._bound_for = self._at = centres.here
+        is_fresh = not entry.head.length or not (entry.dc or entry.position)
+        self.home = centres.number(entry.dc) if entry.dc else None if is_fresh else 0
+        self._is_sure = is_fresh  # where its home is, this process was told by it
+        self._recorded: int | None = None
+        self._kept: Cut | None = None
 
     @property
     def name(self) -> str:
@@ -89,19 +109,42 @@ class Source:
 
     def next_job(self, now: float, created_ms: int, idle_s: float) -> Job | None:
         """The next request, if there is one. Raises `Changed` when the file holds something else now."""
+        if self._bound_for != self._centres.here:
+            self._bound_for = self._centres.here
+            self._failures, self._not_before, self._direct_from = 0, now, 0.0  # that was about another one
         if self.busy or now < self._not_before or self.stopped:
             return None
+        if self._session is not None and self._at != self._centres.here:
+            job = self._farewell(now)
+            self._session = self._url = None
+            if job is not None:
+                return job
         if self.is_done() and (self.tail is None or self._session is None):
             return None
         direct = now >= self._direct_from
         if self._session is None:
-            return Job(self.entry.topic, self.name, self._url, direct, None, None)
+            return Job(self.entry.topic, self.name, self._url, direct, None, None, dc=self._opens_at(now))
         if self.batch is None:
             self.batch = self._cut(now, created_ms, idle_s)
         beat = None if self.batch else self._beat(now, created_ms)
         if self.batch is None and beat is None:
             return None
-        return Job(self.entry.topic, self.name, self._url, direct, self._session, self.batch, beat)
+        skips = self.batch is not None and self._recorded is not None and self._recorded < self.batch.start
+        return Job(self.entry.topic, self.name, self._url, direct, self._session, self.batch, beat, self._at, skips)
+
+    def _opens_at(self, now: float) -> int:
+        """Before it leaves the data centre where it was in an earlier life, it asks there how far it had come; but if
+        that one is gone, what the checkpoint says has to do."""
+        if self._is_sure or self.home is None or self._centres.is_gone(self.home, now):
+            return self._centres.here
+        return self.home
+
+    def _farewell(self, now: float) -> Job | None:
+        """To a data centre that it leaves: no more of it is to be waited for there. Said once, whatever is answered."""
+        if not self._heartbeat_s or self._centres.is_gone(self._at, now) or not self.reading.position:
+            return None
+        beat = Beat(self.reading.position, None, None, True)
+        return Job(self.entry.topic, self.name, None, False, self._session, None, beat, self._at)
 
     def _beat(self, now: float, created_ms: int) -> Beat | None:
         """What there is to say now that there is nothing to send."""
@@ -117,8 +160,13 @@ class Source:
         reading, end = self.reading, self.reading.end
         limits, is_last = self._limits, reading.is_last(now, idle_s)
         settled = is_last or (limits.record_start is not None and reading.is_last(now, min(idle_s, RECORD_WAIT_S)))
-        if end <= reading.position or (end == self._barren_end and not settled):
+        if end <= reading.position or (end == self._barren_end and not settled and self._kept is None):
             return None
+        if self._kept is not None:
+            batch = self._cut_alike(self._kept)
+            self._kept = None
+            if batch is not None:
+                return batch
         data = reading.read(limits.request_bytes)
         flush = settled and reading.position + len(data) >= end
         if flush and not is_last:
@@ -134,6 +182,18 @@ class Source:
         if self.tail is not None and self.tail.cover(data):
             self.unsaved = True
         return Batch(reading.position, data, tuple(pieces), created_ms, self._attributes)
+
+    def _cut_alike(self, kept: Cut) -> Batch | None:
+        """As it was cut before, so that what is there already is the same; None when it is about another place."""
+        reading = self.reading
+        if reading.position != kept.start or reading.end < kept.start + kept.size:
+            return None
+        data = reading.read(kept.size)
+        if len(data) < kept.size:
+            return None
+        if self.tail is not None and self.tail.cover(data):
+            self.unsaved = True
+        return Batch(kept.start, data, kept.pieces, kept.created_ms, self._attributes)
 
     def _tell_holes(self, start: int, data: bytes) -> None:
         """Once: what is read again is known."""
@@ -163,6 +223,8 @@ class Source:
         do = judge(answer)
         if self.stopped or (self.tail is None and self.is_done()):
             return do  # the incarnation ended meanwhile and nothing of it is left to send
+        if job.beat is not None and job.session != self._session:
+            return do  # a farewell
         if job.beat is not None and self._was_answered(job.beat, do, answer, now):
             return do
         if do is Do.ADVANCE:
@@ -170,12 +232,13 @@ class Source:
         elif do is Do.RECUT:
             tell("recut", source=self.name, type=answer.type, recorded=answer.recorded_seqno)
             self._pause(now, RETRY_S, at_once=True)
+            self._recorded = answer.recorded_seqno
             self._go_on_at(answer.recorded_seqno)
         elif do is Do.REOPEN:
             self._superseded(answer, now)
         elif do is Do.SMALLER and self._limits.smaller() != self._limits:
             self._limits = self._limits.smaller()
-            self.batch = None
+            self.batch = self._kept = None
             tell("smaller", source=self.name, chunk_bytes=self._limits.chunk_bytes, detail=answer.detail)
         elif do in (Do.WAIT, Do.AGAIN):
             self._again(job, answer, now)
@@ -207,14 +270,15 @@ class Source:
     def _advance(self, job: Job, outcome: Outcome, now: float) -> None:
         self._url = outcome.url
         self._rest(now)
-        recorded = outcome.answer.recorded_seqno
+        self._recorded = recorded = outcome.answer.recorded_seqno
         if job.batch is None:
-            self._session = outcome.answer.session
+            self._session, self._at = outcome.answer.session, job.dc
             tell("session", source=self.name, session=self._session, recorded=recorded, url=self._url)
             if self.tail is None and self._is_sent():
+                self.home, self._is_sure = job.dc, True
                 self.reading = Remains(max(self.reading.position, recorded or 0), b"", b"")
             else:
-                self._go_on_at(recorded)
+                self._arrive(job.dc, recorded)
         elif recorded is not None and recorded >= job.batch.end:
             self.reading.advance(job.batch.data)
             self._unreadable = None
@@ -225,16 +289,30 @@ class Source:
         else:
             self._go_on_at(recorded)
 
+    def _arrive(self, dc: int, recorded: int | None) -> None:
+        """In a data centre, which has recorded so much of it."""
+        if dc != self.home:
+            if self.home is not None:
+                recorded = max(self.reading.position, self.entry.position, recorded or 0)
+                self.entry.since = recorded
+            self.home, self.entry.dc = dc, self._centres.names[dc]
+            self.unsaved = self.unsaved or len(self._centres.names) > 1
+        self._is_sure = True
+        self._go_on_at(recorded)
+
     def _go_on_at(self, recorded: int | None) -> None:
-        """Nothing recorded means from the start: the gateway's word goes before the checkpoint's."""
-        position = recorded or 0
+        """Nothing recorded means from the start: the gateway's word goes before the checkpoint's.
+
+        But not to before where it came here: that is in another data centre.
+        """
+        position = max(recorded or 0, self.entry.since)
         if self.tail is not None:
             reason = self.tail.differs(self.entry.head, self.entry.position, self.entry.mark)
             if reason:
                 raise Changed(reason)
             if position < self.entry.position:
                 tell("gateway-forgot", source=self.name, recorded=recorded, acknowledged=self.entry.position)
-                self.entry.position, self.entry.mark = 0, of(b"")
+                self.entry.position, self.entry.mark = self.entry.since, of(b"")
         if self.batch is None or self.batch.start != position:
             self.batch = None
             self._barren_end = -1
@@ -261,7 +339,7 @@ class Source:
         tell("refused", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
         self._session = self._url = None
         if self.tail is not None:
-            self.batch = None
+            self.let_go()
         elif self._is_sent():
             self._finished = True  # its topic is gone, or no longer ours: there is nobody to say it to
         if once:
@@ -274,6 +352,7 @@ class Source:
             tell("file-unreadable", path=self.entry.last_path, reason=error.strerror)
         self._unreadable = error.strerror
         self._error = f"unreadable: {error.strerror}"
+        self.let_go()
         self._session = self.batch = None
         if once:
             self.stop(f"unreadable: {error.strerror}")
@@ -335,9 +414,20 @@ class Source:
         tell("source-stopped", source=self.name, reason=why)
 
     def let_go(self) -> None:
-        """Gives up the memory of a batch that waits; its bytes are read, and may be cut, anew."""
-        if self.tail is not None and not self.busy:
-            self.batch = None
+        """Gives up the memory of a batch that waits; its bytes are read anew, and cut alike."""
+        if self.tail is not None and not self.busy and self.batch is not None:
+            self._kept, self.batch = Cut.of(self.batch), None
+
+    def go_on_after(self, cut: Cut) -> None:
+        """A client that was killed had sent this last. What lies before was acknowledged."""
+        if self.entry.position <= cut.start <= self.reading.end:
+            self.reading.go_to(cut.start)
+            self.entry.position, self.entry.mark = cut.start, of(self.reading.mark)
+            self._kept = cut
+
+    def cut(self) -> Cut | None:
+        """Of the batch that has left, or is about to, if there is one."""
+        return self._kept if self.batch is None else Cut.of(self.batch)
 
     def detach(self) -> int:
         """The file holds something else now, or is gone; keeps the batch under way. Returns the position kept up to."""
@@ -354,7 +444,7 @@ class Source:
         if self.tail is not None:
             self.entry.last_path, self.entry.head = self.tail.path, self.tail.head
             self.entry.away = self.tail.away_since is not None
-            if self._session is not None:
-                self.entry.position, self.entry.mark = self.tail.position, of(self.tail.mark)
+        if self._session is not None:
+            self.entry.position, self.entry.mark = self.reading.position, of(self.reading.mark)
         self.entry.seen_ms = now_ms
         return self.entry

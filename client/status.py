@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from logferry.client.centres import Centres
 from logferry.client.checkpoint import LOCK
 from logferry.client.source import Source
 
@@ -21,10 +22,12 @@ FILE = "status.json"
 _SHOWN_FIRST = 40
 
 
-def write(folder: Path, sources: Iterable[Source], failed: Mapping[str, str], now: float) -> None:
+def write(folder: Path, sources: Iterable[Source], failed: Mapping[str, str], now: float, centres: Centres) -> None:
     """Raises OSError; the file before is still whole then."""
     rows = [source.standing(now)._asdict() for source in sources]
     content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "files": rows, "failed": dict(failed)}
+    if len(centres.names) > 1:
+        content["data_centre"] = centres.standing(now)
     temporary = folder / (FILE + ".new")
     temporary.write_text(json.dumps(content), encoding="utf-8")
     temporary.replace(folder / FILE)
@@ -44,13 +47,19 @@ def show(folder: Path, as_json: bool = False) -> int:
     else:
         age_s = max(time.time() - at_ms / 1000, 0)
         print(f"{folder}: " + (f"as of {age_s:.0f} s ago" if runs else f"NO CLIENT RUNS; as of {age_s:.0f} s ago"))
-        _print(rows, failed)
+        _print(rows, failed, content.get("data_centre"))
     if not runs:
         return 3
     return 1 if failed or any(row["error"] for row in rows) else 0
 
 
-def _print(rows: list[dict[str, Any]], failed: dict[str, str]) -> None:
+def _print(rows: list[dict[str, Any]], failed: dict[str, str], centre: dict[str, Any] | None) -> None:
+    if centre is not None:
+        since = "" if centre["for_s"] is None else f", for {centre['for_s']:.0f} s"
+        why = f": {centre['why']}" if centre["why"] else ""
+        print(f"writes to the data centre {centre['here']}{since}{why}")
+        for other in centre["others"]:
+            print(f"    {other['name']}: {other['state']}")
     for path, reason in failed.items():
         print(f"cannot be read: {path}: {reason}")
     rows.sort(key=lambda row: (not row["error"], -row["lag_bytes"]))

@@ -12,6 +12,7 @@ import fnmatch
 import time
 
 from logferry.client.batch import Limits
+from logferry.client.centres import Centres
 from logferry.client.checkpoint import Checkpoint, Entry
 from logferry.client.compressed import find_compressed
 from logferry.client.config import Config, Files
@@ -29,11 +30,12 @@ DISCOVERY_SHARE = 0.02
 class Watch:
     """The sources, in the order in which they are served."""
 
-    def __init__(self, config: Config, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: Config, checkpoint: Checkpoint, centres: Centres) -> None:
         self.sources: dict[str, Source] = {}
         self.failed: dict[str, str] = {}  # path → why it could not be read
         self._config = config
         self._checkpoint = checkpoint
+        self._centres = centres
         self._live: dict[FileKey, Source] = {}
         self._files: dict[str, Files] = {}  # by sourceId
         self._known = {(entry.device, entry.inode): entry for entry in checkpoint.entries.values()}
@@ -157,7 +159,9 @@ class Watch:
             return False
         tell("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)
         entry.device, entry.inode = reading.key  # its own are another file's by now
-        self._over(entry).reading = reading
+        source = self._over(entry)
+        source.reading = reading
+        self._go_on_after_its_cut(source)
         return True
 
     def _files_of(self, entry: Entry) -> Files:
@@ -213,7 +217,14 @@ class Watch:
         tail.head = entry.head
         entry.topic = entry.topic or files.topic
         tell("source-resumed", source=entry.source_id, path=tail.path, position=entry.position)
-        self._follow(tail, entry, files, "known").unsaved = False
+        source = self._follow(tail, entry, files, "known")
+        source.unsaved = False
+        self._go_on_after_its_cut(source)
+
+    def _go_on_after_its_cut(self, source: Source) -> None:
+        cut = self._checkpoint.cuts.get(source.name)
+        if cut is not None:
+            source.go_on_after(cut)
 
     def _start(self, tail: Tail, reason: str, files: Files) -> None:
         generation = self._checkpoint.next_generation()
@@ -225,7 +236,7 @@ class Watch:
         self._follow(tail, entry, files, reason)
 
     def _follow(self, tail: Tail, entry: Entry, files: Files, why: str) -> Source:
-        source = Source(entry, tail, self._limits(files), self._attributes(entry, files), self._heartbeat_s())
+        source = self._source(entry, tail, files)
         source.why = why
         self._add(source)
         self._files[source.name] = files
@@ -236,9 +247,13 @@ class Watch:
         """Its file is gone, or is another: what is left is to say so."""
         files = self._files_of(entry)
         entry.topic = entry.topic or files.topic
-        source = Source(entry, None, self._limits(files), self._attributes(entry, files), self._heartbeat_s())
+        source = self._source(entry, None, files)
         self._add(source)
         return source
+
+    def _source(self, entry: Entry, tail: Tail | None, files: Files) -> Source:
+        attributes = self._attributes(entry, files)
+        return Source(entry, tail, self._limits(files), attributes, self._centres, self._heartbeat_s())
 
     def _attributes(self, entry: Entry, files: Files) -> dict[str, str]:
         return {"host": printable(self._config.host), "path": attribute(entry.path), **files.attributes}

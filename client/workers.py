@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from logferry.client.cluster import Cluster
@@ -13,6 +14,8 @@ from logferry.client.push import Job, Pusher
 from logferry.client.source import Source
 from logferry.client.trip import Outcome
 
+PROBE_TIMEOUT_S = 5.0
+
 
 class Result(NamedTuple):
     source: Source
@@ -20,26 +23,47 @@ class Result(NamedTuple):
     outcome: Outcome
 
 
-class Workers:
-    """``free`` threads can take a job now; a result comes for every job."""
+class Probed(NamedTuple):
+    """Whether the data centre of this number works."""
 
-    def __init__(self, count: int, cluster: Cluster, gzip: bool, dialer: Dialer | None = None) -> None:
+    dc: int
+    works: bool
+
+
+class Workers:
+    """``free`` threads can take a job now; a result comes for every job. One more thread probes data centres, where
+    there are several, so that one that does not answer holds up no lines."""
+
+    def __init__(self, count: int, clusters: Sequence[Cluster], gzip: bool, dialer: Dialer | None = None) -> None:
         self.free = count
+        self.may_probe = len(clusters) > 1
         self._jobs: queue.SimpleQueue[tuple[Source, Job] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
+        self._probes: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Result | Probed | BaseException | None] = queue.SimpleQueue()
         self._threads = []
-        for number in range(count):
-            connections = Connections(ANSWER_TIMEOUT_S, dialer)
-            pusher = Pusher(cluster, connections.exchange, gzip)
-            thread = threading.Thread(target=self._work, args=(pusher, connections), name=f"push-{number}", daemon=True)
-            self._threads.append(thread)
+        self._prober: threading.Thread | None = None
+        for number in range(count + self.may_probe):
+            probes = number == count
+            connections = Connections(PROBE_TIMEOUT_S if probes else ANSWER_TIMEOUT_S, dialer)
+            pusher = Pusher(clusters, connections.exchange, gzip)
+            target, name = (self._probe, "probe") if probes else (self._work, f"push-{number}")
+            thread = threading.Thread(target=target, args=(pusher, connections), name=name, daemon=True)
+            if probes:
+                self._prober = thread
+            else:
+                self._threads.append(thread)
             thread.start()
 
     def start(self, source: Source, job: Job) -> None:
         self.free -= 1
         self._jobs.put((source, job))
 
-    def wait(self, timeout_s: float) -> Result | None:
+    def probe(self, dc: int) -> None:
+        """Only while ``may_probe``: one at a time."""
+        self.may_probe = False
+        self._probes.put(dc)
+
+    def wait(self, timeout_s: float) -> Result | Probed | None:
         """The next result; None when none came in time or `wake` was called. Raises what a thread died of."""
         try:
             result = self._results.get(timeout=max(timeout_s, 0.0))
@@ -47,7 +71,9 @@ class Workers:
             return None
         if isinstance(result, BaseException):
             raise result
-        if result is not None:
+        if isinstance(result, Probed):
+            self.may_probe = True
+        elif result is not None:
             self.free += 1
         return result
 
@@ -59,9 +85,24 @@ class Workers:
         """Ends the threads; one whose request is still under way is left to the end of the process."""
         for _ in self._threads:
             self._jobs.put(None)
+        self._probes.put(None)
+        if self._prober is not None and self.may_probe:
+            self._prober.join(timeout_s)
         if self.free == len(self._threads):
             for thread in self._threads:
                 thread.join(timeout_s)
+
+    def _probe(self, pusher: Pusher, connections: Connections) -> None:
+        try:
+            while True:
+                dc = self._probes.get()
+                if dc is None:
+                    return
+                self._results.put(Probed(dc, pusher.probe(dc)))
+        except BaseException as error:  # noqa: BLE001  (a defect: the main thread raises it)
+            self._results.put(error)
+        finally:
+            connections.close()
 
     def _work(self, pusher: Pusher, connections: Connections) -> None:
         try:

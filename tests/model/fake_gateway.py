@@ -71,11 +71,19 @@ class FakeGateway:
         self.other_url: str | None = None  # the owner, as sessions name it and redirects point to
         self.token: str | None = None
         self.refuses_beats = False
+        self.is_away = False
+        self.is_one_of_many = False  # other data centres may hold what is not recorded here
         self.largest_chunk_bytes = LARGEST_CHUNK_BYTES
         self._lock = threading.Lock()
 
-    def __call__(self, url: str, headers: dict[str, str], body: bytes) -> Reply:
-        """The client's exchange: one POST. Raises `NoAnswer` or `Killed` where the fault says so."""
+    def __call__(self, url: str, headers: dict[str, str], body: bytes | None, method: str = "POST") -> Reply:
+        """The client's exchange. Raises `NoAnswer`, or `Killed` where the fault says so."""
+        if self.is_away:
+            raise NoAnswer("away")
+        if method == "GET":
+            assert url.endswith("/readyz"), url
+            return Reply(200, {}, b"{}")
+        assert body is not None
         with self._lock:
             return self._exchange(url, {name.lower(): value for name, value in headers.items()}, body)
 
@@ -138,7 +146,7 @@ class FakeGateway:
             raise Problem(403, "forbidden")
         said = json.loads(body)
         assert said.keys() <= {"watermark_ms", "position", "size", "finished"}, said
-        assert said["position"] <= (stored.recorded or 0), f"{said} of {stored.recorded}"
+        assert self.is_one_of_many or said["position"] <= (stored.recorded or 0), f"{said} of {stored.recorded}"
         assert "watermark_ms" not in said or said["position"] == said["size"], said
         stored.beats.append(said)
         return {"session": stored.session, "recorded_seqno": stored.recorded, "url": self.other_url}
@@ -162,8 +170,14 @@ class FakeGateway:
                     raise Problem(409, "gap", recorded_seqno=recorded)
                 duplicates += 1
                 continue
-            assert chunk.prev is not None, "the client always says prev"
-            if recorded is not None and chunk.prev != recorded:
+            if "resumed_at" in chunk.attributes:
+                assert self.is_one_of_many
+                assert chunk.prev is None
+                assert recorded is not None
+                assert int(chunk.attributes["resumed_at"]) > recorded, f"{chunk.attributes} after {recorded}"
+            else:
+                assert chunk.prev is not None, "the client always says prev"
+            if recorded is not None and chunk.prev is not None and chunk.prev != recorded:
                 raise Problem(409, "gap" if chunk.prev > recorded else "overlap", recorded_seqno=recorded)
             recorded = chunk.seqno
             written.append(chunk)

@@ -10,6 +10,8 @@ end. What must hold when everything has come to rest:
   lost), removed while the client was down, or renamed to where no pattern sees it before the client had ever
   seen it. Then what was recorded at that moment is there at least.
 * Where an incarnation of which something was recorded did not arrive whole, the client told which source it is.
+* Where there are two data centres, which go away and come back: all of this holds for what both have together, after
+  equal copies were dropped. Chunks of the same source and seqno hold the same bytes.
 * A chunk without ``split`` holds whole lines; where lines are gathered into records, it begins with a record.
 
 A client is killed between any two steps, before a request leaves and after its answer was lost: it is then
@@ -36,10 +38,11 @@ from logferry.client.agent import Agent
 from logferry.client.batch import starts_record
 from logferry.client.checkpoint import Checkpoint
 from logferry.client.cluster import Cluster
-from logferry.client.config import Config
+from logferry.client.config import Config, DataCentre
 from logferry.client.config import Files as Patterns
 from logferry.client.push import Pusher
-from model.fake_gateway import FAULTS, FakeGateway, Killed
+from model.fake_gateway import FAULTS, Killed
+from model.two_centres import FIRST, SECOND, TwoCentres
 
 NAMES = ("a.log", "b.log", "sub/c.log")
 LONGEST_PAUSE_S = 400.0  # longer than any pause of the client's
@@ -68,14 +71,17 @@ class Told(logging.Handler):
 
 
 class Files(RuleBasedStateMachine):
-    @initialize(record_start=st.sampled_from((None, starts_record(r"\d*[05]\D"))))
-    def begin(self, record_start: re.Pattern[bytes] | None) -> None:
+    @initialize(record_start=st.sampled_from((None, starts_record(r"\d*[05]\D"))), centres=st.integers(1, 2))
+    def begin(self, record_start: re.Pattern[bytes] | None, centres: int) -> None:
         self.record_start = record_start
+        self.fallbacks = (DataCentre("second", (SECOND,)),) * (centres - 1)
         self.root = Path(tempfile.mkdtemp(prefix="logferry-model-"))
         (self.root / "logs" / "sub").mkdir(parents=True)
         (self.root / "elsewhere").mkdir()
-        self.gateway = FakeGateway()
-        self.gateway.other_url = "http://owner:2"
+        self.centres = TwoCentres()
+        for url, gateway in self.centres.of.items():
+            gateway.other_url = f"{url}/owner"
+            gateway.is_one_of_many = centres > 1
         self.at: dict[str, Incarnation] = {}  # files under a name that patterns see
         self.gone: list[tuple[Incarnation, bool]] = []  # no longer; is it still in its folder?
         self.all: list[Incarnation] = []
@@ -89,7 +95,10 @@ class Files(RuleBasedStateMachine):
 
     def start(self) -> None:
         config = Config(
-            urls=("http://gateway:1",),
+            urls=(FIRST,),
+            fallbacks=self.fallbacks,
+            failover_s=20.0,
+            failback_s=30.0,
             state_dir=str(self.root / "state"),
             host="h",
             files=(Patterns((str(self.root / "logs" / "**" / "*.log*"),), "t", record_start=self.record_start),),
@@ -101,13 +110,16 @@ class Files(RuleBasedStateMachine):
         )
         checkpoint = Checkpoint.open(Path(config.state_dir))
         agent = Agent(config, checkpoint, self.now)
-        self.client = agent, checkpoint, Pusher(Cluster(config.urls, None), self.gateway)
+        self.client = agent, checkpoint, Pusher(self.clusters(config), self.centres)
+
+    def clusters(self, config: Config) -> list[Cluster]:
+        return [Cluster(centre.urls, None) for centre in config.data_centres]
 
     def kill(self) -> None:
         """The system closes the descriptors and frees the lock; nothing is written."""
         assert self.client
         agent, checkpoint, _ = self.client
-        agent.watch.close()
+        agent.close()
         checkpoint.close()
         self.client = None
         for incarnation in self.all:
@@ -120,7 +132,11 @@ class Files(RuleBasedStateMachine):
         """So much later that the client looks for new files again."""
         assert self.client
         self.now += 5.0
-        self.client[0].tick(self.now)
+        agent, _, pusher = self.client
+        dc = agent.centres.probe(self.now)
+        if dc is not None:
+            agent.probed(dc, pusher.probe(dc), self.now)
+        agent.tick(self.now)
         for incarnation in self.at.values():
             incarnation.seen = True
 
@@ -180,9 +196,46 @@ class Files(RuleBasedStateMachine):
         except Killed:
             self.kill()
 
-    @rule(fault=st.sampled_from((*FAULTS, "kill before", "kill after", "")))
-    def something_fails(self, fault: str) -> None:
-        self.gateway.faults.append(fault)
+    @rule(fault=st.sampled_from((*FAULTS, "kill before", "kill after", "")), url=st.sampled_from((FIRST, SECOND)))
+    def something_fails(self, fault: str, url: str) -> None:
+        self.centres.of[url].faults.append(fault)
+
+    @precondition(lambda self: self.fallbacks)
+    @rule(url=st.sampled_from((FIRST, SECOND)))
+    def a_data_centre_goes(self, url: str) -> None:
+        self.centres.of[url].is_away = True
+
+    @precondition(lambda self: self.fallbacks and self.client)
+    @rule(last=st.sampled_from(("", "cut after", "cut before")), killed=st.booleans(), size=st.sampled_from((30, 900)))
+    def the_client_goes_on_elsewhere(self, last: str, killed: bool, size: int) -> None:
+        """``last``: what becomes of the last request before; ``killed``: then the client is, too."""
+        assert self.client
+        here = self.client[0].centres.here
+        at, other = (self.centres.of[url] for url in ((FIRST, SECOND), (SECOND, FIRST))[here])
+        other.is_away = False
+        at.faults.clear()
+        other.faults.clear()
+        for fault in ("", "", last):
+            self.append(NAMES[here], 2, size)
+            at.faults.extend([fault] if fault else [])
+            if self.client:
+                self.step(2)
+        at.is_away = True
+        if killed and self.client:
+            self.kill()
+        if not self.client:
+            self.start()
+        self.append(NAMES[here], 2, size)
+        for _ in range(30):
+            if self.client and self.client[0].centres.here == here:
+                self.step(2)
+                self.now += 2.0
+
+    @precondition(lambda self: any(gateway.is_away for gateway in self.centres.of.values()))
+    @rule(data=st.data())
+    def a_data_centre_comes_back(self, data: st.DataObject) -> None:
+        gateways = [gateway for gateway in self.centres.of.values() if gateway.is_away]
+        data.draw(st.sampled_from(gateways)).is_away = False
 
     # ---- the files -------------------------------------------------------------------------------------------
 
@@ -190,7 +243,7 @@ class Files(RuleBasedStateMachine):
         return self.root / "logs" / name
 
     def recorded(self, incarnation: Incarnation) -> int:
-        stored = [s for s in self.gateway.sources.values() if s.chunks]
+        stored = [s for s in self.centres.together().values() if s.chunks]
         content = bytes(incarnation.content)
         return max((len(s.content()) for s in stored if content.startswith(s.content())), default=0)
 
@@ -317,11 +370,13 @@ class Files(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
     def come_to_rest(self) -> None:
-        self.gateway.faults.clear()
+        for gateway in self.centres.of.values():
+            gateway.faults.clear()
+            gateway.is_away = False
         if not self.client:
             self.start()
         quiet = 0
-        for _ in range(200):
+        for _ in range(300):
             quiet = 0 if self.step(2) else quiet + 1
             self.now += LONGEST_PAUSE_S
             if quiet == 4:
@@ -330,12 +385,12 @@ class Files(RuleBasedStateMachine):
 
     def check(self) -> None:
         found: dict[int, str] = {}
-        for name, stored in self.gateway.sources.items():
-            if not stored.chunks:
-                continue
+        together = self.centres.together()
+        for name, stored in together.items():
             position = 0
             for chunk in stored.chunks:
-                assert (chunk.prev, chunk.seqno - len(chunk.data)) == (position, position), (name, chunk)
+                prev = position if chunk.prev is None else chunk.prev  # the gateway looks at whether it may be so
+                assert (prev, chunk.seqno - len(chunk.data)) == (position, position), (name, chunk)
                 if "split" not in chunk.attributes:
                     assert chunk.data.endswith(b"\n"), (name, chunk)
                     assert stored.content()[:position][-1:] in (b"", b"\n"), (name, chunk)
@@ -347,7 +402,7 @@ class Files(RuleBasedStateMachine):
             assert fits[0] not in found, f"{name} and {found[fits[0]]} hold the same"
             found[fits[0]] = name
         for number, incarnation in enumerate(self.all):
-            got = len(self.gateway.sources[found[number]].content()) if number in found else 0
+            got = len(together[found[number]].content()) if number in found else 0
             must = len(incarnation.content) if incarnation.must is None else incarnation.must
             assert got >= must, f"{incarnation}: {got} of {must} bytes arrived"
             if number in found and got < len(incarnation.content):
@@ -369,6 +424,6 @@ class ManyFiles(Files):
 
 
 TestFiles = Files.TestCase
-TestFiles.settings = _settings(max_examples=150)
+TestFiles.settings = _settings(max_examples=100)
 TestManyFiles = pytest.mark.timeout(1800)(pytest.mark.long(ManyFiles.TestCase))
 TestManyFiles.settings = _settings(max_examples=3000)

@@ -117,6 +117,6 @@ def test_a_damaged_checkpoint_is_left_where_it_is(check, tmp_path, damage, caplo
 def test_one_of_a_newer_version_is_named(check, tmp_path):
     (tmp_path / "a.log").write_bytes(b"one\n")
     known(tmp_path, "a.log", 4)
-    newer = (tmp_path / "state" / FILE).read_bytes().replace(b'"version": 3', b'"version": 4')
+    newer = (tmp_path / "state" / FILE).read_bytes().replace(b'"version": 4', b'"version": 5')
     (tmp_path / "state" / FILE).write_bytes(newer)
     assert check("*.log") == (2, [])

@@ -68,10 +68,10 @@ def test_a_corrupt_one_is_set_aside_and_everything_is_new(tmp_path, damage, capl
 
 def test_one_of_a_newer_version_is_left_alone(tmp_path):
     written(tmp_path, entry())
-    raw = (tmp_path / FILE).read_bytes().replace(b'"version": 3', b'"version": 4')
+    raw = (tmp_path / FILE).read_bytes().replace(b'"version": 4', b'"version": 5')
     (tmp_path / FILE).write_bytes(raw)
     for _ in range(2):  # the lock is free again after the refusal
-        with pytest.raises(StateUnusable, match="version 4"):
+        with pytest.raises(StateUnusable, match="version 5"):
             Checkpoint.open(tmp_path)
     assert (tmp_path / FILE).read_bytes() == raw
 
@@ -112,12 +112,18 @@ def test_the_one_before_stays_whole_when_writing_fails(tmp_path, monkeypatch):
     assert (tmp_path / FILE).read_bytes() == before
 
 
-@pytest.mark.parametrize(("version", "missing"), [(1, b', "born_ns": 0, "topic": ""'), (2, b', "topic": ""')])
+OF_4 = b', "dc": "", "since": 0'
+
+
+@pytest.mark.parametrize(
+    ("version", "missing"),
+    [(1, b', "born_ns": 0, "topic": ""' + OF_4), (2, b', "topic": ""' + OF_4), (3, OF_4)],
+)
 def test_one_of_a_version_before_is_read(tmp_path, version, missing):
     written(tmp_path, entry())
     head, body, _ = (tmp_path / FILE).read_bytes().split(b"\n")
     assert missing in body
-    body = body.replace(missing, b"")
+    body = body.replace(missing, b"").replace(b' "dc": "",', b"")
     head = json.dumps({"format": "logferry-push", "version": version, "crc32": zlib.crc32(body)}).encode()
     (tmp_path / FILE).write_bytes(head + b"\n" + body + b"\n")
     checkpoint = Checkpoint.open(tmp_path)

@@ -47,7 +47,7 @@ def redirect(to: str) -> Reply:
 
 
 def pusher(script: Script, *urls: str, token: str | None = None, squeeze: bool = True) -> Pusher:
-    return Pusher(Cluster(urls or ("http://g:1/base/",), token), script, squeeze)
+    return Pusher([Cluster(urls or ("http://g:1/base/",), token)], script, squeeze)
 
 
 def test_a_session_is_asked_of_a_given_url_without_redirects():

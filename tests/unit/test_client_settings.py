@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from logferry.client import agent
-from logferry.client.config import Files, parse
+from logferry.client.config import DataCentre, Files, parse
 
 WHOLE = """
 url = ["https://gw1:8443", "https://gw2:8443"]
@@ -69,6 +69,51 @@ def test_patterns_may_come_from_the_command_line(written):
     assert files == Files(("/a/*.log",), "t", cut_lines=True)
 
 
+CENTRES = """
+state_dir = "s"
+topic = "t"
+failover_s = 30
+[[datacenters]]
+name = "east"
+urls = ["https://gw1.east:8443", "https://gw2.east:8443"]
+[[datacenters]]
+urls = "https://gw.west"
+token_file = "/etc/west"
+[[files]]
+paths = "/a"
+"""
+
+
+def test_data_centres_of_the_file(written, monkeypatch):
+    monkeypatch.setattr("logferry.client.config.read_token", lambda path: f"of {path}")
+    monkeypatch.setenv("LOGFERRY_TOKEN", "general")
+    config = parse(written(CENTRES))
+    assert (config.failover_s, config.failback_s) == (30.0, 120.0)
+    assert config.data_centres == (
+        DataCentre("east", ("https://gw1.east:8443", "https://gw2.east:8443"), "general"),
+        DataCentre("gw.west:443", ("https://gw.west",), "of /etc/west"),
+    )
+
+
+def test_data_centres_of_the_command_line():
+    urls = [
+        "--url",
+        "http://a:1",
+        "--url",
+        "http://b:1",
+        "--fallback-url",
+        "http://c:1",
+        "--fallback-url",
+        "http://d:1",
+    ]
+    config = parse([*urls, "--state-dir", "s", "--topic", "t", "/a", "--once", "--timeout", "20"])
+    assert config.data_centres == (
+        DataCentre("a:1", ("http://a:1", "http://b:1")),
+        DataCentre("c:1", ("http://c:1", "http://d:1")),
+    )
+    assert config.failover_s == 10.0  # or it would give up first
+
+
 BASE = 'url = "http://h:1"\nstate_dir = "s"\ntopic = "t"\n'
 FILES = '[[files]]\npaths = "/a"\n'
 
@@ -94,6 +139,13 @@ FILES = '[[files]]\npaths = "/a"\n'
         (FILES, [], "--url is required"),
         ("url = 'ftp://h'\n" + FILES, [], "push.toml: url 'ftp://h'"),
         ("url = 'http://h:1'\nstate_dir = 's'\n" + FILES, [], "--topic is required"),
+        (BASE + "[[datacenters]]\nurls = 'http://x'\n" + FILES, [], "push.toml: url: "),
+        ("[[datacenters]]\nname = 'x'\n" + FILES, [], "push.toml: datacenters[0].urls is required"),
+        ("[[datacenters]]\nurls = 'x'\n" + FILES, [], "push.toml: datacenters[0].urls 'x' is not http"),
+        ("[[datacenters]]\nurl = 'x'\n" + FILES, [], "push.toml: datacenters[0].url: there is no such setting"),
+        ("[[datacenters]]\nurls = 'http://x'\n" * 2 + FILES, [], "two data centres have the same name"),
+        (BASE + "fallback_url = ['http://i', 'http://h:1']\n" + FILES, [], "two data centres have the same gateway"),
+        (BASE + "failover_s = 0\n" + FILES, [], "push.toml: failover_s 0 is not between 1 and 86400"),
         (BASE + "pin = '00'\n" + FILES, [], "push.toml: pin: '00'"),
     ],
 )

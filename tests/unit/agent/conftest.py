@@ -29,10 +29,11 @@ class Client:
     def begin(self) -> None:
         self.checkpoint = Checkpoint.open(Path(self.config.state_dir))
         self.agent = Agent(self.config, self.checkpoint, self.now)
-        self.pusher = Pusher(Cluster(self.config.urls, self.config.token), self.gateway)
+        clusters = [Cluster(centre.urls, centre.token) for centre in self.config.data_centres]
+        self.pusher = Pusher(clusters, self.gateway)
 
     def close(self) -> None:
-        self.agent.watch.close()
+        self.agent.close()
         self.checkpoint.close()
 
     def restart(self) -> None:
@@ -42,6 +43,8 @@ class Client:
     def step(self, later_s: float = 5.0) -> int:
         """One round of the main loop; how many requests it sent."""
         self.now += later_s
+        while (dc := self.agent.centres.probe(self.now)) is not None:
+            self.agent.probed(dc, self.pusher.probe(dc), self.now)
         self.agent.tick(self.now)
         jobs = self.agent.jobs(self.now, self.config.threads)
         for source, job in jobs:

@@ -1,0 +1,269 @@
+"""Two data centres: what was acknowledged by one is not sent to the other, and both together hold each line once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from logferry.client import agent as agent_module
+from logferry.client.config import DataCentre
+from logferry.client.connections import NoAnswer
+from logferry.client.fingerprint import HEAD_BYTES
+from model.two_centres import FIRST, SECOND, TwoCentres
+from unit.agent.conftest import Client
+
+ONE = b"one" + b"." * HEAD_BYTES + b"\n"  # longer than what the checkpoint has to know before anything leaves
+
+
+class Both(TwoCentres):
+    def contents(self) -> list[bytes]:
+        """Of each source; its chunks have to meet end to end from the start."""
+        contents = []
+        for name, stored in self.together().items():
+            content = b""
+            for chunk in stored.chunks:
+                content += chunk.data
+                assert chunk.seqno == len(content), (name, chunk.seqno)
+            contents.append(content)
+        return sorted(contents)
+
+
+@pytest.fixture
+def both():
+    return Both()
+
+
+@pytest.fixture
+def client(tmp_path, both, request):
+    options = {"fallbacks": (DataCentre("second", (SECOND,)),), "name": "first", **getattr(request, "param", {})}
+    client = Client(tmp_path, both, **options)
+    yield client
+    client.close()
+
+
+def goes_away(client, gateway) -> None:
+    """For longer than the client waits, and there is something to send."""
+    here = client.agent.centres.here
+    assert gateway is list(client.gateway.of.values())[here]
+    gateway.is_away = True
+    for _ in range(100):
+        if client.agent.centres.here != here:
+            return
+        client.step()
+    raise AssertionError("it stays where nothing works")
+
+
+def comes_back(client, gateway) -> None:
+    gateway.is_away = False
+    for _ in range(100):
+        if not client.agent.centres.here:
+            client.settle()
+            return
+        client.step()
+    raise AssertionError("it does not come back")
+
+
+def test_it_goes_on_in_the_other_one_and_comes_back(client, both):
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    client.write("a.log", b"three\n")
+    client.settle()
+    comes_back(client, both.first)
+    client.write("a.log", b"four\n")
+    client.settle()
+    (name,) = both.first.sources
+    here, there = both.first.sources[name], both.second.sources[name]
+    assert [(c.prev, c.data) for c in there.chunks] == [(len(ONE), b"two\n"), (len(ONE) + 4, b"three\n")]
+    assert [(c.prev, c.data, c.attributes.get("resumed_at")) for c in here.chunks] == [
+        (0, ONE, None),
+        (None, b"four\n", str(len(ONE) + 10)),
+    ]
+    assert both.contents() == [ONE + b"two\nthree\nfour\n"]
+
+
+@pytest.mark.parametrize("fault", ["cut after", "500 after", "cut before"])
+@pytest.mark.parametrize("then", ["waits", "lets go", "is killed"])
+def test_what_was_under_way_goes_on_as_the_very_same_chunks(client, both, fault, then):
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    both.first.faults.append(fault)
+    client.step()
+    both.first.is_away = True
+    client.write("a.log", b"three\n")  # cut anew, this would be in the same chunk as the line before
+    if then == "is killed":
+        client.restart()
+    for source in client.agent.watch.sources.values() if then == "lets go" else ():
+        source.let_go()
+    goes_away(client, both.first)
+    client.settle()
+    assert both.contents() == [ONE + b"two\nthree\n"]
+    assert both.copies() == ("after" in fault)
+
+
+def test_a_client_that_was_killed_sends_nothing_again_though_the_one_that_knows_is_gone(client, both):
+    """Its checkpoint is older than what was acknowledged."""
+    for number in range(10):
+        client.write("a.log", b"%d\n" % number)
+        client.step(0.2)
+    assert len(both.contents()[0]) >= 16
+    both.first.is_away = True
+    client.restart()
+    client.write("a.log", b"end\n")
+    goes_away(client, both.first)
+    client.settle()
+    assert both.contents() == [(client.root / "a.log").read_bytes()]
+    assert both.copies() <= 1  # the last one, whose answer may have been lost with the client
+
+
+def test_after_a_restart_it_is_where_it_was_and_asks_there_before_it_comes_back(client, both):
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    client.restart()
+    assert client.agent.centres.here == 1
+    for number in range(10):
+        client.write("a.log", b"%d\n" % number)
+        client.step(0.2)
+    both.first.is_away = False
+    (client.root / "state" / "cuts.jsonl").unlink()  # so that only the other one knows how far it is
+    client.restart()
+    client.agent.centres.here = 0  # it was chosen to come back before anything was asked
+    client.write("a.log", b"four\n")
+    client.settle()
+    assert both.contents() == [(client.root / "a.log").read_bytes()]
+    assert both.copies() == 0
+    assert both.first.sources.popitem()[1].chunks[-1].data.endswith(b"four\n")
+
+
+def test_where_it_went_is_known_before_anything_is_sent_there(client, both, monkeypatch):
+    monkeypatch.setattr(agent_module, "REMEMBER_EVERY_S", 1e9)  # only what has to be is written down
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    for number in range(5):
+        client.write("a.log", b"%d\n" % number)
+        client.step(0.2)
+    assert any(stored.chunks for stored in both.second.sources.values())
+    both.first.is_away = False
+    client.restart()
+    client.settle()
+    assert client.agent.centres.here == 1
+    assert both.contents() == [(client.root / "a.log").read_bytes()]
+
+
+def test_another_one_that_dies_in_turn_costs_nothing(client, both):
+    client.write("a.log", ONE)
+    client.settle()
+    for number in range(3):
+        client.write("a.log", b"there %d\n" % number)
+        goes_away(client, both.first)
+        client.settle()
+        client.write("a.log", b"unknown %d\n" % number)
+        both.second.faults.append("cut after")
+        both.first.is_away = False
+        client.step()
+        goes_away(client, both.second)
+        client.settle()
+        client.write("a.log", b"here %d\n" % number)
+        client.settle()
+        both.second.is_away = False
+    assert both.contents() == [(client.root / "a.log").read_bytes()]
+    assert both.copies() == 3
+
+
+def test_one_that_forgot_is_sent_its_own_part_again_and_no_more(client, both):
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    both.second.sources.clear()
+    client.restart()
+    client.settle()
+    assert both.contents() == [ONE + b"two\n"]
+    assert both.copies() == 0
+
+
+def test_refusals_and_quotas_are_not_evaded(client, both):
+    client.write("a.log", ONE)
+    client.settle()
+    both.first.faults.extend(["429"] * 500)
+    client.write("a.log", b"two\n")
+    for _ in range(200):
+        client.step()
+    assert client.agent.centres.here == 0
+    assert not both.second.sources
+
+
+def test_files_that_are_quiet_say_farewell_to_the_one_they_leave(client, both):
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    comes_back(client, both.first)
+    (there,), (here,) = both.second.sources.values(), both.first.sources.values()
+    assert there.beats[-1] == {"position": len(ONE) + 4, "finished": True}
+    client.step(400.0)
+    assert here.beats[-1]["finished"] is False
+
+
+def test_a_file_that_was_rotated_away_meanwhile_is_sent_to_its_end(client, both):
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    both.first.is_away = True
+    client.step()
+    (client.root / "a.log").unlink()
+    goes_away(client, both.first)
+    client.settle()
+    assert both.contents() == [ONE + b"two\n"]
+
+
+def test_the_status_says_where_it_is_and_why(client, both, capsys):
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    client.step(5.0)
+    assert agent_module.main(["--status", "--state-dir", str(client.root / "state")]) == 0
+    said = capsys.readouterr().out
+    assert "writes to the data centre second, for " in said
+    assert "s: nothing of first has worked for 60 s\n    first: nothing has worked for " in said
+    agent_module.main(["--status", "--json", "--state-dir", str(client.root / "state")])
+    assert json.loads(capsys.readouterr().out)["data_centre"]["here"] == "second"
+
+
+def test_moves_are_told(client, both, caplog):
+    caplog.set_level("INFO", "logferry.client")
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    comes_back(client, both.first)
+    events = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert [event for event in events if event.startswith("data-centre")] == ["data-centre-left", "data-centre-back"]
+
+
+def test_where_nothing_answers_it_stays_and_loses_nothing(client, both):
+    client.write("a.log", ONE)
+    both.first.is_away = both.second.is_away = True
+    for _ in range(50):
+        client.step(20.0)
+    assert client.agent.centres.here == 0
+    with pytest.raises(NoAnswer):
+        both(f"{FIRST}/v1/x", {}, b"")
+    both.second.is_away = False
+    for _ in range(20):
+        client.step()
+    client.settle()
+    assert both.contents() == [ONE]
