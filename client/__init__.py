@@ -1,0 +1,54 @@
+"""The push-client, and the library for programs: `Writer`, `Reader`, their asyncio faces, and a handler for logging.
+
+Each name is loaded when it is first used: the push-client needs none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from logferry.client.aio.reader import AsyncReader as AsyncReader
+    from logferry.client.aio.writer import AsyncWriter as AsyncWriter
+    from logferry.client.errors import Closed as Closed
+    from logferry.client.errors import Full as Full
+    from logferry.client.errors import LogferryError as LogferryError
+    from logferry.client.errors import OutOfRange as OutOfRange
+    from logferry.client.errors import Rejected as Rejected
+    from logferry.client.errors import Superseded as Superseded
+    from logferry.client.errors import Unknown as Unknown
+    from logferry.client.reading.position import Position as Position
+    from logferry.client.reading.reader import Reader as Reader
+    from logferry.client.reading.rows import Chunk as Chunk
+    from logferry.client.reading.rows import Line as Line
+    from logferry.client.writing.handler import LogferryHandler as LogferryHandler
+    from logferry.client.writing.writer import Writer as Writer
+
+_PLACES = {
+    "Writer": "writing.writer",
+    "AsyncWriter": "aio.writer",
+    "LogferryHandler": "writing.handler",
+    "Reader": "reading.reader",
+    "AsyncReader": "aio.reader",
+    "Chunk": "reading.rows",
+    "Line": "reading.rows",
+    "Position": "reading.position",
+    "LogferryError": "errors",
+    "Rejected": "errors",
+    "Superseded": "errors",
+    "OutOfRange": "errors",
+    "Unknown": "errors",
+    "Full": "errors",
+    "Closed": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_PLACES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -41,8 +42,15 @@ class Connections:
         self._busy: http.client.HTTPConnection | None = None
         self._is_cut = False
 
-    def exchange(self, url: str, headers: dict[str, str], body: bytes | None, method: str = "POST") -> Reply:
-        """Sends ``body``, and waits for the answer. Raises `NoAnswer`.
+    def exchange(
+        self,
+        url: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        method: str = "POST",
+        sent: Callable[[], None] | None = None,
+    ) -> Reply:
+        """Sends ``body``, calls ``sent`` when it is on its way, and waits for the answer. Raises `NoAnswer`.
 
         The request goes a second time when a kept connection turns out to be closed, so it must be one that
         may be repeated; every request of this client is.
@@ -55,10 +63,10 @@ class Connections:
             kept = self._kept.pop(origin, None)
             if kept is not None:
                 try:
-                    return self._once(origin, kept, method, target, headers, body)
+                    return self._once(origin, kept, method, target, headers, body, sent)
                 except (ConnectionError, http.client.BadStatusLine):
                     pass  # closed by the other side while it was idle
-            return self._once(origin, self._dialer.connection(parts), method, target, headers, body)
+            return self._once(origin, self._dialer.connection(parts), method, target, headers, body, sent)
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no such host name
             raise NoAnswer(f"{url.partition('/v1/')[0]}: {_words(error)}") from error
 
@@ -80,6 +88,7 @@ class Connections:
         target: str,
         headers: dict[str, str],
         body: bytes | None,
+        sent: Callable[[], None] | None,
     ) -> Reply:
         keep = False
         self._busy = connection
@@ -91,6 +100,8 @@ class Connections:
             if self._is_cut:
                 raise ConnectionAbortedError("given up")
             cut_off = self._send(connection, method, target, headers, body)
+            if sent is not None:
+                sent()
             reply, keep = self._receive(connection)
             keep = keep and not cut_off
         finally:

@@ -33,6 +33,7 @@ COMMANDS = {
     "up": Command("logferry.ops.up", "ops", "a local stack in the foreground: Kafka and the gateway"),
     "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre"),
     "push": Command("logferry.client.agent", "", "tails files and sends their lines"),
+    "read": Command("logferry.ops.read", "ops", "writes the chunks of a topic to standard output"),
     "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
     "audit": Command("logferry.ops.audit", "ops", "proves or refutes the promise over what is stored"),
     "status": Command("logferry.ops.status.command", "ops", "what is wrong with the gateway, why and since when"),

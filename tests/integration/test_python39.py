@@ -17,7 +17,13 @@ from model.fake_gateway import FakeGateway, Served
 
 ROOT = Path(__file__).parents[2]
 OLDEST = (3, 9)
-CARRIED = [*sorted((ROOT / "client").glob("*.py")), ROOT / "gateway" / "__init__.py", ROOT / "gateway" / "contract.py"]
+LIBRARY = [*sorted((ROOT / "client").glob("writing/*.py")), *sorted((ROOT / "client").glob("reading/*.py"))]
+CARRIED = [
+    *sorted((ROOT / "client").glob("*.py")),
+    *LIBRARY,
+    ROOT / "gateway" / "__init__.py",
+    ROOT / "gateway" / "contract.py",
+]
 
 
 def version(python: str) -> tuple[int, ...]:

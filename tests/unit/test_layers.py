@@ -21,6 +21,8 @@ ALLOWED: dict[str, tuple[str, ...] | None] = {
     "ops": None,
 }
 PURE = ("contract", "sources", "transaction", "wire", "fetch", "rows", "frames", "standing", "selection")
+# What the client uses besides, where it is installed: its asyncio faces, and a faster format.
+EXTRAS = {"aio": {"aiohttp", "yarl"}, "rows.py": {"msgpack"}}
 IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random", "os", "pathlib", "uvloop")
 
 
@@ -68,7 +70,23 @@ def test_the_client_needs_the_standard_library_alone(path: Path) -> None:
         for name in imported(path)
         if not within(name, "logferry.client", "logferry.gateway.contract", "__future__")
     }
-    assert others <= set(sys.stdlib_module_names)
+    allowed = EXTRAS.get(path.parent.name, set()) | EXTRAS.get(path.name, set())
+    assert others <= {*sys.stdlib_module_names, *allowed}
+
+
+@pytest.mark.parametrize("module", ["writing.window", "writing.target", "reading.rotation", "reading.membership"])
+def test_what_decides_in_the_library_does_no_io_and_has_no_clock(module: str) -> None:
+    names = list(imported(ROOT / "client" / f"{module.replace('.', '/')}.py"))
+    assert names
+    assert [name for name in names if within(name, *IO) and name != "random"] == []
+
+
+@pytest.mark.parametrize("name", ["Writer", "Reader", "LogferryHandler"])
+def test_the_plain_faces_load_nothing_that_is_to_be_installed(name: str) -> None:
+    loaded = "{'asyncio', 'aiohttp', 'msgpack'} & {*sys.modules}"
+    program = f"import sys; from logferry.client import {name}; print(*({loaded}))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -1,0 +1,57 @@
+"""`Position`: where a reader goes on, as a value and as text to store beside its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from logferry.gateway.contract import Cursor, Malformed
+
+Partition = tuple[str, int]
+
+
+class At(NamedTuple):
+    """``offset``: of the next chunk. ``lines``: so many of its lines were handed out already."""
+
+    offset: int
+    lines: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.offset}+{self.lines}" if self.lines else str(self.offset)
+
+
+class Position(Mapping["Partition", At]):
+    """Topic and partition → where to go on. Its text is ``dc1.nginx:0:17,dc1.nginx:3:81234``.
+
+    Offsets are those of the data centre that was read.
+    """
+
+    def __init__(self, places: Mapping[Partition, At]) -> None:
+        self._places = dict(places)
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """What `str` made; also one or more cursors, with commas between. Raises ValueError."""
+        places = {}
+        for item in text.split(",") if text else ():
+            cursor, plus, lines = item.partition("+")
+            if plus and not (lines.isascii() and lines.isdigit()):
+                raise Malformed(f"position: {item!r} is not <dc>.<topic>:<partition>:<offset>, or that and +<lines>")
+            topic, partition, offset = Cursor.parse(cursor)
+            places[topic, partition] = At(offset, int(lines or 0))
+        return cls(places)
+
+    def __getitem__(self, partition: Partition) -> At:
+        return self._places[partition]
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __str__(self) -> str:
+        return ",".join(f"{topic}:{number}:{at}" for (topic, number), at in sorted(self._places.items()))
+
+    def __repr__(self) -> str:
+        return f"Position.parse({str(self)!r})"

@@ -1,0 +1,244 @@
+"""`LogferryHandler`: Python's logging as a source. It never blocks the program and never breaks it.
+
+* `emit` formats the record and puts it into a bounded queue; a thread of the handler writes from there. What finds no
+  place is counted, and the count is told in the stream, in the place where it is missing, once it works again.
+* A forked process begins with an empty queue and a source of its own: what the parent had queued, the parent sends.
+* What the handler's own threads, or its formatter, log is not taken: it would go round in circles.
+* A source that somebody else has taken over is left to them: the handler goes on as another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from logferry.client.errors import LogferryError, Rejected, Superseded
+from logferry.client.names import printable
+from logferry.client.pauses import pause_s
+from logferry.client.writing.waiting import Gathered, Waiting
+from logferry.client.writing.writer import Writer
+
+CHUNK_BYTES = 64 << 10
+_BUFFER_BYTES = 4 << 20
+_AGAIN_S = (1.0, 60.0)
+_OWN_THREADS = "logferry-"
+_handlers: weakref.WeakSet[LogferryHandler] = weakref.WeakSet()
+
+
+class LogferryHandler(logging.Handler):
+    """A line for each record, as the formatter makes it, in chunks of about 64 KiB.
+
+    ``source_id``: of this process alone; None: made of host, program and process number. ``queue_records``,
+    ``queue_bytes``: what may wait while the gateway does not take it. ``close_timeout_s``: so long `flush` and the end
+    of the process wait for the gateway at most. The other arguments are those of `Writer`.
+
+    As any handler it can be named in a configuration: ``"class": "logferry.client.LogferryHandler"``.
+    """
+
+    def __init__(
+        self,
+        urls: str | Iterable[str],
+        topic: str,
+        source_id: str | None = None,
+        *,
+        level: int | str = logging.NOTSET,
+        token: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        gzip: bool = False,
+        ca_file: str | None = None,
+        queue_records: int = 10_000,
+        queue_bytes: int = 8 << 20,
+        close_timeout_s: float = 5.0,
+    ) -> None:
+        """Raises ValueError, and OSError for a ``ca_file`` that cannot be used. It sends nothing yet."""
+        super().__init__(level)
+        self._urls = [urls] if isinstance(urls, str) else list(urls)
+        self._topic, self._token, self._attributes = topic, token, dict(attributes or {})
+        self._gzip, self._ca_file = gzip, ca_file
+        self._limits = queue_records, queue_bytes
+        self._close_timeout_s = close_timeout_s
+        self._given_id = source_id
+        self._emitting = threading.local()
+        self._begin(_source_id() if source_id is None else source_id)
+        self._new_writer()  # says what is wrong with the arguments now, in the program's own thread
+        _handlers.add(self)
+
+    def _begin(self, source_id: str) -> None:
+        self._source_id = source_id
+        self._waiting = Waiting(*self._limits)
+        self._thread: threading.Thread | None = None
+        self._writer: Writer | None = None
+        self._starting = threading.Lock()
+        self._has_ended = threading.Event()
+        self._in_vain_at = -math.inf
+
+    @property
+    def source_id(self) -> str:
+        """The source that is written now."""
+        return self._source_id
+
+    # ---- in the program's threads ----------------------------------------------------------------------------
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues the record. Never raises, and never waits for the network."""
+        if getattr(self._emitting, "now", False) or threading.current_thread().name.startswith(_OWN_THREADS):
+            return
+        self._emitting.now = True
+        try:
+            line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+            self._waiting.put(line, int(record.created * 1000))
+            self._start()
+        except Exception:  # noqa: BLE001  as every handler: logging's own settings say what becomes of it
+            self.handleError(record)
+        finally:
+            self._emitting.now = False
+
+    def _start(self) -> None:
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name=f"{_OWN_THREADS}handler", daemon=True)
+                    thread.start()
+                    self._thread = thread
+
+    def flush(self) -> None:
+        """Waits until all that was emitted is recorded, ``close_timeout_s`` at most."""
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        if not self._waiting.wait_settled(self._close_timeout_s):
+            self._in_vain_at = time.monotonic()
+
+    def close(self) -> None:
+        """As `flush`, and the end: what is not recorded by then is given up. Calling it again is safe."""
+        if time.monotonic() - self._in_vain_at > self._close_timeout_s:  # logging.shutdown has flushed just now
+            self.flush()
+        self._waiting.close()
+        self._has_ended.set()
+        writer = self._writer
+        if writer is not None:
+            _end(writer)
+        super().close()
+
+    def after_fork(self) -> None:
+        """In the new process: nothing of the parent's is sent twice, no lock of it is waited for."""
+        base = self._source_id if self._given_id is None else self._given_id
+        self._begin(_source_id() if self._given_id is None else f"{base}:{os.getpid()}")
+        self._emitting = threading.local()
+
+    # ---- in the handler's thread -----------------------------------------------------------------------------
+
+    def _new_writer(self) -> Writer:
+        return Writer(
+            self._urls,
+            self._topic,
+            self._source_id,
+            token=self._token,
+            attributes=self._attributes,
+            gzip=self._gzip,
+            ca_file=self._ca_file,
+            buffer_bytes=_BUFFER_BYTES,
+            in_flight=1,
+        )
+
+    def _run(self) -> None:
+        """Writer after writer: each until it fails."""
+        failures = 0
+        while not self._has_ended.is_set():
+            self._writer = writer = self._new_writer()
+            sent = _Sent(self._waiting)
+            try:
+                self._write(writer, sent)
+                return
+            except LogferryError as error:
+                sent.settle(error.recorded_seqno if isinstance(error, Rejected) else None)
+                failures = 1 if sent.has_settled else failures + 1
+                if isinstance(error, Superseded):
+                    self._source_id = f"{self._source_id.partition('~')[0]}~{secrets.token_hex(4)}"
+                self._complain(error)
+            finally:
+                sent.give_up()
+                _end(writer)
+            self._has_ended.wait(pause_s(failures, _AGAIN_S))
+
+    def _write(self, writer: Writer, sent: _Sent) -> None:
+        """Until the handler is closed. Raises LogferryError."""
+        while True:
+            gathered = self._waiting.take(CHUNK_BYTES, 0.0 if sent.records else None)
+            if gathered is not None:
+                sent.give(writer, self._data(gathered), gathered)
+                sent.settle(writer.recorded_seqno)
+            elif sent.records:
+                writer.flush()
+                sent.settle(writer.recorded_seqno)
+            else:
+                return
+
+    def _data(self, gathered: Gathered) -> bytes:
+        if not gathered.lost:
+            return gathered.data
+        text = f"{gathered.lost} log records are missing here: they could not be delivered"
+        record = logging.LogRecord("logferry", logging.WARNING, __file__, 0, text, None, None)
+        return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+
+    def _complain(self, error: LogferryError) -> None:
+        if logging.raiseExceptions and sys.stderr is not None and not self._has_ended.is_set():
+            try:
+                print(f"logferry: log records are not delivered: {error}", file=sys.stderr)
+            except (OSError, ValueError):
+                return
+
+
+class _Sent:
+    """Chunks that a writer has or is given, and are not known to be recorded: their seqnos and records."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._chunks: deque[tuple[int, int]] = deque()
+        self.records = 0
+        self.has_settled = False
+
+    def give(self, writer: Writer, data: bytes, gathered: Gathered) -> None:
+        """Raises LogferryError, and then the records count as sent, too."""
+        self.records += gathered.records
+        self._chunks.append((writer.write(data, created_ms=gathered.created_ms or None), gathered.records))
+
+    def settle(self, recorded: int | None) -> None:
+        """Those up to ``recorded`` are recorded."""
+        while self._chunks and recorded is not None and self._chunks[0][0] <= recorded:
+            _, records = self._chunks.popleft()
+            self.records -= records
+            self._waiting.settle(records)
+            self.has_settled = True
+
+    def give_up(self) -> None:
+        """The rest is lost."""
+        self._waiting.lose(self.records)
+
+
+def _end(writer: Writer) -> None:
+    try:
+        writer.close(0.0)
+    except LogferryError:
+        return
+
+
+def _source_id() -> str:
+    program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"  # noqa: PTH119
+    return printable(f"{socket.gethostname()}:{program}:{os.getpid()}")[:200]
+
+
+def _after_fork() -> None:
+    for handler in list(_handlers):
+        handler.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,356 @@
+"""What a writer's session sends next, and what each answer makes of it. Pure: no I/O, no clock, no lock.
+
+Invariants, kept here and nowhere else:
+
+* A chunk's bytes and ``prev`` are fixed when it is taken, and sent again as they are. A batch of them is cut in two
+  only where it is too large.
+* Every chunk names the one before it as ``prev``; the first of a source of which nothing is recorded has none. So
+  batches that overtake each other are refused as ``gap``, never recorded out of order. Until the session's first
+  acknowledgement one request is under way at a time.
+* A batch is begun when the one before it has left this machine (`sent`), so that they seldom overtake each other: half
+  of the requests were refused for that, and sent again, when they were begun at once.
+* A batch that was not recorded, or of which it is not known, is sent again before anything behind it, alone.
+* A batch that is refused ends the session, but only when all before it is acknowledged: what comes first is told
+  first. Nothing behind it can have been recorded.
+
+A session may be superseded by itself: when an opening's answer was lost, that opening can take place late. So for
+`OWN_OPENING_S` after such an opening it is opened once more, if what is recorded is what this writer wrote.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from logferry.client.answers import NO_ANSWER, Answer, Do, judge
+from logferry.client.errors import Rejected, Superseded, Unknown
+from logferry.client.pauses import RETRY_S, pause_s
+from logferry.client.trip import Outcome
+from logferry.gateway.contract import MAX_SEQNO, Chunk, check_attributes, pack_chunk
+
+OWN_OPENING_S = 60.0
+FORWARDED_FOR_S = 60.0
+CHUNK_OVERHEAD_BYTES = 200  # of the objects that hold it
+
+
+class Limits(NamedTuple):
+    """``batch_bytes``: of a request, if one chunk alone is not larger. ``buffer_bytes``: of all that waits."""
+
+    batch_bytes: int = 1 << 20
+    batch_chunks: int = 5000
+    buffer_bytes: int = 16 << 20
+    in_flight: int = 4
+
+
+class Packed(NamedTuple):
+    """A chunk as it is sent."""
+
+    seqno: int
+    wire: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.wire) + CHUNK_OVERHEAD_BYTES
+
+
+@dataclass(eq=False)
+class Batch:
+    """``is_sent``: a request is under way, ``is_out``: its body has left. ``is_maybe``: an attempt's outcome is not
+    known. ``is_late``: it overtook the one before it.
+    """
+
+    chunks: tuple[Packed, ...]
+    is_sent: bool = False
+    is_out: bool = False
+    is_maybe: bool = False
+    is_late: bool = False
+    not_before: float = 0.0
+    refused: Answer | None = None
+
+    @property
+    def last(self) -> int:
+        return self.chunks[-1].seqno
+
+    @property
+    def size(self) -> int:
+        return sum(chunk.size for chunk in self.chunks)
+
+    def body(self) -> bytes:
+        return b"".join(chunk.wire for chunk in self.chunks)
+
+
+class Job(NamedTuple):
+    """One request: a batch, or None for an opening. ``url``: the owner as far as known, None: any given one.
+
+    ``direct``: redirects are welcome; else the gateway forwards. ``is_first``: nothing before it was unacknowledged.
+    """
+
+    batch: Batch | None
+    session: int | None
+    url: str | None
+    direct: bool
+    is_first: bool
+
+
+class Window:
+    """The chunks of one source between `put` and their acknowledgement."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.session: int | None = None
+        self.recorded: int | None = None
+        self.failure: Answer | None = None
+        self.buffered_bytes = 0
+        self.put_count = 0
+        self.settled_count = 0
+        self._unknown_to: int | None = None
+        self._last: int | None = None
+        self._pending: deque[Packed] = deque()
+        self._pending_bytes = 0
+        self._batch_bytes = limits.batch_bytes
+        self._batches: deque[Batch] = deque()
+        self._url: str | None = None
+        self._is_opening = False
+        self._is_begun = False  # the session had an acknowledgement
+        self._opening_lost = False
+        self._opened_at = 0.0
+        self._is_again = False
+        self._failures = 0
+        self._not_before = 0.0
+        self._direct_from = 0.0
+        self._trouble = "no gateway was asked yet"
+
+    # ---- chunks in -------------------------------------------------------------------------------------------
+
+    def has_room(self, size_bytes: int) -> bool:
+        """A chunk that is larger than the buffer goes alone."""
+        needed = size_bytes + CHUNK_OVERHEAD_BYTES
+        return self.buffered_bytes == 0 or self.buffered_bytes + needed <= self.limits.buffer_bytes
+
+    def put(self, data: bytes, seqno: int | None, created_ms: int, attributes: Mapping[str, str]) -> int:
+        """Takes a chunk, of an opened session; returns its seqno. Raises ValueError."""
+        prev = self._last
+        if seqno is None:
+            seqno = max(-1 if prev is None else prev, 0 if self.recorded is None else self.recorded) + 1
+        if not isinstance(seqno, int) or not 0 <= seqno <= MAX_SEQNO:
+            raise ValueError(f"seqno {seqno!r} is not a whole number from 0 to {MAX_SEQNO}")
+        if prev is not None and seqno <= prev:
+            raise ValueError(f"seqno {seqno} does not follow {prev}, which was written before it")
+        if prev is None and self.recorded is not None and seqno > self.recorded:
+            prev = self.recorded
+        check_attributes(dict(attributes))
+        packed = Packed(seqno, pack_chunk(Chunk(seqno, prev, created_ms, dict(attributes), data)))
+        self._last = seqno
+        self._pending.append(packed)
+        self._pending_bytes += packed.size
+        self.buffered_bytes += packed.size
+        self.put_count += 1
+        return seqno
+
+    @property
+    def is_wanting(self) -> bool:
+        """Whether a request could be begun for what `put` took."""
+        return not self._batches or self._pending_bytes >= self._batch_bytes
+
+    # ---- requests out ----------------------------------------------------------------------------------------
+
+    def next_job(self, now: float) -> Job | None:
+        """The next request, which counts as under way from now on; None: nothing to do before `due`."""
+        if self.failure is not None:
+            return None
+        direct = now >= self._direct_from
+        if self.session is None:
+            if self._is_opening or now < self._not_before:
+                return None
+            self._is_opening = True
+            return Job(None, None, None, False, True)
+        batch = self._next_batch(now)
+        if batch is None:
+            return None
+        batch.is_sent, batch.is_out, batch.is_late = True, False, False
+        return Job(batch, self.session, self._url, direct, batch is self._batches[0])
+
+    def _next_batch(self, now: float) -> Batch | None:
+        if sum(batch.is_sent for batch in self._batches) >= self.limits.in_flight:
+            return None
+        for number, batch in enumerate(self._batches):
+            if number and not self._is_begun:
+                return None
+            if batch.is_sent and batch.is_out:
+                continue
+            if batch.is_sent:
+                return None
+            is_blocked = batch.refused is not None or now < batch.not_before
+            is_alone = batch.is_late or batch.is_maybe or batch.not_before > 0
+            return None if is_blocked or (number and is_alone) else batch
+        if self._batches and not (self._is_begun and self._pending_bytes >= self._batch_bytes):
+            return None
+        return self._cut()
+
+    def _cut(self) -> Batch | None:
+        chunks: list[Packed] = []
+        size = 0
+        while self._pending and len(chunks) < self.limits.batch_chunks:
+            size += self._pending[0].size
+            if chunks and size > self._batch_bytes:
+                break
+            chunks.append(self._pending.popleft())
+        if not chunks:
+            return None
+        batch = Batch(tuple(chunks))
+        self._pending_bytes -= batch.size
+        self._batches.append(batch)
+        return batch
+
+    def due(self) -> float | None:
+        """When `next_job` is to be asked again though nothing happened; None: not at all."""
+        if self.failure is not None:
+            return None
+        if self.session is None:
+            return None if self._is_opening else self._not_before
+        return next((batch.not_before for batch in self._batches if not batch.is_sent and batch.not_before), None)
+
+    def sent(self, job: Job) -> None:
+        """The job's body is on its way."""
+        if job.batch is not None:
+            job.batch.is_out = True
+
+    # ---- answers in ------------------------------------------------------------------------------------------
+
+    def take(self, job: Job, outcome: Outcome, now: float) -> None:
+        """What became of a job that `next_job` gave."""
+        answer, do = outcome.answer, judge(outcome.answer)
+        if do is not Do.ADVANCE:
+            kind = answer.type or ("" if answer.status else "no answer")
+            self._trouble = f"{answer.status or ''} {kind}: {answer.detail}".strip()
+        if job.batch is None:
+            self._take_opening(answer, do, outcome, now)
+        else:
+            job.batch.is_sent = False
+            if job.batch in self._batches and self.failure is None:
+                self._take_batch(job, job.batch, do, outcome, now)
+        self._end_if_refused()
+
+    def _take_opening(self, answer: Answer, do: Do, outcome: Outcome, now: float) -> None:
+        self._is_opening = False
+        if do is Do.ADVANCE:
+            if self._is_again and not self._is_ours(answer.recorded_seqno):
+                self._fail(Answer(409, "superseded", f"others wrote up to {answer.recorded_seqno}"))
+                return
+            self.session, self._url, self._opened_at = answer.session, outcome.url, now
+            self._is_begun, self._failures = False, 0
+            self._advance(answer.recorded_seqno)
+        elif do in (Do.AGAIN, Do.WAIT):
+            self._opening_lost = self._opening_lost or do is Do.AGAIN
+            self._not_before = self._later(answer, now)
+        else:
+            self._fail(answer)
+
+    def _is_ours(self, recorded: int | None) -> bool:
+        ours = (batch for batch in self._batches if batch.is_maybe or batch.is_sent)
+        return recorded == self.recorded or any(batch.last == recorded for batch in ours)
+
+    def _take_batch(self, job: Job, batch: Batch, do: Do, outcome: Outcome, now: float) -> None:
+        answer = outcome.answer
+        if do is Do.ADVANCE and (answer.recorded_seqno or 0) >= batch.last:
+            self._url = outcome.url
+            if job.session == self.session:
+                self._is_begun, self._failures = True, 0
+            self._advance(batch.last)
+        elif job.session != self.session:
+            batch.is_maybe = batch.is_maybe or do in (Do.AGAIN, Do.ADVANCE)
+        elif do in (Do.AGAIN, Do.ADVANCE):
+            batch.is_maybe = True
+            self._lose_way(job, answer, now)
+            batch.not_before = self._later(answer, now)
+        elif do is Do.WAIT:
+            batch.not_before = self._later(answer, now)
+        elif do is Do.ASK:
+            self._url, self._direct_from = None, now + FORWARDED_FOR_S
+            batch.not_before = self._later(answer, now)
+        elif do is Do.SMALLER and len(batch.chunks) > 1:
+            self._halve(batch)
+        elif do is Do.RECUT and answer.type == "gap" and not job.is_first:
+            batch.is_late = True
+        elif do is Do.REOPEN and self._opening_lost and now - self._opened_at < OWN_OPENING_S:
+            self.session, self._opening_lost, self._is_again, self._not_before = None, False, True, now
+        else:
+            batch.refused = answer
+
+    def _lose_way(self, job: Job, answer: Answer, now: float) -> None:
+        """The owner may be gone, or out of our reach: a given URL forwards."""
+        self._url = None
+        if answer.status == NO_ANSWER and job.direct:
+            self._direct_from = now + FORWARDED_FOR_S
+
+    def _later(self, answer: Answer, now: float) -> float:
+        self._failures += 1
+        asked_s = answer.retry_after_s * random.uniform(1.0, 1.2)
+        return now + max(pause_s(self._failures, RETRY_S), asked_s)
+
+    def _halve(self, batch: Batch) -> None:
+        half = len(batch.chunks) // 2
+        self._batch_bytes = max(batch.size // 2, 1)
+        place = self._batches.index(batch)
+        self._batches[place] = Batch(batch.chunks[:half], is_maybe=batch.is_maybe)
+        self._batches.insert(place + 1, Batch(batch.chunks[half:], is_maybe=batch.is_maybe))
+
+    def _advance(self, recorded: int | None) -> None:
+        """All of this writer's chunks up to ``recorded`` are: by ``prev`` none can be without those before it."""
+        if recorded is None:
+            return
+        self.recorded = recorded if self.recorded is None else max(recorded, self.recorded)
+        while self._batches and self._batches[0].last <= recorded:
+            batch = self._batches.popleft()
+            self.buffered_bytes -= batch.size
+            self.settled_count += len(batch.chunks)
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def _end_if_refused(self) -> None:
+        refused = self._batches[0].refused if self._batches else None
+        if refused is not None and self.failure is None:
+            self._fail(refused)
+
+    def break_off(self, why: str) -> None:
+        """Ends the session for a reason that no gateway gave."""
+        if self.failure is None:
+            self._fail(Answer(NO_ANSWER, "internal", why))
+
+    def _fail(self, answer: Answer) -> None:
+        self._unknown_to = self.unknown_to()
+        self.failure = answer
+
+    def unknown_to(self) -> int | None:
+        """Up to here it may be recorded without being acknowledged; None: all above `recorded` is surely not."""
+        if self.failure is not None:
+            return self._unknown_to
+        found = None
+        for batch in self._batches:
+            if not (batch.is_sent or batch.is_maybe):
+                break
+            found = batch.last
+        return found
+
+    def error(self) -> Rejected | None:
+        """What the caller is told of `failure`."""
+        answer = self.failure
+        if answer is None:
+            return None
+        kind = Superseded if answer.type == "superseded" else Rejected
+        text = f"{answer.type or answer.status}: {answer.detail}; {self.told()}"
+        return kind(text, answer.type, answer.status, self.recorded, self.unknown_to())
+
+    def unknown(self, what: str) -> Unknown:
+        """What the caller is told whose time is over."""
+        text = f"{what}; {self.told()}; the last trouble: {self._trouble}"
+        return Unknown(text, self.recorded, self.unknown_to())
+
+    def told(self) -> str:
+        """How far it is, in words."""
+        maybe = self.unknown_to()
+        text = "nothing is recorded" if self.recorded is None else f"up to {self.recorded} all is recorded"
+        return text if maybe is None else f"{text}, up to {maybe} it is not known"
