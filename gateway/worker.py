@@ -20,7 +20,8 @@ from logferry.gateway.auth import Gate
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.consumers import Consumers
 from logferry.gateway.kafka import Kafka
-from logferry.gateway.metrics import REGISTRY
+from logferry.gateway.lane import Lane
+from logferry.gateway.metrics import REGISTRY, LaneMetrics
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
 from logferry.gateway.readers import Readers
@@ -30,6 +31,7 @@ from logferry.gateway.sources_api import SourcesApi
 from logferry.gateway.status import StatusApi
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from logferry.gateway.topics import Topics
+from logferry.gateway.upkeep import expire_requests, retire_sources
 
 _CONNECT_DEADLINE_S = 30.0
 _DRAIN_S = 5.0
@@ -57,7 +59,19 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         await _connect(kafka)
         await preflight.check(kafka, config)
         topics = Topics(kafka, config)
-        ownership = Ownership(config, url, kafka, topics)
+
+        def make_lane(number: int, grace_s: float) -> Lane:
+            return Lane(
+                number=number,
+                grace_s=grace_s,
+                config=config,
+                kafka=kafka,
+                topics=topics,
+                metrics=LaneMetrics(str(number)),
+                confirm_ownership=ownership.confirm,
+            )
+
+        ownership = Ownership(config, url, kafka, make_lane)
         admission = Admission(config.limits)
         routing = Routing(config, ownership, admission)
         await routing.start()
@@ -80,6 +94,8 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         site = Site(runner, config.host, config.port(worker), context)
         await site.start()
         await ownership.start()
+        ownership.keep_up(expire_requests(ownership))
+        ownership.keep_up(retire_sources(ownership, config.source_retention_ms))
         stack.push_async_callback(ownership.leave)
         observers = _observers(config, worker, ownership)
         stack.push_async_callback(_ended, observers)
@@ -94,7 +110,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
     log.event("info", "worker_stopped", url=url)
 
 
-def _observers(config: Config, worker: int, ownership: Ownership) -> list[asyncio.Task[None]]:
+def _observers(config: Config, worker: int, ownership: Ownership[Lane]) -> list[asyncio.Task[None]]:
     REGISTRY.register(observing.Lanes(ownership.lanes, lambda: ownership.view.owners))
     tasks = [asyncio.create_task(observing.watch_loop())]
     if config.graphite is not None:

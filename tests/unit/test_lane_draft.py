@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from unittest.mock import AsyncMock
 
 from logferry.gateway.config import Config
 from logferry.gateway.kafka import Kafka
@@ -19,7 +20,14 @@ _AT_MOST = 200
 async def test_many_sources_that_expire_at_once_are_forgotten_a_few_a_transaction() -> None:
     config = Config.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "127.0.0.1:1"}})
     kafka = Kafka({"bootstrap_servers": "127.0.0.1:1"}, "test")
-    lane = Lane(0, config, kafka, Topics(kafka, config), LaneMetrics("0"), lambda _: None)  # type: ignore[arg-type, return-value]
+    lane = Lane(
+        number=0,
+        config=config,
+        kafka=kafka,
+        topics=Topics(kafka, config),
+        metrics=LaneMetrics("0"),
+        confirm_ownership=AsyncMock(),
+    )
     long_ago = int(time.time() * 1000) - config.source_retention_ms - 1
     keys = [Source("dc1.t", None, str(number)).state_key() for number in range(_SILENT)]
     for key in keys:
