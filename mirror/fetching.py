@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Final, NamedTuple
 
@@ -35,8 +34,6 @@ NO_ERROR: Final = 0
 OFFSET_OUT_OF_RANGE: Final = 1
 UNKNOWN_TOPIC: Final = frozenset({3, 100, 103})
 MOVED: Final = frozenset({5, 6, 9, 56, 74, 75, 76})
-# The broker has forgotten the session, or has another idea of how far it is: begun anew.
-SESSION_LOST: Final = frozenset({70, 71, 106})
 
 
 class Wanted(NamedTuple):
@@ -94,7 +91,7 @@ class FetchRequest_v13(RequestStruct):
     FLEXIBLE_VERSION = True
     API_KEY = 1
     API_VERSION = 13
-    RESPONSE_TYPE = _FetchResponse  # type: ignore[assignment]
+    RESPONSE_TYPE = _FetchResponse
     SCHEMA = Schema(
         ("replica_id", Int32),
         ("max_wait_ms", Int32),
@@ -205,36 +202,54 @@ def _varint(raw: memoryview, at: int) -> tuple[int, int]:
         shift += 7
 
 
-@dataclass(slots=True)
 class FetchSession:
-    """What the broker remembers of this reader's partitions, so that a request says only what changed."""
+    """What the broker remembers of this reader's partitions, so that a request says only what changed.
 
-    id: int = 0
-    epoch: int = 0
-    known: dict[TopicPartition, Wanted] = field(default_factory=dict)
+    ``wanted``: all that is of interest now. ``asked``: what the broker was last asked of each of them.
+    """
 
-    def request(self, wanted: Mapping[TopicPartition, Wanted], wait_ms: int, max_bytes: int) -> FetchRequest:
-        """The next request; ``wanted`` is all that is of interest now."""
-        changed = {key: value for key, value in wanted.items() if self.known.get(key) != value}
-        gone = [key for key in self.known if key not in wanted]
-        self.known = dict(wanted)
-        return FetchRequest(wait_ms, max_bytes, (self.id, self.epoch), changed, gone)
+    def __init__(self) -> None:
+        self.wanted: dict[TopicPartition, Wanted] = {}
+        self.asked: dict[TopicPartition, Wanted] = {}
+        self._id = self._epoch = 0
+        self._changed: set[TopicPartition] = set()
+
+    def want(self, key: TopicPartition, wanted: Wanted) -> None:
+        self.wanted[key] = wanted
+        self._changed.add(key)
+
+    def drop(self, key: TopicPartition) -> None:
+        if self.wanted.pop(key, None) is not None:
+            self._changed.add(key)
+
+    def request(self, wait_ms: int, max_bytes: int) -> FetchRequest:
+        """The next request; there is one at a time."""
+        changed = {key: self.wanted[key] for key in self._changed if key in self.wanted}
+        gone = [key for key in self._changed if key not in self.wanted and key in self.asked]
+        self._changed = set()
+        self.asked.update(changed)
+        for key in gone:
+            del self.asked[key]
+        return FetchRequest(wait_ms, max_bytes, (self._id, self._epoch), changed, gone)
 
     def answered(self, fetched: Fetched) -> bool:
-        """Whether it counts; otherwise the session begins anew."""
-        if fetched.code in SESSION_LOST:
+        """Whether the answer counts; otherwise the session begins anew."""
+        if fetched.code:
             self.lost()
             return False
-        if fetched.session_id != self.id:
-            # Id 0: the broker keeps no session for us, every request names everything.
-            self.id, self.epoch = fetched.session_id, 0
-            if not self.id:
-                self.known = {}
-        if self.id:
-            self.epoch = 1 if self.epoch == 2**31 - 1 else self.epoch + 1
+        self._id = fetched.session_id
+        if self._id:
+            self._epoch = 1 if self._epoch == 2**31 - 1 else self._epoch + 1
+        else:
+            # The broker keeps no session for us: each request names everything.
+            self._begin_anew()
         return True
 
     def lost(self) -> None:
         """Also after a connection broke: nobody knows whether the broker had the last request."""
-        self.id = self.epoch = 0
-        self.known = {}
+        self._begin_anew()
+        self.asked = {}
+
+    def _begin_anew(self) -> None:
+        self._id = self._epoch = 0
+        self._changed = set(self.wanted)

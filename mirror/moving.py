@@ -38,7 +38,7 @@ class Run(NamedTuple):
     """So many records with consecutive offsets, from ``source`` on in the original partition."""
 
     source: int
-    count: int
+    size: int
 
 
 class MovedBatch(NamedTuple):
@@ -145,7 +145,7 @@ def _ends_abort(batch: memoryview, count: int) -> bool:
     at = _past_varint(key, at) + 1
     for _ in range(3):
         at = _past_varint(key, at)
-    return struct.unpack_from(">hh", key, at)[1] == _ABORT
+    return bool(struct.unpack_from(">hh", key, at)[1] == _ABORT)
 
 
 def _past_varint(raw: bytes, at: int) -> int:
@@ -159,7 +159,7 @@ def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> li
     raw = bytes(batch)
     base, _, _, _, _ = _HEAD.unpack_from(raw)
     attributes, last_delta, _, last_ms, _, _, _, _ = _TAIL.unpack_from(raw, _HEAD.size)
-    records = [record for record in next_of(raw) if record.offset >= position]
+    records = [record for record in MemoryRecords(raw).next_batch() if record.offset >= position]
     if not records:
         return []
     builder = DefaultRecordBatchBuilder(
@@ -179,15 +179,10 @@ def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> li
     head = _TAIL.unpack_from(built, _HEAD.size)
     runs: list[Run] = []
     for record in records:
-        if runs and runs[-1].source + runs[-1].count == record.offset:
-            runs[-1] = Run(runs[-1].source, runs[-1].count + 1)
+        if runs and runs[-1].source + runs[-1].size == record.offset:
+            runs[-1] = Run(runs[-1].source, runs[-1].size + 1)
         else:
             runs.append(Run(record.offset, 1))
     fields = (head[0], head[1], head[2], head[3])
     end = base + last_delta + 1
     return [MovedBatch(base, end, epoch, crc, last_ms, tuple(runs), len(records), fields, built[_BODY:])]
-
-
-def next_of(raw: bytes):  # type: ignore[no-untyped-def]
-    """The records of the one batch."""
-    return MemoryRecords(raw).next_batch()

@@ -29,11 +29,11 @@ class Damaged(Exception):
 
 
 class Run(NamedTuple):
-    """``count`` records: ``source`` + i in the original partition is ``local`` + i in the mirrored one."""
+    """``size`` records: ``source`` + i in the original partition is ``local`` + i in the mirrored one."""
 
     source: int
     local: int
-    count: int
+    size: int
 
 
 class Signpost(NamedTuple):
@@ -105,8 +105,8 @@ class Chapter:
         flat = [len(self.signposts), *_flat(self.signposts)]
         source = local = 0
         for run in self.runs:
-            flat += (run.source - source, run.local - local, run.count)
-            source, local = run.source + run.count, run.local + run.count
+            flat += (run.source - source, run.local - local, run.size)
+            source, local = run.source + run.size, run.local + run.size
         return _CHAPTER.pack(VERSION, self.source_id, self.number) + _numbers(flat)
 
     @classmethod
@@ -147,8 +147,8 @@ def merged(runs: Iterable[Run]) -> tuple[Run, ...]:
     for run in runs:
         if found:
             last = found[-1]
-            if (last.source + last.count, last.local + last.count) == run[:2]:
-                found[-1] = Run(last.source, last.local, last.count + run.count)
+            if (last.source + last.size, last.local + last.size) == run[:2]:
+                found[-1] = Run(last.source, last.local, last.size + run.size)
                 continue
         found.append(run)
     return tuple(found)
