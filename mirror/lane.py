@@ -301,6 +301,7 @@ class MirrorLane(KeptLane):
         self._pairs_next += len(chapters) + 1  # the commit's own marker
         for partition, reached in progress.items():
             partition.progress = self._progress[partition.place] = reached
+            partition.under_way = False
             partition.moved_records += sum(batch.size for batch in drawn[partition])
             partition.moved_bytes += sum(batch.size_bytes for batch in drawn[partition])
         self.budget.give(self._drawn_bytes)
@@ -363,9 +364,7 @@ class MirrorLane(KeptLane):
     async def _resume(self, producer: TransactionalProducer) -> None:
         resumes, self._resumes = self._resumes, {}
         try:
-            states: list[Record] = [
-                (key_of(*place), after.encode(), []) for place, (after, _) in resumes.items()
-            ]
+            states: list[Record] = [(key_of(*place), after.encode(), []) for place, (after, _) in resumes.items()]
             await self._keep_books(producer, [], states)
             await producer.commit()
         except BaseException as error:

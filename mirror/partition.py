@@ -59,6 +59,7 @@ class MirroredPartition:
     stop: Stop | None = None
     end: int | None = None
     checks: bool = False
+    under_way: bool = False
     moved_records: int = 0
     moved_bytes: int = 0
     on_change: Callable[[MirroredPartition], None] = lambda _: None
@@ -80,17 +81,17 @@ class MirroredPartition:
             return "stopped"
         if self.end is None:
             return "unseen"
-        return "caught-up" if self.position >= self.end and not self.waiting else "mirroring"
+        is_idle = not (self.waiting or self.under_way)
+        return "caught-up" if is_idle and self.position >= self.end else "mirroring"
 
     @property
     def lag_records(self) -> int | None:
         """Offsets that are committed there and not here; control records count until they are passed."""
         if self.end is None:
             return None
-        if self.state == "caught-up":
-            return 0
-        done = 0 if self.progress is None else self.progress.source_next
-        return max(0, self.end - max(done, self.position if not self.waiting else 0))
+        if not (self.waiting or self.under_way):
+            return max(0, self.end - self.position)
+        return max(0, self.end - (0 if self.progress is None else self.progress.source_next))
 
     @property
     def lag_s(self) -> float | None:
@@ -105,6 +106,7 @@ class MirroredPartition:
         """Forgets what waits and goes back to what is committed. Returns the bytes that waited."""
         dropped, self.waiting_bytes = self.waiting_bytes, 0
         self.waiting.clear()
+        self.under_way = False
         done = self.progress
         self.checks = self.verifies and done is not None and done.last_base >= 0
         if done is None:
@@ -189,4 +191,5 @@ class MirroredPartition:
             room -= batch.size_bytes
             self.waiting_bytes -= batch.size_bytes
             drawn.append(batch)
+        self.under_way = bool(drawn)
         return drawn
