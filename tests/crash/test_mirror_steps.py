@@ -4,74 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
-from logferry.ops.children import Child
-from logferry.ops.gateways import Worker, configuration
-from logferry.ops.ports import free_block
 from logferry.ops.stack import Stack
 
 from tests.checker import read_back, violations
 from tests.crash.broken_mirror import STEPS
 from tests.load import Load
 from tests.mirrored import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
-
-_BROKEN_MIRROR = Path(__file__).with_name("broken_mirror.py")
-_PARTITIONS = 4
+from tests.mirroring import Mirror, make_topic
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(tmp_path_factory.mktemp("stack"), dcs=("dc1", "dc2")) as stack:
         yield stack
-
-
-class Mirror:
-    """Workers of a mirror from dc1 to dc2, started one by one, whole or broken."""
-
-    def __init__(self, stack: Stack, folder: Path, prefix: str, workers: int = 1) -> None:
-        self._folder, self._port = folder, free_block(workers)
-        self.pairs = f"{prefix}.mirror.dc2.pairs"
-        self._file = folder / "mirror.toml"
-        self._file.write_text(
-            configuration(
-                {
-                    "dc": "dc2",
-                    "prefix": prefix,
-                    "listen": f"127.0.0.1:{self._port}",
-                    "workers": workers,
-                    "accept_weak_kafka": ["replication", "min-isr"],
-                    "remote": [
-                        {
-                            "dc": "dc1",
-                            "topics": [f"{prefix}*"],
-                            "kafka": {"bootstrap_servers": stack.cluster("dc1").bootstrap},
-                        }
-                    ],
-                    "kafka": {"bootstrap_servers": stack.cluster("dc2").bootstrap},
-                }
-            )
-        )
-
-    def start(self, broken: str | None = None, number: int = 0) -> Worker:
-        log = self._folder / f"mirror-{number}.log"
-        worker = Worker(f"mirror-{number}", self._file, number, self._port + number, log, "logferry.mirror")
-        if broken is not None:
-            command = [sys.executable, str(_BROKEN_MIRROR), broken, "--config", str(self._file)]
-            worker.child = Child(f"{broken}-{number}", [*command, "--worker", str(number)], log)
-        worker.child.start()
-        return worker
-
-
-async def make_topic(stack: Stack, name: str) -> str:
-    async with aiohttp.ClientSession() as session:
-        async with session.put(f"{stack.urls('dc1')[0]}/v1/topics/{name}", json={"partitions": _PARTITIONS}) as answer:
-            assert answer.status == 201, await answer.text()
-    return f"dc1.{name}"
 
 
 async def test_killed_between_every_two_steps(stack: Stack, tmp_path: Path) -> None:
