@@ -7,8 +7,7 @@ import enum
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 NO_ANSWER = 0
 LONGEST_RETRY_AFTER_S = 300.0
@@ -27,8 +26,7 @@ class Do(enum.Enum):
     REFUSED = "surely not recorded, and the same again will not help: say so, try slowly"
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The part of an answer that decides. ``type``: last segment of the problem's type, empty if none."""
 
     status: int

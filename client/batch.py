@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from logferry.gateway.contract import Chunk
+from logferry.gateway.contract import Chunk, pack_head
 
 SMALLEST_CHUNK_BYTES = 1024
 
@@ -158,8 +157,7 @@ def _record(
     return Piece(begin, len(data), "middle" if inside else "open")
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Chunks of one source that go in one request; kept as it is until its outcome is known.
 
     ``data`` begins at position ``start`` of the file, and the pieces cover it from end to end.
@@ -175,26 +173,38 @@ class Batch:
     def end(self) -> int:
         return self.start + len(self.data)
 
-    def chunks(self, skips: bool = False) -> Iterator[Chunk]:
-        """``skips``: what is recorded ends before the first chunk: what lies between is in another data centre.
+    def chunks(self, skips: bool = False) -> Iterator[tuple[Chunk, list[memoryview]]]:
+        """Each without its data, and beside it the parts of that, which are no copies.
 
+        ``skips``: what is recorded ends before the first chunk: what lies between is in another data centre.
         Then the first one has no ``prev``, which would be a gap; the attribute ``resumed_at`` says where it begins.
         """
+        view = memoryview(self.data)
         for piece in self.pieces:
-            data, attributes = self.data[piece.begin : piece.end], self.attributes
+            parts, attributes = [view[piece.begin : piece.end]], self.attributes
             resumes = skips and piece is self.pieces[0]
             if resumes:
                 attributes = {**attributes, "resumed_at": str(self.start + piece.begin)}
             if piece.split:
                 attributes = {**attributes, "split": piece.split}
             if piece.keep is not None:
-                left = len(data) - piece.keep - data.endswith(b"\n")
-                data = data[: piece.keep] + b"\n" * data.endswith(b"\n")
+                newline = piece.end - (self.data[piece.end - 1 : piece.end] == b"\n")
+                left = newline - piece.begin - piece.keep
+                parts = [view[piece.begin : piece.begin + piece.keep], view[newline : piece.end]]
                 attributes = {**attributes, "cut": str(left)} if left else attributes
-            yield Chunk(
-                seqno=self.start + piece.end,
-                prev=None if resumes else self.start + piece.begin,
-                created_ms=self.created_ms,
-                attributes=attributes,
-                data=data,
+            yield (
+                Chunk(
+                    seqno=self.start + piece.end,
+                    prev=None if resumes else self.start + piece.begin,
+                    created_ms=self.created_ms,
+                    attributes=attributes,
+                    data=b"",
+                ),
+                parts,
             )
+
+    def body(self, skips: bool = False) -> Iterator[bytes | memoryview]:
+        """The body of the request, in parts."""
+        for chunk, parts in self.chunks(skips):
+            yield pack_head(chunk, sum(map(len, parts)))
+            yield from parts

@@ -6,15 +6,18 @@ its positions are those of the plain bytes.
 
 from __future__ import annotations
 
-import gzip
 import os
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from logferry.client.checkpoint import Entry
 from logferry.client.discover import FileKey
 from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, grown, of
 from logferry.client.tail import Changed
+
+if TYPE_CHECKING:
+    from gzip import GzipFile
 
 SUFFIX = ".gz"
 _STEP_BYTES = 1 << 18
@@ -23,7 +26,7 @@ _STEP_BYTES = 1 << 18
 class Compressed:
     """A `Reading` of the bytes that a ``.gz`` holds. ``end`` is known: it was read through once when it was opened."""
 
-    def __init__(self, path: str, file: gzip.GzipFile, position: int, mark: bytes, end: int) -> None:
+    def __init__(self, path: str, file: GzipFile, position: int, mark: bytes, end: int) -> None:
         self.path = path
         self.position = position
         self.mark = mark
@@ -85,6 +88,8 @@ def find_compressed(entry: Entry) -> Compressed | None:
 
 
 def _open(path: str, entry: Entry) -> Compressed | None:
+    import gzip  # few clients need it, and it takes memory
+
     try:
         file = gzip.GzipFile(path)
     except OSError:

@@ -6,9 +6,9 @@ import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from logferry.client.batch import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.connections import origin_of
@@ -20,20 +20,18 @@ TOKEN_VARIABLE = "LOGFERRY_TOKEN"
 OWN_ATTRIBUTES = ("host", "path", "split", "cut", "resumed_at")
 
 
-@dataclass(frozen=True)
-class Files:
+class Files(NamedTuple):
     """Which files, and where and how their lines go. ``patterns`` are absolute."""
 
     patterns: tuple[str, ...]
     topic: str
     exclude: tuple[str, ...] = ()
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = MappingProxyType({})
     record_start: re.Pattern[bytes] | None = None
     cut_lines: bool = False
 
 
-@dataclass(frozen=True)
-class DataCentre:
+class DataCentre(NamedTuple):
     """Gateways that write to one Kafka. ``name``: what the client remembers it by."""
 
     name: str
@@ -41,8 +39,7 @@ class DataCentre:
     token: str | None = None
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """``urls``: of the first data centre, ``fallbacks``: the others. ``files``: a file belongs to the first that fits.
     ``request_bytes``: of file content, at least ``line_bytes``.
 
@@ -61,7 +58,7 @@ class Config:
     token: str | None = None
     ca_file: str | None = None
     pins: tuple[str, ...] = ()
-    proxies: Mapping[str, str] = field(default_factory=dict)
+    proxies: Mapping[str, str] = MappingProxyType({})
     gzip: bool = True
     chunk_bytes: int = 256 << 10
     line_bytes: int = 1 << 20

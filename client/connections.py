@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Union
 from urllib.parse import urlsplit
 
 from logferry.client.dial import Dialer
@@ -14,6 +14,9 @@ from logferry.client.dial import Dialer
 MOST_CONNECTIONS = 8
 ANSWER_TIMEOUT_S = 30.0
 LARGEST_ANSWER_BYTES = 1 << 20
+
+
+Body = Union[bytes, "list[bytes | memoryview]"]  # in parts: with a Content-Length
 
 
 class NoAnswer(Exception):
@@ -46,7 +49,7 @@ class Connections:
         self,
         url: str,
         headers: dict[str, str],
-        body: bytes | None,
+        body: Body | None,
         method: str = "POST",
         sent: Callable[[], None] | None = None,
     ) -> Reply:
@@ -87,7 +90,7 @@ class Connections:
         method: str,
         target: str,
         headers: dict[str, str],
-        body: bytes | None,
+        body: Body | None,
         sent: Callable[[], None] | None,
     ) -> Reply:
         keep = False
@@ -118,7 +121,7 @@ class Connections:
         method: str,
         target: str,
         headers: dict[str, str],
-        body: bytes | None,
+        body: Body | None,
     ) -> bool:
         """True when the other side stopped listening: its answer, say 413, may be there all the same."""
         try:

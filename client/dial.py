@@ -8,7 +8,6 @@ pins and no authority the pin alone decides; with both each has to fit.
 from __future__ import annotations
 
 import base64
-import hashlib
 import http.client
 import re
 import ssl
@@ -95,6 +94,8 @@ class _Pinned(http.client.HTTPSConnection):
         super().connect()
         if not self.pins:
             return
+        import hashlib  # takes memory, and few pin
+
         shown: Any = self.sock
         digest = hashlib.sha256(shown.getpeercert(binary_form=True) or b"").hexdigest()
         if digest not in self.pins:

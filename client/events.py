@@ -7,10 +7,12 @@ means that somebody must act.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
-from logging import DEBUG, ERROR, INFO, WARNING
+from contextlib import suppress
+
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40  # as in `logging`
+_NAMES = {DEBUG: "DEBUG", INFO: "INFO", WARNING: "WARNING", ERROR: "ERROR"}
 
 EVENTS = {
     # event: (level, when it is told)
@@ -50,32 +52,34 @@ EVENTS = {
     "state-write-failed": (ERROR, "the checkpoint cannot be written; new sources wait until it can"),
 }
 
-_LOG = logging.getLogger("logferry.client")
-
-
-class _OneLine(logging.Formatter):
-    """UTC with milliseconds; a traceback, should there be one, stays inside the line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        return f"{at}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}"
+_least_level: int | None = None  # None: not a program of its own
 
 
 def set_up(verbose: bool) -> None:
-    """Sends events to standard error; calling it again only changes the level."""
-    if not _LOG.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_OneLine())
-        _LOG.addHandler(handler)
-        _LOG.propagate = False
-    _LOG.setLevel(DEBUG if verbose else INFO)
+    """Sends events to standard error from now on, and not to `logging`: a megabyte that a guest can do without."""
+    global _least_level
+    _least_level = DEBUG if verbose else INFO
 
 
 def tell(event: str, **fields: object) -> None:
     """Tells an event of `EVENTS`; an unknown name is a KeyError, so a misspelt one does not pass a test."""
     level, _ = EVENTS[event]
-    if _LOG.isEnabledFor(level):
-        _LOG.log(level, "%s", " ".join([event, *(f"{name}={_value(fields[name])}" for name in fields)]))
+    if _least_level is None:
+        import logging
+
+        log = logging.getLogger("logferry.client")
+        if log.isEnabledFor(level):
+            log.log(level, "%s", _line(event, fields))
+    elif level >= _least_level:
+        now = time.time()
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+        with suppress(OSError, ValueError):  # nobody reads them any more
+            sys.stderr.write(f"{at}.{int(now % 1 * 1000):03d}Z {_NAMES[level]} {_line(event, fields)}\n")
+            sys.stderr.flush()
+
+
+def _line(event: str, fields: dict[str, object]) -> str:
+    return " ".join([event, *(f"{name}={_value(value)}" for name, value in fields.items())])
 
 
 def _value(value: object) -> str:

@@ -14,11 +14,15 @@ taken for the old ones, which a change of time without one of size does not cont
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
+
+try:
+    from _blake2 import blake2b  # the one of hashlib, which takes 0.7 MB for the digests of OpenSSL, too
+except ImportError:
+    from hashlib import blake2b
 
 HEAD_BYTES = 1024
 MARK_BYTES = 256
@@ -37,8 +41,12 @@ class Fingerprint(NamedTuple):
     digest: str
 
 
+def digest(data: bytes) -> str:
+    return str(blake2b(data, digest_size=16).hexdigest())
+
+
 def of(data: bytes) -> Fingerprint:
-    return Fingerprint(len(data), hashlib.blake2b(data, digest_size=16).hexdigest())
+    return Fingerprint(len(data), digest(data))
 
 
 NOTHING = of(b"")

@@ -8,9 +8,9 @@ gets its middle replaced by a digest.
 
 from __future__ import annotations
 
-import hashlib
 import re
 
+from logferry.client.fingerprint import digest
 from logferry.gateway.contract import MAX_ATTRIBUTE_VALUE_BYTES, MAX_SOURCE_ID_BYTES
 
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f%\ud800-\udfff]")
@@ -37,6 +37,6 @@ def _short(name: str, suffix: str) -> str:
     raw = name.encode()
     if len(raw) <= room:
         return name + suffix
-    digest = "~" + hashlib.blake2b(raw, digest_size=16).hexdigest() + "~"
-    half = (room - len(digest)) // 2
-    return raw[:half].decode(errors="ignore") + digest + raw[-half:].decode(errors="ignore") + suffix
+    middle = f"~{digest(raw)}~"
+    half = (room - len(middle)) // 2
+    return raw[:half].decode(errors="ignore") + middle + raw[-half:].decode(errors="ignore") + suffix

@@ -10,21 +10,20 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
 from logferry.client.batch import Batch
 from logferry.client.cluster import Cluster
-from logferry.client.connections import NoAnswer, Reply
+from logferry.client.connections import Body, NoAnswer, Reply
 from logferry.client.trip import Outcome, Trip
-from logferry.gateway.contract import MSGPACK, pack_chunk
+from logferry.gateway.contract import MSGPACK
 
 USER_AGENT = "logferry-push"
 
 
 class Exchange(Protocol):
-    def __call__(self, url: str, headers: dict[str, str], body: bytes | None, method: str = "POST") -> Reply:
+    def __call__(self, url: str, headers: dict[str, str], body: Body | None, method: str = "POST") -> Reply:
         """One request; raises `NoAnswer`."""
 
 
@@ -58,13 +57,13 @@ class Job(NamedTuple):
     skips: bool = False
 
 
-@dataclass
 class Pusher:
     """Carries out jobs, one at a time. ``clusters``: by the number of their data centre."""
 
-    clusters: Sequence[Cluster]
-    exchange: Exchange
-    gzip: bool = True
+    def __init__(self, clusters: Sequence[Cluster], exchange: Exchange, gzip: bool = True) -> None:
+        self.clusters = clusters
+        self.exchange = exchange
+        self.gzip = gzip
 
     def perform(self, job: Job) -> Outcome:
         """Never raises for what the network or the gateway does: that is in the outcome."""
@@ -79,7 +78,9 @@ class Pusher:
             headers["X-Logferry-Redirect"] = "1"
         base = (job.direct and job.url) or cluster.given()
         trip = Trip(cluster, base, f"{source}/chunks?session={job.session}", opens=False)
-        return self._post(trip, headers, body)._replace(sent_bytes=len(body))
+        size = sum(len(part) for part in body)
+        headers["Content-Length"] = str(size)
+        return self._post(trip, headers, body)._replace(sent_bytes=size)
 
     def probe(self, dc: int) -> bool:
         """Whether one of the data centre's given gateways says that it serves."""
@@ -106,15 +107,16 @@ class Pusher:
         trip = Trip(cluster, cluster.given(), f"{source}/heartbeat?session={job.session}", opens=True)
         return self._post(trip, headers, json.dumps(said).encode())
 
-    def _body(self, batch: Batch, skips: bool) -> tuple[dict[str, str], bytes]:
-        chunks = batch.chunks(skips)
+    def _body(self, batch: Batch, skips: bool) -> tuple[dict[str, str], list[bytes | memoryview]]:
+        """Its parts may be sent again; those that are not compressed are no copies, so it costs no memory."""
+        parts = batch.body(skips)
         if not self.gzip:
-            return {"Content-Type": MSGPACK}, b"".join(pack_chunk(chunk) for chunk in chunks)
+            return {"Content-Type": MSGPACK}, list(parts)
         squeeze = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-        parts = [squeeze.compress(pack_chunk(chunk)) for chunk in chunks]
-        return {"Content-Type": MSGPACK, "Content-Encoding": "gzip"}, b"".join([*parts, squeeze.flush()])
+        small = b"".join([*(squeeze.compress(part) for part in parts), squeeze.flush()])
+        return {"Content-Type": MSGPACK, "Content-Encoding": "gzip"}, [small]
 
-    def _post(self, trip: Trip, headers: dict[str, str], body: bytes) -> Outcome:
+    def _post(self, trip: Trip, headers: dict[str, str], body: Body) -> Outcome:
         while True:
             try:
                 reply = self.exchange(trip.url, {"User-Agent": USER_AGENT, **headers, **trip.authorization()}, body)

@@ -19,7 +19,7 @@ import random
 from typing import NamedTuple
 
 from logferry.client.answers import NO_ANSWER, Answer, Do, judge
-from logferry.client.batch import Batch, Limits, cut, is_inside, line_so_far
+from logferry.client.batch import Batch, Limits, Piece, cut, is_inside, line_so_far
 from logferry.client.centres import Centres
 from logferry.client.checkpoint import Entry
 from logferry.client.cuts import Cut
@@ -34,6 +34,7 @@ from logferry.client.trip import Outcome
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0
 FORWARDED_FOR_S = 60.0
+READ_BYTES = 256 << 10  # a request, unless a chunk or a line is larger; so many for each thread are held
 RECORD_WAIT_S = 2.0  # so long a record waits for more lines of it
 
 
@@ -167,13 +168,10 @@ class Source:
             self._kept = None
             if batch is not None:
                 return batch
-        data = reading.read(limits.request_bytes)
-        flush = settled and reading.position + len(data) >= end
-        if flush and not is_last:
-            data = data[: data.rfind(b"\n") + 1]
-        inside = is_inside(reading.mark, data, limits)
-        so_far = line_so_far(reading.before(limits.line_bytes), limits) if inside and limits.cut_lines else 0
-        pieces = cut(data, inside, limits, flush, so_far)
+        usual = min(limits.request_bytes, max(limits.chunk_bytes, READ_BYTES))
+        data, pieces = self._cut_from(usual, is_last, settled)
+        if not pieces and len(data) == usual < limits.request_bytes:  # a line, or a record, that is longer
+            data, pieces = self._cut_from(limits.request_bytes, is_last, settled)
         if not pieces:
             self._barren_end = end
             return None
@@ -182,6 +180,17 @@ class Source:
         if self.tail is not None and self.tail.cover(data):
             self.unsaved = True
         return Batch(reading.position, data, tuple(pieces), created_ms, self._attributes)
+
+    def _cut_from(self, limit: int, is_last: bool, settled: bool) -> tuple[bytes, list[Piece]]:
+        """At most ``limit`` bytes from where it is, and how they are cut."""
+        reading, limits = self.reading, self._limits
+        data = reading.read(limit)
+        flush = settled and reading.position + len(data) >= reading.end
+        if flush and not is_last:
+            data = data[: data.rfind(b"\n") + 1]
+        inside = is_inside(reading.mark, data, limits)
+        so_far = line_so_far(reading.before(limits.line_bytes), limits) if inside and limits.cut_lines else 0
+        return data, cut(data, inside, limits, flush, so_far)
 
     def _cut_alike(self, kept: Cut) -> Batch | None:
         """As it was cut before, so that what is there already is the same; None when it is about another place."""

@@ -68,7 +68,7 @@ class Api:
     config: Config
     kafka: Kafka
     topics: Topics
-    ownership: Ownership[Lane]
+    ownership: Ownership
     routing: Routing
     admission: Admission
     sources: SourcesApi

@@ -188,6 +188,11 @@ def chunk_of_record(value: bytes, headers: Iterable[tuple[str, bytes]]) -> Chunk
 
 def pack_chunk(chunk: Chunk) -> bytes:
     """One chunk as a MessagePack array; a request body is the concatenation of such arrays."""
+    return pack_head(chunk, len(chunk.data)) + chunk.data
+
+
+def pack_head(chunk: Chunk, size: int) -> bytes:
+    """What goes before so many bytes of data, whatever ``chunk`` itself holds: for who sends them without a copy."""
     return b"".join(
         (
             b"\x95",
@@ -195,8 +200,7 @@ def pack_chunk(chunk: Chunk) -> bytes:
             _pack_int(chunk.prev),
             _pack_int(chunk.created_ms),
             _pack_map(chunk.attributes),
-            _pack_head(len(chunk.data), 0xC4),
-            chunk.data,
+            _pack_head(size, 0xC4),
         )
     )
 

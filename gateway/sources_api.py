@@ -65,7 +65,7 @@ class SourcesApi:
 
     config: Config
     topics: Topics
-    ownership: Ownership[Lane]
+    ownership: Ownership
     routing: Routing
     admission: Admission
 

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from logferry.ops.bench import latency, reading, sources, writing
+from logferry.ops.bench import latency, pushing, reading, sources, writing
 from logferry.ops.bench.figures import Figure, keep, show
+from logferry.ops.bench.rsyslog import Missing
 
 BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     "ingest_vs_java_producer": writing.ingest_vs_java_producer,
@@ -20,6 +21,9 @@ BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     "rewritten_states_takeover_s": sources.rewritten_states_takeover_s,
     "latency_vs_kafka_transaction": latency.latency_vs_kafka_transaction,
     "created_to_readable_ms": latency.created_to_readable_ms,
+    "push_drain_vs_rsyslog": pushing.push_drain_vs_rsyslog,
+    "push_cpu_vs_rsyslog": pushing.push_cpu_vs_rsyslog,
+    "push_rss_mb": pushing.push_rss_mb,
 }
 
 
@@ -32,7 +36,11 @@ def main(argv: list[str]) -> int:
     figures = []
     for name in names:
         print(f"{name} …", file=sys.stderr, flush=True)
-        figure = BENCHMARKS[name]()
+        try:
+            figure = BENCHMARKS[name]()
+        except Missing as missing:
+            print(f"{name}: skipped: {missing}", file=sys.stderr)
+            continue
         keep(figure)
         figures.append(figure)
     show(figures)

@@ -85,6 +85,7 @@ class FakeGateway:
             assert url.endswith("/readyz"), url
             return Reply(200, {}, b"{}")
         assert body is not None
+        body = body if isinstance(body, bytes) else b"".join(body)
         with self._lock:
             return self._exchange(url, {name.lower(): value for name, value in headers.items()}, body)
 

@@ -1,8 +1,10 @@
 """Cutting bytes into chunks: nothing changed, whole lines, pieces of long lines marked."""
 
+import io
 import itertools
 import re
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from logferry.client.batch import (
     line_so_far,
     starts_record,
 )
+from logferry.gateway.contract import Chunk
 
 LIMITS = Limits(chunk_bytes=8, line_bytes=16, request_bytes=64)
 
@@ -91,10 +94,24 @@ def test_cutting_in_two_steps_gives_the_same_bytes(data, at):
     assert position + (second[-1].end if second else 0) == len(data)
 
 
+def sent(batch: Batch, skips: bool = False) -> list[Chunk]:
+    """The chunks of its body."""
+    rows = msgpack.Unpacker(io.BytesIO(b"".join(batch.body(skips))))
+    return [Chunk(*row[:3], row[3] or {}, row[4]) for row in rows]
+
+
+def test_the_first_chunk_behind_what_is_elsewhere_has_no_prev_and_says_where_it_begins():
+    batch = Batch(100, b"aa\nbbb\n", (Piece(0, 3, None), Piece(3, 7, None)), 7, {"host": "h"})
+    assert [(chunk.seqno, chunk.prev, chunk.attributes) for chunk in sent(batch, skips=True)] == [
+        (103, None, {"host": "h", "resumed_at": "100"}),
+        (107, 103, {"host": "h"}),
+    ]
+
+
 def test_a_batch_says_positions_and_split():
     batch = Batch(100, b"aa\nbbb", (Piece(0, 3, None), Piece(3, 6, "open")), 7, {"host": "h"})
     assert batch.end == 106
-    assert [tuple(chunk) for chunk in batch.chunks()] == [
+    assert [tuple(chunk) for chunk in sent(batch)] == [
         (103, 100, 7, {"host": "h"}, b"aa\n"),
         (106, 103, 7, {"host": "h", "split": "open"}, b"bbb"),
     ]
@@ -199,7 +216,7 @@ CUTTING = LIMITS._replace(cut_lines=True)
 )  # fmt: skip
 def test_long_lines_can_be_cut(data, so_far, expected):
     pieces = cut(data, so_far > 0, CUTTING, flush=False, line_so_far=so_far)
-    chunks = list(Batch(100, data, tuple(pieces), 7, {}).chunks())
+    chunks = sent(Batch(100, data, tuple(pieces), 7, {}))
     assert [(c.attributes.get("split"), c.attributes.get("cut"), c.data) for c in chunks] == expected
     assert [c.prev for c in chunks] == [100, *[c.seqno for c in chunks[:-1]]]
     assert chunks[-1].seqno == 100 + len(data)

@@ -29,7 +29,7 @@ class Script:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
 
     def __call__(self, url: str, headers: dict[str, str], body: bytes) -> Reply:
-        self.requests.append((url, headers, body))
+        self.requests.append((url, headers, body if isinstance(body, bytes) else b"".join(body)))
         reply = self.replies.pop(0)
         if isinstance(reply, NoAnswer):
             raise reply

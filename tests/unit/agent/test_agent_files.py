@@ -1,6 +1,5 @@
 """From files to sources: who they are, what becomes of them, and when they are let go."""
 
-import dataclasses
 import os
 
 
@@ -102,8 +101,8 @@ def test_a_file_that_no_pattern_asks_for_any_more_is_left_alone(client):
     client.write("a.log", b"one\n")
     client.settle()
     assert client.agent.remember(client.now)
-    only_b = dataclasses.replace(client.config.files[0], patterns=(str(client.root / "b.log"),))
-    client.config = dataclasses.replace(client.config, files=(only_b,))
+    only_b = client.config.files[0]._replace(patterns=(str(client.root / "b.log"),))
+    client.config = client.config._replace(files=(only_b,))
     client.write("a.log", b"two\n")
     client.restart()
     client.settle()

@@ -36,7 +36,7 @@ def test_after_an_unknown_outcome_the_very_same_bytes_are_sent(client, gateway):
 
     class Spy(FakeGateway):
         def __call__(self, url, headers, body):
-            bodies.append(body)
+            bodies.append(body if isinstance(body, bytes) else b"".join(body))
             return super().__call__(url, headers, body)
 
     client.pusher.exchange = spy = Spy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 import pytest
@@ -18,7 +17,7 @@ def client(client, gateway):
         Files((str(client.root / "web*.log"),), "web", attributes={"type": "nginx"}),
         Files((str(client.root / "*.log"),), "rest"),
     )
-    client.config = dataclasses.replace(client.config, files=files)
+    client.config = client.config._replace(files=files)
     client.begin()
     return client
 
@@ -30,8 +29,8 @@ def topics(gateway) -> dict[bytes, str]:
 def change(client, number: int, **changes: object) -> None:
     client.close()
     files = list(client.config.files)
-    files[number] = dataclasses.replace(files[number], **changes)
-    client.config = dataclasses.replace(client.config, files=tuple(files))
+    files[number] = files[number]._replace(**changes)
+    client.config = client.config._replace(files=tuple(files))
     client.begin()
 
 
