@@ -35,7 +35,7 @@ push-client: $(STAMP) ## the push-client as one file: dist/logferry-push.pyz, fo
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check $(SRC)
 	$(BIN)/ruff format --check $(SRC)
-	$(BIN)/mypy -p logferry.gateway -p logferry.loaders -p logferry.client -p logferry.ops
+	$(BIN)/mypy -p logferry.gateway -p logferry.loaders -p logferry.client -p logferry.ops -p logferry.mirror
 
 format: $(STAMP) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix $(SRC)

@@ -68,7 +68,7 @@ class Api:
     config: Config
     kafka: Kafka
     topics: Topics
-    ownership: Ownership
+    ownership: Ownership[Lane]
     routing: Routing
     admission: Admission
     sources: SourcesApi

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient, CoordinationType
+from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.admin import (
     CreatePartitionsRequest,
@@ -296,9 +296,9 @@ class Kafka:
                 except PASSING:
                     await asyncio.sleep(_BACKOFF_S)
 
-    async def send(self, node: int, request: Any) -> Any:
-        """The broker's answer to one request, asked once. Raises KafkaError."""
-        return await self._client.send(node, request)
+    async def send(self, node: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
+        """The broker's answer to one request, asked once. ``group``: a connection of its own. Raises KafkaError."""
+        return await self._client.send(node, request, group=group)
 
     async def abilities(self) -> dict[str, BrokerAbilities]:
         """What the brokers that answer take, by their address."""

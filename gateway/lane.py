@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -25,9 +25,9 @@ from typing import Any, Final
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.config import Config
-from logferry.gateway.course import Course
 from logferry.gateway.errors import LaneLost, Moved, Problem
 from logferry.gateway.kafka import Kafka
+from logferry.gateway.keeping import KeptLane
 from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.producer import LaneProducer
 from logferry.gateway.replay import replay, silent_since, sources_of
@@ -40,41 +40,23 @@ from logferry.gateway.waiting import Answered, Pending, Waiting
 _EXPIRED_A_TRANSACTION: Final = 200
 # Refusals that hold whatever another worker may have recorded meanwhile, or that may be tried again.
 _TRUE_FOR_EVER: Final = ("overlap", "out-of-order", "overloaded")
-_BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 
-@dataclass(slots=True, eq=False)
-class Lane:
-    """One lane as held by this worker. `run` keeps it until `close`, or until the group gives it away."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lane(KeptLane):
+    """One lane of the gateway."""
 
-    number: int
     config: Config
     kafka: Kafka
     topics: Topics
     metrics: LaneMetrics
-    confirm_ownership: Callable[[int], Awaitable[None]]
-    grace_s: float = 0.0
-    course: Course = field(default_factory=Course)
     table: SourceTable = field(default_factory=SourceTable)
     _waiting: Waiting = field(default_factory=Waiting)
     _expired: deque[bytes] = field(default_factory=deque)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _closing: bool = False
-    _doubted: bool = False
     _producer: LaneProducer | None = None
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
 
     # ---- from outside -----------------------------------------------------------------------------------------
-
-    @property
-    def state(self) -> str:
-        """One of `course.STATES`."""
-        return self.course.state
-
-    @property
-    def why(self) -> str:
-        """The reason of the state, for those who have to wait."""
-        return self.course.why
 
     @property
     def queued_bytes(self) -> int:
@@ -124,62 +106,30 @@ class Lane:
             raise Problem("not-owner-yet", f"lane {self.number} is {self.state}: {self.why}")
         return await sources_of(self.table, topic, wants)
 
-    async def run(self) -> None:
-        """Opens and serves, again after each failure, until closed. Whatever waits is answered before it ends."""
-        try:
-            await asyncio.sleep(self.grace_s)
-            failures = 0
-            while not (self._closing and not self._waiting.is_queued):
-                try:
-                    await self._open(first=self._producer is None and failures == 0)
-                    failures = 0
-                    await self._serve()
-                except (NotCommitted, OutcomeUnknown, errors.KafkaError, OSError, TimeoutError) as error:
-                    # Why in full is for the log: the text may name a topic that whoever asks must not know of.
-                    self.course.fail(error)
-                    log.event("warning", "lane_failed", lane=self.number, error=repr(error))
-                    self.metrics.failed(error)
-                    await self._drop_producer()
-                    if self._closing:
-                        return
-                    await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
-                    failures += 1
-                    await self._confirm()
-        except LaneLost as error:
-            self._closing = True
-            self.course.enter("closed", str(error))
-            log.event("info", "lane_lost", lane=self.number, why=str(error))
-        finally:
-            self._closing = True
-            self.course.enter("closed")
-            await self._drop_producer()
-            moved = f"lane {self.number} moved to another worker"
-            self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
-            self.metrics.closed()
+    # ---- as it is kept ----------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Stops accepting; `run` ends after the running transaction and what was queued before."""
-        self._closing = True
-        self.course.enter(self.state, "given away")
-        self._wake.set()
+    @property
+    def producer(self) -> LaneProducer | None:
+        return self._producer
 
-    def doubt(self) -> None:
-        """Another worker may have had the lane meanwhile: it is opened anew before the next request is judged."""
-        self._doubted = True
-        self._wake.set()
+    @property
+    def is_done(self) -> bool:
+        return not self._waiting.is_queued
 
-    # ---- opening ----------------------------------------------------------------------------------------------
+    def failed(self, error: BaseException) -> None:
+        self.metrics.failed(error)
 
-    async def _confirm(self) -> None:
-        """Lanes are opened again only by their owner of the present generation, or two would fence in turn."""
-        while True:
-            try:
-                return await self.confirm_ownership(self.number)
-            except (errors.KafkaError, OSError, TimeoutError) as error:
-                self.course.enter(self.state, f"the group does not answer: {error!r}")
-                await asyncio.sleep(_BACKOFF_S[-1])
+    def ended(self) -> None:
+        moved = f"lane {self.number} moved to another worker"
+        self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
+        self.metrics.closed()
 
-    async def _open(self, *, first: bool) -> None:
+    async def drop_producer(self) -> None:
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            await producer.discard()
+
+    async def open(self, *, first: bool) -> None:
         if self._producer is not None:
             return
         started = time.monotonic()
@@ -206,7 +156,7 @@ class Lane:
 
     # ---- serving ----------------------------------------------------------------------------------------------
 
-    async def _serve(self) -> None:
+    async def serve(self) -> None:
         while True:
             while not (self._waiting.is_queued or self._expired or self._doubted):
                 if self._closing:
@@ -214,8 +164,8 @@ class Lane:
                 self._wake.clear()
                 await self._wake.wait()
             if self._doubted:
-                await self._drop_producer()
-                await self._open(first=False)
+                await self.drop_producer()
+                await self.open(first=False)
                 continue
             producer = self._producer
             if producer is None:
@@ -240,8 +190,8 @@ class Lane:
             self.metrics.committed(time.monotonic() - started, draft.records)
             self._waiting.commit(offsets)
             if producer.is_troubled:
-                await self._drop_producer()
-                await self._open(first=False)
+                await self.drop_producer()
+                await self.open(first=False)
 
     def _draft(self) -> Draft:
         """Puts the next transaction together; what does not have to wait for it is answered at once."""
@@ -304,8 +254,3 @@ class Lane:
             return waiting.succeed(pending, Answered(outcome))
         self.topics.forget(topic.name)
         return waiting.fail(pending, Problem("kafka-unavailable", f"{topic.name} was deleted meanwhile; try again"))
-
-    async def _drop_producer(self) -> None:
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            await producer.discard()

@@ -12,25 +12,21 @@ their URL as client id.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from logferry.gateway import log
-from logferry.gateway.config import Config
 from logferry.gateway.course import now_ms
 from logferry.gateway.errors import LaneLost
 from logferry.gateway.groups import Groups, Refused
 from logferry.gateway.kafka import Kafka
-from logferry.gateway.lane import Lane
+from logferry.gateway.keeping import KeptLane
 from logferry.gateway.links import leave
-from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.standing import Member
-from logferry.gateway.topics import Topics
 
 _HEARTBEAT_MS: Final = 300
 _VIEW_INTERVAL_S: Final = 2.0
@@ -39,8 +35,6 @@ _NEWS_S: Final = 0.1
 # A worker that lives finishes what it has of a lane that it gives away; a fence at once would make that unknown.
 _GRACE_S: Final = 0.2
 _HAND_OVER_S: Final = 3.0
-_EXPIRE_INTERVAL_S: Final = 0.25
-_RETIRE_INTERVAL_S: Final = 600.0
 _CLOSE_DEADLINE_S: Final = 25.0
 _NEVER_MS: Final = 2**31 - 1
 
@@ -59,11 +53,30 @@ class GroupView:
     rebalances: int = -1
 
 
-class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Opens and closes lanes as the group assigns them, and knows the owners of the others."""
+LaneT = TypeVar("LaneT", bound=KeptLane)
 
-    def __init__(self, config: Config, url: str, kafka: Kafka, topics: Topics) -> None:
-        self._config, self.url, self._kafka, self._topics = config, url, kafka, topics
+
+class Membership(Protocol):
+    """Of the workers' group: its id, the topic whose partitions are the lanes, and how soon a dead one is missed."""
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def state_topic(self) -> str: ...
+
+    @property
+    def session_timeout_ms(self) -> int: ...
+
+
+class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc]
+    """Opens and closes lanes as the group assigns them, and knows the owners of the others.
+
+    ``make_lane``: by its number and the seconds that its last owner is given to finish.
+    """
+
+    def __init__(self, config: Membership, url: str, kafka: Kafka, make_lane: Callable[[int, float], LaneT]) -> None:
+        self._config, self.url, self._kafka, self._make_lane = config, url, kafka, make_lane
         self._consumer = AIOKafkaConsumer(
             group_id=config.group,
             client_id=url,
@@ -77,14 +90,14 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
             **kafka.options,
         )
         self._groups = Groups(kafka)
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, LaneT] = {}
         self.view = GroupView()
         self._rebalances = 0
         self._assigned: frozenset[int] | None = None
         self._membership: tuple[str, int] | None = None
         self._changed = asyncio.Condition()
         self._look_again = asyncio.Event()
-        self._running: dict[asyncio.Task[None], Lane] = {}
+        self._running: dict[asyncio.Task[None], LaneT] = {}
         self._background: list[asyncio.Task[None]] = []
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -93,13 +106,13 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         await self._look()
         self._consumer.subscribe([self._config.state_topic], listener=self)
         await self._consumer.start()
-        self._background = [
-            asyncio.create_task(self._view()),
-            asyncio.create_task(self._expire()),
-            asyncio.create_task(self._retire()),
-        ]
-        for task in self._background:
-            task.add_done_callback(self._ended)
+        self.keep_up(self._view())
+
+    def keep_up(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that goes on until `stop`; should it end by an error, the worker ends."""
+        task = asyncio.create_task(work)
+        self._background.append(task)
+        task.add_done_callback(self._ended)
 
     async def leave(self) -> None:
         """Finishes what runs, then leaves the group, so that the lanes move at once; where to is still followed.
@@ -126,7 +139,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     # ---- what others ask --------------------------------------------------------------------------------------
 
-    def held(self) -> list[Lane]:
+    def held(self) -> list[LaneT]:
         """The lanes of this worker by number, those too that it is about to give away."""
         return sorted({*self.lanes.values(), *self._running.values()}, key=lambda lane: lane.number)
 
@@ -228,8 +241,7 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
     def _open(self, number: int) -> None:
         nobody_had_it = self.view.rebalances >= 0 and number not in self.view.owners
         grace_s = 0.0 if nobody_had_it else _GRACE_S
-        metrics = LaneMetrics(str(number))
-        lane = Lane(number, self._config, self._kafka, self._topics, metrics, self.confirm, grace_s)
+        lane = self._make_lane(number, grace_s)
         self.lanes[number] = lane
         task = asyncio.create_task(lane.run(), name=f"lane-{number}")
         self._running[task] = lane
@@ -240,22 +252,6 @@ class Ownership(ConsumerRebalanceListener):  # type: ignore[misc]
         self._running.pop(task, None)
         if not task.cancelled() and task.exception() is not None and not self.failed.done():
             self.failed.set_exception(task.exception() or RuntimeError(task.get_name()))
-
-    async def _expire(self) -> None:
-        """One clock for all requests costs less than one for each."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_EXPIRE_INTERVAL_S)
-            for lane in list(self._running.values()):
-                lane.expire(loop.time())
-
-    async def _retire(self) -> None:
-        """Sources that were silent for the retention are forgotten; looked for some times in a retention."""
-        interval_s = min(_RETIRE_INTERVAL_S, self._config.source_retention_ms / 4000)
-        while True:
-            await asyncio.sleep(interval_s)
-            for lane in list(self.lanes.values()):
-                await lane.find_expired(int(time.time() * 1000))
 
     async def _view(self) -> None:
         while True:

@@ -5,12 +5,14 @@ Weak settings are refused by name; a configuration may accept a weakness by that
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.config import Config, ConfigError
+from logferry.gateway.config import ConfigError
 from logferry.gateway.errors import WeakKafka
+from logferry.gateway.identity import LaneIdentity
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.metadata import ClusterView, TopicView
 from logferry.gateway.produce import BrokerAbilities
@@ -33,22 +35,37 @@ _STATE_CONFIGS: Final = {
 }
 
 
-async def check(kafka: Kafka, config: Config) -> None:
-    """Creates the state topic where it is missing, then checks it and the transaction log.
+class LaneSettings(Protocol):
+    """Of those who keep lanes."""
 
-    Raises WeakKafka or ConfigError, naming the setting.
+    @property
+    def state_topic(self) -> str: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def accept_weak_kafka(self) -> Sequence[str]: ...
+
+    def lane(self, number: int, /) -> LaneIdentity: ...
+
+
+async def check(kafka: Kafka, config: LaneSettings, written: tuple[str, ...]) -> None:
+    """Creates the state topic where it is missing, then checks it, the transaction log, and what is ``written`` to.
+
+    The latter are prefixes of topics. Raises WeakKafka or ConfigError, naming the setting.
     """
     check_abilities(await kafka.abilities())
     topic = config.state_topic
     view = await kafka.describe([])
     if topic not in (await kafka.describe([topic])).topics:
         await _create_state_topic(kafka, config, len(view.brokers))
-    state = await _appeared(kafka, topic)
+    state = await appeared(kafka, topic)
     _check_state(config, state, (await kafka.configs([topic]))[topic])
     await kafka.find_transaction_coordinator(config.lane(0).transactional_id)
-    await _appeared(kafka, "__transaction_state")
-    written = [name for name in (await kafka.describe()).topics if name.startswith(f"{config.dc}.")]
-    for name in (topic, "__transaction_state", *written):
+    await appeared(kafka, "__transaction_state")
+    present = [name for name in (await kafka.describe()).topics if name.startswith(written)]
+    for name in (topic, "__transaction_state", *present):
         await _check_durability(kafka, config, name)
 
 
@@ -64,7 +81,7 @@ def check_abilities(brokers: dict[str, BrokerAbilities]) -> None:
             )
 
 
-async def _create_state_topic(kafka: Kafka, config: Config, brokers: int) -> None:
+async def _create_state_topic(kafka: Kafka, config: LaneSettings, brokers: int) -> None:
     settings = {**_STATE_CONFIGS, "min.insync.replicas": "2" if brokers >= 3 else "1"}
     try:
         await kafka.create_topic(config.state_topic, config.lanes, min(3, brokers), settings)
@@ -73,14 +90,15 @@ async def _create_state_topic(kafka: Kafka, config: Config, brokers: int) -> Non
         return
 
 
-async def _appeared(kafka: Kafka, topic: str) -> TopicView:
+async def appeared(kafka: Kafka, topic: str) -> TopicView:
+    """The topic, once each of its partitions has a leader."""
     view: ClusterView = await kafka.describe([topic])
     while topic not in view.topics or any(p.leader < 0 for p in view.topics[topic].partitions):
         view = await kafka.describe([topic])
     return view.topics[topic]
 
 
-def _check_state(config: Config, state: TopicView, settings: dict[str, str]) -> None:
+def _check_state(config: LaneSettings, state: TopicView, settings: dict[str, str]) -> None:
     if len(state.partitions) != config.lanes:
         raise ConfigError(
             f"lanes: {config.lanes} is configured, but {state.name} has {len(state.partitions)} partitions; "
@@ -99,7 +117,7 @@ def _check_state(config: Config, state: TopicView, settings: dict[str, str]) -> 
         raise WeakKafka(f"{state.name}: " + "; ".join(wrong) + ". Set these on the topic and start again")
 
 
-async def _check_durability(kafka: Kafka, config: Config, topic: str) -> None:
+async def _check_durability(kafka: Kafka, config: LaneSettings, topic: str) -> None:
     """Three replicas, two of them in sync, no unclean election."""
     view = await kafka.describe_topic(topic)
     settings = (await kafka.configs([topic]))[topic]

@@ -59,7 +59,7 @@ _HOP_BY_HOP: Final = frozenset(
 class Routing:
     """Knows where a request belongs."""
 
-    def __init__(self, config: Config, ownership: Ownership, admission: Admission) -> None:
+    def __init__(self, config: Config, ownership: Ownership[Lane], admission: Admission) -> None:
         self._config = config
         self._ownership = ownership
         self._admission = admission

@@ -65,7 +65,7 @@ class SourcesApi:
 
     config: Config
     topics: Topics
-    ownership: Ownership
+    ownership: Ownership[Lane]
     routing: Routing
     admission: Admission
 

@@ -49,7 +49,7 @@ class StatusApi:
 
     config: Config
     kafka: Kafka
-    ownership: Ownership
+    ownership: Ownership[Lane]
     quotas: Quotas
     started_ms: int = field(default_factory=now_ms)
 

@@ -56,12 +56,18 @@ _PASSING_CODES: Final = frozenset({5, 6, 7, _NETWORK, 14, 15, 16, 19, 20, 56, 74
 
 
 class NotCommitted(Exception):
-    """The transaction ended without a commit. ``topic``: the one that is to blame, where it is known."""
+    """The transaction ended without a commit.
 
-    def __init__(self, cause: BaseException | str, topic: str | None = None) -> None:
+    ``topic``: the one that is to blame, where it is known. ``refused``: the partition whose batch Kafka does not take.
+    """
+
+    def __init__(
+        self, cause: BaseException | str, topic: str | None = None, refused: tuple[str, int] | None = None
+    ) -> None:
         super().__init__(str(cause) or type(cause).__name__)
         self.cause = cause
         self.topic = topic
+        self.refused = refused
 
 
 class OutcomeUnknown(Exception):
@@ -250,7 +256,7 @@ class TransactionalProducer:
         if code in _NO_SUCH_TOPIC:
             raise NotCommitted(errors.UnknownTopicOrPartitionError(f"{place} was deleted meanwhile"), part.topic)
         error = errors.for_code(code)(f"{place}: {produced.message or f'Kafka says {code}'}")
-        raise NotCommitted(error, part.topic if code in _TOO_LARGE else None)
+        raise NotCommitted(error, part.topic if code in _TOO_LARGE else None, part.place)
 
     # ---- the coordinator --------------------------------------------------------------------------------------
 

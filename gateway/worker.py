@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import signal
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Final
 
 from aiohttp import web
-from aiokafka.errors import KafkaError
 from logferry.gateway import log, observing, openapi, preflight
 from logferry.gateway.admission import Admission
 from logferry.gateway.api import Api
+from logferry.gateway.arrival import arrive
 from logferry.gateway.auth import Gate
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.consumers import Consumers
 from logferry.gateway.kafka import Kafka
-from logferry.gateway.metrics import REGISTRY
+from logferry.gateway.lane import Lane
+from logferry.gateway.metrics import REGISTRY, LaneMetrics
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
 from logferry.gateway.readers import Readers
@@ -30,8 +29,8 @@ from logferry.gateway.sources_api import SourcesApi
 from logferry.gateway.status import StatusApi
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from logferry.gateway.topics import Topics
+from logferry.gateway.upkeep import expire_requests, retire_sources
 
-_CONNECT_DEADLINE_S = 30.0
 _DRAIN_S = 5.0
 
 
@@ -54,10 +53,22 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
     kafka = Kafka(kafka_options(config.kafka), url)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kafka.close)
-        await _connect(kafka)
-        await preflight.check(kafka, config)
+        await arrive(kafka)
+        await preflight.check(kafka, config, (f"{config.dc}.",))
         topics = Topics(kafka, config)
-        ownership = Ownership(config, url, kafka, topics)
+
+        def make_lane(number: int, grace_s: float) -> Lane:
+            return Lane(
+                number=number,
+                grace_s=grace_s,
+                config=config,
+                kafka=kafka,
+                topics=topics,
+                metrics=LaneMetrics(str(number)),
+                confirm_ownership=ownership.confirm,
+            )
+
+        ownership = Ownership(config, url, kafka, make_lane)
         admission = Admission(config.limits)
         routing = Routing(config, ownership, admission)
         await routing.start()
@@ -80,6 +91,8 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         site = Site(runner, config.host, config.port(worker), context)
         await site.start()
         await ownership.start()
+        ownership.keep_up(expire_requests(ownership))
+        ownership.keep_up(retire_sources(ownership, config.source_retention_ms))
         stack.push_async_callback(ownership.leave)
         observers = _observers(config, worker, ownership)
         stack.push_async_callback(_ended, observers)
@@ -94,7 +107,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
     log.event("info", "worker_stopped", url=url)
 
 
-def _observers(config: Config, worker: int, ownership: Ownership) -> list[asyncio.Task[None]]:
+def _observers(config: Config, worker: int, ownership: Ownership[Lane]) -> list[asyncio.Task[None]]:
     REGISTRY.register(observing.Lanes(ownership.lanes, lambda: ownership.view.owners))
     tasks = [asyncio.create_task(observing.watch_loop())]
     if config.graphite is not None:
@@ -125,40 +138,3 @@ def _take_over(reload: Callable[[], Config], gate: Gate, quotas: Quotas, context
         log.event("error", "configuration_not_reloaded", reason=str(error))
     else:
         log.event("info", "configuration_reloaded", tokens=[token.name for token in fresh.tokens])
-
-
-# What a broker says of a wrong password, which waiting does not mend.
-_REFUSED: Final = "Authentication failed"
-
-
-class _Heard(logging.Handler):
-    """The last that a logger said: aiokafka tells why a broker refused it there, and nowhere else."""
-
-    text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
-
-
-async def _connect(kafka: Kafka) -> None:
-    heard, logger = _Heard(logging.ERROR), logging.getLogger("aiokafka")
-    logger.addHandler(heard)
-    logger.setLevel(logging.ERROR)
-    logger.propagate = False
-    try:
-        async with asyncio.timeout(_CONNECT_DEADLINE_S):
-            while True:
-                try:
-                    return await kafka.start()
-                except (KafkaError, OSError) as error:
-                    if _REFUSED in heard.text:
-                        raise KafkaError(f"{kafka.options['bootstrap_servers']}: {heard.text}") from None
-                    log.event("warning", "kafka_unreachable", error=heard.text or str(error))
-                    await asyncio.sleep(1)
-    except TimeoutError:
-        servers = kafka.options["bootstrap_servers"]
-        reason = f": {heard.text}" if heard.text else ""
-        raise KafkaError(f"no broker of {servers} answers within {_CONNECT_DEADLINE_S:g} s{reason}") from None
-    finally:
-        logger.setLevel(logging.CRITICAL)
-        logger.removeHandler(heard)

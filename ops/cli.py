@@ -32,6 +32,7 @@ COMMANDS = {
     "demo": Command("logferry.ops.demo", "ops", "the whole way on this machine, with a proof at the end"),
     "up": Command("logferry.ops.up", "ops", "a local stack in the foreground: Kafka and the gateway"),
     "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre"),
+    "mirror": Command("logferry.mirror.__main__", "gateway", "brings the topics of other data centres here"),
     "push": Command("logferry.client.agent", "", "tails files and sends their lines"),
     "read": Command("logferry.ops.read", "ops", "writes the chunks of a topic to standard output"),
     "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),

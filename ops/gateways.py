@@ -1,4 +1,4 @@
-"""The gateway workers of one data centre, as processes of the local stack."""
+"""The workers of one data centre's gateway and mirror, as processes of the local stack."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from logferry.ops.problems import Problem, WrongUse
 _ASK_TIMEOUT_S = 5.0
 _EXIT_WRONG_USE = 2
 
-Setting = str | int | float | bool | Sequence[str] | Mapping[str, "Setting"]
+Setting = str | int | float | bool | Sequence["Setting"] | Mapping[str, "Setting"]
 
 
 class Worker:
     """One worker: its process, and where it listens. It keeps both its name and its port over restarts."""
 
-    def __init__(self, name: str, configuration: Path, number: int, port: int, log: Path) -> None:
-        command = [sys.executable, "-m", "logferry.gateway", "--config", str(configuration), "--worker", str(number)]
+    def __init__(
+        self, name: str, configuration: Path, number: int, port: int, log: Path, module: str = "logferry.gateway"
+    ) -> None:
+        command = [sys.executable, "-m", module, "--config", str(configuration), "--worker", str(number)]
         self.child = Child(name, command, log)
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
@@ -52,5 +54,9 @@ def configuration(settings: Mapping[str, Setting]) -> str:
 
 
 def _value(value: Setting) -> str:
-    """JSON's text, numbers, booleans and lists of them are TOML's, too."""
-    return json.dumps(value if isinstance(value, str | int | float) else list(value), ensure_ascii=False)
+    """JSON's text, numbers and booleans are TOML's, too."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_value(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""A local stack: for each data centre a Kafka cluster and its gateway workers, as real processes.
+"""A local stack: for each data centre a Kafka cluster, its gateway workers and its mirrors, as real processes.
 
 * `Stack.start` returns when everything answers, or raises and leaves nothing behind.
 * A process that dies is started again after `RESTART_S` under its name and port, unless that is switched off.
@@ -6,7 +6,7 @@
 * Nothing outlives the process that made the stack.
 
 Under the data folder: ``<dc>/kafka`` (the cluster's own folder), ``<dc>/gateway.toml`` (of the first node, the others
-have a number), ``logs/<dc>-<name>.log``.
+have a number), ``<dc>/mirror.toml``, ``logs/<dc>-<name>.log``.
 """
 
 from __future__ import annotations
@@ -37,11 +37,16 @@ class _DataCentre:
     cluster: Cluster
     configuration: Path
     workers: dict[str, Worker] = field(default_factory=dict)
+    mirrors: dict[str, Worker] = field(default_factory=dict)
+
+    @property
+    def services(self) -> dict[str, Worker]:
+        return self.workers | self.mirrors
 
     def children(self) -> dict[str, Child]:
         """Every process under its name within the data centre."""
-        gateways = {name: worker.child for name, worker in self.workers.items()}
-        return gateways | {f"kafka-{node}": child for node, child in self.cluster.children.items()}
+        services = {name: worker.child for name, worker in self.services.items()}
+        return services | {f"kafka-{node}": child for node, child in self.cluster.children.items()}
 
 
 class Stack:
@@ -49,8 +54,10 @@ class Stack:
 
     A process is named ``dc1/gateway-0``; where there is one data centre, ``gateway-0`` will do.
     ``port``: the first worker's; the others follow, one data centre after the other. 0 takes free ones.
+    ``mirrors`` workers in each data centre bring it the topics of all others.
     ``nodes`` of one data centre have ``workers`` each and a configuration of their own, as gateways on several hosts.
-    ``gateway_settings`` are added to every gateway's configuration and win over ours. ``say`` is told what a
+    ``gateway_settings`` are added to every gateway's configuration and win over ours, ``mirror_settings`` to
+    every mirror's. ``say`` is told what a
     person who watches would want to know.
     """
 
@@ -68,6 +75,8 @@ class Stack:
         heap: str = "256m",
         jvm: Sequence[str] = QUICK_START,
         nodes: int = 1,
+        mirrors: int = 0,
+        mirror_settings: Mapping[str, Setting] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         _check_names(dcs)
@@ -76,6 +85,8 @@ class Stack:
         self.data = Path(data).absolute()
         self._nodes, self._workers, self._lanes, self._port = nodes, workers, lanes, port
         self._gateway_settings = dict(gateway_settings or {})
+        self._mirrors = mirrors if len(dcs) > 1 else 0
+        self._mirror_settings = dict(mirror_settings or {})
         self._restart, self._say = restart, say
         self._logs = self.data / "logs"
         self._dcs = {
@@ -113,7 +124,9 @@ class Stack:
             self._say("starting the gateways")
             for place, dc in enumerate(self._dcs.values()):
                 self._launch_gateway(dc, first + place * self._nodes * self._workers)
-            self._await_gateways([worker for dc in self._dcs.values() for worker in dc.workers.values()])
+            for dc in self._dcs.values():
+                self._launch_mirror(dc)
+            self._await_workers(self._all_workers())
             self._watch()
         except BaseException:
             self.stop()
@@ -123,11 +136,10 @@ class Stack:
         """Gateways, then Kafka; SIGTERM, and SIGKILL for what takes too long. Calling again is safe."""
         with self._life:
             self._stopping.set()
-        gateways = [worker.child for dc in self._dcs.values() for worker in dc.workers.values()]
-        for name in stop_together(gateways, _GATEWAY_STOP_S):
+        for name in stop_together([worker.child for worker in self._all_workers()], _GATEWAY_STOP_S):
             self._say(f"{name} did not stop within {_GATEWAY_STOP_S} s and was killed")
         for dc in self._dcs.values():
-            dc.workers = {}
+            dc.workers, dc.mirrors = {}, {}
             dc.cluster.ask_to_stop()
         for dc in self._dcs.values():
             dc.cluster.stop()
@@ -142,15 +154,15 @@ class Stack:
     def restart(self, name: str) -> None:
         """Ends a process by SIGKILL if it runs, starts it at once, and returns when it answers."""
         dc, short = self._find(name)
-        if short in dc.workers:
-            dc.workers[short].child.restart()
-            self._await_gateways([dc.workers[short]])
+        if short in dc.services:
+            dc.services[short].child.restart()
+            self._await_workers([dc.services[short]])
         else:
             dc.cluster.restart(int(short.removeprefix("kafka-")))
 
     def wait_ready(self) -> None:
-        """Returns when every gateway worker says that it serves its lanes. Raises Unavailable after a minute."""
-        self._await_gateways([worker for dc in self._dcs.values() for worker in dc.workers.values()])
+        """Returns when every worker says that it serves its lanes. Raises Unavailable after a minute."""
+        self._await_workers(self._all_workers())
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
@@ -164,6 +176,10 @@ class Stack:
         """The workers of a data centre; of the first one unless it is named."""
         return [worker.url for worker in self._data_centre(dc).workers.values()]
 
+    def mirror_urls(self, dc: str | None = None) -> list[str]:
+        """The mirror's workers of a data centre; of the first one unless it is named."""
+        return [worker.url for worker in self._data_centre(dc).mirrors.values()]
+
     def cluster(self, dc: str | None = None) -> Cluster:
         return self._data_centre(dc).cluster
 
@@ -176,6 +192,7 @@ class Stack:
         return {
             dc.name: {
                 "gateway": self.urls(dc.name),
+                **({"mirror": self.mirror_urls(dc.name)} if dc.mirrors else {}),
                 "kafka": dc.cluster.bootstrap,
                 "pids": {name: child.pid for name, child in dc.children().items() if child.pid is not None},
             }
@@ -235,7 +252,37 @@ class Stack:
             settings["accept_weak_kafka"] = ["replication", "min-isr"]
         return settings | {"kafka": {"bootstrap_servers": dc.cluster.bootstrap}} | self._gateway_settings
 
-    def _await_gateways(self, workers: Sequence[Worker]) -> None:
+    def _launch_mirror(self, dc: _DataCentre) -> None:
+        if not self._mirrors:
+            return
+        port = free_block(self._mirrors)
+        remotes: list[Setting] = [
+            {"dc": other.name, "kafka": {"bootstrap_servers": other.cluster.bootstrap}}
+            for other in self._dcs.values()
+            if other is not dc
+        ]
+        settings: dict[str, Setting] = {
+            "dc": dc.name,
+            "listen": f"127.0.0.1:{port}",
+            "workers": self._mirrors,
+            "remote": remotes,
+        }
+        if dc.cluster.brokers < _ENOUGH_BROKERS:
+            settings["accept_weak_kafka"] = ["replication", "min-isr"]
+        settings |= {"kafka": {"bootstrap_servers": dc.cluster.bootstrap}} | self._mirror_settings
+        file = dc.configuration.with_name("mirror.toml")
+        file.write_text(configuration(settings), encoding="utf-8")
+        for number in range(self._mirrors):
+            name = f"mirror-{number}"
+            log = self._logs / f"{dc.name}-{name}.log"
+            worker = Worker(f"{dc.name}/{name}", file, number, port + number, log, "logferry.mirror")
+            dc.mirrors[name] = worker
+            worker.child.start()
+
+    def _all_workers(self) -> list[Worker]:
+        return [worker for dc in self._dcs.values() for worker in dc.services.values()]
+
+    def _await_workers(self, workers: Sequence[Worker]) -> None:
         """Until all are ready in one look: a worker that joins makes those before it busy for a moment."""
         deadline = time.monotonic() + _READY_S
         while not_ready := [worker for worker in workers if not worker.is_ready()]:

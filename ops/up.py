@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int:
                 port=args.port,
                 restart=not args.no_restart,
                 jvm=LONG_RUN,
+                mirrors=1,
                 say=_say,
             )
             with stack:
@@ -56,8 +57,9 @@ def main(argv: list[str]) -> int:
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="logferry up",
-        description="Starts Kafka and the gateway on this machine, prints their URLs when they answer, and stops all"
-        " of it on Ctrl-C or SIGTERM. A process that dies is started again after a second.",
+        description="Starts Kafka and the gateway on this machine, and mirrors between several data centres; prints"
+        " their URLs when they answer, and stops all of it on Ctrl-C or SIGTERM. A process that dies is started again"
+        " after a second.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -82,7 +84,8 @@ def _print_ready(stack: Stack, *, as_json: bool) -> None:
         print(json.dumps(facts), flush=True)
         return
     for dc, parts in facts.items():
-        print(f"{dc}: gateway {' '.join(stack.urls(dc))}  Kafka {parts['kafka']}")
+        mirror = "".join(f"  mirror {url}" for url in stack.mirror_urls(dc))
+        print(f"{dc}: gateway {' '.join(stack.urls(dc))}{mirror}  Kafka {parts['kafka']}")
     print(f"data and logs in {stack.data}; Ctrl-C stops it all", flush=True)
 
 

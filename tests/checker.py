@@ -128,7 +128,7 @@ async def read_back(bootstrap: str, topic: str) -> list[Stored]:
     await consumer.start()
     try:
         partitions = sorted(consumer.assignment())
-        ends = await _high_watermarks(bootstrap, partitions)
+        ends = await high_watermarks(bootstrap, partitions)
         stored: list[Stored] = []
         while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
             for records in (await consumer.getmany(timeout_ms=200)).values():
@@ -142,7 +142,7 @@ async def read_back(bootstrap: str, topic: str) -> list[Stored]:
         await consumer.stop()
 
 
-async def _high_watermarks(bootstrap: str, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+async def high_watermarks(bootstrap: str, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
     """The real ends, past what an open transaction hides: reading up to them waits until it has ended."""
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_uncommitted")
     await consumer.start()

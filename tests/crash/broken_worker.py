@@ -14,6 +14,7 @@ from logferry.gateway import transaction
 from logferry.gateway.__main__ import main
 from logferry.gateway.config import Config
 from logferry.gateway.contract import Chunk
+from logferry.gateway.identity import LaneIdentity
 from logferry.gateway.sources import Advance, Refusal, SourceState
 
 
@@ -31,8 +32,13 @@ def no_deduplication() -> None:
 
 def no_fence() -> None:
     """Each opening of a lane takes a transactional id of its own, so nobody is ever shut out."""
-    numbers = itertools.count()
-    Config.transactional_id = lambda self, lane: f"unfenced-{lane}-{os.getpid()}-{next(numbers)}"  # type: ignore[method-assign]
+    numbers, fenced = itertools.count(), Config.lane
+
+    def unfenced(self: Config, number: int) -> LaneIdentity:
+        transactional_id = f"unfenced-{number}-{os.getpid()}-{next(numbers)}"
+        return fenced(self, number)._replace(transactional_id=transactional_id)
+
+    Config.lane = unfenced  # type: ignore[method-assign]
 
 
 GUARDS: dict[str, Callable[[], None]] = {

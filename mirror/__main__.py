@@ -1,0 +1,49 @@
+"""``logferry mirror --config FILE``: the workers that bring other data centres' topics here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import uvloop
+from aiokafka.errors import KafkaError
+from logferry.gateway import log
+from logferry.gateway.config import ConfigError
+from logferry.gateway.errors import WeakKafka
+from logferry.gateway.supervising import SERVICE_AWAY, WRONG_USE, supervise
+from logferry.mirror.config import load
+from logferry.mirror.worker import serve
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 stopped in order, 2 wrong configuration or weak Kafka, 3 Kafka is not there."""
+    parser = argparse.ArgumentParser(
+        prog="logferry mirror",
+        description="Brings the topics of other data centres here: same records, same order, each exactly once.",
+        epilog="example: logferry mirror --config mirror.toml",
+    )
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="the TOML configuration")
+    parser.add_argument("--worker", type=int, metavar="I", help="run this one worker only, in the foreground")
+    args = parser.parse_args(argv)
+    try:
+        config = load(args.config)
+        if args.worker is None:
+            return supervise("logferry.mirror", args.config, config.workers)
+        if not 0 <= args.worker < config.workers:
+            raise ConfigError(f"--worker {args.worker}: the configuration has the workers 0 to {config.workers - 1}")
+        uvloop.run(serve(config, args.worker))
+    except (ConfigError, WeakKafka) as error:
+        log.event("error", "refused_to_start", reason=str(error))
+        return WRONG_USE
+    except OSError as error:
+        log.event("error", "cannot_listen", reason=str(error))
+        return WRONG_USE
+    except (KafkaError, TimeoutError) as error:
+        log.event("error", "kafka_away", reason=str(error) or type(error).__name__)
+        return SERVICE_AWAY
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

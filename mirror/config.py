@@ -1,0 +1,173 @@
+"""The configuration of the mirror: one TOML file, checked as a whole before anything starts."""
+
+from __future__ import annotations
+
+import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+from zlib import crc32
+
+from logferry.gateway.config import MIB, ConfigError, KafkaSettings, Pattern, Weakness
+from logferry.gateway.contract import check_dc
+from logferry.gateway.identity import LaneIdentity
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Remote(_Strict):
+    """A cluster that topics are taken from.
+
+    ``topics``: patterns of their names without the data centre. ``prefixes``: the data centres whose topics are taken
+    there, its own alone unless said otherwise: a chain takes those that it mirrors, too.
+    """
+
+    dc: str
+    kafka: KafkaSettings
+    topics: Annotated[list[Pattern], Field(min_length=1)] = ["*"]
+    prefixes: list[str] = []
+    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @field_validator("dc")
+    @classmethod
+    def _dc(cls, dc: str) -> str:
+        return check_dc(dc)
+
+    @field_validator("prefixes")
+    @classmethod
+    def _prefixes(cls, names: list[str]) -> list[str]:
+        return [check_dc(name) for name in names]
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The data centres whose topics are taken here."""
+        return tuple(self.prefixes or [self.dc])
+
+    def takes(self, topic: str) -> bool:
+        """By its full name."""
+        dc, dot, name = topic.partition(".")
+        return bool(dot) and dc in self.taken and any(fnmatchcase(name, pattern) for pattern in self.topics)
+
+
+class Limits(_Strict):
+    """Bytes. ``waiting_bytes``: of all that was fetched and is not committed; ``partition_bytes``: of one partition.
+
+    ``fetch_bytes``: what one fetch from a broker brings at most, and ``transaction_bytes`` what one commit holds.
+    """
+
+    fetch_bytes: Annotated[int, Field(ge=64 * 1024, le=64 * MIB)] = 8 * MIB
+    partition_bytes: Annotated[int, Field(ge=64 * 1024, le=64 * MIB)] = 2 * MIB
+    waiting_bytes: Annotated[int, Field(ge=MIB)] = 48 * MIB
+    transaction_bytes: Annotated[int, Field(ge=64 * 1024, le=32 * MIB)] = 8 * MIB
+
+
+class MirrorConfig(_Strict):
+    """What one data centre takes from others. Worker ``i`` listens on the port of ``listen`` plus ``i``."""
+
+    dc: str
+    listen: str = "127.0.0.1:8180"
+    advertised_host: str | None = None
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    lanes: Annotated[int, Field(ge=1, le=1024)] = 4
+    prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
+    session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
+    accept_weak_kafka: list[Weakness] = []
+    kafka: KafkaSettings
+    remotes: Annotated[list[Remote], Field(min_length=1, alias="remote")]
+    limits: Limits = Limits()
+
+    @field_validator("dc")
+    @classmethod
+    def _dc(cls, dc: str) -> str:
+        return check_dc(dc)
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, listen: str) -> str:
+        host, colon, port = listen.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"{listen!r} is not <address>:<port>")
+        return listen
+
+    @model_validator(mode="after")
+    def _together(self) -> MirrorConfig:
+        seen: dict[str, str] = {}
+        for remote in self.remotes:
+            if remote.dc == self.dc:
+                raise ValueError(f"remote: {remote.dc} is this data centre itself")
+            for dc in remote.taken:
+                if dc == self.dc:
+                    raise ValueError(
+                        f"remote {remote.dc}: prefixes: topics of {dc} are written here; taking them from elsewhere "
+                        "would send them round in a circle"
+                    )
+                if dc in seen:
+                    raise ValueError(f"topics of {dc} would come from {seen[dc]} and from {remote.dc}; choose one")
+                seen[dc] = remote.dc
+        if self.prefix in {self.dc, *seen}:
+            raise ValueError(f"prefix: {self.prefix!r} is the name of a data centre too")
+        if self.port(self.workers - 1) > 65535:
+            raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
+        return self
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    def port(self, worker: int) -> int:
+        return int(self.listen.rpartition(":")[2]) + worker
+
+    def url(self, worker: int) -> str:
+        """Where others reach this worker."""
+        return f"http://{self.advertised_host or self.listen.rpartition(':')[0]}:{self.port(worker)}"
+
+    @property
+    def group(self) -> str:
+        """The consumer group whose members are the workers."""
+        return f"{self.prefix}.mirror.{self.dc}"
+
+    @property
+    def state_topic(self) -> str:
+        """The compacted topic with the progress of each partition; its partitions are the lanes."""
+        return f"{self.prefix}.mirror.{self.dc}.state"
+
+    @property
+    def pairs_topic(self) -> str:
+        """The history of offset pairs; its partitions are the lanes."""
+        return f"{self.prefix}.mirror.{self.dc}.pairs"
+
+    def remote_of(self, topic: str) -> Remote | None:
+        return next((remote for remote in self.remotes if remote.takes(topic)), None)
+
+    def lane_of(self, topic: str, partition: int) -> int:
+        return (crc32(topic.encode()) + partition) % self.lanes
+
+    def lane(self, number: int) -> LaneIdentity:
+        prefixes = tuple(f"{dc}." for remote in self.remotes for dc in remote.taken)
+        own = {(self.state_topic, number), (self.pairs_topic, number)}
+
+        def may_write(topic: str, partition: int) -> bool:
+            if (topic, partition) in own:
+                return True
+            return topic.startswith(prefixes) and self.lane_of(topic, partition) == number
+
+        transactional_id = f"{self.prefix}.mirror.{self.dc}.lane-{number}"
+        return LaneIdentity(number, transactional_id, (self.state_topic, number), may_write)
+
+
+def load(path: Path) -> MirrorConfig:
+    """Reads and checks the file. Raises ConfigError."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    try:
+        return MirrorConfig.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{path}: " + "; ".join(lines)) from None

@@ -1,0 +1,397 @@
+"""A lane of the mirror: it alone writes the mirrored partitions that fall to it, and knows how far each is.
+
+The order that makes it exact is the gateway's: fence first, then read how far each partition is, then go on exactly
+there. One transaction holds record batches, the chapters of the history that say which offset is which, and the
+progress of the partitions. Killed before the commit: nothing of it is in any log. After it: all of it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from aiokafka import errors
+from logferry.gateway import log
+from logferry.gateway.batches import CODECS, batches
+from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
+from logferry.gateway.keeping import KeptLane
+from logferry.gateway.metadata import NO_ID, TopicView
+from logferry.gateway.transaction import Record
+from logferry.gateway.transactional import Fenced, NotCommitted, Part, TransactionalProducer
+from logferry.mirror import metrics
+from logferry.mirror.budget import Budget
+from logferry.mirror.config import MirrorConfig
+from logferry.mirror.link import Link
+from logferry.mirror.moving import MovedBatch, in_sequence
+from logferry.mirror.pairs import (
+    Chapter,
+    Damaged,
+    Place,
+    Progress,
+    Run,
+    Signpost,
+    key_of,
+    merged,
+    place_of,
+    signposts_after,
+)
+from logferry.mirror.partition import MirroredPartition, Stop
+from logferry.mirror.targets import Targets
+
+_BATCH_BYTES: Final = 1 << 20
+_FETCH_BYTES: Final = 1 << 18
+_REFUSED_S: Final = 60.0
+_CODEC: Final = CODECS["zstd"]
+
+Drawn = dict[MirroredPartition, list[MovedBatch]]
+
+
+class CannotResume(Exception):
+    """The text says why, and what can be done."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class MirrorLane(KeptLane):
+    """``links``: by the data centre whose topics they bring."""
+
+    config: MirrorConfig
+    kafka: Kafka
+    targets: Targets
+    links: dict[str, Link]
+    budget: Budget
+    partitions: dict[Place, MirroredPartition] = field(default_factory=dict)
+    _producer: TransactionalProducer | None = None
+    _progress: dict[Place, Progress] = field(default_factory=dict)
+    _ready: dict[MirroredPartition, None] = field(default_factory=dict)
+    _refused: dict[Place, Stop] = field(default_factory=dict)
+    _resumes: dict[Place, tuple[Progress, asyncio.Future[None]]] = field(default_factory=dict)
+    _drawn_bytes: int = 0
+    _pairs_next: int = 0
+    _topic_ids: tuple[bytes, bytes] = (NO_ID, NO_ID)
+
+    # ---- as it is kept ----------------------------------------------------------------------------------------
+
+    @property
+    def producer(self) -> TransactionalProducer | None:
+        return self._producer
+
+    @property
+    def is_done(self) -> bool:
+        return True
+
+    def failed(self, error: BaseException) -> None:
+        metrics.failed(self.number, error)
+        if isinstance(error, Fenced):
+            return
+        if isinstance(error, NotCommitted) and error.refused in self.partitions:
+            self._refused[error.refused] = Stop("refused", str(error), int(time.time() * 1000))
+
+    def ended(self) -> None:
+        metrics.closed(self.number)
+        for _, done in self._resumes.values():
+            if not done.done():
+                done.set_exception(CannotResume(f"lane {self.number} moved to another worker; try again"))
+
+    async def drop_producer(self) -> None:
+        self._leave_all()
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            await producer.discard()
+
+    def _leave_all(self) -> None:
+        for partition in self.partitions.values():
+            self.links[partition.dc].unfollow(partition)
+            self.budget.give(partition.waiting_bytes)
+        self.budget.give(self._drawn_bytes)
+        self._drawn_bytes = 0
+        self.partitions = {}
+        self._ready = {}
+
+    # ---- opening ----------------------------------------------------------------------------------------------
+
+    async def open(self, *, first: bool) -> None:
+        if self._producer is not None:
+            return
+        started = time.monotonic()
+        self.course.enter("fencing", "another worker may have had it" if self._doubted else None)
+        self._doubted = False
+        self._producer = TransactionalProducer(self.kafka, self.config.lane(self.number))
+        await self._producer.fence()
+        fenced = time.monotonic()
+        self.course.enter("replaying")
+        pairs, state = self.config.pairs_topic, self.config.state_topic
+        self._topic_ids = ((await self.kafka.describe_topic(pairs)).id, (await self.kafka.describe_topic(state)).id)
+        self._pairs_next = await self.kafka.offset(pairs, self.number, LATEST)
+        self._progress = await self._replay()
+        self.course.enter("serving", "open")
+        now = time.monotonic()
+        for link in self.links.values():
+            self.adopt(link, link.topics)
+        metrics.opened(self.number, first=first, replay_s=now - fenced)
+        log.event(
+            "info",
+            "lane_open",
+            lane=self.number,
+            partitions=len(self.partitions),
+            fence_ms=round((fenced - started) * 1000),
+            replay_ms=round((now - fenced) * 1000),
+        )
+
+    async def _replay(self) -> dict[Place, Progress]:
+        """How far each partition is, by what is committed; complete only after a fence."""
+        topic, found = self.config.state_topic, dict[Place, Progress]()
+        end = await self.kafka.offset(topic, self.number, LATEST)
+        position = await self.kafka.offset(topic, self.number, EARLIEST)
+        while position < end:
+            fetched = await self.kafka.fetch(topic, self.number, position, max_bytes=_FETCH_BYTES)
+            for record in fetched.records:
+                try:
+                    place = place_of(record.key or b"")
+                    if record.value is None:
+                        found.pop(place, None)
+                    else:
+                        found[place] = Progress.decode(record.value)
+                except Damaged as error:
+                    # Going on without it would mirror its partition anew, behind what is there.
+                    raise errors.KafkaError(f"{topic}-{self.number} at {record.offset}: {error}") from None
+            position = fetched.next_offset
+        return found
+
+    def adopt(self, link: Link, topics: dict[str, TopicView]) -> None:
+        """Follows the partitions of this lane among the topics as they are there now."""
+        if self.state != "serving":
+            return
+        for topic in topics.values():
+            target = self.targets.known.get(topic.name)
+            for number in range(len(topic.partitions)):
+                if self.config.lane_of(topic.name, number) == self.number:
+                    self._adopt(link, topic, number, target)
+        gone = [p for p in self.partitions.values() if p.dc == link.remote.dc and p.topic not in topics]
+        for partition in gone:
+            if partition.stop is None:
+                partition.halt("source-deleted", f"{partition.topic} is not in {link.remote.dc} any more")
+
+    def _adopt(self, link: Link, topic: TopicView, number: int, target: TopicView | None) -> None:
+        if target is None or number >= len(target.partitions):
+            return  # it is not made yet
+        place = (topic.name, number)
+        known = self.partitions.get(place)
+        if known is not None and (known.source_id, known.local_id) == (topic.id, target.id):
+            refused = self._refused.get(place)
+            if refused is not None and time.time() - refused.since_ms / 1000 > _REFUSED_S:
+                del self._refused[place]
+                known.stop = None
+                known.rewind()
+            elif known.stop is not None and known.stop.kind == "source-deleted":
+                known.stop = None
+                known.on_change(known)
+            return
+        if known is not None:
+            link.unfollow(known)
+            self.budget.give(known.rewind())
+            self._ready.pop(known, None)
+        partition = MirroredPartition(
+            topic=topic.name,
+            number=number,
+            dc=link.remote.dc,
+            source_id=topic.id,
+            local_id=target.id,
+            partition_bytes=self.config.limits.partition_bytes,
+            progress=self._progress.get(place),
+            verifies=topic.name not in self.targets.compacted,
+            stop=self._refused.get(place),
+            on_waiting=self._has_waiting,
+        )
+        partition.rewind()
+        self.partitions[place] = partition
+        link.follow(partition)
+
+    def _has_waiting(self, partition: MirroredPartition) -> None:
+        self._ready[partition] = None
+        self._wake.set()
+
+    # ---- serving ----------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        while True:
+            while not (self._ready or self._resumes or self._doubted or self._closing):
+                self._wake.clear()
+                await self._wake.wait()
+            if self._closing:
+                return
+            producer = self._producer
+            if self._doubted or producer is None:
+                await self.drop_producer()
+                await self.open(first=False)
+                continue
+            await producer.settled()
+            if self._resumes:
+                await self._resume(producer)
+                continue
+            drawn = self._draw()
+            if not drawn:
+                continue
+            self.course.begin()
+            started = time.monotonic()
+            await self._transact(producer, drawn)
+            self.course.commit()
+            metrics.committed(time.monotonic() - started, drawn)
+            if producer.is_troubled:
+                await self.drop_producer()
+                await self.open(first=False)
+
+    def _draw(self) -> Drawn:
+        """What the next transaction holds; those that had no place in it come first in the one after it."""
+        room, drawn = self.config.limits.transaction_bytes, Drawn()
+        for partition in list(self._ready):
+            if room <= 0:
+                break
+            del self._ready[partition]
+            if partition.stop is not None:
+                continue
+            found = partition.draw(room)
+            if found:
+                size = sum(batch.size_bytes for batch in found)
+                drawn[partition] = found
+                self._drawn_bytes += size
+                room -= size
+            if partition.waiting:
+                self._ready[partition] = None
+            partition.on_change(partition)
+        return drawn
+
+    async def _transact(self, producer: TransactionalProducer, drawn: Drawn) -> None:
+        """Raises NotCommitted or OutcomeUnknown; everything is fetched again then, from where the log says."""
+        parts = {
+            partition: Part(partition.topic, partition.number, partition.local_id, deque(in_sequence(found)))
+            for partition, found in drawn.items()
+        }
+        await producer.write(list(parts.values()))
+        chapters: list[Record] = []
+        states: list[Record] = []
+        progress: dict[MirroredPartition, Progress] = {}
+        for partition, found in drawn.items():
+            runs = merged(_runs(found, parts[partition]))
+            before = partition.progress
+            old = None if before is None or before.source_id != partition.source_id else before
+            number, posts = (0, ()) if old is None else (old.chapters, old.signposts)
+            chapter = Chapter(partition.source_id, number, posts, runs)
+            post = Signpost(self._pairs_next + len(chapters), runs[0].source, runs[0].local)
+            key, last = key_of(*partition.place), found[-1]
+            progress[partition] = Progress(
+                source_id=partition.source_id,
+                local_id=partition.local_id,
+                source_next=last.end,
+                local_next=runs[-1].local + runs[-1].size,
+                last_base=last.base,
+                last_epoch=last.epoch,
+                last_crc=last.crc,
+                last_ms=last.last_ms,
+                chapters=number + 1,
+                signposts=signposts_after(number, posts, post),
+            )
+            chapters.append((key, chapter.encode(), []))
+            states.append((key, progress[partition].encode(), []))
+        await self._keep_books(producer, chapters, states)
+        await producer.commit()
+        self._pairs_next += len(chapters) + 1  # the commit's own marker
+        for partition, reached in progress.items():
+            partition.progress = self._progress[partition.place] = reached
+            partition.under_way = False
+            partition.moved_records += sum(batch.size for batch in drawn[partition])
+            partition.moved_bytes += sum(batch.size_bytes for batch in drawn[partition])
+        self.budget.give(self._drawn_bytes)
+        self._drawn_bytes = 0
+
+    async def _keep_books(
+        self,
+        producer: TransactionalProducer,
+        chapters: list[Record],
+        states: list[Record],
+    ) -> None:
+        now_ms = int(time.time() * 1000)
+        books = [Part(*producer.lane.state, self._topic_ids[1], deque(batches(states, _BATCH_BYTES, now_ms, _CODEC)))]
+        if chapters:
+            written = deque(batches(chapters, _BATCH_BYTES, now_ms, _CODEC))
+            books.append(Part(self.config.pairs_topic, self.number, self._topic_ids[0], deque(written)))
+        await producer.write(books)
+        for part in books[1:]:
+            # The next chapters lead to these, so they must be where they were said to be.
+            wrong = [base for first, base in part.offsets if base != self._pairs_next + first]
+            if wrong:
+                raise NotCommitted(f"{part.topic}-{part.number} goes on at {wrong[0]}, not at {self._pairs_next}")
+
+    # ---- going on after a stop --------------------------------------------------------------------------------
+
+    async def resume(self, place: Place, start: int | None) -> int:
+        """Goes on at an offset there (None: the first that is there) and returns it; committed when this returns.
+
+        Raises CannotResume, and KafkaError.
+        """
+        partition = self.partitions.get(place)
+        producer = self._producer
+        if partition is None or producer is None or self.state != "serving":
+            raise CannotResume(f"{place[0]}-{place[1]} is not mirrored by this lane at the moment; try again")
+        if partition.stop is None:
+            raise CannotResume(f"{place[0]}-{place[1]} has not stopped")
+        if partition.stop.kind == "source-deleted":
+            raise CannotResume(f"{place[0]} is not in {partition.dc} any more")
+        remote = self.links[partition.dc].kafka
+        first, end = await remote.offset(*place, EARLIEST), await remote.offset(*place, LATEST)
+        at = first if start is None else start
+        if not first <= at <= end:
+            raise CannotResume(
+                f"{partition.dc} has the offsets {first} to {end} of {place[0]}-{place[1]}, {at} is outside"
+            )
+        before = partition.progress
+        is_same = before is not None and before.source_id == partition.source_id
+        is_same = is_same and before is not None and before.local_id == partition.local_id
+        if before is None or not is_same:
+            local = 0 if before is None or before.local_id != partition.local_id else before.local_next
+            after = Progress(partition.source_id, partition.local_id, at, local, -1, -1, 0, 0, 0, ())
+        else:
+            after = replace(before, source_next=at, last_base=-1, last_epoch=-1)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._resumes[place] = (after, done)
+        self._wake.set()
+        await done
+        return at
+
+    async def _resume(self, producer: TransactionalProducer) -> None:
+        resumes, self._resumes = self._resumes, {}
+        try:
+            states: list[Record] = [(key_of(*place), after.encode(), []) for place, (after, _) in resumes.items()]
+            await self._keep_books(producer, [], states)
+            await producer.commit()
+        except BaseException as error:
+            for _, done in resumes.values():
+                if not done.done():
+                    done.set_exception(CannotResume(f"Kafka here did not take it: {error!r}; try again"))
+            raise
+        for place, (after, done) in resumes.items():
+            self._progress[place] = after
+            self._refused.pop(place, None)
+            partition = self.partitions.pop(place, None)
+            if partition is not None:
+                self.links[partition.dc].unfollow(partition)
+                self.budget.give(partition.rewind())
+                self._ready.pop(partition, None)
+            log.event("info", "partition_resumed", topic=place[0], partition=place[1], source_next=after.source_next)
+            if not done.done():
+                done.set_result(None)
+        for link in self.links.values():
+            self.adopt(link, link.topics)
+
+
+def _runs(found: list[MovedBatch], part: Part) -> Iterator[Run]:
+    """What became of the batches, which were written in this order. Raises NotCommitted."""
+    for batch, (_, local) in zip(found, part.offsets, strict=True):
+        if local < 0:
+            raise NotCommitted(f"{part.topic}-{part.number}: the offset of a batch is not known")
+        for run in batch.runs:
+            yield Run(run.source, local, run.size)
+            local += run.size

@@ -1,0 +1,223 @@
+"""Which offset of a mirrored partition is which of its original: the latest pair as a state, and the history. Pure.
+
+Offsets differ between clusters, since each has its own control records; the order never does. So the history is kept
+as *runs*: so many records with consecutive offsets on both sides, split at each hole on either. Each transaction of
+the mirror writes one *chapter* of it a partition. Chapters are found again without reading the whole: each knows the
+places of some before it, the last one, the last whose number is a multiple of 4, of 16 and so on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+VERSION: Final = 1
+_KEY_END: Final = struct.Struct(">i")
+# Version, original topic id, local topic id, next original and local offset, last batch: base, epoch, crc, timestamp.
+_STATE: Final = struct.Struct(">B16s16sqqqiIq")
+# Version, original topic id, chapter number.
+_CHAPTER: Final = struct.Struct(">B16sq")
+_STRIDE: Final = 4
+
+Place = tuple[str, int]
+
+
+class Damaged(Exception):
+    """A stored state or chapter that cannot be read; the text says which."""
+
+
+class Run(NamedTuple):
+    """``size`` records: ``source`` + i in the original partition is ``local`` + i in the mirrored one."""
+
+    source: int
+    local: int
+    size: int
+
+
+class Signpost(NamedTuple):
+    """Where an earlier chapter is: its offset in the history, and the first offsets that it speaks of."""
+
+    offset: int
+    source: int
+    local: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a partition is mirrored.
+
+    ``source_next``: the next original offset to look at, ``local_next``: the one after the last record mirrored. The
+    last batch is the proof that the original's log is still the one that was read: ``last_base`` -1: there is none.
+    ``chapters``: how many there are, and ``signposts`` those that the next one begins with.
+    """
+
+    source_id: bytes
+    local_id: bytes
+    source_next: int
+    local_next: int
+    last_base: int
+    last_epoch: int
+    last_crc: int
+    last_ms: int
+    chapters: int
+    signposts: tuple[Signpost, ...]
+
+    def encode(self) -> bytes:
+        fixed = _STATE.pack(
+            VERSION,
+            self.source_id,
+            self.local_id,
+            self.source_next,
+            self.local_next,
+            self.last_base,
+            self.last_epoch,
+            self.last_crc,
+            self.last_ms,
+        )
+        return fixed + _numbers([self.chapters, *_flat(self.signposts)])
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Progress:
+        """Raises Damaged."""
+        try:
+            version, source_id, local_id, source, local, base, epoch, crc, last_ms = _STATE.unpack_from(raw)
+            if version != VERSION:
+                raise Damaged(f"a state of version {version}; this program knows {VERSION}")
+            chapters, *rest = _read_numbers(raw[_STATE.size :])
+            posts = _signposts(rest)
+        except (struct.error, IndexError, ValueError) as error:
+            raise Damaged(f"a state of {len(raw)} bytes cannot be read: {error}") from None
+        return cls(source_id, local_id, source, local, base, epoch, crc, last_ms, chapters, posts)
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """The runs of one transaction, in order, and the way to those before."""
+
+    source_id: bytes
+    number: int
+    signposts: tuple[Signpost, ...]
+    runs: tuple[Run, ...]
+
+    def encode(self) -> bytes:
+        flat = [len(self.signposts), *_flat(self.signposts)]
+        source = local = 0
+        for run in self.runs:
+            flat += (run.source - source, run.local - local, run.size)
+            source, local = run.source + run.size, run.local + run.size
+        return _CHAPTER.pack(VERSION, self.source_id, self.number) + _numbers(flat)
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Chapter:
+        """Raises Damaged."""
+        try:
+            version, source_id, number = _CHAPTER.unpack_from(raw)
+            if version != VERSION:
+                raise Damaged(f"a chapter of version {version}; this program knows {VERSION}")
+            count, *rest = _read_numbers(raw[_CHAPTER.size :])
+            posts, rest = _signposts(rest[: 3 * count]), rest[3 * count :]
+            runs: list[Run] = []
+            source = local = 0
+            for index in range(0, len(rest), 3):
+                source, local, size = source + rest[index], local + rest[index + 1], rest[index + 2]
+                runs.append(Run(source, local, size))
+                source, local = source + size, local + size
+        except (struct.error, IndexError, ValueError) as error:
+            raise Damaged(f"a chapter of {len(raw)} bytes cannot be read: {error}") from None
+        return cls(source_id, number, posts, tuple(runs))
+
+
+def key_of(topic: str, partition: int) -> bytes:
+    """The key of a state or a chapter."""
+    return topic.encode() + b"\0" + _KEY_END.pack(partition)
+
+
+def place_of(key: bytes) -> Place:
+    """Raises Damaged."""
+    if len(key) < 6 or key[-5] != 0:
+        raise Damaged(f"a key of {len(key)} bytes names no partition")
+    return key[:-5].decode(), _KEY_END.unpack(key[-4:])[0]
+
+
+def merged(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Neighbours that follow each other on both sides are one."""
+    found: list[Run] = []
+    for run in runs:
+        if found:
+            last = found[-1]
+            if (last.source + last.size, last.local + last.size) == run[:2]:
+                found[-1] = Run(last.source, last.local, last.size + run.size)
+                continue
+        found.append(run)
+    return tuple(found)
+
+
+def signposts_after(number: int, before: Sequence[Signpost], last: Signpost) -> tuple[Signpost, ...]:
+    """Those of the chapter after ``last``, which has this number and began with those ``before``.
+
+    They lead to the last chapter, then to the last one whose number is a multiple of 4, of 16, …, at the end to
+    chapter 0.
+    """
+    found: list[Signpost] = []
+    step = 1
+    while True:
+        found.append(last if number % step == 0 else before[min(len(found), len(before) - 1)])
+        if step > number:
+            return tuple(found)
+        step *= _STRIDE
+
+
+class Step(NamedTuple):
+    """The chapter to go to. ``is_it``: it holds the offset, or the one after it begins behind the offset."""
+
+    post: Signpost
+    is_it: bool
+
+
+def step_towards(signposts: Sequence[Signpost], offset: int, *, of_source: bool) -> Step | None:
+    """From a chapter that begins after the offset, or from the end of the history; None: all begin after it."""
+    later: Signpost | None = None
+    for post in signposts:
+        if (post.source if of_source else post.local) <= offset:
+            return Step(post, True) if later is None else Step(later, False)
+        later = post
+    return None if later is None else Step(later, False)
+
+
+def _flat(posts: Iterable[Signpost]) -> Iterable[int]:
+    for post in posts:
+        yield from post
+
+
+def _signposts(flat: Sequence[int]) -> tuple[Signpost, ...]:
+    if len(flat) % 3:
+        raise ValueError("signposts are cut off")
+    return tuple(Signpost(*flat[index : index + 3]) for index in range(0, len(flat), 3))
+
+
+def _numbers(values: Iterable[int]) -> bytes:
+    out = bytearray()
+    for value in values:
+        if value < 0:
+            raise ValueError(f"{value} is negative")
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
+    return bytes(out)
+
+
+def _read_numbers(raw: bytes) -> list[int]:
+    found, value, shift = [], 0, 0
+    for byte in raw:
+        value |= (byte & 0x7F) << shift
+        if byte & 0x80:
+            shift += 7
+        else:
+            found.append(value)
+            value = shift = 0
+    if shift:
+        raise ValueError("a number is cut off")
+    return found

@@ -1,0 +1,195 @@
+"""One partition on its way here: what was fetched of it and waits, how far it is, and why it stands still. Pure.
+
+Every reason to stand still has a name; the others go on. Nothing is ever skipped in silence: from a named stop it
+goes on by itself when what was wrong is mended, or when somebody says from where (`resume`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from logferry.mirror.fetching import Found, TopicPartition, Wanted
+from logferry.mirror.moving import MovedBatch, Unreadable, committed_batches
+from logferry.mirror.pairs import Place, Progress
+
+# The names of stops, and what an operator is told to do.
+STOPS: Final = {
+    "records-removed": "records were removed there before they were mirrored; go on behind the hole: --from earliest",
+    "cut-back": "the log there is not the one that was mirrored: it was cut back, and may have gone on otherwise",
+    "source-recreated": "the topic was deleted there and created anew; mirror the new one too: --from earliest",
+    "source-deleted": "the topic is not there any more; what was mirrored stays",
+    "unreadable-batch": "a batch there cannot be read; go on behind it: --from OFFSET",
+    "refused": "Kafka here does not take a batch; mend what the detail says, it is tried again each minute",
+    "target-recreated": "the topic was deleted here and created anew; mirror it from the start: --from earliest",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """``kind``: one of `STOPS`."""
+
+    kind: str
+    detail: str
+    since_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class MirroredPartition:
+    """Of one lane. ``position``: the next offset to fetch; ``progress``: what is committed, None: nothing yet.
+
+    ``on_change`` is called when it may be fetched again, or not any more; ``on_waiting`` when there is more to write.
+    """
+
+    topic: str
+    number: int
+    dc: str
+    source_id: bytes
+    local_id: bytes
+    partition_bytes: int
+    progress: Progress | None
+    verifies: bool = True
+    position: int = 0
+    epoch: int = -1
+    waiting: deque[MovedBatch] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    stop: Stop | None = None
+    end: int | None = None
+    checks: bool = False
+    under_way: bool = False
+    moved_records: int = 0
+    moved_bytes: int = 0
+    on_change: Callable[[MirroredPartition], None] = lambda _: None
+    on_waiting: Callable[[MirroredPartition], None] = lambda _: None
+
+    @property
+    def place(self) -> Place:
+        return self.topic, self.number
+
+    @property
+    def key(self) -> TopicPartition:
+        """What it is fetched by."""
+        return self.source_id, self.number
+
+    @property
+    def state(self) -> str:
+        """``stopped``, ``mirroring``, ``caught-up``, or ``unseen``: nothing was heard of it yet."""
+        if self.stop is not None:
+            return "stopped"
+        if self.end is None:
+            return "unseen"
+        is_idle = not (self.waiting or self.under_way)
+        return "caught-up" if is_idle and self.position >= self.end else "mirroring"
+
+    @property
+    def lag_records(self) -> int | None:
+        """Offsets that are committed there and not here; control records count until they are passed."""
+        if self.end is None:
+            return None
+        if not (self.waiting or self.under_way):
+            return max(0, self.end - self.position)
+        return max(0, self.end - (0 if self.progress is None else self.progress.source_next))
+
+    @property
+    def lag_s(self) -> float | None:
+        """The age of the last record that is here, while there are others; 0 when it is caught up."""
+        if self.state == "caught-up":
+            return 0.0
+        if self.end is None or self.progress is None or self.progress.last_base < 0:
+            return None
+        return max(0.0, time.time() - self.progress.last_ms / 1000)
+
+    def rewind(self) -> int:
+        """Forgets what waits and goes back to what is committed. Returns the bytes that waited."""
+        dropped, self.waiting_bytes = self.waiting_bytes, 0
+        self.waiting.clear()
+        self.under_way = False
+        done = self.progress
+        self.checks = self.verifies and done is not None and done.last_base >= 0
+        if done is None:
+            self.position, self.epoch = 0, -1
+        else:
+            self.position = done.last_base if self.checks else done.source_next
+            self.epoch = -1 if self.checks else done.last_epoch
+            if self.stop is None and done.source_id != self.source_id:
+                self.halt("source-recreated", f"{self.topic} was deleted in {self.dc} and created anew")
+            if self.stop is None and done.local_id != self.local_id:
+                self.halt("target-recreated", f"{self.topic} was deleted here and created anew")
+        self.on_change(self)
+        return dropped
+
+    def halt(self, kind: str, detail: str) -> None:
+        self.stop = Stop(kind, detail, int(time.time() * 1000))
+        self.on_change(self)
+
+    def wanted(self) -> Wanted | None:
+        """What to fetch next; None: nothing now."""
+        if self.stop is not None or self.waiting_bytes >= self.partition_bytes:
+            return None
+        return Wanted(self.position, self.epoch, self.partition_bytes)
+
+    def take(self, found: Found) -> int:
+        """Takes what was fetched from its position on. Returns the bytes that wait now in addition."""
+        if found.diverged is not None:
+            detail = f"its log ends its epoch {self.epoch} at {found.diverged}, and was read to {self.position}"
+            self.halt("cut-back", detail)
+            return 0
+        self.end = found.last_stable
+        if not len(found.records):
+            return 0
+        try:
+            moved = committed_batches(found.records, found.aborted, self.position)
+        except Unreadable as error:
+            self.halt("unreadable-batch", str(error))
+            return 0
+        batches = moved.batches
+        if self.checks and self.progress is not None:
+            done = self.progress
+            first = batches[0] if batches else None
+            if first is None or (first.base, first.crc) != (done.last_base, done.last_crc):
+                self.halt("cut-back", f"the batch at {done.last_base} is not the one that was mirrored")
+                return 0
+            batches = [batch for batch in batches if batch.base >= done.source_next]
+            self.checks = False
+        self.position = max(moved.next_offset, self.position)
+        if batches:
+            self.epoch = batches[-1].epoch
+        added = sum(batch.size_bytes for batch in batches)
+        self.waiting.extend(batches)
+        self.waiting_bytes += added
+        if batches:
+            self.on_waiting(self)
+        return added
+
+    def out_of_range(self, first: int, end: int) -> None:
+        """What is retained there; its position is not within."""
+        done = self.progress
+        if self.checks and done is not None and first > done.last_base and done.source_next >= first:
+            # The last batch is retired there; nothing is left to compare with.
+            self.checks, self.position = False, done.source_next
+            self.epoch = done.last_epoch
+            self.on_change(self)
+        elif self.position > end:
+            self.halt("cut-back", f"its log ends at {end}, and was read to {self.position}")
+        elif self.position >= first:
+            self.on_change(self)
+        elif done is None:
+            self.position = first
+            self.on_change(self)
+        else:
+            lost = first - done.source_next
+            self.halt("records-removed", f"{lost} offsets from {done.source_next} on are not there any more")
+
+    def draw(self, room: int) -> list[MovedBatch]:
+        """Takes batches of at most so many bytes out, at least one if there is one."""
+        drawn: list[MovedBatch] = []
+        while self.waiting and (not drawn or self.waiting[0].size_bytes <= room):
+            batch = self.waiting.popleft()
+            room -= batch.size_bytes
+            self.waiting_bytes -= batch.size_bytes
+            drawn.append(batch)
+        self.under_way = bool(drawn)
+        return drawn

@@ -1,0 +1,71 @@
+"""The topics here that others are mirrored into: created like their originals, and grown with them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiokafka import errors
+from logferry.gateway import log
+from logferry.gateway.kafka import Kafka
+from logferry.gateway.metadata import TopicView
+
+# What a topic here has in common with its original.
+_ALIKE: Final = ("retention.ms", "retention.bytes", "cleanup.policy", "max.message.bytes", "segment.bytes")
+# A batch is a few bytes larger here when it had to be encoded again.
+_ROOM_BYTES: Final = 4096
+
+
+class Targets:
+    """``known``: by name, as they were when they were looked at last."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self.known: dict[str, TopicView] = {}
+        self.compacted: set[str] = set()
+
+    async def ensure(self, remote: Kafka, wanted: dict[str, TopicView]) -> None:
+        """Creates and grows what is missing of the ``wanted``, which are described as they are there.
+
+        Raises KafkaError; calling again is safe, also by several workers at once.
+        """
+        view = await self._kafka.describe()
+        missing = [topic for name, topic in wanted.items() if name not in view.topics]
+        small = [
+            topic
+            for name, topic in wanted.items()
+            if name in view.topics and len(view.topics[name].partitions) < len(topic.partitions)
+        ]
+        unseen = [name for name in wanted if name not in self.known]
+        settings = await remote.configs(unseen) if unseen else {}
+        self.compacted.update(name for name, found in settings.items() if "compact" in found["cleanup.policy"])
+        for topic in missing:
+            await self._create(topic, settings.get(topic.name) or (await remote.configs([topic.name]))[topic.name])
+        for topic in small:
+            try:
+                await self._kafka.grow_topic(topic.name, len(topic.partitions))
+                log.event("info", "target_grown", topic=topic.name, partitions=len(topic.partitions))
+            except errors.InvalidPartitionsError:
+                continue  # another worker was first
+        if missing or small:
+            view = await self._kafka.describe()
+        self.known.update({name: view.topics[name] for name in wanted if name in view.topics})
+        for name in wanted:
+            if name not in view.topics:
+                self.known.pop(name, None)
+
+    async def _create(self, topic: TopicView, settings: dict[str, str]) -> None:
+        brokers = len((await self._kafka.describe([])).brokers)
+        configs = {name: settings[name] for name in _ALIKE}
+        configs["max.message.bytes"] = str(int(configs["max.message.bytes"]) + _ROOM_BYTES)
+        configs |= {
+            "compression.type": "producer",
+            "unclean.leader.election.enable": "false",
+            "min.insync.replicas": "2" if brokers >= 3 else "1",
+            # Records keep the time at which they were written there.
+            "message.timestamp.type": "CreateTime",
+        }
+        try:
+            await self._kafka.create_topic(topic.name, len(topic.partitions), min(3, brokers), configs)
+            log.event("info", "target_created", topic=topic.name, partitions=len(topic.partitions))
+        except errors.TopicAlreadyExistsError:
+            return

@@ -1,0 +1,114 @@
+"""One worker process of the mirror: connects to both sides, joins the group, moves, and leaves in order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from contextlib import AsyncExitStack, suppress
+
+from aiohttp import web
+from aiokafka import errors
+from logferry.gateway import log, preflight
+from logferry.gateway.arrival import arrive
+from logferry.gateway.config import ConfigError
+from logferry.gateway.kafka import Kafka
+from logferry.gateway.metadata import TopicView
+from logferry.gateway.ownership import Ownership
+from logferry.gateway.tls import kafka_options
+from logferry.mirror.api import Api
+from logferry.mirror.budget import Budget
+from logferry.mirror.config import MirrorConfig
+from logferry.mirror.lane import MirrorLane
+from logferry.mirror.link import Link
+from logferry.mirror.targets import Targets
+
+_SAME_CLUSTER = "would send its topics round in a circle"
+
+
+async def serve(config: MirrorConfig, worker: int) -> None:
+    """Mirrors until SIGTERM or SIGINT. A remote that is away is waited for.
+
+    Raises KafkaError when Kafka here can't be reached, WeakKafka or ConfigError.
+    """
+    gc.set_threshold(100_000, 50, 100)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    url = config.url(worker)
+    kafka = Kafka(kafka_options(config.kafka), url)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(kafka.close)
+        await arrive(kafka)
+        await _make_pairs_topic(kafka, config)
+        await preflight.check(kafka, config, (config.pairs_topic,))
+        targets, budget = Targets(kafka), Budget(config.limits.waiting_bytes)
+        by_dc: dict[str, Link] = {}
+
+        def make_lane(number: int, grace_s: float) -> MirrorLane:
+            return MirrorLane(
+                number=number,
+                grace_s=grace_s,
+                confirm_ownership=ownership.confirm,
+                config=config,
+                kafka=kafka,
+                targets=targets,
+                links=by_dc,
+                budget=budget,
+            )
+
+        ownership = Ownership(config, url, kafka, make_lane)
+
+        async def on_topics(link: Link, topics: dict[str, TopicView]) -> None:
+            try:
+                if link.kafka.cluster_id == kafka.cluster_id:
+                    raise ConfigError(
+                        f"remote {link.remote.dc} is the cluster of {config.dc} itself; it {_SAME_CLUSTER}"
+                    )
+                await targets.ensure(link.kafka, topics)
+            except (errors.KafkaError, OSError, TimeoutError) as error:
+                link.is_troubled(f"the topics of {link.remote.dc} cannot be made here: {error!r}")
+                return
+            for lane in list(ownership.lanes.values()):
+                lane.adopt(link, topics)
+
+        for remote in config.remotes:
+            there = Kafka(kafka_options(remote.kafka), f"{config.group}-{remote.dc}")
+            stack.push_async_callback(there.close)
+            by_dc[remote.dc] = Link(remote, there, config.limits, budget, on_topics)
+        runner = web.AppRunner(Api(config, ownership, by_dc, budget).application(), access_log=None)
+        await runner.setup()
+        stack.push_async_callback(ownership.stop)
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, config.host, config.port(worker)).start()
+        await ownership.start()
+        stack.push_async_callback(ownership.leave)
+        for link in by_dc.values():
+            ownership.keep_up(link.run())
+        log.event("info", "worker_started", url=url, dc=config.dc, worker=worker)
+        ownership.failed.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+        if ownership.failed.done():
+            ownership.failed.result()
+        log.event("info", "worker_stopping", url=url)
+    log.event("info", "worker_stopped", url=url)
+
+
+async def _make_pairs_topic(kafka: Kafka, config: MirrorConfig) -> None:
+    """The history is kept for ever: what it says of records that are gone is small."""
+    topic = config.pairs_topic
+    if topic in (await kafka.describe([topic])).topics:
+        return
+    brokers = len((await kafka.describe([])).brokers)
+    settings = {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "compression.type": "producer",
+        "unclean.leader.election.enable": "false",
+        "min.insync.replicas": "2" if brokers >= 3 else "1",
+    }
+    with suppress(errors.TopicAlreadyExistsError):
+        await kafka.create_topic(topic, config.lanes, min(3, brokers), settings)
+    await preflight.appeared(kafka, topic)

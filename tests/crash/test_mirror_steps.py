@@ -1,0 +1,73 @@
+"""The mirror killed between every two steps of a transaction, and the proof that the comparison would notice."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from logferry.ops.stack import Stack
+
+from tests.checker import read_back, violations
+from tests.crash.broken_mirror import STEPS
+from tests.load import Load
+from tests.mirrored import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
+from tests.mirroring import Mirror, make_topic
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("stack"), dcs=("dc1", "dc2")) as stack:
+        yield stack
+
+
+async def test_killed_between_every_two_steps(stack: Stack, tmp_path: Path) -> None:
+    topic = await make_topic(stack, "steps")
+    there, here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
+    mirror = Mirror(stack, tmp_path, "steps")
+    async with Load("steps", stack.urls("dc1"), seed=21, sources=32) as load:
+        for step in STEPS:
+            dying = mirror.start(step)
+            assert await asyncio.to_thread(dying.child.ends_by_itself, 60), f"it did not die when it had {step}"
+            assert dying.child.exit_status == -signal.SIGKILL
+    whole = mirror.start()
+    try:
+        assert await differences_in_the_end((there, topic), (here, topic)) == []
+        assert violations(load.history, await read_back(here, topic)) == []
+        original, copy = await read_log(there, topic), await read_log(here, topic)
+        history = await pairs_by_history(here, mirror.pairs)
+        assert {number: history[topic, number] for number in original} == true_pairs(original, copy)
+    finally:
+        whole.child.stop(10)
+
+
+@pytest.mark.long
+async def test_without_the_fence_a_frozen_worker_does_damage(stack: Stack, tmp_path: Path) -> None:
+    """A worker is frozen in the middle of its transactions; unfenced, it commits them after another went on."""
+    topic = await make_topic(stack, "unfenced")
+    there, here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
+    mirror = Mirror(stack, tmp_path, "unfenced", workers=2)
+    workers = [mirror.start("no-fence", number) for number in range(2)]
+    found: list[str] = []
+    try:
+        async with Load("unfenced", stack.urls("dc1"), seed=22, sources=32) as load:
+            for _ in range(8):
+                await load.acknowledged(400)
+                workers[0].child.send(signal.SIGSTOP)
+                await asyncio.sleep(7)  # past its session: the group must miss it, which nobody can be asked for
+                await load.acknowledged(400)
+                workers[0].child.send(signal.SIGCONT)
+                await load.acknowledged(400)
+                original, copy = await read_log(there, topic), await read_log(here, topic)
+                # The copy may be behind, but it must be a beginning of the original.
+                so_far = {number: records[: len(copy[number])] for number, records in original.items()}
+                found = differences(so_far, copy)
+                if found:
+                    break
+    finally:
+        for worker in workers:
+            worker.child.send(signal.SIGCONT)
+            worker.child.stop(10)
+    assert found, "a mirror without its fence did no damage: the comparison would not notice"

@@ -1,0 +1,204 @@
+"""The mirror between two real clusters: what it copies, what it makes here, and every reason to stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from logferry.ops.stack import Stack
+
+from tests.mirrored import differences_in_the_end, pairs_by_history, read_log, true_pairs
+from tests.mirroring import Mirror
+
+CODECS = (None, "gzip", "snappy", "lz4", "zstd")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("stack"), dcs=("dc1", "dc2")) as stack:
+        yield stack
+
+
+@contextmanager
+def mirroring(mirror: Mirror) -> Iterator[str]:
+    """The URL of a worker that serves its lanes."""
+    worker, deadline = mirror.start(), time.monotonic() + 60
+    try:
+        while not worker.is_ready():
+            assert worker.child.running, worker.child.said()
+            assert time.monotonic() < deadline, worker.child.said()
+            time.sleep(0.05)
+        yield worker.url
+    finally:
+        worker.child.stop(15)
+
+
+class World:
+    """A topic of dc1 in dc1's Kafka, written to without the gateway, and a mirror of it alone."""
+
+    def __init__(self, stack: Stack, name: str, folder: Path) -> None:
+        self.there, self.here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
+        self.name, self.topic = name, f"dc1.{name}"
+        self.mirror = Mirror(stack, folder, name)
+
+    async def create(self, partitions: int = 1, **configs: str) -> None:
+        await self.admin(self.there, "create_topics", [NewTopic(self.topic, partitions, 1, topic_configs=configs)])
+
+    async def admin(self, bootstrap: str, call: str, *arguments: Any) -> None:
+        client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await client.start()
+        try:
+            await getattr(client, call)(*arguments)
+        finally:
+            await client.close()
+
+    async def write(self, *values: bytes, partition: int = 0, **options: Any) -> None:
+        async with AIOKafkaProducer(bootstrap_servers=self.there, acks="all", **options) as producer:
+            sent = [await producer.send(self.topic, value, partition=partition) for value in values]
+            await asyncio.gather(*sent)
+
+    async def differences(self) -> list[str]:
+        return await differences_in_the_end((self.there, self.topic), (self.here, self.topic))
+
+    async def state(self, url: str, wanted: str, partition: int = 0) -> dict[str, Any]:
+        """What the worker says of the partition once its state, or why it stopped, is the one that is wanted."""
+        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+            while True:
+                async with session.get(f"{url}/v1/status") as answer:
+                    for found in (await answer.json())["partitions"]:
+                        is_it = (found["topic"], found["partition"]) == (self.topic, partition)
+                        if is_it and wanted in (found["state"], found.get("stop", {}).get("kind")):
+                            return dict(found)
+                await asyncio.sleep(0.05)
+
+    async def resume(self, url: str, start: str | int, partition: int = 0) -> tuple[int, dict[str, Any]]:
+        body = {"topic": self.topic, "partition": partition, "from": start}
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{url}/v1/resume", json=body) as answer:
+                return answer.status, await answer.json(content_type=None)
+
+
+@pytest.fixture
+def world(stack: Stack, request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60].strip("-")
+    return World(stack, name, tmp_path)
+
+
+async def test_batches_of_every_codec_and_size_and_transactions(world: World) -> None:
+    await world.create(partitions=3)
+    for number, codec in enumerate(CODECS):
+        many = [b"%d of many, " % index * 3 for index in range(10_000)]
+        await world.write(*many, partition=number % 3, compression_type=codec, linger_ms=50, max_batch_size=1 << 20)
+        for size in (0, 1, 200_000):
+            await world.write(bytes(size), partition=number % 3, compression_type=codec)
+        transactional = {"transactional_id": f"{world.name}-{codec}", "compression_type": codec}
+        async with AIOKafkaProducer(bootstrap_servers=world.there, **transactional) as producer:
+            for turn in range(6):
+                await producer.begin_transaction()
+                for partition in range(3):
+                    headers = [("turn", b"%d" % turn), ("empty", b"")]
+                    for index in range(20):
+                        await producer.send(world.topic, b"%d" % index, key=None, partition=partition, headers=headers)
+                await (producer.abort_transaction() if turn % 2 else producer.commit_transaction())
+    with mirroring(world.mirror) as url:
+        assert await world.differences() == []
+        found = await world.state(url, "caught-up")
+        assert (found["lag_records"], found["lag_s"]) == (0, 0.0)
+        original, copy = await read_log(world.there, world.topic), await read_log(world.here, world.topic)
+        history = await pairs_by_history(world.here, world.mirror.pairs)
+        assert {number: history[world.topic, number] for number in original} == true_pairs(original, copy)
+
+
+async def test_a_topic_grows_with_its_original_and_keeps_its_settings(world: World) -> None:
+    await world.create(partitions=1, **{"retention.ms": "123456789", "max.message.bytes": "2000000"})
+    with mirroring(world.mirror) as url:
+        await world.write(b"first")
+        await world.state(url, "caught-up")
+        await world.admin(world.there, "create_partitions", {world.topic: NewPartitions(3)})
+        await world.write(b"second", partition=2)
+        assert await world.differences() == []
+    client = AIOKafkaAdminClient(bootstrap_servers=world.here)
+    await client.start()
+    try:
+        [answer] = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, world.topic)])
+    finally:
+        await client.close()
+    settings = {entry[0]: entry[1] for entry in answer.resources[0][4]}
+    assert settings["retention.ms"] == "123456789"
+    assert int(settings["max.message.bytes"]) >= 2_000_000
+    assert settings["compression.type"] == "producer"
+
+
+async def test_records_removed_before_they_were_mirrored(world: World) -> None:
+    await world.create()
+    await world.write(*(b"%d" % number for number in range(10)), linger_ms=50)
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+    await world.write(*(b"%d" % number for number in range(10, 30)), linger_ms=50)
+    await world.admin(world.there, "delete_records", {TopicPartition(world.topic, 0): RecordsToDelete(15)})
+    with mirroring(world.mirror) as url:
+        stopped = await world.state(url, "records-removed")
+        assert "5 offsets from 10 on" in stopped["stop"]["detail"]
+        assert (await world.resume(url, 3))[0] == 409
+        assert await world.resume(url, "earliest") == (200, {"topic": world.topic, "partition": 0, "from": 15})
+        await world.state(url, "caught-up")
+        values = [record.value for _, record in (await read_log(world.here, world.topic))[0]]
+        assert values == [b"%d" % number for number in (*range(10), *range(15, 30))]
+        assert (await world.resume(url, "earliest"))[0] == 409
+        history = await pairs_by_history(world.here, world.mirror.pairs)
+        assert sorted(history[world.topic, 0]) == [*range(10), *range(15, 30)]
+
+
+async def test_a_topic_that_is_created_anew_there(world: World) -> None:
+    await world.create()
+    await world.write(b"old 0", b"old 1")
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+        await world.admin(world.there, "delete_topics", [world.topic])
+        await world.state(url, "source-deleted")
+        await world.create()
+        await world.write(b"new 0", b"new 1", b"new 2")
+        await world.state(url, "source-recreated")
+        assert (await world.resume(url, "earliest"))[0] == 200
+        await world.state(url, "caught-up")
+        values = [record.value for _, record in (await read_log(world.here, world.topic))[0]]
+        assert values == [b"old 0", b"old 1", b"new 0", b"new 1", b"new 2"]
+
+
+async def test_a_topic_that_is_deleted_here(world: World) -> None:
+    await world.create()
+    await world.write(b"0", b"1")
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+        await world.admin(world.here, "delete_topics", [world.topic])
+        await world.write(b"2")
+        await world.state(url, "target-recreated")
+        assert (await world.resume(url, "earliest"))[0] == 200
+        assert await world.differences() == []
+
+
+async def test_what_kafka_here_refuses_stops_that_partition_alone(world: World) -> None:
+    await world.create(partitions=2, **{"max.message.bytes": "3000000"})
+    await world.write(b"small")
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+        small = ConfigResource(ConfigResourceType.TOPIC, world.topic, {"max.message.bytes": "1000"})
+        await world.admin(world.here, "alter_configs", [small])
+        await world.write(bytes(100_000), max_request_size=1 << 22)
+        stopped = await world.state(url, "refused")
+        assert "larger" in stopped["stop"]["detail"] or "TooLarge" in stopped["stop"]["detail"]
+        await world.write(b"small", partition=1)
+        await world.state(url, "caught-up", partition=1)
+        large = ConfigResource(ConfigResourceType.TOPIC, world.topic, {"max.message.bytes": "4000000"})
+        await world.admin(world.here, "alter_configs", [large])
+        assert (await world.resume(url, 1))[0] == 200
+        assert await world.differences() == []
