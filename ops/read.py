@@ -16,7 +16,7 @@ from logferry.gateway.contract import Malformed
 from logferry.ops import asking
 from logferry.ops.config import Defaults
 from logferry.ops.problems import Problem, Unavailable, WrongUse
-from logferry.ops.written import FORMATS, Progress, progress
+from logferry.ops.written import FORMATS, Progress, is_cut, progress
 
 _EXAMPLE = """examples:
   logferry read nginx                                     from the beginning, then what comes, until Ctrl-C
@@ -35,7 +35,7 @@ Exit status: 0 done, 1 the answer is no (there is no such topic, it may not be r
 """
 _OPEN_S: Final = 10.0
 _COMMIT_INTERVAL_S: Final = 1.0
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.25
 _RELATIVE: Final = re.compile(r"-(\d{1,9})([smhd])\Z", re.ASCII)
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -85,7 +85,9 @@ class Reading:
         if chunk is None:
             self.commit()
         while chunk is None and not self._reader.is_over:
-            chunk = self._reader.read(_LOOK_S if self._shown.is_live else None)
+            if is_cut(self._output):
+                raise BrokenPipeError
+            chunk = self._reader.read(_LOOK_S)
             self._shown.turn()
         return chunk
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgpack
 from logferry.client import Chunk
@@ -40,6 +41,13 @@ def _msgpack(chunk: Chunk) -> bytes:
 FORMATS: Final[dict[str, Callable[[Chunk], bytes]]] = {"text": _text, "ndjson": _ndjson, "msgpack": _msgpack}
 
 
+def is_cut(output: BinaryIO) -> bool:
+    """Whether whoever read the pipe is gone: noticed without writing, so that ``| head`` ends at once."""
+    poll = select.poll()
+    poll.register(output.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 class Progress:
     """Chunks, bytes and pace; shown where standard error is a terminal and standard output is not."""
 
@@ -47,10 +55,6 @@ class Progress:
         self._status, self._console = status, console
         self._chunks = self._bytes = 0
         self._began = self._turned_at = time.monotonic()
-
-    @property
-    def is_live(self) -> bool:
-        return self._status is not None
 
     def count(self, chunk: Chunk) -> None:
         self._chunks += 1
