@@ -135,6 +135,17 @@ class PositionsSet(Answer):
     positions: list[PartitionPosition]
 
 
+class Translated(Answer):
+    """``offset`` in the data centre ``from`` and ``translated`` in ``to`` name the same next record."""
+
+    topic: str
+    partition: int
+    from_: Annotated[str, Field(alias="from")]
+    offset: int
+    to: str
+    translated: int
+
+
 class PartitionLag(Answer):
     """``offset`` null: nothing is committed. ``lag_bytes``: of the unread chunks; beyond some 64 KiB an estimate.
 

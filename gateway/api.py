@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Final, cast
 
@@ -27,7 +27,7 @@ from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import READ_BYTES, REGISTRY, count_chunks
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
-from logferry.gateway.reading import Read
+from logferry.gateway.reading import Page, Read
 from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import Routing
 from logferry.gateway.sources import Refusal, Source
@@ -35,6 +35,7 @@ from logferry.gateway.sources_api import SourcesApi, source_of
 from logferry.gateway.status import StatusApi
 from logferry.gateway.topics import Topics
 from logferry.gateway.transaction import OpenSession, SessionOpened, TopicFacts, Write, Written
+from logferry.gateway.translation import Translation
 from logferry.gateway.wire import (
     ChunkLimits,
     checked,
@@ -76,6 +77,7 @@ class Api:
     status: StatusApi
     gate: Gate
     quotas: Quotas
+    translation: Translation
 
     def routes(self) -> Routes:
         """All that this worker answers."""
@@ -87,6 +89,7 @@ class Api:
         self.consumers.add_to(routes)
         self.status.add_to(routes)
         routes.add("GET", topic + "/partitions/{partition}/chunks", "read", self.read, Right.READ)
+        routes.add("GET", topic + "/partitions/{partition}/translate", "translate", self.translate, Right.READ)
         routes.add("GET", "/v1/topics", "topics", self.list_topics, Right.KNOWN)
         routes.add("GET", topic, "topic", self.get_topic, Right.TOPIC)
         routes.add("PUT", topic, "put_topic", self.put_topic, Right.ADMIN)
@@ -189,7 +192,7 @@ class Api:
         dc, _ = split_topic(topic)
         wanted = _read(call, topic, dc)
         media_type, encode = reading.encoder(call.request.headers.get("Accept", ""))
-        page = await reading.read(self.kafka, self.config.limits, wanted)
+        page, cursor = await self._page(wanted, "cursor" in call.query)
         body = encode(page.rows)
         READ_BYTES.labels(topic).inc(sum(len(row[-1]) for row in page.rows))
         headers = {"Content-Type": media_type, "X-Next-Offset": str(page.next_offset), "Vary": "Accept-Encoding"}
@@ -197,9 +200,56 @@ class Api:
         if coding is not None and len(body) > reading.SMALL_BYTES:
             body = await asyncio.to_thread(reading.compressed, body, coding)
             headers["Content-Encoding"] = coding
-        if dc == self.config.dc:
-            headers["X-Next-Cursor"] = str(Cursor(topic, wanted.partition, page.next_offset))
+        if cursor is not None:
+            headers["X-Next-Cursor"] = str(Cursor(topic, wanted.partition, cursor))
         return web.Response(body=body, headers=headers)
+
+    async def _page(self, wanted: Read, by_cursor: bool) -> tuple[Page, int | None]:
+        """What is read, and the position after it in the original partition; None: of a copy that no mirror made."""
+        limits, place = self.config.limits, (wanted.topic, wanted.partition)
+        if wanted.dc == self.config.dc:
+            page = await reading.read(self.kafka, limits, wanted)
+            return page, page.next_offset
+        if by_cursor:
+            original = int(wanted.offset or 0)
+            here = await self.translation.wait_for(place, original, min(wanted.wait_ms, limits.read_wait_ms) / 1000)
+            if here is None:
+                # What the reader has already is not here yet: nothing that it does not have can be here.
+                return Page([], (await self.translation.progress(place)).local_next), original
+            wanted = replace(wanted, offset=here)
+        page = await reading.read(self.kafka, limits, wanted)
+        try:
+            if page.last_offset is None and by_cursor:
+                return page, original
+            return page, await self.translation.to_original(place, page.next_offset, page.last_offset)
+        except Problem as problem:
+            if by_cursor or problem.kind != "not-mirrored":
+                raise
+            return page, None
+
+    async def translate(self, call: Call) -> web.StreamResponse:
+        """Which offset of the copy is which of the original; one of the two is this data centre's."""
+        topic, query = call.first("topic"), call.query
+        dc, _ = split_topic(topic)
+        call.knows_only("offset", "from", "to")
+        partition = number(call.second("partition"), "partition", 2**31 - 1)
+        offset = number(query.get("offset", ""), "offset")
+        here = self.config.dc
+        start = query.get("from", dc)
+        end = query.get("to", here if start == dc else dc)
+        if {start, end} != {dc, here}:
+            raise Malformed(f"query: from and to must be {dc} and {here}: others are asked at their own gateways")
+        place = (topic, partition)
+        translated: int | None = offset
+        if start != end:
+            is_from_original = start == dc
+            found = self.translation.to_here if is_from_original else self.translation.to_original
+            translated = await found(place, offset)
+        if translated is None:
+            detail = f"{topic}-{partition} is mirrored to {(await self.translation.progress(place)).source_next} so far"
+            raise Problem("out-of-range", detail)
+        names = {"topic": topic, "partition": partition, "from": start, "offset": offset, "to": end}
+        return json_response({**names, "translated": translated})
 
     # ---- topics -----------------------------------------------------------------------------------------------
 

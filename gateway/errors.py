@@ -20,6 +20,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "method-not-allowed": (405, "The resource does not take this method"),
     "timeout": (408, "The body did not arrive in time"),
     "unknown-topic": (404, "The topic does not exist"),
+    "not-mirrored": (404, "No mirror writes the partition here"),
     "gap": (409, "Chunks before this one are missing"),
     "overlap": (409, "The chunk begins before what is recorded"),
     "conflict": (409, "The change contradicts what exists"),

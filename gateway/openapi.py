@@ -170,7 +170,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "read": Operation(
         "Reads committed chunks of a partition; repeatable; in zstd or gzip for those who accept it",
         {200: {MSGPACK: BYTES, NDJSON: BYTES, PLAIN: BYTES}},
-        (*_KAFKA, "unknown-topic", "not-found", "out-of-range"),
+        (*_KAFKA, "unknown-topic", "not-found", "not-mirrored", "out-of-range"),
         (
             Query("offset", _OFFSET, "where to begin; default earliest"),
             Query("time_ms", NUMBER, "instead: at the first record that is as late"),
@@ -180,6 +180,16 @@ OPERATIONS: Final[dict[str, Operation]] = {
             _PREFIX,
         ),
         headers={"X-Next-Offset": "where to go on", "X-Next-Cursor": "the same as a cursor"},
+    ),
+    "translate": Operation(
+        "Which offset of a mirrored partition is which of its original",
+        {200: answers.Translated},
+        (*_KAFKA, "unknown-topic", "not-found", "not-mirrored", "out-of-range"),
+        (
+            Query("offset", NUMBER, "a position: the offset of the next record", required=True),
+            Query("from", TEXT, "the data centre whose offset it is; default the original's"),
+            Query("to", TEXT, "the other one"),
+        ),
     ),
     "stream": Operation(
         "A read session: shares the partitions with the consumer's other sessions, and streams their chunks",

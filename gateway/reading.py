@@ -52,8 +52,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Page:
+    """``last_offset``: of the last record that was read, whether it passed the filters or not; None: there was none."""
+
     rows: list[Row]
     next_offset: int
+    last_offset: int | None = None
 
 
 async def read(kafka: Kafka, limits: Limits, wanted: Read) -> Page:
@@ -97,6 +100,7 @@ async def _collect(kafka: Kafka, limits: Limits, wanted: Read, position: int) ->
     deadline = time.monotonic() + min(wanted.wait_ms, limits.read_wait_ms) / 1000
     max_bytes = min(wanted.max_bytes, limits.read_bytes)
     rows: list[Row] = []
+    last_offset: int | None = None
     fetches = 0
     while True:
         fetches += 1
@@ -111,10 +115,12 @@ async def _collect(kafka: Kafka, limits: Limits, wanted: Read, position: int) ->
             wait_ms=wait_ms,
         )
         rows += _rows(fetched.records, wanted)
+        if fetched.records:
+            last_offset = fetched.records[-1].offset
         position = fetched.next_offset
         is_full = fetches >= _USUAL_RATIO or sum(len(row[-1]) for row in rows) >= max_bytes * _FULL
         if (rows and (is_full or fetched.at_end)) or (fetched.at_end and time.monotonic() >= deadline):
-            return Page(rows, position)
+            return Page(rows, position, last_offset)
 
 
 def _rows(records: Iterable[KafkaRecord], wanted: Read) -> Iterable[Row]:

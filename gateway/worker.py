@@ -29,6 +29,7 @@ from logferry.gateway.sources_api import SourcesApi
 from logferry.gateway.status import StatusApi
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from logferry.gateway.topics import Topics
+from logferry.gateway.translation import Translation
 from logferry.gateway.upkeep import expire_requests, retire_sources
 
 _DRAIN_S = 5.0
@@ -77,7 +78,21 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         readers = Readers(config, kafka, url)
         consumers = Consumers(config, kafka, routing, admission, readers, url, gate)
         status = StatusApi(config, kafka, ownership, quotas)
-        api = Api(config, kafka, topics, ownership, routing, admission, sources, consumers, status, gate, quotas)
+        translation = Translation(kafka, config)
+        api = Api(
+            config,
+            kafka,
+            topics,
+            ownership,
+            routing,
+            admission,
+            sources,
+            consumers,
+            status,
+            gate,
+            quotas,
+            translation,
+        )
         routes = api.routes()
         openapi.add_to(routes)
         server = Server(routes, config.limits)

@@ -6,11 +6,11 @@ import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
-from zlib import crc32
 
 from logferry.gateway.config import MIB, ConfigError, KafkaSettings, Pattern, Weakness
 from logferry.gateway.contract import check_dc
 from logferry.gateway.identity import LaneIdentity
+from logferry.gateway.pairs import lane_of
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 
@@ -143,7 +143,7 @@ class MirrorConfig(_Strict):
         return next((remote for remote in self.remotes if remote.takes(topic)), None)
 
     def lane_of(self, topic: str, partition: int) -> int:
-        return (crc32(topic.encode()) + partition) % self.lanes
+        return lane_of(topic, partition, self.lanes)
 
     def lane(self, number: int) -> LaneIdentity:
         prefixes = tuple(f"{dc}." for remote in self.remotes for dc in remote.taken)

@@ -20,14 +20,7 @@ from logferry.gateway.batches import CODECS, batches
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.keeping import KeptLane
 from logferry.gateway.metadata import NO_ID, TopicView
-from logferry.gateway.transaction import Record
-from logferry.gateway.transactional import Fenced, NotCommitted, Part, TransactionalProducer
-from logferry.mirror import metrics
-from logferry.mirror.budget import Budget
-from logferry.mirror.config import MirrorConfig
-from logferry.mirror.link import Link
-from logferry.mirror.moving import MovedBatch, in_sequence
-from logferry.mirror.pairs import (
+from logferry.gateway.pairs import (
     Chapter,
     Damaged,
     Place,
@@ -39,6 +32,13 @@ from logferry.mirror.pairs import (
     place_of,
     signposts_after,
 )
+from logferry.gateway.transaction import Record
+from logferry.gateway.transactional import Fenced, NotCommitted, Part, TransactionalProducer
+from logferry.mirror import metrics
+from logferry.mirror.budget import Budget
+from logferry.mirror.config import MirrorConfig
+from logferry.mirror.link import Link
+from logferry.mirror.moving import MovedBatch, in_sequence
 from logferry.mirror.partition import MirroredPartition, Stop
 from logferry.mirror.targets import Targets
 

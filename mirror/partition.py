@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from logferry.gateway.pairs import Place, Progress
 from logferry.mirror.fetching import Found, TopicPartition, Wanted
 from logferry.mirror.moving import MovedBatch, Unreadable, committed_batches
-from logferry.mirror.pairs import Place, Progress
 
 # The names of stops, and what an operator is told to do.
 STOPS: Final = {

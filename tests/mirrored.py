@@ -6,7 +6,7 @@ import asyncio
 from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer
-from logferry.mirror.pairs import Chapter, place_of
+from logferry.gateway.pairs import Chapter, place_of
 
 from tests.checker import high_watermarks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from logferry.mirror.pairs import (
+from logferry.gateway.pairs import (
     Chapter,
     Damaged,
     Progress,

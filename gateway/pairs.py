@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+from zlib import crc32
 
 VERSION: Final = 1
 _KEY_END: Final = struct.Struct(">i")
@@ -127,6 +128,11 @@ class Chapter:
         except (struct.error, IndexError, ValueError) as error:
             raise Damaged(f"a chapter of {len(raw)} bytes cannot be read: {error}") from None
         return cls(source_id, number, posts, tuple(runs))
+
+
+def lane_of(topic: str, partition: int, lanes: int) -> int:
+    """The mirror's lane that writes a partition."""
+    return (crc32(topic.encode()) + partition) % lanes
 
 
 def key_of(topic: str, partition: int) -> bytes:

@@ -1,0 +1,150 @@
+"""From an offset of an original partition to the same record in its copy here, and back: exact, by the mirror's books.
+
+Both directions are of *positions*: an offset names the next record, so one that falls on a control record or into a
+hole is the record after it. Read on demand: of the history a few chapters, of the progress what is new since it was
+asked for last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from aiokafka import errors
+from logferry.gateway.config import Config
+from logferry.gateway.errors import Problem
+from logferry.gateway.kafka import EARLIEST, Kafka
+from logferry.gateway.pairs import Chapter, Place, Progress, key_of, lane_of, place_of, step_towards
+
+_FETCH_BYTES: Final = 1 << 18
+# A chapter is found by its offset; what comes with it is read in vain.
+_CHAPTER_BYTES: Final = 4096
+_CHAPTERS_KEPT: Final = 4096
+_LOOK_AGAIN_S: Final = 0.05
+_NEWS_S: Final = 5.0
+
+
+class Translation:
+    """Of the topics that a mirror writes here."""
+
+    def __init__(self, kafka: Kafka, config: Config) -> None:
+        self._kafka = kafka
+        self._state_topic = f"{config.prefix}.mirror.{config.dc}.state"
+        self._pairs_topic = f"{config.prefix}.mirror.{config.dc}.pairs"
+        self._progress: dict[Place, Progress] = {}
+        self._read_to: dict[int, int] = {}
+        self._locks: dict[int, asyncio.Lock] = {}
+        self._chapters: dict[tuple[Place, int], Chapter] = {}
+        self._state_id, self._lanes = b"", 0
+
+    async def to_here(self, place: Place, original: int) -> int | None:
+        """The position here; None: it is not mirrored so far. Raises Problem ``not-mirrored`` or ``out-of-range``."""
+        progress = await self.progress(place)
+        if original >= progress.source_next:
+            return progress.local_next if original == progress.source_next else None
+        return await self._find(place, progress, original, of_source=True)
+
+    async def wait_for(self, place: Place, original: int, wait_s: float) -> int | None:
+        """`to_here`, and up to so long for it to be mirrored."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            found = await self.to_here(place, original)
+            if found is not None or time.monotonic() >= deadline:
+                return found
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def to_original(self, place: Place, here: int, last: int | None = None) -> int:
+        """The position in the original. ``last``: the record that was read before ``here``, if any: it was mirrored,
+        so the books are waited for when they are behind it.
+        """
+        deadline = time.monotonic() + _NEWS_S
+        progress = await self.progress(place)
+        while last is not None and progress.local_next <= last:
+            if time.monotonic() > deadline:
+                raise Problem("kafka-unavailable", f"the books of the mirror are behind {place[0]}-{place[1]}")
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            progress = await self.progress(place)
+        if here >= progress.local_next:
+            return progress.source_next
+        return await self._find(place, progress, here, of_source=False)
+
+    async def progress(self, place: Place) -> Progress:
+        """As it is committed now. Raises Problem ``not-mirrored``."""
+        not_mirrored = Problem("not-mirrored", f"no mirror writes {place[0]}-{place[1]} here")
+        try:
+            view = await self._kafka.describe_topic(self._state_topic)
+        except errors.UnknownTopicOrPartitionError:
+            raise not_mirrored from None
+        if view.id != self._state_id:
+            self._state_id, self._lanes = view.id, len(view.partitions)
+            self._read_to, self._progress, self._chapters = {}, {}, {}
+        lane = lane_of(*place, self._lanes)
+        async with self._locks.setdefault(lane, asyncio.Lock()):
+            await self._catch_up(lane)
+        found = self._progress.get(place)
+        if found is None:
+            raise not_mirrored
+        return found
+
+    async def _catch_up(self, lane: int) -> None:
+        topic = self._state_topic
+        position = self._read_to.get(lane)
+        if position is None:
+            position = await self._kafka.offset(topic, lane, EARLIEST)
+        while True:
+            try:
+                fetched = await self._kafka.fetch(topic, lane, position, max_bytes=_FETCH_BYTES)
+            except errors.OffsetOutOfRangeError:
+                position = await self._kafka.offset(topic, lane, EARLIEST)
+                continue
+            for record in fetched.records:
+                place = place_of(record.key or b"")
+                if record.value is None:
+                    self._progress.pop(place, None)
+                else:
+                    self._progress[place] = Progress.decode(record.value)
+            position = self._read_to[lane] = fetched.next_offset
+            if fetched.at_end:
+                return
+
+    async def _find(self, place: Place, progress: Progress, offset: int, *, of_source: bool) -> int:
+        """The first record at or after the offset, on the other side; it lies before the progress."""
+        posts = progress.signposts
+        after = progress.local_next if of_source else progress.source_next
+        while True:
+            step = step_towards(posts, offset, of_source=of_source)
+            if step is None:
+                # Before the first record of all: that one is the next.
+                return after
+            chapter = await self._chapter(place, step.post.offset)
+            if chapter.source_id != progress.source_id:
+                raise _gone(place, offset)
+            if step.is_it:
+                break
+            posts, after = chapter.signposts, step.post.local if of_source else step.post.source
+        for run in chapter.runs:
+            here, there = (run.source, run.local) if of_source else (run.local, run.source)
+            if offset < here + run.size:
+                return there + max(0, offset - here)
+        return after
+
+    async def _chapter(self, place: Place, offset: int) -> Chapter:
+        known = self._chapters.get((place, offset))
+        if known is not None:
+            return known
+        lane = lane_of(*place, self._lanes)
+        try:
+            fetched = await self._kafka.fetch(self._pairs_topic, lane, offset, max_bytes=_CHAPTER_BYTES, stop_bytes=1)
+        except errors.OffsetOutOfRangeError:
+            raise _gone(place, offset) from None
+        for record in fetched.records:
+            if record.offset == offset and record.key == key_of(*place):
+                if len(self._chapters) >= _CHAPTERS_KEPT:
+                    self._chapters.pop(next(iter(self._chapters)))
+                return self._chapters.setdefault((place, offset), Chapter.decode(record.value or b""))
+        raise errors.KafkaError(f"{self._pairs_topic}-{lane} has no chapter of {place[0]}-{place[1]} at {offset}")
+
+
+def _gone(place: Place, offset: int) -> Problem:
+    return Problem("out-of-range", f"what offset {offset} of {place[0]}-{place[1]} was is not kept any more")
