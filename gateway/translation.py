@@ -12,7 +12,6 @@ import time
 from typing import Final
 
 from aiokafka import errors
-from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka import EARLIEST, Kafka
 from logferry.gateway.pairs import Chapter, Place, Progress, key_of, lane_of, place_of, step_towards
@@ -28,10 +27,10 @@ _NEWS_S: Final = 5.0
 class Translation:
     """Of the topics that a mirror writes here."""
 
-    def __init__(self, kafka: Kafka, config: Config) -> None:
+    def __init__(self, kafka: Kafka, prefix: str, dc: str) -> None:
         self._kafka = kafka
-        self._state_topic = f"{config.prefix}.mirror.{config.dc}.state"
-        self._pairs_topic = f"{config.prefix}.mirror.{config.dc}.pairs"
+        self._state_topic = f"{prefix}.mirror.{dc}.state"
+        self._pairs_topic = f"{prefix}.mirror.{dc}.pairs"
         self._progress: dict[Place, Progress] = {}
         self._read_to: dict[int, int] = {}
         self._locks: dict[int, asyncio.Lock] = {}

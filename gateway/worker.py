@@ -78,7 +78,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         readers = Readers(config, kafka, url)
         consumers = Consumers(config, kafka, routing, admission, readers, url, gate)
         status = StatusApi(config, kafka, ownership, quotas)
-        translation = Translation(kafka, config)
+        translation = Translation(kafka, config.prefix, config.dc)
         api = Api(
             config,
             kafka,

@@ -13,19 +13,24 @@ from logferry.gateway.config import ConfigError
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.supervising import SERVICE_AWAY, WRONG_USE, supervise
 from logferry.mirror.config import load
+from logferry.mirror.resuming import resume
 from logferry.mirror.worker import serve
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 stopped in order, 2 wrong configuration or weak Kafka, 3 Kafka is not there."""
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["resume"]:
+        return resume(given[1:])
     parser = argparse.ArgumentParser(
         prog="logferry mirror",
-        description="Brings the topics of other data centres here: same records, same order, each exactly once.",
+        description="Brings the topics of other data centres here: same records, same order, each exactly once. "
+        "`logferry mirror resume` lets a partition go on that has stopped.",
         epilog="example: logferry mirror --config mirror.toml",
     )
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="the TOML configuration")
     parser.add_argument("--worker", type=int, metavar="I", help="run this one worker only, in the foreground")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(given)
     try:
         config = load(args.config)
         if args.worker is None:

@@ -20,8 +20,8 @@ class Mirror:
     def __init__(self, stack: Stack, folder: Path, prefix: str, workers: int = 1, **settings: Setting) -> None:
         self._folder, self._port = folder, free_block(workers)
         self.pairs = f"{prefix}.mirror.dc2.pairs"
-        self._file = folder / "mirror.toml"
-        self._file.write_text(
+        self.file = folder / "mirror.toml"
+        self.file.write_text(
             configuration(
                 {
                     "dc": "dc2",
@@ -44,9 +44,9 @@ class Mirror:
 
     def start(self, broken: str | None = None, number: int = 0) -> Worker:
         log = self._folder / f"mirror-{number}.log"
-        worker = Worker(f"mirror-{number}", self._file, number, self._port + number, log, "logferry.mirror")
+        worker = Worker(f"mirror-{number}", self.file, number, self._port + number, log, "logferry.mirror")
         if broken is not None:
-            command = [sys.executable, str(_BROKEN_MIRROR), broken, "--config", str(self._file)]
+            command = [sys.executable, str(_BROKEN_MIRROR), broken, "--config", str(self.file)]
             worker.child = Child(f"{broken}-{number}", [*command, "--worker", str(number)], log)
         worker.child.start()
         return worker

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 from logferry.gateway.config import ConfigError, load
 from logferry.gateway.contract import Malformed, check_dc
 from logferry.gateway.tls import kafka_options
+from logferry.mirror.config import load as load_mirror
+from logferry.ops.audit.mirror import audit_mirror
 from logferry.ops.audit.proof import SOURCE_RETENTION_MS, audit
 from logferry.ops.audit.report import Report
 from logferry.ops.audit.show import console_for_output, progress, show
@@ -41,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     # What the client library has to say comes as an error, once, and in our words.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
+        if args.mirror is not None:
+            return _audit_mirror(args, console)
         report = asyncio.run(_audit(args, console))
     except Problem as problem:
         print(f"logferry audit: {problem}", file=sys.stderr)
@@ -49,6 +53,30 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
     else:
         show(report, console_for_output())
+    return EXACT if report.exact else REFUTED
+
+
+def _audit_mirror(args: argparse.Namespace, console: Console) -> int:
+    original, colon, copy = args.mirror.partition(":")
+    if not (original and colon and copy):
+        raise WrongUse(f"--mirror: {args.mirror!r} is not like dc1:dc2, the original and its copy")
+    if args.config is None:
+        raise WrongUse(f"--mirror: which clusters? Give the configuration of {copy}'s mirror: --config mirror.toml")
+    try:
+        config = load_mirror(args.config)
+    except ConfigError as error:
+        raise WrongUse(str(error)) from None
+    if copy != config.dc:
+        raise WrongUse(f"--mirror: {args.config} is the configuration of {config.dc}'s mirror, not of {copy}'s")
+    with progress(console) as advance:
+        report = asyncio.run(audit_mirror(config, original, args.topic, args.keep, advance))
+    if args.json:
+        print(json.dumps(report.as_dict(), ensure_ascii=False))
+        return EXACT if report.exact else REFUTED
+    for found in report.partitions:
+        if found.wrong is not None:
+            print(f"{found.topic}-{found.partition}: {found.wrong}")
+    print(report.verdict)
     return EXACT if report.exact else REFUTED
 
 
@@ -89,6 +117,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's address (default: that of --config)")
     parser.add_argument("--dc", help="the data centre (default: that of --config, else the only one in this Kafka)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the configuration of the gateway")
+    parser.add_argument(
+        "--mirror", metavar="DC1:DC2", help="instead: compare a copy with its original; --config is the mirror's"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="with --mirror: what is proven, to go on from it later"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

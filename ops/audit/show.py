@@ -42,7 +42,7 @@ def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
-        tasks = {stage: bars.add_task(stage, total=None, visible=False) for stage in STAGES}
+        tasks = {stage: bars.add_task(stage, total=None, visible=False) for stage in (*STAGES, "mirror")}
 
         def advance(stage: str, done: int, total: int) -> None:
             bars.update(tasks[stage], completed=min(done, total), total=total, visible=True)

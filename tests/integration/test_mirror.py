@@ -14,6 +14,8 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from logferry.mirror.__main__ import main as mirror_main
+from logferry.ops.audit import main as audit
 from logferry.ops.stack import Stack
 
 from tests.mirrored import differences_in_the_end, pairs_by_history, read_log, true_pairs
@@ -202,3 +204,50 @@ async def test_what_kafka_here_refuses_stops_that_partition_alone(world: World) 
         await world.admin(world.here, "alter_configs", [large])
         assert (await world.resume(url, 1))[0] == 200
         assert await world.differences() == []
+
+
+async def test_the_audit_compares_both_sides_and_goes_on_from_what_is_proven(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.create(partitions=2)
+    await world.write(*(b"%d" % number for number in range(50)), linger_ms=50)
+    options = ["--mirror", "dc1:dc2", "--config", str(world.mirror.file), "--keep", str(tmp_path / "proven.json")]
+
+    async def audited() -> tuple[int, str]:
+        status = await asyncio.to_thread(audit, options)
+        return status, capsys.readouterr().out.splitlines()[-1]
+
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+        where = "dc1 to dc2: 2 partitions"
+        alike = "the same records in the same order, nothing twice"
+        assert await audited() == (0, f"exact: {where}, 50 records compared: {alike}")
+        await world.write(b"50", b"51", partition=1)
+        assert await world.differences() == []
+        assert await audited() == (0, f"exact: {where}, 2 records compared: {alike}")
+    await world.write(b"not yet")
+    assert await audited() == (0, f"exact: {where}, 0 records compared, 1 not mirrored yet: {alike}")
+    async with AIOKafkaProducer(bootstrap_servers=world.here) as producer:
+        await producer.send_and_wait(world.topic, b"planted", partition=1)
+    status, verdict = await audited()
+    assert (status, verdict.split(":")[0]) == (1, "REFUTED")
+
+
+async def test_the_command_lets_a_partition_go_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.create()
+    await world.write(b"0", b"1", b"2")
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+
+        async def resumed(start: str) -> int:
+            return await asyncio.to_thread(mirror_main, ["resume", world.topic, "0", "--from", start, "--url", url])
+
+        assert await resumed("earliest") == 1
+        assert "has not stopped" in capsys.readouterr().err
+        await world.admin(world.there, "delete_topics", [world.topic])
+        await world.state(url, "source-deleted")
+        await world.create()
+        await world.state(url, "source-recreated")
+        assert await resumed("earliest") == 0
+        assert f"{world.topic}-0 goes on at 0" in capsys.readouterr().out
+    assert await asyncio.to_thread(mirror_main, ["resume", world.topic, "0", "--from", "1", "--url", url]) == 3
