@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from logferry.client import status
 from logferry.client.answers import NO_ANSWER, Do
@@ -33,8 +34,12 @@ from logferry.client.trip import Outcome
 from logferry.client.watch import Watch
 from logferry.client.workers import Probed, Result, Workers
 
+if TYPE_CHECKING:
+    from logferry.client.metrics import Page
+
 REMEMBER_EVERY_S = 5.0
 STATUS_EVERY_S = 5.0
+PAGE_EVERY_S = 1.0
 AWAY_AFTER_S = 5.0
 END_GRACE_S = 5.0
 
@@ -72,6 +77,23 @@ class Agent:
             with suppress(OSError):  # a full disk is told when the checkpoint cannot be written
                 folder = Path(self._config.state_dir)
                 status.write(folder, self.watch.sources.values(), self.watch.failed, now, self.centres)
+
+    def metrics(self, now: float) -> str:
+        """The page for `metrics.Page`."""
+        from logferry.client import metrics
+
+        facts = {
+            "sent_bytes_total": ("counter", "Bytes of files that were acknowledged.", float(self.bytes)),
+            "sent_chunks_total": ("counter", "Chunks that were acknowledged.", float(self.chunks)),
+            "held_bytes": ("gauge", "Bytes of files in memory.", float(self.held_bytes())),
+            "away_seconds": ("gauge", "For how long no gateway has taken anything.", self._away_s(now)),
+            "process_cpu_seconds_total": ("counter", "Time of a processor that it took.", time.process_time()),
+        }
+        rows = [source.standing(now) for source in self.watch.sources.values()]
+        return metrics.render(rows, len(self.watch.failed), facts, self.centres.names[self.centres.here])
+
+    def _away_s(self, now: float) -> float:
+        return 0.0 if self._away_since is None else now - self._away_since
 
     def _choose_centre(self, now: float) -> None:
         """Every source moves, each when its request under way has been answered."""
@@ -218,16 +240,19 @@ class Stop:
     requested = False
 
 
-def run(config: Config, checkpoint: Checkpoint, stop: Stop, workers: Workers) -> int:
+def run(config: Config, checkpoint: Checkpoint, stop: Stop, workers: Workers, page: Page | None = None) -> int:
     """The main loop; returns the exit status."""
     agent = Agent(config, checkpoint, time.monotonic())
-    next_tick = 0.0
+    next_tick = next_page = 0.0
     exit_status: int | None = None
     while exit_status is None and not stop.requested:
         now = time.monotonic()
         if now >= next_tick:
             agent.tick(now)
             next_tick = now + config.linger_s
+        if page is not None and now >= next_page:
+            page.text = agent.metrics(now)
+            next_page = now + PAGE_EVERY_S
         for source, job in agent.jobs(now, workers.free):
             workers.start(source, job)
         dc = agent.centres.probe(now) if workers.may_probe else None
@@ -295,6 +320,14 @@ def _raise_file_limit() -> None:
         tell("file-limit", reason=error)
 
 
+def _page(config: Config) -> Page | None:
+    if not config.metrics_port:
+        return None
+    from logferry.client.metrics import Page
+
+    return Page(config.metrics_port)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``logferry push``: returns the exit status."""
     try:
@@ -314,6 +347,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell("state-unusable", reason=error)
         return 2
     stop = Stop()
+    try:
+        page = _page(config)
+    except OSError as error:
+        tell("metrics-unusable", port=config.metrics_port, reason=error.strerror)
+        checkpoint.close()
+        return 2
     clusters = [Cluster(centre.urls, centre.token) for centre in config.data_centres]
     workers = Workers(config.threads, clusters, config.gzip, config.dialer())
     try:
@@ -321,8 +360,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             topics = " ".join(dict.fromkeys(files.topic for files in config.files))
             urls = " ".join(url for centre in config.data_centres for url in centre.urls)
             tell("started", url=urls, topic=topics, state_dir=config.state_dir)
-            return run(config, checkpoint, stop, workers)
+            return run(config, checkpoint, stop, workers, page)
     finally:
+        if page is not None:
+            page.close()
         workers.close(END_GRACE_S)
         checkpoint.close()
 

@@ -78,6 +78,7 @@ class Config(NamedTuple):
     fallbacks: tuple[DataCentre, ...] = ()
     failover_s: float = 60.0
     failback_s: float = 120.0
+    metrics_port: int = 0
 
     @property
     def data_centres(self) -> tuple[DataCentre, ...]:
@@ -137,6 +138,7 @@ def _config(given: Settings) -> Config:
         cpu_percent=_between(given, "cpu_percent", 0, 0, 6400),
         nice=int(_between(given, "nice", 0, 0, 19)),
         deleted_bytes=int(_between(given, "deleted_bytes", 1 << 30, 0, 1 << 50)),
+        metrics_port=int(_between(given, "metrics_port", 0, 0, 65_535)),
         verbose=flags.verbose,
     )
 

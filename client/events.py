@@ -18,6 +18,7 @@ EVENTS = {
     # event: (level, when it is told)
     "started": (INFO, "the client begins; which gateway, topic and state folder"),
     "file-limit": (WARNING, "the limit of open files could not be raised"),
+    "metrics-unusable": (ERROR, "--metrics-port cannot be listened on; the client does not start"),
     "stopped": (INFO, "the client ends; what it sent"),
     "nothing-matches": (WARNING, "no file matches this pattern"),
     "file-missing": (ERROR, "a file named without wildcards is not there (told with --once)"),

@@ -32,7 +32,7 @@ _OF_ALL = {
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
     "idle_s": _NUMBER, "rotated_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
     "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "deleted_bytes": _WHOLE,
-    "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
+    "metrics_port": _WHOLE, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
 _OF_CENTRES = {"name": _TEXT, "urls": _TEXTS, "token_file": _TEXT}
 
@@ -190,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--nice", type=int, metavar="N", help="lowers the priority: 0 to 19 (0)")
     add("--deleted-bytes", type=int, metavar="N", help="deleted files are kept open until they are sent; the oldest"
         " go when all together are larger (1073741824)")  # fmt: skip
+    add("--metrics-port", type=int, metavar="PORT", help="figures for Prometheus at http://127.0.0.1:PORT/metrics")
     add("--no-gzip", action="store_false", default=None, dest="gzip", help="send chunks as they are")
     add("-v", "--verbose", action="store_true")
     return parser

@@ -126,8 +126,8 @@ def test_logs_of_real_life_arrive_byte_for_byte(stack: Stack, topic: str, push: 
     assert sorted(stored(stack, topic).values()) == held(push.logs) != []
 
 
-def test_it_goes_on_through_kills_of_itself_and_of_the_gateways(stack: Stack, topic: str, push: Push) -> None:
-    """Eight files are written and rotated while the client and both workers are killed, again and again."""
+def test_it_goes_on_through_kills_of_itself_of_gateways_and_broker(stack: Stack, topic: str, push: Push) -> None:
+    """Eight files are written and rotated while client, workers and broker are killed. More: test_push_killed.py."""
     chance = random.Random(5)
     names = [f"{letter}.log" for letter in "abcdefgh"]
     for number in range(60):
@@ -138,6 +138,8 @@ def test_it_goes_on_through_kills_of_itself_and_of_the_gateways(stack: Stack, to
             stack.kill("gateway-0")
         if number % 20 == 15:
             stack.kill("gateway-1")
+        if number == 35:
+            stack.kill("kafka-1")
         for name in names:
             path = push.logs / name
             if path.exists() and chance.random() < 0.1:

@@ -1,15 +1,21 @@
 """The client as a process: exit status, what it says, signals."""
 
+import os
 import signal
 import ssl
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trustme
+from logferry.ops.ports import free_ports
 from model.fake_gateway import FakeGateway, Served
+from prometheus_client.parser import text_string_to_metric_families
 
 
 def command(root: Path, url: str, *options: str, topic: str = "t") -> list[str]:
@@ -34,6 +40,46 @@ def logs(tmp_path):
     (tmp_path / "a.log").write_bytes(b"one\r\ntwo")
     (tmp_path / "b.log").write_bytes(b"")
     return str(tmp_path / "*.log")
+
+
+@contextmanager
+def running(root: Path, url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(command(root, url, *options), stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def test_figures_for_prometheus(served, tmp_path, logs):
+    (port,) = free_ports(1)
+
+    def page(path: str = "metrics") -> dict[str, float]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return {}
+        families = text_string_to_metric_families(text)  # what Prometheus itself would make of it
+        return {sample.name + "".join(sample.labels.values()): sample.value for f in families for sample in f.samples}
+
+    with running(tmp_path, served.url, "--metrics-port", str(port), "--idle-s", "0", logs):
+        until(lambda: page().get("logferry_push_sent_bytes_total") == 8)
+        found = page()
+        assert (found["logferry_push_filest"], found["logferry_push_lag_bytest"]) == (2, 0)
+        assert found[f"logferry_push_data_centre127.0.0.1:{served.port}"] == 1
+        assert found["logferry_push_process_cpu_seconds_total"] > 0
+        assert page("other") == {}
+        done = run(tmp_path / "second", served.url, "--metrics-port", str(port), logs)
+    assert done.returncode == 2
+    assert f"metrics-unusable port={port}" in done.stderr
+
+
+def test_it_is_as_nice_as_it_is_told_to_be(served, tmp_path, logs):
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with running(tmp_path, served.url, "--nice", "7", "--idle-s", "0", logs) as process:
+        until(lambda: contents(served) == [b"one\r\ntwo"])
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(before + 7, 19)
 
 
 def contents(served: Served) -> list[bytes]:
