@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from logferry.client.reading.answered import problem
@@ -51,7 +51,10 @@ class Membership:
 
     # ---- frames in, chunks out -------------------------------------------------------------------------------
 
-    def feed(self, frames: Iterable[Frame]) -> None:
+    def feed(self, frames: Sequence[Any]) -> None:
+        """Raises ValueError for what is no frame."""
+        if not all(isinstance(frame, dict) for frame in frames):
+            raise ValueError("not a session of a gateway")
         self._frames.extend(frames)
 
     @property

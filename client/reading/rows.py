@@ -110,6 +110,8 @@ def chunk_of(row: Any) -> Chunk:
     """The chunk of a row: an array, or an object of either format. Raises ValueError, KeyError or TypeError."""
     if isinstance(row, list):
         return Chunk(*row)
+    if not isinstance(row, dict):
+        raise TypeError(f"not a chunk: {row!r}")
     data = row.get("data")
     if data is None:
         data = base64.b64decode(row["data_base64"])

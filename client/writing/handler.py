@@ -185,7 +185,8 @@ class LogferryHandler(logging.Handler):
     def _data(self, gathered: Gathered) -> bytes:
         if not gathered.lost:
             return gathered.data
-        text = f"{gathered.lost} log records are missing here: they could not be delivered"
+        many = "1 log record is" if gathered.lost == 1 else f"{gathered.lost} log records are"
+        text = f"{many} missing here, which could not be delivered"
         record = logging.LogRecord("logferry", logging.WARNING, __file__, 0, text, None, None)
         return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
 

@@ -1,0 +1,359 @@
+"""The decisions of a reader: positions, rows, turns of the partitions, what a consumer's frames mean. No I/O."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgpack
+import pytest
+from logferry.client import Chunk, OutOfRange, Position, Rejected, Superseded
+from logferry.client.connections import Reply
+from logferry.client.reading.answered import Again, content_of, problem
+from logferry.client.reading.membership import Membership, Revoked
+from logferry.client.reading.opening import page_of
+from logferry.client.reading.position import At
+from logferry.client.reading.rotation import Ask, Rotation
+from logferry.client.reading.rows import Lines, Packed, chunk_of
+from logferry.client.reading.wanted import LONG_POLL_MS
+
+A, B = ("dc1.t", 0), ("dc1.t", 1)
+
+
+def chunk(offset: int, partition: int = 0, data: bytes = b"x\n") -> Chunk:
+    return Chunk("dc1", "dc1.t", partition, offset, "s", offset + 1, None, 1, 2, {}, data)
+
+
+# ---- positions and rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "dc1.nginx:0:17", "dc1.nginx:0:17,dc1.nginx:3:81234+5,dc2.a-b:1:0"])
+def test_a_position_is_its_text(text: str) -> None:
+    position = Position.parse(text)
+    assert str(position) == text
+    assert Position.parse(str(position)) == position
+
+
+def test_a_position_says_how_many_lines_of_a_chunk_are_done() -> None:
+    assert Position.parse("dc1.t:0:7+2")[A] == At(7, 2)
+
+
+@pytest.mark.parametrize("text", ["dc1.t", "dc1.t:0", "dc1.t:0:x", "dc1.t:0:1+", "dc1.t:0:1+x", "dc1.t:0:-1", ","])
+def test_what_is_no_position(text: str) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        Position.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [(b"", []), (b"a", [b"a"]), (b"a\n", [b"a"]), (b"\n", [b""]), (b"a\n\nb", [b"a", b"", b"b"]), (b"a\r\n", [b"a\r"])],
+)
+def test_lines_of_a_chunk(data: bytes, lines: list[bytes]) -> None:
+    assert chunk(0, data=data).lines() == lines
+
+
+def rows() -> list[Chunk]:
+    texts = (b"a\nb\n", "ü\n".encode(), b"\xff\x00\n", b"", b"\n" * 5)
+    return [chunk(number, data=data)._replace(prev=3, attributes={"a": "ö\n"}) for number, data in enumerate(texts)]
+
+
+def object_of(row: Chunk) -> dict[str, Any]:
+    from logferry.gateway.rows import row_object
+
+    return row_object(tuple(row))
+
+
+ENCODED = {
+    "msgpack rows": (Packed, b"".join(msgpack.packb(list(row)) for row in rows())),
+    "msgpack frames": (Packed, b"".join(msgpack.packb({"frame": "chunk", **row._asdict()}) for row in rows())),
+    "ndjson": (Lines, b"".join(json.dumps(object_of(row)).encode() + b"\n" for row in rows())),
+    "ndjson, unescaped": (
+        Lines, b"".join(json.dumps(object_of(row), ensure_ascii=False).encode() + b"\n" for row in rows()),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_rows_come_in_pieces_of_any_size(name: str) -> None:
+    decoder, encoded = ENCODED[name]
+    rng = random.Random(1)
+    for most in (1, 3, 50, 10_000):
+        format_, found, at = decoder(), [], 0
+        while at < len(encoded):
+            size = rng.randint(1, most)
+            found += [chunk_of(row) for row in format_.feed(encoded[at : at + size])]
+            at += size
+        assert found == rows()
+
+
+# ---- answers ----------------------------------------------------------------------------------------------------
+
+
+def reply(status: int, kind: str = "", **more: Any) -> Reply:
+    document = {"type": f"https://h/problems/{kind}", "title": kind, "status": status, "detail": "why", **more}
+    return Reply(status, {"retry-after": "7"}, json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 408])
+def test_what_is_to_be_asked_again(status: int) -> None:
+    with pytest.raises(Again) as again:
+        content_of(reply(status, "any"))
+    assert again.value.pause_s(1) >= 7
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (reply(404, "unknown-topic"), Rejected),
+        (reply(403, "forbidden"), Rejected),
+        (reply(409, "superseded"), Superseded),
+        (reply(416, "out-of-range", first=5, next=9), OutOfRange),
+        (Reply(404, {}, b"<html>"), Rejected),
+    ],
+)
+def test_what_the_caller_must_hear_of(answer: Reply, error: type[Exception]) -> None:
+    with pytest.raises(error) as raised:
+        content_of(answer)
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]\n", b'{"a": 1}\n'])
+def test_what_is_not_a_gateway_s_page_is_asked_again(body: bytes) -> None:
+    with pytest.raises(Again):
+        page_of(Reply(200, {"x-next-offset": "1"}, body))
+    with pytest.raises(Again):
+        page_of(Reply(200, {}, b""))
+
+
+def test_an_error_frame_that_may_pass() -> None:
+    passing = problem({"type": "https://h/kafka-unavailable", "status": 503, "detail": "it is away"})
+    assert isinstance(passing, Again)
+
+
+# ---- turns of the partitions ------------------------------------------------------------------------------------
+
+
+class Served:
+    """Partitions of ``sizes`` chunks, as the gateway answers; control records between them."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.chunks = [[chunk(2 * n, number) for n in range(size)] for number, size in enumerate(sizes)]
+
+    def page(self, ask: Ask, most: int = 3) -> tuple[list[Chunk], int]:
+        there = [one for one in self.chunks[ask.partition[1]] if one.offset >= ask.offset][:most]
+        return there, there[-1].offset + 2 if there else ask.offset
+
+
+def rotation(slots: int, *ends: int | None) -> Rotation:
+    found = Rotation(slots)
+    for number, end in enumerate(ends):
+        found.add(("dc1.t", number), At(0), end)
+    return found
+
+
+def handed_out(found: Rotation) -> list[tuple[int, int]]:
+    out = []
+    while (one := found.next_chunk()) is not None:
+        found.reach(one, At(one.offset + 1))
+        out.append((one.partition, one.offset))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_every_chunk_once_in_the_order_of_its_partition_whatever_is_lost(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.randint(0, 20) for _ in range(rng.randint(1, 6))]
+    served = Served(*sizes)
+    turns = rotation(rng.randint(1, 4), *(2 * size for size in sizes))
+    now, flying, out = 0.0, [], []
+    while not turns.is_over:
+        ask = turns.next_ask(now)
+        if ask is not None:
+            flying.append(ask)
+        if flying and rng.random() < 0.6:
+            ask = flying.pop(rng.randrange(len(flying)))
+            if rng.random() < 0.3:
+                turns.hold(ask, now + turns.fail(ask))
+            else:
+                turns.take(ask, *served.page(ask))
+        if rng.random() < 0.3:
+            out += handed_out(turns)
+        now += 0.5
+    for number, size in enumerate(sizes):
+        assert [offset for partition, offset in out if partition == number] == [2 * n for n in range(size)]
+        assert turns.position["dc1.t", number].offset == 2 * size
+
+
+def test_the_position_follows_what_is_handed_out_and_not_what_was_fetched() -> None:
+    turns, served = rotation(2, None), Served(3)
+    ask = turns.next_ask(0)
+    assert ask is not None
+    turns.take(ask, *served.page(ask))
+    assert turns.position[A] == At(0)
+    one = turns.next_chunk()
+    assert one is not None
+    turns.reach(one, At(one.offset + 1))
+    assert turns.position[A] == At(1)
+    handed_out(turns)
+    assert turns.position[A] == At(6), "past the control record behind the last one"
+
+
+def test_no_more_pages_than_slots_are_held() -> None:
+    turns, served = rotation(2, None, None, None), Served(5, 5, 5)
+    for _ in range(2):
+        ask = turns.next_ask(0)
+        assert ask is not None
+        turns.take(ask, *served.page(ask))
+    assert turns.next_ask(0) is None
+    handed_out(turns)
+    assert turns.next_ask(0) is not None
+
+
+def test_a_partition_is_asked_for_one_page_at_a_time() -> None:
+    turns = rotation(8, None, None)
+    asks = [turns.next_ask(0), turns.next_ask(0)]
+    assert {ask.partition for ask in asks if ask} == {A, B}
+    assert turns.next_ask(0) is None
+
+
+def waits(turns: Rotation, count: int) -> list[int]:
+    """The waits of the next requests, each of which finds nothing."""
+    found = []
+    for _ in range(count):
+        ask = turns.next_ask(0)
+        assert ask is not None
+        found.append(ask.wait_ms)
+        turns.take(ask, [], ask.offset)
+    return found
+
+
+def test_long_polls_where_there_are_enough_slots() -> None:
+    turns = rotation(2, None, None)
+    assert waits(turns, 2) == [0, 0]
+    assert waits(turns, 2) == [LONG_POLL_MS, LONG_POLL_MS]
+
+
+def test_short_waits_where_there_are_not_and_none_while_others_have_news() -> None:
+    turns = rotation(1, *[None] * 10)
+    assert waits(turns, 10) == [0] * 10
+    assert waits(turns, 3) == [100] * 3
+    ask = turns.next_ask(0)
+    assert ask is not None
+    turns.take(ask, [chunk(0, ask.partition[1])], 1)
+    handed_out(turns)
+    assert waits(turns, 5) == [0] * 5
+
+
+# ---- a consumer's frames ----------------------------------------------------------------------------------------
+
+
+def frame(one: Chunk) -> dict[str, Any]:
+    return {"frame": "chunk", **one._asdict()}
+
+
+def assigned(generation: int, **starts: int) -> dict[str, Any]:
+    partitions = [{"topic": "dc1.t", "partition": int(name[1:]), "offset": at} for name, at in starts.items()]
+    return {"frame": "assigned", "generation": generation, "partitions": partitions}
+
+
+def session(name: str) -> dict[str, Any]:
+    return {"frame": "session", "session": name, "consumer": "c"}
+
+
+def caught_up(partition: int, offset: int) -> dict[str, Any]:
+    return {"frame": "caught_up", "partitions": [{"topic": "dc1.t", "partition": partition, "offset": offset}]}
+
+
+def offsets(member: Membership, *frames: dict[str, Any]) -> list[int]:
+    """Feeds the frames, and hands out what is to be."""
+    member.feed(frames)
+    out = []
+    while (one := member.next_chunk()) is not None:
+        member.reach(one, At(one.offset + 1))
+        out.append(one.offset)
+    return out
+
+
+def test_what_was_handed_out_does_not_come_twice_after_a_break() -> None:
+    member = Membership({}, True)
+    assert offsets(member, session("1"), assigned(1, p0=0), *(frame(chunk(n)) for n in range(5))) == [0, 1, 2, 3, 4]
+    assert offsets(member, session("2"), assigned(2, p0=0), *(frame(chunk(n)) for n in range(8))) == [5, 6, 7]
+
+
+def test_a_consumer_that_was_set_back_is_read_again() -> None:
+    member = Membership({}, True)
+    offsets(member, session("1"), assigned(1, p0=0), *(frame(chunk(n)) for n in range(5)))
+    body = member.to_commit()
+    assert body is not None
+    member.committed(body)
+    assert offsets(member, session("2"), assigned(2, p0=1), frame(chunk(1)), frame(chunk(2))) == [1, 2]
+
+
+def test_it_goes_on_where_others_have_come_to() -> None:
+    member = Membership({}, True)
+    offsets(member, session("1"), assigned(1, p0=0), frame(chunk(0)))
+    assert offsets(member, assigned(3, p0=10), frame(chunk(10))) == [10]
+    assert member.position[A] == At(11)
+
+
+def test_what_lies_below_a_stored_position_is_dropped() -> None:
+    member = Membership({A: At(3)}, True)
+    assert offsets(member, session("1"), assigned(1, p0=0), *(frame(chunk(n)) for n in range(5))) == [3, 4]
+
+
+def test_a_commit_names_what_was_handed_out_of_what_is_held() -> None:
+    member = Membership({}, True)
+    assert member.to_commit() is None
+    offsets(member, session("1"), assigned(7, p0=0, p1=5), frame(chunk(0)), frame(chunk(1)), caught_up(1, 9))
+    body = member.to_commit()
+    assert body == {
+        "generation": 7,
+        "positions": [
+            {"topic": "dc1.t", "partition": 0, "offset": 2},
+            {"topic": "dc1.t", "partition": 1, "offset": 9},
+        ],
+    }
+    member.committed(body)
+    assert member.to_commit() is None
+    assert member.lost() == []
+
+
+def test_what_can_not_be_committed_any_more_is_told_once() -> None:
+    member = Membership({}, True)
+    offsets(member, session("1"), assigned(1, p0=0, p1=0), frame(chunk(0)), frame(chunk(0, 1)))
+    offsets(member, assigned(2, p1=0))
+    assert member.lost() == [A]
+    assert member.lost() == []
+    body = member.to_commit()
+    assert body is not None
+    assert [p["partition"] for p in body["positions"]] == [1]
+
+
+def test_a_revocation_is_told_when_all_before_it_is_handed_out() -> None:
+    member = Membership({}, True)
+    member.feed([session("1"), assigned(1, p0=0), frame(chunk(0)), {"frame": "revoked", "generation": 1}])
+    assert member.next_chunk() is not None
+    with pytest.raises(Revoked):
+        member.next_chunk()
+    assert member.to_commit() is None, "the chunk was not reached"
+    member.reach(chunk(0), At(1))
+    assert member.to_commit() is not None, "the gateway waits a moment for it"
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_the_end_is_where_all_that_is_held_is_caught_up(follow: bool) -> None:
+    member = Membership({}, follow)
+    offsets(member, session("1"), assigned(1, p0=0, p1=0), caught_up(0, 0), frame(chunk(0, 1)))
+    assert not member.is_over
+    offsets(member, caught_up(1, 1))
+    assert member.is_over is not follow
+
+
+def test_an_error_frame_is_raised_after_what_came_before() -> None:
+    member = Membership({}, True)
+    gone = {"type": "https://h/unknown-topic", "status": 404, "detail": "it was deleted"}
+    member.feed([session("1"), assigned(1, p0=0), frame(chunk(0)), {"frame": "error", "problem": gone}])
+    assert member.next_chunk() is not None
+    with pytest.raises(Rejected, match="deleted"):
+        member.next_chunk()
