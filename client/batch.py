@@ -164,7 +164,7 @@ class Batch(NamedTuple):
     """
 
     start: int
-    data: bytes
+    data: bytes | memoryview
     pieces: tuple[Piece, ...]
     created_ms: int
     attributes: dict[str, str]

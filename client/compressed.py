@@ -46,7 +46,7 @@ class Compressed:
         begin = max(self.position - limit, 0)
         return self._at(begin, self.position - begin)
 
-    def advance(self, data: bytes) -> None:
+    def advance(self, data: bytes | memoryview) -> None:
         self.mark = grown(self.mark, data)
         self.position += len(data)
 

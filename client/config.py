@@ -68,7 +68,7 @@ class Config(NamedTuple):
     rotated_s: float = 300.0
     heartbeat_s: float = 300.0
     timeout_s: float = 60.0
-    threads: int = 4
+    threads: int = 5
     bytes_per_s: int = 0
     cpu_percent: float = 0.0
     nice: int = 0
@@ -133,7 +133,7 @@ def _config(given: Settings) -> Config:
         rotated_s=_between(given, "rotated_s", 300, 0, 86_400),
         heartbeat_s=_between(given, "heartbeat_s", 300, 0, 86_400),
         timeout_s=_in_bounds("--timeout", flags.timeout, 0, 86_400),
-        threads=int(_between(given, "threads", 4, 1, 64)),
+        threads=int(_between(given, "threads", 5, 1, 64)),
         bytes_per_s=int(_between(given, "bytes_per_s", 0, 0, 1 << 40)),
         cpu_percent=_between(given, "cpu_percent", 0, 0, 6400),
         nice=int(_between(given, "nice", 0, 0, 19)),

@@ -82,9 +82,10 @@ def _statx() -> Callable[[int], bytes] | None:
     return ask
 
 
-def grown(mark: bytes, data: bytes) -> bytes:
+def grown(mark: bytes, data: bytes | memoryview) -> bytes:
     """The mark after ``data`` was passed: the last `MARK_BYTES` before the new position."""
-    return data[-MARK_BYTES:] if len(data) >= MARK_BYTES else (mark + data)[-MARK_BYTES:]
+    last = bytes(data[-MARK_BYTES:])
+    return last if len(last) == MARK_BYTES else (mark + last)[-MARK_BYTES:]
 
 
 def differs(fd: int, head: Fingerprint, position: int, mark: Fingerprint) -> str:

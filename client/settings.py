@@ -184,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         " growth (300)")  # fmt: skip
     add("--heartbeat-s", type=float, metavar="S", help="how often a file without news says how far it is, and when"
         " one is gone, that it is finished; 0: never (300)")  # fmt: skip
-    add("--threads", type=int, metavar="N", help="requests at the same time (4)")
+    add("--threads", type=int, metavar="N", help="requests at the same time (5)")
     add("--bytes-per-s", type=int, metavar="N", help="at most so many bytes a second over the network")
     add("--cpu-percent", type=float, metavar="P", help="at most so much of one processor, on average")
     add("--nice", type=int, metavar="N", help="lowers the priority: 0 to 19 (0)")

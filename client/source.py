@@ -175,11 +175,12 @@ class Source:
         if not pieces:
             self._barren_end = end
             return None
-        data = data[: pieces[-1].end]
-        self._tell_holes(reading.position, data)
-        if self.tail is not None and self.tail.cover(data):
+        size = pieces[-1].end
+        self._tell_holes(reading.position, data, size)
+        sent = data if size == len(data) else memoryview(data)[:size]  # no copy
+        if self.tail is not None and self.tail.cover(sent):
             self.unsaved = True
-        return Batch(reading.position, data, tuple(pieces), created_ms, self._attributes)
+        return Batch(reading.position, sent, tuple(pieces), created_ms, self._attributes)
 
     def _cut_from(self, limit: int, is_last: bool, settled: bool) -> tuple[bytes, list[Piece]]:
         """At most ``limit`` bytes from where it is, and how they are cut."""
@@ -204,12 +205,12 @@ class Source:
             self.unsaved = True
         return Batch(kept.start, data, kept.pieces, kept.created_ms, self._attributes)
 
-    def _tell_holes(self, start: int, data: bytes) -> None:
+    def _tell_holes(self, start: int, data: bytes, size: int) -> None:
         """Once: what is read again is known."""
-        for begin, end in holes(data):
+        for begin, end in holes(data, size):
             if start + begin >= self._looked_to:
                 tell("nul-hole", source=self.name, position=start + begin, bytes=end - begin)
-        self._looked_to = max(self._looked_to, start + len(data))
+        self._looked_to = max(self._looked_to, start + size)
 
     def is_done(self) -> bool:
         """All that there is now is acknowledged, or nothing more will be."""
@@ -444,7 +445,7 @@ class Source:
         if self.tail is not None:
             self._last_size = self.tail.largest_size
         self.tail = None
-        kept = (batch.start, batch.data) if batch else (self.reading.position, b"")
+        kept = (batch.start, bytes(batch.data)) if batch else (self.reading.position, b"")
         self.reading = Remains(*kept, self.reading.mark)
         return self.reading.end
 

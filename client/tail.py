@@ -43,7 +43,7 @@ class Reading(Protocol):
     def before(self, limit: int) -> bytes:
         """At most ``limit`` bytes before ``position``; fewer where no more are at hand."""
 
-    def advance(self, data: bytes) -> None:
+    def advance(self, data: bytes | memoryview) -> None:
         """``data``, which was read at ``position``, is acknowledged."""
 
     def go_to(self, position: int) -> None:
@@ -151,7 +151,7 @@ class Tail:
         begin = max(self.position - limit, 0)
         return os.pread(self._fd, self.position - begin, begin)
 
-    def cover(self, data: bytes) -> bool:
+    def cover(self, data: bytes | memoryview) -> bool:
         """Extends ``head`` over ``data``, read at ``position`` and about to be sent; True if it grew.
 
         Raises `Changed` when the head of the file is not that of the bytes in hand.
@@ -165,7 +165,7 @@ class Tail:
         self.head = of(raw)
         return True
 
-    def advance(self, data: bytes) -> None:
+    def advance(self, data: bytes | memoryview) -> None:
         self.mark = grown(self.mark, data)
         self.position += len(data)
 
@@ -210,7 +210,7 @@ class Remains:
     def before(self, limit: int) -> bytes:
         return self.mark[-limit:]
 
-    def advance(self, data: bytes) -> None:
+    def advance(self, data: bytes | memoryview) -> None:
         self.mark = grown(self.mark, data)
         self.position += len(data)
 

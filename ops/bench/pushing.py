@@ -91,7 +91,7 @@ def _measured() -> tuple[list[Side], list[Side], tuple[Side, Side]]:
                 run.until(lambda: written() >= lines)
             return run.side(size)
 
-        mine, others = alternate(_ROUNDS, ours, theirs, warm_up=2)
+        mine, others = alternate(_ROUNDS, ours, theirs)
         return mine, others, (_ours_killed(stack, folder, few), _theirs_killed(stack, folder, few))
 
 
