@@ -302,7 +302,7 @@ class Source:
     def _arrive(self, dc: int, recorded: int | None) -> None:
         """In a data centre, which has recorded so much of it."""
         if dc != self.home:
-            if self.home is not None:
+            if self.home is not None or self.entry.dc:
                 recorded = max(self.reading.position, self.entry.position, recorded or 0)
                 self.entry.since = recorded
             self.home, self.entry.dc = dc, self._centres.names[dc]

@@ -158,6 +158,23 @@ def test_where_it_went_is_known_before_anything_is_sent_there(client, both, monk
     assert both.contents() == [(client.root / "a.log").read_bytes()]
 
 
+@pytest.mark.parametrize("name", ["first", "renamed"])
+def test_one_that_is_not_configured_any_more_has_what_it_has(client, both, name):
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    assert client.agent.remember(client.now)
+    both.first.is_away = False
+    client.config = client.config._replace(name=name, fallbacks=())
+    client.restart()
+    client.write("a.log", b"three\n")
+    client.settle()
+    assert both.contents() == [ONE + b"two\nthree\n"]
+    assert both.copies() == 0
+
+
 def test_another_one_that_dies_in_turn_costs_nothing(client, both):
     client.write("a.log", ONE)
     client.settle()
