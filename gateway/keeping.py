@@ -45,6 +45,11 @@ class KeptLane(ABC):
         """The reason of the state, for those who have to wait."""
         return self.course.why
 
+    @property
+    def is_open(self) -> bool:
+        """Takes what comes, though it may still be opening."""
+        return not self._closing
+
     async def run(self) -> None:
         """Opens and serves, again after each failure, until closed. Whatever waits is answered before it ends."""
         try:

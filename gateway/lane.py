@@ -63,11 +63,6 @@ class Lane(KeptLane):
         """Of the requests that are not answered yet."""
         return self._waiting.size_bytes
 
-    @property
-    def is_open(self) -> bool:
-        """Takes requests, though it may still be opening."""
-        return not self._closing
-
     def submit(self, request: Request) -> asyncio.Future[Answered]:
         """Queues a request. Raises Problem when the lane is full, and Moved when it is closing.
 

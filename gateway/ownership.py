@@ -175,8 +175,14 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
 
     async def is_taken_from(self, owner: str, lane: int) -> None:
         """Returns when the lane is known to be another worker's than the owner's, or nobody's."""
+
+        def is_taken() -> bool:
+            # What this worker had before it left is not its own any more.
+            held = self.lanes.get(lane)
+            return (held is not None and held.is_open) or self.view.owners.get(lane) != owner
+
         async with self._changed:
-            await self._changed.wait_for(lambda: lane in self.lanes or self.view.owners.get(lane) != owner)
+            await self._changed.wait_for(is_taken)
 
     async def confirm(self, lane: int) -> None:
         """Returns when the group confirms in its present generation that the lane is ours. Raises LaneLost."""

@@ -56,6 +56,8 @@ async def test_each_worker_in_turn_is_stopped_and_comes_back(stack: Stack, topic
     print(f"chunks by tries: {dict(tries)}; pauses of {len(pauses)} sources: up to {max(pauses):.2f} s")
     assert max(tries) <= 2
     assert statistics.median(pauses) < 1
+    # Nobody waits for a time-out on the way: those are of 3 s.
+    assert statistics.quantiles(pauses, n=10)[-1] < 2
 
 
 def _pauses_s(load: Load, since: float, lanes: set[int]) -> list[float]:
