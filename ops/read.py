@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, Final
 
@@ -68,8 +68,8 @@ class Reading:
 
     def run(self) -> None:
         """Raises what `Reader` does."""
-        self._reader.open(_OPEN_S)
-        with self._reader as reader:
+        with closing(self._reader) as reader:
+            reader.open(_OPEN_S)
             try:
                 while (chunk := self._next()) is not None:
                     self._write(chunk)
@@ -186,7 +186,7 @@ def _start(text: str | None) -> tuple[Any, list[int] | None]:
         at = datetime.fromisoformat(str(text))
         return at if at.tzinfo else at.astimezone(), None
     try:
-        position = Position.parse(str(text))
+        position = Position.parse(text or "nowhere")
     except Malformed:
         wanted = "earliest, latest, a time like 2026-05-04T10:00:00Z or -1h, or a cursor like dc1.nginx:3:81234"
         raise WrongUse(f"--from {text}: is none of {wanted}") from None

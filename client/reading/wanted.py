@@ -75,6 +75,13 @@ def is_pattern(topic: str) -> bool:
     return any(mark in topic for mark in "*?[")
 
 
+def _position(text: str) -> Position:
+    try:
+        return Position.parse(text)
+    except ValueError:
+        raise ValueError(f"start: {text!r} is neither earliest, latest, nor a position's text") from None
+
+
 def wanted(
     urls: str | Iterable[str],
     topic: str | Iterable[str],
@@ -97,7 +104,7 @@ def wanted(
     if not topics or not all(topics):
         raise ValueError("topic: at least one is needed, like nginx or dc1.nginx")
     if isinstance(start, str) and start not in ("earliest", "latest"):
-        start = Position.parse(start)
+        start = _position(start)
     if isinstance(start, datetime) and start.tzinfo is None:
         raise ValueError("start: a time needs a time zone, as in datetime(2026, 5, 4, tzinfo=timezone.utc)")
     if consumer is None and any(map(is_pattern, topics)):

@@ -115,6 +115,7 @@ class Program:
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 async def test_readers_killed_while_workers_are_killed(stack: Stack, topic_name: str, tmp_path: Path) -> None:
     """Each program has every chunk, or every line, exactly once, and in the order of its partition."""
     topic = await make_topic(stack, topic_name)
