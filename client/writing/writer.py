@@ -158,8 +158,11 @@ class Writer:
         self._check_process()
         try:
             with self._lock:
-                if not self._is_closed:
-                    self._flush(deadline)
+                try:
+                    if not self._is_closed:
+                        self._flush(deadline)
+                finally:
+                    self._is_closed = True  # before any thread begins another request, of which nobody was told
         finally:
             self._end()
 

@@ -3,6 +3,7 @@
 Nothing here is skipped: where there is no older Python than the one of the tests, that one has to do.
 """
 
+import asyncio
 import os
 import re
 import shutil
@@ -97,6 +98,32 @@ def test_it_sends_files_byte_for_byte(oldest, bare, tmp_path):
     assert done.returncode == 0, f"{oldest} {version(oldest)}: {done.stderr}"
     assert sorted(stored.content() for stored in gateway.sources.values()) == sorted(logs.values())
     print(f"ran under Python {'.'.join(map(str, version(oldest)))} ({oldest})")
+
+
+LIBRARY_PROGRAM = """
+import logging, sys
+from logferry.client import LogferryHandler, Reader, Superseded, Writer
+url, topic = sys.argv[1:]
+with Writer(url, topic, "a", batch_bytes=200, gzip=True) as writer:
+    for number in range(50):
+        writer.write(b"%d\\n" % number)
+logging.basicConfig(level="INFO", format="%(message)s", handlers=[LogferryHandler(url, topic, "log")])
+logging.info("told")
+logging.getLogger().handlers[0].close()
+for options in ({}, {"consumer": topic}):
+    with Reader(url, topic, follow=False, **options) as reader:
+        print(*sorted((line.source_id, line.seqno, line.data.decode()) for line in reader.lines()))
+        if options:
+            reader.commit()
+"""
+
+
+def test_the_library_writes_and_reads(oldest, bare, workers, topic_name):
+    asyncio.run(workers.make_topic(topic_name, 2))
+    done = run(oldest, bare, "-c", LIBRARY_PROGRAM, workers.urls[1], topic_name)
+    assert (done.returncode, done.stderr) == (0, ""), f"{oldest} {version(oldest)}"
+    expected = [("a", number + 1, str(number)) for number in range(50)] + [("log", 1, "told")]
+    assert done.stdout == " ".join(map(str, expected)) + "\n" + " ".join(map(str, expected)) + "\n"
 
 
 @pytest.fixture(scope="module")

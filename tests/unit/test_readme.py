@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import logferry.client
 from logferry.gateway.config import Config
 from logferry.mirror.config import MirrorConfig
 
@@ -36,3 +40,18 @@ def test_the_configuration_of_the_mirror() -> None:
     config = MirrorConfig.model_validate(shown('listen = "127.0.0.1:8180"'))
     assert config.url(0) == "http://127.0.0.1:8180"
     assert [(remote.dc, remote.bytes_per_s) for remote in config.remotes] == [("dc1", 50_000_000)]
+
+
+def test_the_programs_of_the_readme_name_what_there_is() -> None:
+    """Every block that imports the library is Python, and its names and keyword arguments are known."""
+    blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", README.read_text(encoding="utf-8"), re.MULTILINE)
+    programs = [ast.parse(textwrap.dedent(block)) for block in blocks if "from logferry.client import" in block]
+    assert len(programs) == 3
+    for program in programs:
+        names = [alias.name for node in ast.walk(program) if isinstance(node, ast.ImportFrom) for alias in node.names]
+        for name in names:
+            assert hasattr(logferry.client, name)
+        for call in ast.walk(program):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names:
+                known = inspect.signature(getattr(logferry.client, call.func.id)).parameters
+                assert {keyword.arg for keyword in call.keywords} <= known.keys()
