@@ -108,7 +108,7 @@ class Reading:
 
 def _reader(args: argparse.Namespace, on_revoked: Callable[[], None]) -> Reader:
     """Raises WrongUse."""
-    start, partitions = _start(args.start)
+    start, partitions = _start(vars(args)["from"])
     try:
         return Reader(
             args.url,
@@ -138,7 +138,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("topic", metavar="TOPIC", help="nginx, dc1.nginx, or with --consumer a pattern, '*.nginx'")
     option = parser.add_argument
     options = [
-        option("--from", dest="start", metavar="WHERE", help="earliest (default), latest, a TIME, or a cursor"),
+        option("--from", metavar="WHERE", help="earliest (default), latest, a TIME, or a cursor"),
         option("--consumer", metavar="C", help="read as this consumer: from where it has committed"),
         option("--max", type=int, metavar="N", help="end after so many chunks"),
         option("--until-end", action="store_true", help="end where the topic ends now; do not wait for more"),

@@ -276,7 +276,7 @@ class AsyncReader:
         self._tell()
 
     async def _fetch(self, rotation: Rotation) -> None:
-        while self._failure is None and not rotation.is_over:
+        while self._failure is None and not self._is_closed and not rotation.is_over:
             now = time.monotonic()
             if self._wanted.follow and now >= self._look_at:
                 self._look_at = now + LOOK_INTERVAL_S
@@ -311,7 +311,7 @@ class AsyncReader:
     async def _attend(self, http: aiohttp.ClientSession, membership: Membership, topics: list[str]) -> None:
         """Session after session, until an error that the next one would have, too."""
         failures = 0
-        while self._failure is None:
+        while self._failure is None and not self._is_closed:
             again = Again("the session ended")
             try:
                 has_begun = await self._attend_once(http, membership, topics)

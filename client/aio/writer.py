@@ -45,7 +45,7 @@ class AsyncWriter:
         self._window = Window(Limits(batch_bytes, buffer_bytes=buffer_bytes, in_flight=in_flight))
         self._http: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._work = asyncio.Event()
+        self._work: asyncio.Future[None] | None = None
         self._progress: asyncio.Future[None] | None = None
         self._is_closed = False
 
@@ -102,7 +102,7 @@ class AsyncWriter:
         self._check()
         seqno = self._window.put(data, seqno, int(time.time() * 1000) if created_ms is None else created_ms, more)
         if self._window.is_wanting:
-            self._work.set()
+            self._tell_work()
         return seqno
 
     async def flush(self, timeout_s: float | None = None) -> None:
@@ -167,7 +167,7 @@ class AsyncWriter:
 
     async def _carry(self, http: aiohttp.ClientSession) -> None:
         try:
-            while True:
+            while not self._is_closed:
                 now = time.monotonic()
                 job = self._window.next_job(now)
                 if job is None:
@@ -178,23 +178,26 @@ class AsyncWriter:
                 outcome = self._target.learned(job, await requests.travel(http, trip, headers, body, sent))
                 self._window.take(job, outcome, time.monotonic())
                 self._tell_progress()
-                self._work.set()
+                self._tell_work()
         except Exception as error:  # noqa: BLE001  a defect: whoever waits must hear of it
             self._window.break_off(repr(error))
             self._tell_progress()
 
     def _sent(self, job: Job) -> None:
         self._window.sent(job)
-        self._work.set()
+        self._tell_work()
 
     async def _rest(self, now: float) -> None:
         """Until there is something to do, perhaps."""
-        self._work.clear()
         due = self._window.due()
-        try:
-            await asyncio.wait_for(self._work.wait(), None if due is None else max(due - now, 0.0))
-        except asyncio.TimeoutError:
-            return
+        if self._work is None:
+            self._work = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._work], timeout=None if due is None else max(due - now, 0.0))
+
+    def _tell_work(self) -> None:
+        work, self._work = self._work, None
+        if work is not None and not work.done():
+            work.set_result(None)
 
     def _tell_progress(self) -> None:
         progress, self._progress = self._progress, None

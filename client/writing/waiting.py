@@ -35,7 +35,8 @@ class Waiting:
         self._begun = 0
         self._settled = 0
         self._is_closed = False
-        self._lock = threading.Lock()
+        # Reentrant: a signal's handler may log, too, and it runs in whatever thread it finds.
+        self._lock = threading.RLock()
         self._came = threading.Condition(self._lock)
         self._went = threading.Condition(self._lock)
 

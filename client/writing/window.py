@@ -211,7 +211,9 @@ class Window:
             return None
         if self.session is None:
             return None if self._is_opening else self._not_before
-        return next((batch.not_before for batch in self._batches if not batch.is_sent and batch.not_before), None)
+        first = self._batches[0] if self._batches else None
+        # What stands behind the first waits for an answer, whatever its own time is.
+        return first.not_before if first is not None and first.not_before and not first.is_sent else None
 
     def sent(self, job: Job) -> None:
         """The job's body is on its way."""

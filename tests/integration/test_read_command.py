@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -86,6 +87,12 @@ def test_where_it_begins_and_what_it_leaves_out(ran: Ran, topic: str) -> None:
     assert ran(topic, "--until-end", "--from", "latest")[:2] == (0, b"")
     assert ran(topic, "--until-end", "--filter", "env=test", "--source-prefix", "s")[1] == b"".join(DATA)
     assert ran(topic, "--until-end", "--filter", "env=other")[:2] == (0, b"")
+
+
+def test_its_options_stand_in_a_file_too(ran: Ran, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "read.toml"
+    file.write_text(f'[read]\nfrom = "dc1.{topic}:0:1"\nuntil-end = true\nfilter = ["env=test"]\nmax = 1\n')
+    assert ran(topic, "--config", str(file)) == (0, DATA[1], "")
 
 
 def test_a_consumer_goes_on_behind_what_was_written_out(ran: Ran, topic: str) -> None:

@@ -243,6 +243,13 @@ def test_the_queue_counts_what_found_no_place_where_it_is_missing() -> None:
     assert waiting.take(100, 0) is None
 
 
+def test_a_signal_s_handler_may_log_in_the_midst_of_it() -> None:
+    waiting = Waiting(2, 1000)
+    with waiting._lock:
+        assert waiting.put(b"a", 1)
+    assert waiting.take(100, 0) == Gathered(b"a", 1, 1)
+
+
 def test_the_queue_is_bounded_in_bytes() -> None:
     waiting = Waiting(1000, 10)
     assert [waiting.put(b"x" * 8, 0) for _ in range(3)] == [True, True, False]

@@ -46,6 +46,9 @@ class Line:
         job = self.window.next_job(self.now)
         if job is not None:
             self.window.sent(job)
+        else:
+            due = self.window.due()
+            assert due is None or due > self.now, "whoever asks again when it is due would ask without end"
         return job
 
     def arrive(self, job: Job, fault: str = "") -> Outcome:
