@@ -206,7 +206,7 @@ class Files(RuleBasedStateMachine):
         self.centres.of[url].is_away = True
 
     @precondition(lambda self: self.fallbacks and self.client)
-    @rule(last=st.sampled_from(("", "cut after", "cut before")), killed=st.booleans(), size=st.sampled_from((30, 900)))
+    @rule(last=st.sampled_from(("", "cut after", "cut before")), killed=st.booleans(), size=st.sampled_from((30, 300)))
     def the_client_goes_on_elsewhere(self, last: str, killed: bool, size: int) -> None:
         """``last``: what becomes of the last request before; ``killed``: then the client is, too."""
         assert self.client
