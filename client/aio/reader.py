@@ -17,7 +17,7 @@ from logferry.client.connections import NoAnswer, Reply
 from logferry.client.errors import Closed, LogferryError, OutOfRange, Superseded, Unknown
 from logferry.client.reading.answered import Again, content_of, trouble
 from logferry.client.reading.attending import SILENCE_S
-from logferry.client.reading.membership import Membership, Revoked
+from logferry.client.reading.membership import Membership, Revoked, has_news
 from logferry.client.reading.opening import LOOK_INTERVAL_S, grown, names, page_of, page_path, starts
 from logferry.client.reading.position import At, Position
 from logferry.client.reading.reader import after_line, lost_partitions
@@ -336,11 +336,11 @@ class AsyncReader:
                         self._wanted.cluster.failed(base)
                     raise error
                 async for data in answer.content.iter_any():
-                    has_begun = True
                     frames = list(format_.feed(data))
                     while membership.has_frames:
                         await self._wait(None)
                     membership.feed(frames)
+                    has_begun = has_begun or has_news(frames)
                     self._tell()
         except requests.TROUBLE as error:
             self._wanted.cluster.failed(base)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from logferry.client.connections import Reply, cut
 from logferry.client.dial import Dialer
 from logferry.client.reading.answered import Again, trouble
-from logferry.client.reading.membership import Membership
+from logferry.client.reading.membership import Membership, has_news
 from logferry.client.reading.rows import decoder
 from logferry.client.reading.shelf import Shelf
 from logferry.client.reading.wanted import Wanted
@@ -57,8 +57,9 @@ class Attending:
                 if response.status != 200:
                     raise self._refused(base, response)
                 while self._shelf.goes_on and (data := response.read1(_READ_BYTES)):
-                    has_begun = True
-                    self._feed(list(format_.feed(data)))
+                    frames = list(format_.feed(data))
+                    self._feed(frames)
+                    has_begun = has_begun or has_news(frames)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._wanted.cluster.failed(base)
             if not has_begun:

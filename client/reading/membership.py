@@ -25,6 +25,11 @@ class Revoked(Exception):
     """Not an error: the partitions were taken away, and what was handed out may be committed for a moment."""
 
 
+def has_news(frames: Sequence[Frame]) -> bool:
+    """Whether a session comes to more than its opening and an error: then the next one need not be waited for long."""
+    return any(frame.get("frame") not in ("session", "error") for frame in frames)
+
+
 class Membership:
     """A reader's part in its consumer, over all of its sessions."""
 

@@ -229,6 +229,28 @@ async def test_two_readers_of_a_consumer_share(face, workers: Gateway, topic_nam
     assert set(shared) < set(seen), "some of it, and not all"
 
 
+async def test_who_has_to_give_partitions_up_hears_of_it(face, workers: Gateway, topic_name: str) -> None:
+    """With everything before it handed out."""
+    await workers.make_topic(topic_name, 4)
+    written = await asyncio.to_thread(fill, workers, topic_name, 2)
+    heard: list[Position] = []
+
+    def plain() -> None:
+        heard.append(first.position)
+
+    async def awaited() -> None:
+        plain()
+
+    options = {"consumer": f"c-{topic_name}"}
+    first = face(workers.urls, topic_name, **options, on_revoked=plain if face is Plain else awaited)
+    async with first:
+        await until(first, len(written))
+        async with face(workers.urls, topic_name, **options), asyncio.timeout(PATIENCE_S):
+            while not heard:
+                assert await first.read(0.1) is None
+    assert {partition for _, partition in heard[0]} == set(range(4))
+
+
 async def test_from_a_time_the_end_and_a_partition(face, workers: Gateway, topic_name: str) -> None:
     full = await workers.make_topic(topic_name, 4)
     before = await asyncio.to_thread(fill, workers, topic_name)

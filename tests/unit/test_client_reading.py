@@ -11,7 +11,7 @@ import pytest
 from logferry.client import Chunk, OutOfRange, Position, Rejected, Superseded
 from logferry.client.connections import Reply
 from logferry.client.reading.answered import Again, content_of, problem
-from logferry.client.reading.membership import Membership, Revoked
+from logferry.client.reading.membership import Membership, Revoked, has_news
 from logferry.client.reading.opening import page_of
 from logferry.client.reading.position import At
 from logferry.client.reading.rotation import Ask, Rotation
@@ -348,6 +348,17 @@ def test_the_end_is_where_all_that_is_held_is_caught_up(follow: bool) -> None:
     assert not member.is_over
     offsets(member, caught_up(1, 1))
     assert member.is_over is not follow
+
+
+def test_a_session_that_only_begins_and_fails_is_no_news() -> None:
+    error = {"frame": "error", "problem": {}}
+    assert not has_news([session("1"), error])
+    assert has_news([session("1"), assigned(1, p0=0), error])
+
+
+def test_what_is_no_frame() -> None:
+    with pytest.raises(ValueError, match="not a session"):
+        Membership({}, True).feed([60, 104])
 
 
 def test_an_error_frame_is_raised_after_what_came_before() -> None:
