@@ -185,7 +185,7 @@ class TransactionalProducer:
     # ---- producing --------------------------------------------------------------------------------------------
 
     async def _produce(self, parts: Sequence[Part]) -> None:
-        """All leaders at once, a window of requests to each at a time, until everything is acknowledged."""
+        """All leaders at once, a few requests to each under way at a time, until everything is acknowledged."""
         unknown_until, pause = time.monotonic() + _UNKNOWN_TOPIC_S, _BACKOFF_S
         while waiting := [part for part in parts if part.rest]:
             by_leader: dict[int, list[Part]] = {}
@@ -207,29 +207,39 @@ class TransactionalProducer:
             await self._mend({part.place for part in troubled})
 
     async def _produce_to(self, leader: int, parts: list[Part]) -> list[tuple[Part, Produced]]:
-        """Sends the next batches of each of the parts. Returns what was not taken: the first of a part alone.
+        """Sends the batches of the parts, the next ones while the answers to others are awaited.
 
-        What was sent after a batch that was not taken was not taken either, since sequence numbers have no holes.
+        Returns what was not taken: the first of a part alone. What was sent after it was not taken either, since
+        sequence numbers have no holes.
         """
-        sent = []
-        for step in range(_WINDOW):
-            wave = [(part, part.rest[step]) for part in parts if step < len(part.rest)]
-            if not wave:
-                break
-            sent.append(asyncio.ensure_future(self._send(leader, wave)))
-            # It is on its way while the next one is encoded.
-            await asyncio.sleep(0)
+        sent = dict.fromkeys((part.place for part in parts), 0)
         failed: dict[tuple[str, int], tuple[Part, Produced]] = {}
-        for answered in await asyncio.gather(*sent):
-            for part, batch, produced in answered:
-                if part.place in failed:
+        under_way: deque[asyncio.Task[list[tuple[Part, Encodable, Produced]]]] = deque()
+        try:
+            while True:
+                going_on = [p for p in parts if p.place not in failed and sent[p.place] < len(p.rest)]
+                if going_on and len(under_way) < _WINDOW:
+                    wave = [(part, part.rest[sent[part.place]]) for part in going_on]
+                    under_way.append(asyncio.create_task(self._send(leader, wave)))
+                    for part in going_on:
+                        sent[part.place] += 1
+                    # It is on its way while the next one is encoded.
+                    await asyncio.sleep(0)
                     continue
-                if produced.code in (0, _DUPLICATE_SEQUENCE):
-                    part.rest.popleft()
-                    part.offsets.append((batch.first, produced.base_offset))
-                else:
-                    failed[part.place] = (part, produced)
-        return list(failed.values())
+                if not under_way:
+                    return list(failed.values())
+                for part, batch, produced in await under_way.popleft():
+                    if part.place in failed:
+                        continue
+                    if produced.code in (0, _DUPLICATE_SEQUENCE):
+                        part.rest.popleft()
+                        sent[part.place] -= 1
+                        part.offsets.append((batch.first, produced.base_offset))
+                    else:
+                        failed[part.place] = (part, produced)
+        finally:
+            for task in under_way:
+                task.cancel()
 
     async def _send(self, leader: int, wave: list[tuple[Part, Encodable]]) -> list[tuple[Part, Encodable, Produced]]:
         wanted = {}
