@@ -11,6 +11,7 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract import Chunk
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.metadata import TopicView
+from logferry.gateway.preflight import appeared
 from logferry.gateway.producer import LaneProducer
 from logferry.gateway.sources import Source, SourceTable
 from logferry.gateway.topics import Topics
@@ -72,10 +73,8 @@ async def lane(cluster: Cluster, name: str, partitions: int = 1) -> AsyncIterato
     try:
         for topic in (config.state_topic, f"dc1.{name}"):
             await kafka.create_topic(topic, partitions if topic.startswith("dc1.") else 1, 1, {})
-            view = await kafka.describe([topic])
-            while topic not in view.topics:
-                view = await kafka.describe([topic])
-        made = Lane(kafka, config, view.topics[topic])
+            view = await appeared(kafka, topic)
+        made = Lane(kafka, config, view)
         yield made
     finally:
         if made is not None:
