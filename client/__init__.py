@@ -47,7 +47,13 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "logferry":
+            raise
+        hint = f"{name} needs {error.name}: pip install 'logferry[client]'"
+        raise ModuleNotFoundError(hint, name=error.name) from None
 
 
 def __dir__() -> list[str]:

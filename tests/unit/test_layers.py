@@ -89,6 +89,13 @@ def test_the_plain_faces_load_nothing_that_is_to_be_installed(name: str) -> None
     assert run.stdout.split() == []
 
 
+@pytest.mark.parametrize("name", ["AsyncWriter", "AsyncReader"])
+def test_an_asyncio_face_says_what_it_needs(name: str) -> None:
+    program = f"import sys; sys.modules['aiohttp'] = None; from logferry.client import {name}"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert f"{name} needs aiohttp: pip install 'logferry[client]'" in run.stderr
+
+
 @pytest.mark.parametrize("module", PURE)
 def test_what_decides_does_no_io_and_has_no_clock(module: str) -> None:
     names = list(imported(ROOT / "gateway" / f"{module}.py"))
