@@ -28,6 +28,11 @@ def _problem(status: int, kind: str, detail: str) -> web.Response:
     return web.Response(status=status, text=json.dumps(body), content_type=_PROBLEM)
 
 
+def partitions_of(ownership: Ownership[MirrorLane]) -> list[MirroredPartition]:
+    """Those of this worker's lanes."""
+    return [partition for lane in ownership.held() for partition in lane.partitions.values()]
+
+
 class _Lag(Collector):
     """Of the partitions of this worker, when metrics are asked for."""
 
@@ -57,7 +62,7 @@ class Api:
         self, config: MirrorConfig, ownership: Ownership[MirrorLane], links: dict[str, Link], budget: Budget
     ) -> None:
         self._config, self._ownership, self._links, self._budget = config, ownership, links, budget
-        REGISTRY.register(_Lag(self._partitions))
+        REGISTRY.register(_Lag(lambda: partitions_of(ownership)))
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 16)
@@ -71,9 +76,6 @@ class Api:
             ]
         )
         return app
-
-    def _partitions(self) -> list[MirroredPartition]:
-        return [partition for lane in self._ownership.held() for partition in lane.partitions.values()]
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"status": "alive"})
@@ -89,7 +91,7 @@ class Api:
 
     async def status(self, request: web.Request) -> web.StreamResponse:
         """Of this worker; ``workers`` names the others."""
-        partitions = sorted(self._partitions(), key=lambda partition: partition.place)
+        partitions = sorted(partitions_of(self._ownership), key=lambda partition: partition.place)
         return web.json_response(
             {
                 "dc": self._config.dc,

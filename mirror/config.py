@@ -65,7 +65,10 @@ class Limits(_Strict):
 
 
 class MirrorConfig(_Strict):
-    """What one data centre takes from others. Worker ``i`` listens on the port of ``listen`` plus ``i``."""
+    """What one data centre takes from others. Worker ``i`` listens on the port of ``listen`` plus ``i``.
+
+    ``carry_positions``: the committed positions of consumers come along.
+    """
 
     dc: str
     listen: str = "127.0.0.1:8180"
@@ -75,6 +78,7 @@ class MirrorConfig(_Strict):
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
     session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
     accept_weak_kafka: list[Weakness] = []
+    carry_positions: bool = True
     kafka: KafkaSettings
     remotes: Annotated[list[Remote], Field(min_length=1, alias="remote")]
     limits: Limits = Limits()

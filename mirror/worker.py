@@ -16,8 +16,10 @@ from logferry.gateway.kafka import Kafka
 from logferry.gateway.metadata import TopicView
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.tls import kafka_options
-from logferry.mirror.api import Api
+from logferry.gateway.translation import Translation
+from logferry.mirror.api import Api, partitions_of
 from logferry.mirror.budget import Budget
+from logferry.mirror.carrying import Carrier
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.lane import MirrorLane
 from logferry.mirror.link import Link
@@ -86,6 +88,9 @@ async def serve(config: MirrorConfig, worker: int) -> None:
         stack.push_async_callback(ownership.leave)
         for link in by_dc.values():
             ownership.keep_up(link.run())
+        if config.carry_positions:
+            translation = Translation(kafka, config.prefix, config.dc)
+            ownership.keep_up(Carrier(kafka, by_dc, translation, lambda: partitions_of(ownership)).run())
         log.event("info", "worker_started", url=url, dc=config.dc, worker=worker)
         ownership.failed.add_done_callback(lambda _: stop.set())
         await stop.wait()

@@ -1,0 +1,105 @@
+"""Committed positions that come along with the topics: forward only, and not under a group that reads here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from logferry.ops.kafka import Cluster
+from logferry.ops.stack import Stack
+
+from tests.mirroring import Mirror
+
+_TOPIC = "dc1.carried"
+_PARTITION = TopicPartition(_TOPIC, 0)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("stack"), dcs=("dc1", "dc2")) as stack:
+        yield stack
+
+
+async def committed(cluster: Cluster, group: str) -> int | None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    await admin.start()
+    try:
+        found = await admin.list_consumer_group_offsets(group)
+        return None if _PARTITION not in found else int(found[_PARTITION].offset)
+    finally:
+        await admin.close()
+
+
+async def commit(cluster: Cluster, group: str, offset: int) -> None:
+    async with AIOKafkaConsumer(
+        bootstrap_servers=cluster.bootstrap, group_id=group, enable_auto_commit=False
+    ) as reader:
+        reader.assign([_PARTITION])
+        await reader.commit({_PARTITION: offset})
+
+
+async def becomes(cluster: Cluster, group: str, wanted: int) -> None:
+    async with asyncio.timeout(60):
+        while await committed(cluster, group) != wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def test_positions_come_along(stack: Stack, tmp_path: Path) -> None:
+    there, here = stack.cluster("dc1"), stack.cluster("dc2")
+    admin = AIOKafkaAdminClient(bootstrap_servers=there.bootstrap)
+    await admin.start()
+    await admin.create_topics([NewTopic(_TOPIC, 1, 1)])
+    await admin.close()
+    async with AIOKafkaProducer(bootstrap_servers=there.bootstrap, transactional_id="writer") as producer:
+        for number in range(10):  # a control record after each: offset 2 n there
+            async with producer.transaction():
+                await producer.send(_TOPIC, b"%d" % number, partition=0)
+    mirror = Mirror(stack, tmp_path, "carried")
+    worker = mirror.start()
+    try:
+        await commit(there, "one", 8)
+        await becomes(here, "one", await where(here, b"4"))
+        await commit(there, "one", 9)  # on a control record: the same next record
+        await commit(there, "two", 20)  # everything
+        await becomes(here, "two", await where(here, b"9") + 1)
+        # It went on here, so what it says there does not set it back.
+        await commit(here, "one", await where(here, b"7"))
+        await commit(there, "one", 12)
+        await commit(there, "three", 4)  # when this has come, so has what was before it
+        await becomes(here, "three", await where(here, b"2"))
+        assert await committed(here, "one") == await where(here, b"7")
+        # A group with a member here is left alone; groups are gone through by their names.
+        async with AIOKafkaConsumer(
+            _TOPIC, bootstrap_servers=here.bootstrap, group_id="three", enable_auto_commit=False
+        ) as live:
+            while not live.assignment():
+                await live.getmany(timeout_ms=100)
+            await commit(there, "three", 6)
+            await commit(there, "zzz", 6)
+            await becomes(here, "zzz", await where(here, b"3"))
+            assert await committed(here, "three") == await where(here, b"2")
+        await becomes(here, "three", await where(here, b"3"))
+    finally:
+        worker.child.stop(15)
+
+
+async def where(cluster: Cluster, value: bytes) -> int:
+    """The offset of the record there."""
+    async with asyncio.timeout(60):
+        reader = AIOKafkaConsumer(bootstrap_servers=cluster.bootstrap, isolation_level="read_committed")
+        async with reader:
+            while True:
+                try:
+                    reader.assign([_PARTITION])
+                    await reader.seek_to_beginning(_PARTITION)
+                    found = await reader.getmany(timeout_ms=1000)
+                except (AssertionError, ValueError):
+                    continue
+                for record in found.get(_PARTITION, []):
+                    if record.value == value:
+                        return int(record.offset)
+                await asyncio.sleep(0.1)
