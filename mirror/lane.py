@@ -85,6 +85,9 @@ class MirrorLane(KeptLane):
 
     def failed(self, error: BaseException) -> None:
         metrics.failed(self.number, error)
+        self.targets.doubt()
+        for link in self.links.values():
+            link.look_again()
         if isinstance(error, Fenced):
             return
         if isinstance(error, NotCommitted) and error.refused in self.partitions:

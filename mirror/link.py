@@ -31,7 +31,7 @@ from logferry.mirror.fetching import (
 from logferry.mirror.partition import MirroredPartition
 
 _FETCH_WAIT_MS: Final = 250
-_REFRESH_S: Final = 2.0
+_REFRESH_S: Final = 5.0
 _RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 2.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from aiokafka import errors
@@ -13,21 +14,41 @@ from logferry.gateway.metadata import TopicView
 _ALIKE: Final = ("retention.ms", "retention.bytes", "cleanup.policy", "max.message.bytes", "segment.bytes")
 # A batch is a few bytes larger here when it had to be encoded again.
 _ROOM_BYTES: Final = 4096
+_LOOK_S: Final = 30.0
 
 
 class Targets:
-    """``known``: by name, as they were when they were looked at last."""
+    """``known``: by name, as they were when they were looked at last.
+
+    They are looked at when the originals change, when a write failed (`doubt`), and now and then: to describe
+    thousands of partitions is costly.
+    """
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
         self.known: dict[str, TopicView] = {}
         self.compacted: set[str] = set()
+        self._made_for: dict[str, dict[str, int]] = {}
+        self._look_at = 0.0
+
+    def doubt(self) -> None:
+        """They may not be what they were."""
+        self._look_at = 0.0
 
     async def ensure(self, remote: Kafka, wanted: dict[str, TopicView]) -> None:
         """Creates and grows what is missing of the ``wanted``, which are described as they are there.
 
         Raises KafkaError; calling again is safe, also by several workers at once.
         """
+        shape = {name: len(topic.partitions) for name, topic in wanted.items()}
+        of = remote.cluster_id or ""
+        now = time.monotonic()
+        if self._made_for.get(of) == shape and now < self._look_at:
+            return
+        await self._ensure(remote, wanted)
+        self._made_for[of], self._look_at = shape, now + _LOOK_S
+
+    async def _ensure(self, remote: Kafka, wanted: dict[str, TopicView]) -> None:
         view = await self._kafka.describe()
         missing = [topic for name, topic in wanted.items() if name not in view.topics]
         small = [
