@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.batches import CODECS, batches
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
@@ -22,19 +20,17 @@ from logferry.gateway.keeping import KeptLane
 from logferry.gateway.metadata import NO_ID, TopicView
 from logferry.gateway.pairs import (
     Chapter,
-    Damaged,
     Place,
     Progress,
-    Run,
     Signpost,
     key_of,
     merged,
-    place_of,
     signposts_after,
 )
 from logferry.gateway.transaction import Record
 from logferry.gateway.transactional import Fenced, NotCommitted, Part, TransactionalProducer
 from logferry.mirror import metrics
+from logferry.mirror.books import is_empty, read_progress, runs_of
 from logferry.mirror.budget import Budget
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.link import Link
@@ -129,7 +125,7 @@ class MirrorLane(KeptLane):
         pairs, state = self.config.pairs_topic, self.config.state_topic
         self._topic_ids = ((await self.kafka.describe_topic(pairs)).id, (await self.kafka.describe_topic(state)).id)
         self._pairs_next = await self.kafka.offset(pairs, self.number, LATEST)
-        self._progress = await self._replay()
+        self._progress = await read_progress(self.kafka, state, self.number)
         self.course.enter("serving", "open")
         now = time.monotonic()
         for link in self.links.values():
@@ -143,26 +139,6 @@ class MirrorLane(KeptLane):
             fence_ms=round((fenced - started) * 1000),
             replay_ms=round((now - fenced) * 1000),
         )
-
-    async def _replay(self) -> dict[Place, Progress]:
-        """How far each partition is, by what is committed; complete only after a fence."""
-        topic, found = self.config.state_topic, dict[Place, Progress]()
-        end = await self.kafka.offset(topic, self.number, LATEST)
-        position = await self.kafka.offset(topic, self.number, EARLIEST)
-        while position < end:
-            fetched = await self.kafka.fetch(topic, self.number, position, max_bytes=_FETCH_BYTES)
-            for record in fetched.records:
-                try:
-                    place = place_of(record.key or b"")
-                    if record.value is None:
-                        found.pop(place, None)
-                    else:
-                        found[place] = Progress.decode(record.value)
-                except Damaged as error:
-                    # Going on without it would mirror its partition anew, behind what is there.
-                    raise errors.KafkaError(f"{topic}-{self.number} at {record.offset}: {error}") from None
-            position = fetched.next_offset
-        return found
 
     def adopt(self, link: Link, topics: dict[str, TopicView]) -> None:
         """Follows the partitions of this lane among the topics as they are there now."""
@@ -188,7 +164,7 @@ class MirrorLane(KeptLane):
             if refused is not None and time.time() - refused.since_ms / 1000 > _REFUSED_S:
                 del self._refused[place]
                 known.stop = None
-                known.rewind()
+                self.budget.give(known.rewind())
             elif known.stop is not None and known.stop.kind == "source-deleted":
                 known.stop = None
                 known.on_change(known)
@@ -235,7 +211,7 @@ class MirrorLane(KeptLane):
             if self._resumes:
                 await self._resume(producer)
                 continue
-            drawn = self._draw()
+            drawn = await self._into_known(self._draw())
             if not drawn:
                 continue
             self.course.begin()
@@ -254,8 +230,6 @@ class MirrorLane(KeptLane):
             if room <= 0:
                 break
             del self._ready[partition]
-            if partition.stop is not None:
-                continue
             found = partition.draw(room)
             if found:
                 size = sum(batch.size_bytes for batch in found)
@@ -265,6 +239,19 @@ class MirrorLane(KeptLane):
             if partition.waiting:
                 self._ready[partition] = None
             partition.on_change(partition)
+        return drawn
+
+    async def _into_known(self, drawn: Drawn) -> Drawn:
+        """What nothing is known of must be empty here: the mirror whose copy it is may have lost its state."""
+        for partition in list(drawn):
+            if partition.progress is None and not partition.is_known_empty:
+                if await is_empty(self.kafka, partition.place):
+                    partition.is_known_empty = True
+                else:
+                    given = sum(batch.size_bytes for batch in drawn.pop(partition))
+                    self._drawn_bytes -= given
+                    self.budget.give(given + partition.rewind())
+                    partition.halt("target-not-empty", f"{partition.topic}-{partition.number} has records here")
         return drawn
 
     async def _transact(self, producer: TransactionalProducer, drawn: Drawn) -> None:
@@ -278,7 +265,7 @@ class MirrorLane(KeptLane):
         states: list[Record] = []
         progress: dict[MirroredPartition, Progress] = {}
         for partition, found in drawn.items():
-            runs = merged(_runs(found, parts[partition]))
+            runs = merged(runs_of(found, parts[partition]))
             before = partition.progress
             old = None if before is None or before.source_id != partition.source_id else before
             number, posts = (0, ()) if old is None else (old.chapters, old.signposts)
@@ -388,13 +375,3 @@ class MirrorLane(KeptLane):
                 done.set_result(None)
         for link in self.links.values():
             self.adopt(link, link.topics)
-
-
-def _runs(found: list[MovedBatch], part: Part) -> Iterator[Run]:
-    """What became of the batches, which were written in this order. Raises NotCommitted."""
-    for batch, (_, local) in zip(found, part.offsets, strict=True):
-        if local < 0:
-            raise NotCommitted(f"{part.topic}-{part.number}: the offset of a batch is not known")
-        for run in batch.runs:
-            yield Run(run.source, local, run.size)
-            local += run.size

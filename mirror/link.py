@@ -66,7 +66,7 @@ class Link:
         self._fetchers: dict[int, Fetcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._look_again = asyncio.Event()
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._crashed: BaseException | None = None
 
     async def run(self) -> None:
         """Looks at the topics now and then, and keeps each partition with the fetcher of its leader."""
@@ -74,6 +74,8 @@ class Link:
             await self._connect()
             while True:
                 self._look_again.clear()
+                if self._crashed is not None:
+                    raise self._crashed
                 await self._refresh()
                 try:
                     async with asyncio.timeout(_REFRESH_S):
@@ -151,8 +153,9 @@ class Link:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A fetcher that ends by an error that nobody foresaw ends the worker."""
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and not self.failed.done():
-            self.failed.set_exception(task.exception() or RuntimeError(task.get_name()))
+        if not task.cancelled():
+            self._crashed = task.exception()
+            self._look_again.set()
 
     def look_again(self) -> None:
         """Leaders moved, or a topic is not what it was."""

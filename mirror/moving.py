@@ -30,10 +30,6 @@ _APPEND_TIME, _TRANSACTIONAL, _CONTROL, _DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
 _ABORT: Final = 0
 
 
-class Unreadable(Exception):
-    """A batch that cannot be moved; the text says at which offset and why."""
-
-
 class Run(NamedTuple):
     """So many records with consecutive offsets, from ``source`` on in the original partition."""
 
@@ -88,17 +84,21 @@ def in_sequence(batches: Iterable[MovedBatch]) -> Iterator[Sequenced]:
 
 
 class Moved(NamedTuple):
-    """What one fetch brought. ``next_offset``: past everything that was left out, too."""
+    """What one fetch brought. ``next_offset``: past everything that was left out, too.
+
+    ``wrong``: why the batch there cannot be moved, None: it is only not there yet.
+    """
 
     batches: list[MovedBatch]
     next_offset: int
+    wrong: str | None = None
 
 
 def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offset: int) -> Moved:
     """The batches with committed records from ``offset`` on.
 
     ``aborted``: (producer id, first offset) of the aborted transactions in the range, as the fetch answered; one that
-    began in an earlier fetch is among them. Raises Unreadable; a last batch that was cut off is for the next fetch.
+    began in an earlier fetch is among them. A last batch that was cut off is for the next fetch.
     """
     pending = sorted(aborted, key=lambda transaction: transaction[1])
     open_aborts: set[int] = set()
@@ -110,7 +110,7 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
         if after > end:
             break
         if magic != _MAGIC:
-            raise Unreadable(f"the batch at offset {base} is of format {magic}; {_MAGIC} can be mirrored")
+            return Moved(found, position, f"the batch at offset {base} is of format {magic}; {_MAGIC} can be mirrored")
         attributes, last_delta, first_ms, last_ms, producer, _, _, count = _TAIL.unpack_from(raw, at + _HEAD.size)
         batch, at = raw[at:after], after
         next_offset = base + last_delta + 1
@@ -123,7 +123,7 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
             pass
         elif next_offset > position:
             if crc32c(batch[_HEAD.size :]) & 0xFFFFFFFF != crc:
-                raise Unreadable(f"the batch at offset {base} has a wrong checksum")
+                return Moved(found, position, f"the batch at offset {base} has a wrong checksum")
             is_dense = count == last_delta + 1
             if base >= position and is_dense and not attributes & (_APPEND_TIME | _DELETE_HORIZON):
                 head = (attributes, last_delta, first_ms, last_ms)

@@ -14,7 +14,7 @@ from typing import Final
 
 from logferry.gateway.pairs import Place, Progress
 from logferry.mirror.fetching import Found, TopicPartition, Wanted
-from logferry.mirror.moving import MovedBatch, Unreadable, committed_batches
+from logferry.mirror.moving import MovedBatch, committed_batches
 
 # The names of stops, and what an operator is told to do.
 STOPS: Final = {
@@ -24,6 +24,7 @@ STOPS: Final = {
     "source-deleted": "the topic is not there any more; what was mirrored stays",
     "unreadable-batch": "a batch there cannot be read; go on behind it: --from OFFSET",
     "refused": "Kafka here does not take a batch; mend what the detail says, it is tried again each minute",
+    "target-not-empty": "there are records here that this mirror knows nothing of; what is mirrored goes behind them",
     "target-recreated": "the topic was deleted here and created anew; mirror it from the start: --from earliest",
 }
 
@@ -59,6 +60,7 @@ class MirroredPartition:
     stop: Stop | None = None
     end: int | None = None
     checks: bool = False
+    is_known_empty: bool = False
     under_way: bool = False
     moved_records: int = 0
     moved_bytes: int = 0
@@ -140,14 +142,12 @@ class MirroredPartition:
         self.end = found.last_stable
         if not len(found.records):
             return 0
-        try:
-            moved = committed_batches(found.records, found.aborted, self.position)
-        except Unreadable as error:
-            self.halt("unreadable-batch", str(error))
-            return 0
+        moved = committed_batches(found.records, found.aborted, self.position)
         batches = moved.batches
         if self.checks and self.progress is not None:
             done = self.progress
+            if moved.next_offset <= done.last_base and moved.wrong is None:
+                return 0  # the batch was cut off
             first = batches[0] if batches else None
             if first is None or (first.base, first.crc) != (done.last_base, done.last_crc):
                 self.halt("cut-back", f"the batch at {done.last_base} is not the one that was mirrored")
@@ -162,6 +162,9 @@ class MirroredPartition:
         self.waiting_bytes += added
         if batches:
             self.on_waiting(self)
+        if moved.wrong is not None:
+            # What stands before it goes on its way.
+            self.halt("unreadable-batch", moved.wrong)
         return added
 
     def out_of_range(self, first: int, end: int) -> None:

@@ -251,3 +251,22 @@ async def test_the_command_lets_a_partition_go_on(world: World, capsys: pytest.C
         assert await resumed("earliest") == 0
         assert f"{world.topic}-0 goes on at 0" in capsys.readouterr().out
     assert await asyncio.to_thread(mirror_main, ["resume", world.topic, "0", "--from", "1", "--url", url]) == 3
+
+
+async def test_records_here_of_which_nothing_is_known(world: World) -> None:
+    """As when the mirror's state was lost: written once more, everything would be there twice."""
+    await world.create()
+    await world.write(b"0", b"1")
+    await world.admin(world.here, "create_topics", [NewTopic(world.topic, 1, 1)])
+    async with AIOKafkaProducer(bootstrap_servers=world.here, transactional_id=world.name) as producer:
+        await producer.begin_transaction()
+        await producer.send(world.topic, b"aborted", partition=0)
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send(world.topic, b"stranger", partition=0)
+    with mirroring(world.mirror) as url:
+        await world.state(url, "target-not-empty")
+        assert (await world.resume(url, 1))[0] == 200
+        await world.state(url, "caught-up")
+        values = [record.value for _, record in (await read_log(world.here, world.topic))[0]]
+        assert values == [b"stranger", b"1"]

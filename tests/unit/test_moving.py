@@ -9,7 +9,7 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from logferry.gateway.batches import Stamp
-from logferry.mirror.moving import MovedBatch, Run, Unreadable, committed_batches, in_sequence
+from logferry.mirror.moving import MovedBatch, Run, committed_batches, in_sequence
 
 Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]]]
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -155,14 +155,15 @@ def test_the_time_that_a_broker_set_is_kept() -> None:
 
 
 def test_a_wrong_byte_is_found_before_it_is_sealed_again() -> None:
-    raw = bytearray(encoded(0, [record(1), record(2)], "zstd"))
+    raw = bytearray(encoded(1, [record(1), record(2)], "zstd"))
     raw[-3] ^= 1
-    with pytest.raises(Unreadable, match="offset 0 has a wrong checksum"):
-        moved(bytes(raw))
+    before = [record(0)]
+    found = committed_batches(memoryview(encoded(0, before) + bytes(raw)), [], 0)
+    assert read(found.batches) == before
+    assert (found.next_offset, found.wrong) == (1, "the batch at offset 1 has a wrong checksum")
 
 
 def test_an_older_format_is_named() -> None:
     raw = bytearray(encoded(9, [record(9)]))
     raw[16] = 1
-    with pytest.raises(Unreadable, match="offset 9 is of format 1"):
-        moved(bytes(raw))
+    assert committed_batches(memoryview(raw), [], 9).wrong == "the batch at offset 9 is of format 1; 2 can be mirrored"
