@@ -16,7 +16,7 @@ from typing import Final
 
 from logferry.ops.config import Defaults
 from logferry.ops.demo import proof
-from logferry.ops.demo.plan import DC, LANES, WORKERS, Plan
+from logferry.ops.demo.plan import DC, LANES, OTHER_DC, WORKERS, Plan
 from logferry.ops.demo.story import Story
 from logferry.ops.demo.view import View
 from logferry.ops.jars import kafka_jars, spark_jars
@@ -77,20 +77,20 @@ def _console() -> Console:
 def _run(plan: Plan, view: View) -> bool:
     """Whether the promise was kept. Nothing that was started runs any more when this returns or raises."""
     _set_up(view, plan)
-    stack = Stack(plan.stack, [DC], workers=WORKERS, lanes=LANES, port=plan.port, say=view.say)
+    stack = Stack(plan.stack, [DC, OTHER_DC], workers=WORKERS, lanes=LANES, port=plan.port, mirrors=1, say=view.say)
     with stack:
         view.say(f"ready: gateway {' '.join(stack.urls())}, Kafka {stack.cluster().bootstrap}", "green")
         with Story(plan, stack, view) as story:
             try:
                 story.tell()
-                view.say("audit: Kafka, the table and the original files are read and compared")
-                report = proof.prove(plan, stack.cluster().bootstrap, view.console)
+                view.say("audit: Kafka, the table and the original files are read and compared, then both data centres")
+                report, copy = proof.prove(plan, stack.cluster().bootstrap, view.console)
             except Stopped:
                 view.say("stopping")
                 raise
             view.say(f"audit: done in {report.seconds:.1f} s")
     view.say("all processes are stopped")
-    return proof.end(plan, report, story, view.console)
+    return proof.end(plan, report, copy, story, view.console)
 
 
 def _set_up(view: View, plan: Plan) -> None:
@@ -108,7 +108,7 @@ def _say_what_is_left(plan: Plan, view: View) -> None:
     quoted = {name: shlex.quote(str(path)) for name, path in (("stack", plan.stack), ("table", plan.table))}
     view.say(f"kept: {plan.data} (logs of the processes in {plan.stack / 'logs'} and {plan.runs}); look again with")
     view.console.print(
-        f"  logferry up --data {quoted['stack']} --workers {WORKERS} --port 0\n"
+        f"  logferry up --data {quoted['stack']} --dc {DC},{OTHER_DC} --workers {WORKERS} --port 0\n"
         f"  logferry audit --config {quoted['stack']}/{DC}/gateway.toml --table {quoted['table']} --file {files}",
         highlight=False,
         markup=False,
@@ -119,9 +119,9 @@ def _say_what_is_left(plan: Plan, view: View) -> None:
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="logferry demo",
-        description="Sends logs the whole way, file → gateway → Kafka → table, on this machine. A gateway worker, the"
-        " push-client and a loader are killed by SIGKILL meanwhile. In the end an audit proves or refutes that every"
-        " line is in the table once.",
+        description="Sends logs the whole way, file → gateway → Kafka → table, on this machine, and by a mirror to a"
+        " second data centre. A gateway worker, the mirror, the push-client and a loader are killed by SIGKILL"
+        " meanwhile. In the end an audit proves or refutes that every line is in the table once, and the copy alike.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

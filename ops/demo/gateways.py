@@ -55,6 +55,24 @@ def lanes_served(url: str) -> frozenset[int]:
     return frozenset(int(number) for number, state in lanes.items() if state == "serving")
 
 
+def mirror_lanes(url: str) -> frozenset[int]:
+    """The lanes of a mirror's worker when it serves all of them, else none."""
+    try:
+        status, body = ask(url, "/readyz")
+    except NoAnswer:
+        return frozenset()
+    return frozenset(map(int, json.loads(body)["lanes"])) if status == http.client.OK else frozenset()
+
+
+def mirror_lag(url: str) -> int:
+    """Records that a mirror's worker has not brought yet; 0 if it does not answer."""
+    try:
+        _, body = ask(url, "/v1/status")
+    except NoAnswer:
+        return 0
+    return sum(partition["lag_records"] or 0 for partition in json.loads(body).get("partitions", []))
+
+
 def in_flight_bytes(url: str) -> int:
     """How much of requests waits for this worker's answer now; 0 if it does not answer."""
     try:

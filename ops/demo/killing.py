@@ -61,9 +61,9 @@ def kill_busy_worker(
     waiting.until(is_caught, "a gateway worker with requests in work", look_s=_LOOK_S)
     ((worker, in_work),) = caught
     name = f"gateway-{worker}"
-    stack.kill(name, signal.SIGSTOP)
+    stack.kill(f"{DC}/{name}", signal.SIGSTOP)
     unread = _until_unread(urls[worker])
-    stack.kill(name)
+    stack.kill(f"{DC}/{name}")
     return Struck(name, pids[f"{DC}/{name}"], counts[worker], in_work, unread, time.monotonic())
 
 

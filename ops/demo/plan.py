@@ -9,6 +9,7 @@ from typing import Final
 from logferry.gateway.contract import full_topic
 
 DC: Final = "dc1"
+OTHER_DC: Final = "dc2"
 TOPIC: Final = "nginx"
 FULL_TOPIC: Final = full_topic(DC, TOPIC)
 PARTITIONS: Final = 4
@@ -31,6 +32,11 @@ class Plan:
     def stack(self) -> Path:
         """Kafka and the gateways."""
         return self.data / "stack"
+
+    @property
+    def mirror(self) -> Path:
+        """The configuration of the mirror in the other data centre."""
+        return self.stack / OTHER_DC / "mirror.toml"
 
     @property
     def table(self) -> Path:

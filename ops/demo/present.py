@@ -12,7 +12,7 @@ from typing import Final
 from logferry.client.names import printable
 from logferry.ops.demo import gateways
 from logferry.ops.demo.journey import Growth
-from logferry.ops.demo.plan import DC, LANES, Plan
+from logferry.ops.demo.plan import DC, LANES, OTHER_DC, Plan
 from logferry.ops.demo.reader import Reader, Seen, percentile
 from logferry.ops.demo.view import ProcessLine, Snapshot, SourceLine
 from logferry.ops.stack import Stack
@@ -102,6 +102,7 @@ class Present:
             count = owners.count(worker)
             lanes = "1 lane" if count == 1 else f"{count} lanes"
             lines.append(ProcessLine(f"gateway-{worker}", pids.get(f"{DC}/gateway-{worker}"), lanes))
+        lines.append(ProcessLine("mirror", pids.get(f"{OTHER_DC}/mirror-0"), f"{DC} to {OTHER_DC}"))
         return lines
 
 

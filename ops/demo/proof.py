@@ -14,6 +14,8 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 from logferry.loaders.ledger import open_table
+from logferry.mirror.config import load
+from logferry.ops.audit.mirror import MirrorReport, audit_mirror
 from logferry.ops.audit.proof import audit
 from logferry.ops.audit.report import Report
 from logferry.ops.audit.show import progress, show
@@ -32,10 +34,32 @@ _SHARES: Final = (0.5, 0.9, 0.99)
 _SOONER_MS: Final = (1000, 5000)
 
 
-def prove(plan: Plan, bootstrap: str, console: Console) -> Report:
-    """Audits Kafka, the table and the original files. Raises Problem when one of them cannot be read."""
+def prove(plan: Plan, bootstrap: str, console: Console) -> tuple[Report, MirrorReport]:
+    """Audits Kafka, the table and the original files, then the copy in the other data centre.
+
+    Raises Problem when one of them cannot be read.
+    """
     with progress(console) as advance:
-        return asyncio.run(audit(bootstrap, DC, table=plan.table, files=plan.originals(), progress=advance))
+        report = asyncio.run(audit(bootstrap, DC, table=plan.table, files=plan.originals(), progress=advance))
+        return report, asyncio.run(audit_mirror(load(plan.mirror), DC, [], None, advance))
+
+
+def copied(report: Report, copy: MirrorReport, account: Account) -> list[str]:
+    """What is not as it must be in the other data centre. ``account``: of the reader that moved between both."""
+    found = []
+    if not copy.exact:
+        found.append(copy.verdict)
+    behind = sum(partition.behind for partition in copy.partitions)
+    if behind:
+        found.append(f"{behind:,} records are not mirrored")
+    if (account.chunks, account.bytes) != (report.chunks, report.size_bytes):
+        found.append(
+            f"the reader that moved between the data centres got {account.chunks:,} chunks with {account.bytes:,}"
+            f" bytes, stored are {report.chunks:,} with {report.size_bytes:,}"
+        )
+    if account.breaks:
+        found.append(f"the reader that moved saw {account.breaks:,} chunks out of the order of their source")
+    return found
 
 
 def shortfalls(report: Report, account: Account) -> list[str]:
@@ -60,10 +84,10 @@ def shortfalls(report: Report, account: Account) -> list[str]:
     return found
 
 
-def end(plan: Plan, report: Report, story: Story, console: Console) -> bool:
+def end(plan: Plan, report: Report, copy: MirrorReport, story: Story, console: Console) -> bool:
     """Shows it all; whether the promise was kept."""
     account = story.reader.account
-    wrong = shortfalls(report, account)
+    wrong = shortfalls(report, account) + copied(report, copy, story.traveller.account)
     if report.exact:
         console.print(_files(report))
     else:
@@ -76,7 +100,8 @@ def end(plan: Plan, report: Report, story: Story, console: Console) -> bool:
         console.print(f"but {text}", style="bold red", highlight=False)
     exact = report.exact and not wrong
     style = "bold green" if exact else "bold red"
-    for text in (report.verdict, verdict(report, story.told, exact)):
+    moved = f"a reader moved between the data centres {story.traveller.moves} times and has each chunk once"
+    for text in (report.verdict, f"{copy.verdict}; {moved}", verdict(report, story.told, exact)):
         console.print(escape(text), style=style, highlight=False, soft_wrap=not console.is_terminal)
     return exact
 
@@ -87,8 +112,8 @@ def verdict(report: Report, told: Told, exact: bool) -> str:
     if not exact:
         return f"NO: what is stored is not what was sent, exactly once. Killed meanwhile: {killed}."
     return (
-        f"YES: every line of the {len(report.files):,} files is in the table once, byte for byte,"
-        f" though these were killed: {killed}."
+        f"YES: every line of the {len(report.files):,} files is in the table once, byte for byte, and the other data"
+        f" centre has the same, though these were killed: {killed}."
     )
 
 

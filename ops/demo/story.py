@@ -1,9 +1,10 @@
-"""The story: logs flow, three processes are killed by SIGKILL meanwhile, and everything is brought to its end.
+"""The story: logs flow, four processes are killed by SIGKILL meanwhile, and everything is brought to its end.
 
-No kill depends on luck. A gateway worker dies when it has requests under way; the push-client while files that it
-follows grow; the loader when its data files are in the table's folder and no commit names them. The generator writes
-until all three are dead, however long that takes, though less after its time. Files of the user do not grow: there the
-gateway worker dies in the first requests, and what the push-client had left to send is said.
+No kill depends on luck. A gateway worker dies when it has requests under way; the mirror when it is behind; the
+push-client while files that it follows grow; the loader when its data files are in the table's folder and no commit
+names them. The generator writes until all are dead, however long that takes, though less after its time. Files of the
+user do not grow: there the gateway worker dies in the first requests, and what the push-client had left to send is
+said.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from logferry.ops.children import Child
 from logferry.ops.demo import gateways
 from logferry.ops.demo.killing import kill_busy_worker
 from logferry.ops.demo.loading import RUN_S, Loaded, Loads, Torn
-from logferry.ops.demo.plan import FULL_TOPIC, LANES, PARTITIONS, RATE_MB_S, TOPIC, Plan
+from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, OTHER_DC, PARTITIONS, RATE_MB_S, TOPIC, Plan
 from logferry.ops.demo.present import Present
 from logferry.ops.demo.pushing import PushClient, generator
 from logferry.ops.demo.reader import Reader
+from logferry.ops.demo.traveller import Traveller
 from logferry.ops.demo.view import ProcessLine, View, mb
 from logferry.ops.demo.waiting import LIMIT_S, Waiting, end, failure
 from logferry.ops.problems import Unavailable
@@ -50,6 +52,7 @@ class Story:
         self._plan, self._stack, self._view = plan, stack, view
         self.told = Told()
         self.reader = Reader(stack.urls(), FULL_TOPIC, PARTITIONS)
+        self.traveller = Traveller([stack.urls(DC), stack.urls(OTHER_DC)], FULL_TOPIC, PARTITIONS)
         self._client = PushClient(plan, stack.urls())
         self._generator = generator(plan)
         self._loads = Loads(plan, stack.cluster().bootstrap)
@@ -78,11 +81,13 @@ class Story:
         """The whole of it. Raises Problem when something ends that should not, or does not come in time."""
         gateways.create_topic(self._stack.urls()[0], TOPIC, PARTITIONS)
         self._ending.enter_context(self.reader)
+        self._ending.enter_context(self.traveller)
         with self._view.live(lambda: self.present.snapshot):
             self._begin()
             if self.is_live:
                 self._await_first_chunk()
             self._kill_gateway()
+            self._kill_mirror()
             self._kill_client()
             self._await_first_chunk()
             self._let_it_flow()
@@ -111,6 +116,17 @@ class Story:
         self._waiting.until(lambda: None not in self.present.lanes(), "all lanes are served again")
         self._say(f"all {LANES} lanes are served again after {time.monotonic() - struck.at:.1f} s", "green")
         self._catch_up()
+
+    def _kill_mirror(self) -> None:
+        self._flow_until(0.35, "data flows; the mirror will be killed")
+        name, (url,) = f"{OTHER_DC}/mirror-0", self._stack.mirror_urls(OTHER_DC)
+        self._waiting.until(lambda: gateways.mirror_lag(url) != 0 or self._is_all_sent(), "the mirror has work to do")
+        pid, at = self._stack.pids.get(name), time.monotonic()
+        self._stack.kill(name)
+        self._killed(f"mirror (pid {pid}), on the way from {DC} to {OTHER_DC}", "the mirror")
+        self.present.step = "the mirror is dead; the data centre that it takes from is the buffer"
+        self._waiting.until(lambda: bool(gateways.mirror_lanes(url)), "the mirror serves its lanes again")
+        self._say(f"the mirror goes on after {time.monotonic() - at:.1f} s, where its last commit says", "green")
 
     def _kill_client(self) -> None:
         self._flow_until(0.5, "data flows; the push-client will be killed")
@@ -146,7 +162,8 @@ class Story:
             raise failure(self._client.child)
         ends, positions = gateways.ends(self._stack.urls()[0], TOPIC), self.reader.positions
         self._waiting.until(lambda: all(positions[part] >= at for part, at in ends.items()), "the reader has read all")
-        account = self.reader.account
+        account, other = self.reader.account, self.traveller.account
+        self._waiting.until(lambda: other.chunks >= account.chunks, "all is mirrored, and the travelling reader has it")
         self._say(f"all is acknowledged, and read: {account.chunks:,} chunks, {account.bytes:,} bytes", "green")
 
     def _load_the_rest(self) -> None:
@@ -234,8 +251,9 @@ class Story:
             self._say(f"the first chunk is readable, {age_ms / 1000:.2f} s after it was made; loader run 1 starts")
             self._loading = self._executor.submit(self._load_twice)
         self._is_loaded()
-        if self.reader.failed is not None:
-            raise Unavailable(f"the reader ended: {self.reader.failed}") from self.reader.failed
+        for reader in (self.reader, self.traveller):
+            if reader.failed is not None:
+                raise Unavailable(f"a reader ended: {reader.failed}") from reader.failed
 
     def _processes(self) -> list[ProcessLine]:
         lines = [] if not self.is_live else [ProcessLine("generator", self._generator.pid, f"{RATE_MB_S:.0f} MB/s")]
@@ -249,7 +267,7 @@ class Story:
     def _suspects(self) -> list[Child]:
         """Whose logs may say why something does not come."""
         workers = range(len(self._stack.urls()))
-        return [*(self._stack.child(f"gateway-{worker}") for worker in workers), self._client.child]
+        return [*(self._stack.child(f"{DC}/gateway-{worker}") for worker in workers), self._client.child]
 
 
 def _goes_on(positions: dict[str, int]) -> str:

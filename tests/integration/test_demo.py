@@ -160,7 +160,14 @@ def test_all_that_it_started_ends_with_it(tmp_path: Path, number: signal.Signals
         (folder,) = tmp_path.glob("logferry-demo-*")
         until_java_runs(folder, "spark")
         names = " ".join(processes_of(folder).values())
-        for program in ("kafka", "logferry.gateway", "logferry.client", "logferry.ops.generate", "logferry.loaders"):
+        for program in (
+            "kafka",
+            "logferry.gateway",
+            "logferry.mirror",
+            "logferry.client",
+            "logferry.ops.generate",
+            "logferry.loaders",
+        ):
             assert program in names
         demo.send_signal(number)
         rest = demo.communicate(timeout=120)[0].decode()
@@ -235,7 +242,12 @@ class TestFilesOfTheUser:
     def test_every_byte_arrives(self, kept: Kept) -> None:
         assert kept.ended.status == 0, kept.ended.said
         assert f"YES: every line of the {len(ODD_FILES)} files is in the table once" in kept.ended.said
-        assert sorted(what.split(" ")[0].split("-")[0] for what in killed(kept.ended)) == ["gateway", "loader", "push"]
+        assert sorted(what.split(" ")[0].split("-")[0] for what in killed(kept.ended)) == [
+            "gateway",
+            "loader",
+            "mirror",
+            "push",
+        ]
         assert all(path.read_bytes() == ODD_FILES[path.name] for path in kept.files)
         assert processes_of(kept.data) == {}
 
@@ -310,7 +322,9 @@ def test_what_is_not_as_it_was_sent_makes_the_verdict_no(tmp_path: Path) -> None
 def test_generated_logs_while_all_is_killed(tmp_path: Path) -> None:
     ended = logferry("demo", "--seconds", "12", "--seed", "42", TMPDIR=str(tmp_path))
     assert ended.status == 0, ended.said
-    gateway, loader, client = sorted(killed(ended))
+    gateway, loader, mirror, client = sorted(killed(ended))
+    assert re.search(r"^mirror \(pid \d+\), on the way from dc1 to dc2", mirror)
+    assert re.search(r"exact: dc1 to dc2: 4 partitions, .* nothing twice; a reader moved", ended.said)
     assert re.search(r"^gateway-[01] \(pid \d+\), which served [1-8] lanes and had [1-9][\d,]* bytes of", gateway)
     assert re.search(r"^push-client \(pid \d+\), with [\d,]+ bytes not readable yet", client)
     assert re.search(r"^loader \(pid \d+\) in mid-write: batch 0 is in the ledger, .* uncommitted", loader)
