@@ -64,6 +64,16 @@ class MovingReader:
                 return
 
 
+async def have_moved(readers: list[MovingReader], more: int = 2) -> None:
+    """Returns when each has got so many more pages in either data centre: the faults meet readers that move."""
+    wanted = [{dc: pages + more for dc, pages in reader.pages.items()} for reader in readers]
+    async with asyncio.timeout(90):
+        while any(  # noqa: ASYNC110
+            r.pages[dc] < least[dc] for r, least in zip(readers, wanted, strict=True) for dc in least
+        ):
+            await asyncio.sleep(0.05)
+
+
 async def test_reads_each_chunk_once_while_it_moves(stack: Stack) -> None:
     topic = await make_topic(stack, "moving", _PARTITIONS)
     is_over = asyncio.Event()
@@ -71,11 +81,12 @@ async def test_reads_each_chunk_once_while_it_moves(stack: Stack) -> None:
         readers = [MovingReader(stack, topic, number, session) for number in range(_PARTITIONS)]
         reading = [asyncio.create_task(reader.to_and_fro(is_over)) for reader in readers]
         async with Load("moving", stack.urls("dc1"), seed=31, sources=32) as load:
-            await load.acknowledged(1000)
+            await have_moved(readers)
             stack.kill("dc2/mirror-0")
-            await load.acknowledged(1000)
+            await have_moved(readers)
             stack.kill("dc2/gateway-0")
-            await load.acknowledged(1000)
+            await have_moved(readers)
+            await load.acknowledged(300)
         is_over.set()
         await asyncio.gather(*reading)
     log = await read_log(stack.cluster("dc1").bootstrap, topic)
@@ -84,7 +95,6 @@ async def test_reads_each_chunk_once_while_it_moves(stack: Stack) -> None:
             ((record.key or b"").decode(), int.from_bytes(dict(record.headers)["seqno"])) for _, record in log[number]
         ]
         assert reader.seen == wanted
-        assert min(reader.pages.values()) > 3, "it hardly moved"
 
 
 async def test_every_offset_is_translated_to_the_same_record_and_back(stack: Stack) -> None:

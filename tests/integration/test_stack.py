@@ -275,8 +275,10 @@ def test_up_prints_one_line_and_stops_on_sigterm(tmp_path: Path) -> None:
                 [f"http://127.0.0.1:{port}"],
                 [f"http://127.0.0.1:{port + 1}"],
             ]
+            names = [f"{dc}/{name}" for dc in facts for name in sorted(facts[dc]["pids"])]
             pids = [pid for dc in facts.values() for pid in dc["pids"].values()]
-            assert len(pids) == 4
+            processes = ("gateway-0", "kafka-1", "mirror-0")
+            assert names == [f"{dc}/{name}" for dc in ("a", "b") for name in processes]
             assert all(map(is_alive, pids))
             assert all(known_brokers(int(facts[dc]["kafka"].rpartition(":")[2])) == {1} for dc in facts)
             again = subprocess.run([*command, "--port", str(port)], capture_output=True, text=True, check=False)
