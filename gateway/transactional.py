@@ -118,6 +118,7 @@ class TransactionalProducer:
             **kafka.options,
         )
         self._unseen: set[tuple[str, int]] = set()
+        self._written: set[tuple[str, int]] = set()
         self.is_troubled = False
         self._coordinator: int | None = None
         self._producer_id = self._epoch = -1
@@ -156,8 +157,10 @@ class TransactionalProducer:
         """
         try:
             async with asyncio.timeout(_TRANSACTION_DEADLINE_S):
-                await self._see({part.place for part in parts})
+                places = {part.place for part in parts}
+                await self._see(places)
                 await self._produce(parts)
+                self._written |= places
         except (errors.KafkaError, OSError, TimeoutError) as error:
             raise NotCommitted(error) from error
 
@@ -201,10 +204,13 @@ class TransactionalProducer:
                 pause = min(2 * pause, _LONGEST_BACKOFF_S)
 
     async def _see_again(self, troubled: list[Part]) -> None:
-        """Where a leader was away, the marker of the transaction before may be missing: before there is more to end."""
+        """Where a leader was away, the marker of the transaction before may be missing: before there is more to end.
+
+        Not only there: what this transaction writes to next may have been led by the same broker.
+        """
         if troubled:
             self.is_troubled = True
-            await self._mend({part.place for part in troubled})
+            await self._mend(self._written | {part.place for part in troubled})
 
     async def _produce_to(self, leader: int, parts: list[Part]) -> list[tuple[Part, Produced]]:
         """Sends the batches of the parts, the next ones while the answers to others are awaited.

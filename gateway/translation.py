@@ -14,12 +14,13 @@ from typing import Final
 from aiokafka import errors
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka import EARLIEST, Kafka
-from logferry.gateway.pairs import Chapter, Place, Progress, key_of, lane_of, place_of, step_towards
+from logferry.gateway.pairs import Chapter, Place, Progress, Signpost, key_of, lane_of, place_of, step_towards
 
 _FETCH_BYTES: Final = 1 << 18
 # A chapter is found by its offset; what comes with it is read in vain.
 _CHAPTER_BYTES: Final = 4096
 _CHAPTERS_KEPT: Final = 4096
+_AROUND: Final = 16
 _LOOK_AGAIN_S: Final = 0.05
 _NEWS_S: Final = 5.0
 
@@ -116,7 +117,7 @@ class Translation:
             if step is None:
                 # Before the first record of all: that one is the next.
                 return after
-            chapter = await self._chapter(place, step.post.offset)
+            chapter = await self._chapter(place, step.post)
             if chapter.source_id != progress.source_id:
                 raise _gone(place, offset)
             if step.is_it:
@@ -128,21 +129,26 @@ class Translation:
                 return there + max(0, offset - here)
         return after
 
-    async def _chapter(self, place: Place, offset: int) -> Chapter:
+    async def _chapter(self, place: Place, post: Signpost) -> Chapter:
+        offset = post.offset
         known = self._chapters.get((place, offset))
         if known is not None:
             return known
         lane = lane_of(*place, self._lanes)
-        try:
-            fetched = await self._kafka.fetch(self._pairs_topic, lane, offset, max_bytes=_CHAPTER_BYTES, stop_bytes=1)
-        except errors.OffsetOutOfRangeError:
-            raise _gone(place, offset) from None
-        for record in fetched.records:
-            if record.offset == offset and record.key == key_of(*place):
-                if len(self._chapters) >= _CHAPTERS_KEPT:
-                    self._chapters.pop(next(iter(self._chapters)))
-                return self._chapters.setdefault((place, offset), Chapter.decode(record.value or b""))
-        raise errors.KafkaError(f"{self._pairs_topic}-{lane} has no chapter of {place[0]}-{place[1]} at {offset}")
+        # Foretold before it was written: a control record that Kafka left out moves it a little to the front.
+        for around, max_bytes in ((0, _CHAPTER_BYTES), (_AROUND, _FETCH_BYTES)):
+            start = max(0, offset - around)
+            try:
+                fetched = await self._kafka.fetch(self._pairs_topic, lane, start, max_bytes=max_bytes)
+            except errors.OffsetOutOfRangeError:
+                raise _gone(place, offset) from None
+            for record in fetched.records:
+                chapter = Chapter.decode(record.value or b"") if record.key == key_of(*place) else None
+                if chapter is not None and chapter.runs[0][:2] == (post.source, post.local):
+                    if len(self._chapters) >= _CHAPTERS_KEPT:
+                        self._chapters.pop(next(iter(self._chapters)))
+                    return self._chapters.setdefault((place, offset), chapter)
+        raise errors.KafkaError(f"{self._pairs_topic}-{lane} has no chapter of {place[0]}-{place[1]} near {offset}")
 
 
 def _gone(place: Place, offset: int) -> Problem:

@@ -87,3 +87,30 @@ async def test_what_nothing_is_known_of_is_not_guessed(careless: Cluster, topic_
         await leave_open(world, await world.producer(), 1)
         with pytest.raises(errors.KafkaError, match=f"dc1.{topic_name}-0 holds an open transaction"):
             await world.producer()
+
+
+async def test_a_broker_that_was_away_is_looked_at_in_all_that_was_written_to(
+    careless: Cluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same producer goes on: what it writes to next holds a transaction that Kafka did not end there."""
+    async with lane(careless, topic_name, partitions=2) as world:
+        producer = await world.producer()
+        await leave_open(world, producer, 1)
+        producer._written.add((world.facts.name, 0))
+        await producer.transact(world.draft(5, source=_IN_1))
+        send, broken = producer._client.send, iter([True])
+
+        async def break_once(node: int, request: object, **options: object) -> object:
+            if next(broken, False):
+                raise errors.KafkaConnectionError("cut")
+            return await send(node, request, **options)
+
+        monkeypatch.setattr(producer._client, "send", break_once)
+        parts = producer._parts(world.draft(6, source=_IN_1))
+        await producer.write(parts)
+        assert await world.committed(1) == [1]
+        # What is written there now and never committed takes nothing along.
+        draft = world.draft(2, source=_IN_0)
+        await producer.write([part for part in producer._parts(draft) if part.topic == world.facts.name])
+        await (await world.producer()).transact(world.draft(3, source=_IN_0))
+        assert await world.committed(2) == [1, 3]
