@@ -157,10 +157,8 @@ class TransactionalProducer:
         """
         try:
             async with asyncio.timeout(_TRANSACTION_DEADLINE_S):
-                places = {part.place for part in parts}
-                await self._see(places)
                 await self._produce(parts)
-                self._written |= places
+                self._written.update(part.place for part in parts)
         except (errors.KafkaError, OSError, TimeoutError) as error:
             raise NotCommitted(error) from error
 
@@ -173,15 +171,6 @@ class TransactionalProducer:
             raise OutcomeUnknown(f"no answer to the commit: {error!r}") from error
         self._committed_at = time.monotonic()
 
-    async def _see(self, places: set[tuple[str, int]]) -> None:
-        """Partitions that had no leader at the fence are looked at before they are written to."""
-        wanted = self._unseen & places
-        if wanted:
-            left = await self._mend(wanted)
-            if left:
-                raise errors.LeaderNotAvailableError(f"no leader: {sorted(left)}")
-            self._unseen -= wanted
-
     async def _mend(self, only: set[tuple[str, int]] | None) -> set[tuple[str, int]]:
         return await mend(self._kafka, self.lane, (self._producer_id, self._epoch), only)
 
@@ -191,8 +180,12 @@ class TransactionalProducer:
         """All leaders at once, a few requests to each under way at a time, until everything is acknowledged."""
         unknown_until, pause = time.monotonic() + _UNKNOWN_TOPIC_S, _BACKOFF_S
         while waiting := [part for part in parts if part.rest]:
+            seen = await self._seen(waiting)
+            if not seen:
+                await asyncio.sleep(pause)
+                continue
             by_leader: dict[int, list[Part]] = {}
-            for part in waiting:
+            for part in seen:
                 by_leader.setdefault(await self._kafka.leader(part.topic, part.number), []).append(part)
             asked = (self._produce_to(leader, led) for leader, led in by_leader.items())
             failed = [failure for failures in await asyncio.gather(*asked) for failure in failures]
@@ -203,6 +196,13 @@ class TransactionalProducer:
                 await self._see_again([part for part, produced in failed if produced.code != _CONCURRENT_TRANSACTIONS])
                 pause = min(2 * pause, _LONGEST_BACKOFF_S)
 
+    async def _seen(self, parts: list[Part]) -> list[Part]:
+        """Those that may be written to: what had no leader when it was to be looked at is looked at first."""
+        unseen = self._unseen & {part.place for part in parts}
+        if unseen:
+            self._unseen -= unseen - await self._mend(unseen)
+        return [part for part in parts if part.place not in self._unseen]
+
     async def _see_again(self, troubled: list[Part]) -> None:
         """Where a leader was away, the marker of the transaction before may be missing: before there is more to end.
 
@@ -210,7 +210,7 @@ class TransactionalProducer:
         """
         if troubled:
             self.is_troubled = True
-            await self._mend(self._written | {part.place for part in troubled})
+            self._unseen |= await self._mend(self._written | {part.place for part in troubled})
 
     async def _produce_to(self, leader: int, parts: list[Part]) -> list[tuple[Part, Produced]]:
         """Sends the batches of the parts, the next ones while the answers to others are awaited.
