@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import uvloop
-from aiokafka.errors import KafkaError
-from logferry.gateway import log
 from logferry.gateway.config import ConfigError, load
-from logferry.gateway.errors import WeakKafka
-from logferry.gateway.supervising import SERVICE_AWAY, WRONG_USE, supervise
+from logferry.gateway.supervising import exit_status, supervise
 from logferry.gateway.worker import serve
 
 
@@ -29,22 +26,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     # Until there is something that could be taken over anew; by default it would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        config = load(args.config)
-        if args.worker is None:
-            return supervise("logferry.gateway", args.config, config.workers)
-        if not 0 <= args.worker < config.workers:
-            raise ConfigError(f"--worker {args.worker}: the configuration has the workers 0 to {config.workers - 1}")
-        uvloop.run(serve(config, args.worker, partial(load, args.config)))
-    except (ConfigError, WeakKafka) as error:
-        log.event("error", "refused_to_start", reason=str(error))
-        return WRONG_USE
-    except OSError as error:
-        log.event("error", "cannot_listen", listen=config.listen, worker=args.worker, reason=str(error))
-        return WRONG_USE
-    except (KafkaError, TimeoutError) as error:
-        log.event("error", "kafka_away", reason=str(error) or type(error).__name__)
-        return SERVICE_AWAY
+    return exit_status(lambda: _run(args.config, args.worker))
+
+
+def _run(file: Path, worker: int | None) -> int:
+    config = load(file)
+    if worker is None:
+        return supervise("logferry.gateway", file, config.workers)
+    if not 0 <= worker < config.workers:
+        raise ConfigError(f"--worker {worker}: the configuration has the workers 0 to {config.workers - 1}")
+    uvloop.run(serve(config, worker, partial(load, file)))
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from logferry.gateway.contract import check_dc, check_topic, full_topic, split_topic
 from logferry.gateway.identity import LaneIdentity
@@ -147,39 +147,22 @@ class Graphite(_Strict):
     tags: bool = False
 
 
-class Config(_Strict):
-    """One data centre's gateway. Worker ``i`` listens on the port of ``listen`` plus ``i``."""
+class Service(_Strict):
+    """What runs as workers in a data centre. Worker ``i`` listens on the port of ``listen`` plus ``i``."""
 
     dc: str
-    data_centres: list[str] = []
-    listen: str = "127.0.0.1:8080"
+    listen: str
     advertised_host: str | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1
-    lanes: Annotated[int, Field(ge=1, le=1024)] = 8
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
-    codec: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "zstd"
-    source_retention_ms: Annotated[int, Field(ge=1000)] = 14 * 86_400_000
-    max_seqno_jump: Annotated[int, Field(ge=1)] | None = None
     session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
     accept_weak_kafka: list[Weakness] = []
-    anonymous: bool = False
-    open_metrics: bool = False
-    tokens: list[TokenSettings] = []
-    quotas: list[QuotaSettings] = []
     kafka: KafkaSettings
-    tls: Tls | None = None
-    graphite: Graphite | None = None
-    limits: Limits = Limits()
 
     @field_validator("dc")
     @classmethod
     def _dc(cls, dc: str) -> str:
         return check_dc(dc)
-
-    @field_validator("data_centres")
-    @classmethod
-    def _data_centres(cls, names: list[str]) -> list[str]:
-        return [check_dc(name) for name in names]
 
     @field_validator("listen")
     @classmethod
@@ -189,12 +172,46 @@ class Config(_Strict):
             raise ValueError(f"{listen!r} is not <address>:<port>")
         return listen
 
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    def port(self, worker: int) -> int:
+        return int(self.listen.rpartition(":")[2]) + worker
+
+    def check_ports(self) -> None:
+        """Raises ValueError when the workers' ports do not fit."""
+        if self.port(self.workers - 1) > 65535:
+            raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
+
+
+class Config(Service):
+    """One data centre's gateway."""
+
+    data_centres: list[str] = []
+    listen: str = "127.0.0.1:8080"
+    lanes: Annotated[int, Field(ge=1, le=1024)] = 8
+    codec: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "zstd"
+    source_retention_ms: Annotated[int, Field(ge=1000)] = 14 * 86_400_000
+    max_seqno_jump: Annotated[int, Field(ge=1)] | None = None
+    anonymous: bool = False
+    open_metrics: bool = False
+    tokens: list[TokenSettings] = []
+    quotas: list[QuotaSettings] = []
+    tls: Tls | None = None
+    graphite: Graphite | None = None
+    limits: Limits = Limits()
+
+    @field_validator("data_centres")
+    @classmethod
+    def _data_centres(cls, names: list[str]) -> list[str]:
+        return [check_dc(name) for name in names]
+
     @model_validator(mode="after")
     def _together(self) -> Config:
         if self.prefix in {self.dc, *self.data_centres}:
             raise ValueError(f"prefix: {self.prefix!r} is the name of a data centre too")
-        if self.port(self.workers - 1) > 65535:
-            raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
+        self.check_ports()
         self._check_who_may_call()
         return self
 
@@ -233,13 +250,6 @@ class Config(_Strict):
             return topic
         return full_topic(self.dc, check_topic(topic))
 
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
-
-    def port(self, worker: int) -> int:
-        return int(self.listen.rpartition(":")[2]) + worker
-
     def url(self, worker: int) -> str:
         """Where others reach this worker."""
         host = self.advertised_host or self.listen.rpartition(":")[0]
@@ -265,7 +275,10 @@ class Config(_Strict):
         )
 
 
-def load(path: Path) -> Config:
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+def load_as(model: type[ConfigT], path: Path) -> ConfigT:
     """Reads and checks the file. Raises ConfigError."""
     try:
         raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -274,7 +287,12 @@ def load(path: Path) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     try:
-        return Config.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
         raise ConfigError(f"{path}: " + "; ".join(lines)) from None
+
+
+def load(path: Path) -> Config:
+    """The gateway's. Raises ConfigError."""
+    return load_as(Config, path)

@@ -6,14 +6,33 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from aiokafka.errors import KafkaError
 from logferry.gateway import log
+from logferry.gateway.config import ConfigError
+from logferry.gateway.errors import WeakKafka
 
 WRONG_USE: Final = 2
 SERVICE_AWAY: Final = 3
 _RESTART_S: Final = 1.0
+
+
+def exit_status(run: Callable[[], int]) -> int:
+    """Of ``run``, or what its error means: 2 wrong configuration or weak Kafka, 3 Kafka is not there."""
+    try:
+        return run()
+    except (ConfigError, WeakKafka) as error:
+        log.event("error", "refused_to_start", reason=str(error))
+        return WRONG_USE
+    except (KafkaError, TimeoutError) as error:
+        log.event("error", "kafka_away", reason=str(error) or type(error).__name__)
+        return SERVICE_AWAY
+    except OSError as error:
+        log.event("error", "cannot_listen", reason=str(error))
+        return WRONG_USE
 
 
 def supervise(module: str, configuration: Path, workers: int) -> int:

@@ -57,28 +57,14 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         await arrive(kafka)
         await preflight.check(kafka, config, (f"{config.dc}.",))
         topics = Topics(kafka, config)
-
-        def make_lane(number: int, grace_s: float) -> Lane:
-            return Lane(
-                number=number,
-                grace_s=grace_s,
-                config=config,
-                kafka=kafka,
-                topics=topics,
-                metrics=LaneMetrics(str(number)),
-                confirm_ownership=ownership.confirm,
-            )
-
-        ownership = Ownership(config, url, kafka, make_lane)
+        ownership: Ownership[Lane] = Ownership(
+            config, url, kafka, lambda number, grace_s: _lane(number, grace_s, config, kafka, topics, ownership)
+        )
         admission = Admission(config.limits)
         routing = Routing(config, ownership, admission)
         await routing.start()
         stack.push_async_callback(routing.stop)
-        sources = SourcesApi(config, topics, ownership, routing, admission)
         readers = Readers(config, kafka, url)
-        consumers = Consumers(config, kafka, routing, admission, readers, url, gate)
-        status = StatusApi(config, kafka, ownership, quotas)
-        translation = Translation(kafka, config.prefix, config.dc)
         api = Api(
             config,
             kafka,
@@ -86,12 +72,12 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
             ownership,
             routing,
             admission,
-            sources,
-            consumers,
-            status,
+            SourcesApi(config, topics, ownership, routing, admission),
+            Consumers(config, kafka, routing, admission, readers, url, gate),
+            StatusApi(config, kafka, ownership, quotas),
             gate,
             quotas,
-            translation,
+            Translation(kafka, config.prefix, config.dc),
         )
         routes = api.routes()
         openapi.add_to(routes)
@@ -120,6 +106,20 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         routes.is_leaving = True
         log.event("info", "worker_stopping", url=url)
     log.event("info", "worker_stopped", url=url)
+
+
+def _lane(
+    number: int, grace_s: float, config: Config, kafka: Kafka, topics: Topics, ownership: Ownership[Lane]
+) -> Lane:
+    return Lane(
+        number=number,
+        grace_s=grace_s,
+        config=config,
+        kafka=kafka,
+        topics=topics,
+        metrics=LaneMetrics(str(number)),
+        confirm_ownership=ownership.confirm,
+    )
 
 
 def _observers(config: Config, worker: int, ownership: Ownership[Lane]) -> list[asyncio.Task[None]]:

@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 
 import uvloop
-from aiokafka.errors import KafkaError
-from logferry.gateway import log
 from logferry.gateway.config import ConfigError
-from logferry.gateway.errors import WeakKafka
-from logferry.gateway.supervising import SERVICE_AWAY, WRONG_USE, supervise
+from logferry.gateway.supervising import exit_status, supervise
 from logferry.mirror.config import load
 from logferry.mirror.resuming import resume
 from logferry.mirror.worker import serve
@@ -31,22 +28,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="the TOML configuration")
     parser.add_argument("--worker", type=int, metavar="I", help="run this one worker only, in the foreground")
     args = parser.parse_args(given)
-    try:
-        config = load(args.config)
-        if args.worker is None:
-            return supervise("logferry.mirror", args.config, config.workers)
-        if not 0 <= args.worker < config.workers:
-            raise ConfigError(f"--worker {args.worker}: the configuration has the workers 0 to {config.workers - 1}")
-        uvloop.run(serve(config, args.worker))
-    except (ConfigError, WeakKafka) as error:
-        log.event("error", "refused_to_start", reason=str(error))
-        return WRONG_USE
-    except OSError as error:
-        log.event("error", "cannot_listen", reason=str(error))
-        return WRONG_USE
-    except (KafkaError, TimeoutError) as error:
-        log.event("error", "kafka_away", reason=str(error) or type(error).__name__)
-        return SERVICE_AWAY
+    return exit_status(lambda: _run(args.config, args.worker))
+
+
+def _run(file: Path, worker: int | None) -> int:
+    config = load(file)
+    if worker is None:
+        return supervise("logferry.mirror", file, config.workers)
+    if not 0 <= worker < config.workers:
+        raise ConfigError(f"--worker {worker}: the configuration has the workers 0 to {config.workers - 1}")
+    uvloop.run(serve(config, worker))
     return 0
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from logferry.gateway.config import MIB, ConfigError, KafkaSettings, Pattern, Weakness
+from logferry.gateway.config import MIB, KafkaSettings, Pattern, Service, load_as
 from logferry.gateway.contract import check_dc
 from logferry.gateway.identity import LaneIdentity
 from logferry.gateway.pairs import lane_of
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class _Strict(BaseModel):
@@ -64,37 +63,16 @@ class Limits(_Strict):
     transaction_bytes: Annotated[int, Field(ge=64 * 1024, le=32 * MIB)] = 8 * MIB
 
 
-class MirrorConfig(_Strict):
-    """What one data centre takes from others. Worker ``i`` listens on the port of ``listen`` plus ``i``.
+class MirrorConfig(Service):
+    """What one data centre takes from others. ``carry_positions``: the committed positions of consumers come along."""
 
-    ``carry_positions``: the committed positions of consumers come along.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    dc: str
     listen: str = "127.0.0.1:8180"
-    advertised_host: str | None = None
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
     lanes: Annotated[int, Field(ge=1, le=1024)] = 4
-    prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
-    session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
-    accept_weak_kafka: list[Weakness] = []
     carry_positions: bool = True
-    kafka: KafkaSettings
     remotes: Annotated[list[Remote], Field(min_length=1, alias="remote")]
     limits: Limits = Limits()
-
-    @field_validator("dc")
-    @classmethod
-    def _dc(cls, dc: str) -> str:
-        return check_dc(dc)
-
-    @field_validator("listen")
-    @classmethod
-    def _listen(cls, listen: str) -> str:
-        host, colon, port = listen.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ValueError(f"{listen!r} is not <address>:<port>")
-        return listen
 
     @model_validator(mode="after")
     def _together(self) -> MirrorConfig:
@@ -113,16 +91,8 @@ class MirrorConfig(_Strict):
                 seen[dc] = remote.dc
         if self.prefix in {self.dc, *seen}:
             raise ValueError(f"prefix: {self.prefix!r} is the name of a data centre too")
-        if self.port(self.workers - 1) > 65535:
-            raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
+        self.check_ports()
         return self
-
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
-
-    def port(self, worker: int) -> int:
-        return int(self.listen.rpartition(":")[2]) + worker
 
     def url(self, worker: int) -> str:
         """Where others reach this worker."""
@@ -163,15 +133,5 @@ class MirrorConfig(_Strict):
 
 
 def load(path: Path) -> MirrorConfig:
-    """Reads and checks the file. Raises ConfigError."""
-    try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
-    try:
-        return MirrorConfig.model_validate(raw)
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{path}: " + "; ".join(lines)) from None
+    """Raises ConfigError."""
+    return load_as(MirrorConfig, path)

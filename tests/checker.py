@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from logferry.gateway.contract import chunk_of_record
 
 Answer = Literal["ok", "fail", "unknown"]
@@ -116,7 +116,7 @@ def _orders(stored: list[Stored]) -> list[str]:
     return found
 
 
-async def read_back(bootstrap: str, topic: str) -> list[Stored]:
+async def committed_records(bootstrap: str, topic: str) -> list[ConsumerRecord]:
     """All committed records of the topic, up to the end of every partition; open transactions are waited for."""
     consumer = AIOKafkaConsumer(
         topic,
@@ -129,17 +129,23 @@ async def read_back(bootstrap: str, topic: str) -> list[Stored]:
     try:
         partitions = sorted(consumer.assignment())
         ends = await high_watermarks(bootstrap, partitions)
-        stored: list[Stored] = []
+        found: list[ConsumerRecord] = []
         while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
             for records in (await consumer.getmany(timeout_ms=200)).values():
-                for record in records:
-                    chunk = chunk_of_record(record.value or b"", record.headers)
-                    source = (record.key or b"").decode()
-                    place = (record.partition, record.offset)
-                    stored.append(Stored(source, *place, chunk.seqno, chunk.prev, digest(chunk.data)))
-        return stored
+                found += records
+        return found
     finally:
         await consumer.stop()
+
+
+async def read_back(bootstrap: str, topic: str) -> list[Stored]:
+    """The chunks of the topic, as Kafka has them."""
+    stored = []
+    for record in await committed_records(bootstrap, topic):
+        chunk = chunk_of_record(record.value or b"", record.headers)
+        place = (record.partition, record.offset)
+        stored.append(Stored((record.key or b"").decode(), *place, chunk.seqno, chunk.prev, digest(chunk.data)))
+    return stored
 
 
 async def high_watermarks(bootstrap: str, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:

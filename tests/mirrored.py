@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from aiokafka import AIOKafkaConsumer
 from logferry.gateway.pairs import Chapter, place_of
 
-from tests.checker import high_watermarks
+from tests.checker import committed_records
 
 
 class Copied(NamedTuple):
@@ -21,40 +20,23 @@ class Copied(NamedTuple):
 
 
 Log = dict[int, list[tuple[int, Copied]]]
-"""Partition → (offset, record), in order."""
+"""Partition → (offset, record), in order; a partition without records is missing."""
 
 
 async def read_log(bootstrap: str, topic: str) -> Log:
     """All committed records up to the end of every partition; open transactions are waited for."""
-    consumer = AIOKafkaConsumer(
-        topic,
-        bootstrap_servers=bootstrap,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        fetch_max_wait_ms=100,
-    )
-    await consumer.start()
-    try:
-        partitions = sorted(consumer.assignment())
-        ends = await high_watermarks(bootstrap, partitions)
-        found: Log = {partition.partition: [] for partition in partitions}
-        while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
-            for records in (await consumer.getmany(timeout_ms=200)).values():
-                for record in records:
-                    copied = Copied(record.key, record.value, tuple(record.headers), record.timestamp)
-                    found[record.partition].append((record.offset, copied))
-        return found
-    finally:
-        await consumer.stop()
+    found: Log = {}
+    for record in await committed_records(bootstrap, topic):
+        copied = Copied(record.key, record.value, tuple(record.headers), record.timestamp)
+        found.setdefault(record.partition, []).append((record.offset, copied))
+    return found
 
 
 def differences(original: Log, copy: Log) -> list[str]:
     """Where the copy is not the original, record by record, in order; empty when it is."""
-    if original.keys() != copy.keys():
-        return [f"partitions {sorted(original)} there, {sorted(copy)} here"]
     found = []
-    for number, records in original.items():
-        ours = copy[number]
+    for number in sorted(original.keys() | copy.keys()):
+        records, ours = original.get(number, []), copy.get(number, [])
         if len(records) != len(ours):
             found.append(f"partition {number}: {len(records)} records there, {len(ours)} here")
         for index, ((_, wanted), (offset, got)) in enumerate(zip(records, ours, strict=False)):

@@ -211,6 +211,7 @@ CUT = [
 async def test_a_connection_cut_inside_a_request_records_nothing(
     small: Gateway, unchanged: None, worker: int, abort: bool
 ) -> None:
+    before = await state(small)
     parts = urlsplit(small.urls[worker])
     for sent in CUT:
         _, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -222,6 +223,7 @@ async def test_a_connection_cut_inside_a_request_records_nothing(
             writer.write_eof()
             writer.close()
             await writer.wait_closed()
+    assert await state(small) == before
 
 
 @pytest.mark.parametrize("worker", [0, 1])

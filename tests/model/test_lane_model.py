@@ -71,6 +71,7 @@ def test_the_promise_holds_whatever_happens(of: tuple[list[int], list[Step]]) ->
     for worker in world.workers:
         worker.finish("commit")
     world.open(0, 0)
+    assert world.workers[0].is_open
 
 
 def test_without_failures_everything_is_recorded_and_acknowledged() -> None:

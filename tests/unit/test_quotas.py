@@ -125,7 +125,7 @@ def test_what_is_refused_counts_nowhere() -> None:
         refused(quotas, "a", "dc1.x", 50, 1)
     quotas.take("a", "dc1.y", 79, 1)
     quotas.take("a", "dc1.z", 1, 1)
-    refused(quotas, "a", "dc1.w", 1, 1)
+    assert "the token a" in refused(quotas, "a", "dc1.w", 1, 1).detail
 
 
 def test_a_look_takes_nothing() -> None:
@@ -133,7 +133,7 @@ def test_a_look_takes_nothing() -> None:
     for _ in range(10):
         quotas.take(None, "dc1.x")
     quotas.take(None, "dc1.x", 1, 1)
-    refused(quotas, None, "dc1.x")
+    assert "the topic dc1.x" in refused(quotas, None, "dc1.x").detail
 
 
 def test_throttled_time_is_in_the_metrics() -> None:
