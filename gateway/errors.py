@@ -72,5 +72,13 @@ class LaneLost(Exception):
     """The group gave the lane to another worker; what was under way here has an unknown outcome."""
 
 
+class CannotListen(Exception):
+    """The address is in use, or not of this host."""
+
+    def __init__(self, listen: str, reason: OSError) -> None:
+        super().__init__(f"cannot listen on {listen}: {reason}")
+        self.listen, self.reason = listen, reason
+
+
 class WeakKafka(Exception):
     """Kafka's settings do not carry the promise; the text names each and how to accept it."""

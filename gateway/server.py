@@ -21,7 +21,7 @@ from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 from logferry.gateway import log
 from logferry.gateway.config import Limits
-from logferry.gateway.errors import Problem
+from logferry.gateway.errors import CannotListen, Problem
 from logferry.gateway.metrics import CONNECTIONS, CONNECTIONS_REFUSED, REQUESTS
 from logferry.gateway.routes import Routes, problem_response
 
@@ -149,6 +149,14 @@ def _room_for(connections: int) -> int:
     if room < connections:
         log.event("warning", "few_open_files", limit=hard, connections=room, configured=connections)
     return min(room, connections)
+
+
+async def listen(site: web.BaseSite, address: str) -> None:
+    """Starts it. Raises CannotListen."""
+    try:
+        await site.start()
+    except OSError as error:
+        raise CannotListen(address, error) from error
 
 
 class Site(web.BaseSite):

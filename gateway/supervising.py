@@ -13,7 +13,7 @@ from typing import Final
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
 from logferry.gateway.config import ConfigError
-from logferry.gateway.errors import WeakKafka
+from logferry.gateway.errors import CannotListen, WeakKafka
 
 WRONG_USE: Final = 2
 SERVICE_AWAY: Final = 3
@@ -27,12 +27,12 @@ def exit_status(run: Callable[[], int]) -> int:
     except (ConfigError, WeakKafka) as error:
         log.event("error", "refused_to_start", reason=str(error))
         return WRONG_USE
-    except (KafkaError, TimeoutError) as error:
+    except CannotListen as error:
+        log.event("error", "cannot_listen", listen=error.listen, reason=str(error.reason))
+        return WRONG_USE
+    except (KafkaError, OSError) as error:
         log.event("error", "kafka_away", reason=str(error) or type(error).__name__)
         return SERVICE_AWAY
-    except OSError as error:
-        log.event("error", "cannot_listen", reason=str(error))
-        return WRONG_USE
 
 
 def supervise(module: str, configuration: Path, workers: int) -> int:

@@ -24,7 +24,7 @@ from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
 from logferry.gateway.readers import Readers
 from logferry.gateway.routing import Routing
-from logferry.gateway.server import Server, Site
+from logferry.gateway.server import Server, Site, listen
 from logferry.gateway.sources_api import SourcesApi
 from logferry.gateway.status import StatusApi
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
@@ -90,7 +90,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         stack.push_async_callback(runner.cleanup)
         stack.push_async_callback(readers.stop)
         site = Site(runner, config.host, config.port(worker), context)
-        await site.start()
+        await listen(site, site.name)
         await ownership.start()
         ownership.keep_up(expire_requests(ownership))
         ownership.keep_up(retire_sources(ownership, config.source_retention_ms))

@@ -15,6 +15,7 @@ from logferry.gateway.config import ConfigError
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.metadata import TopicView
 from logferry.gateway.ownership import Ownership
+from logferry.gateway.server import listen
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.translation import Translation
 from logferry.mirror.api import Api, partitions_of
@@ -83,7 +84,7 @@ async def serve(config: MirrorConfig, worker: int) -> None:
         await runner.setup()
         stack.push_async_callback(ownership.stop)
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, config.host, config.port(worker)).start()
+        await listen(web.TCPSite(runner, config.host, config.port(worker)), f"{config.host}:{config.port(worker)}")
         await ownership.start()
         stack.push_async_callback(ownership.leave)
         for link in by_dc.values():
