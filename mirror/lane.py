@@ -50,6 +50,20 @@ class CannotResume(Exception):
     """The text says why, and what can be done."""
 
 
+def _say_stop(partition: MirroredPartition) -> None:
+    stop = partition.stop
+    if stop is not None:
+        log.event(
+            "error",
+            "partition_stopped",
+            topic=partition.topic,
+            partition=partition.number,
+            dc=partition.dc,
+            stop=stop.kind,
+            detail=stop.detail,
+        )
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class MirrorLane(KeptLane):
     """``links``: by the data centre whose topics they bring."""
@@ -184,6 +198,7 @@ class MirrorLane(KeptLane):
             verifies=topic.name not in self.targets.compacted,
             stop=self._refused.get(place),
             on_waiting=self._has_waiting,
+            on_stop=_say_stop,
         )
         partition.rewind()
         self.partitions[place] = partition

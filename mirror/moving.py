@@ -86,11 +86,13 @@ def in_sequence(batches: Iterable[MovedBatch]) -> Iterator[Sequenced]:
 class Moved(NamedTuple):
     """What one fetch brought. ``next_offset``: past everything that was left out, too.
 
-    ``wrong``: why the batch there cannot be moved, None: it is only not there yet.
+    ``epoch``: of the last batch before it, whatever that was; None: there was none. ``wrong``: why the batch there
+    cannot be moved, None: it is only not there yet.
     """
 
     batches: list[MovedBatch]
     next_offset: int
+    epoch: int | None = None
     wrong: str | None = None
 
 
@@ -104,13 +106,15 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
     open_aborts: set[int] = set()
     found: list[MovedBatch] = []
     position, at, end = offset, 0, len(raw)
+    passed: int | None = None
     while end - at >= _BODY:
         base, length, epoch, magic, crc = _HEAD.unpack_from(raw, at)
         after = at + _BEFORE_LENGTH + length
         if after > end:
             break
         if magic != _MAGIC:
-            return Moved(found, position, f"the batch at offset {base} is of format {magic}; {_MAGIC} can be mirrored")
+            wrong = f"the batch at offset {base} is of format {magic}; {_MAGIC} can be mirrored"
+            return Moved(found, position, passed, wrong)
         attributes, last_delta, first_ms, last_ms, producer, _, _, count = _TAIL.unpack_from(raw, at + _HEAD.size)
         batch, at = raw[at:after], after
         next_offset = base + last_delta + 1
@@ -123,7 +127,7 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
             pass
         elif next_offset > position:
             if crc32c(batch[_HEAD.size :]) & 0xFFFFFFFF != crc:
-                return Moved(found, position, f"the batch at offset {base} has a wrong checksum")
+                return Moved(found, position, passed, f"the batch at offset {base} has a wrong checksum")
             is_dense = count == last_delta + 1
             if base >= position and is_dense and not attributes & (_APPEND_TIME | _DELETE_HORIZON):
                 head = (attributes, last_delta, first_ms, last_ms)
@@ -131,8 +135,8 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
                 found.append(MovedBatch(base, next_offset, epoch, crc, last_ms, (run,), count, head, batch[_BODY:]))
             elif count:
                 found += _encoded_again(batch, position, epoch, crc)
-        position = max(position, next_offset)
-    return Moved(found, position)
+        position, passed = max(position, next_offset), epoch
+    return Moved(found, position, passed)
 
 
 def _ends_abort(batch: memoryview, count: int) -> bool:

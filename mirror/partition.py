@@ -42,7 +42,8 @@ class Stop:
 class MirroredPartition:
     """Of one lane. ``position``: the next offset to fetch; ``progress``: what is committed, None: nothing yet.
 
-    ``on_change`` is called when it may be fetched again, or not any more; ``on_waiting`` when there is more to write.
+    ``on_change`` is called when it may be fetched again, or not any more; ``on_waiting`` when there is more to write;
+    ``on_stop`` when it stands still.
     """
 
     topic: str
@@ -66,6 +67,7 @@ class MirroredPartition:
     moved_bytes: int = 0
     on_change: Callable[[MirroredPartition], None] = lambda _: None
     on_waiting: Callable[[MirroredPartition], None] = lambda _: None
+    on_stop: Callable[[MirroredPartition], None] = lambda _: None
 
     @property
     def place(self) -> Place:
@@ -125,6 +127,7 @@ class MirroredPartition:
 
     def halt(self, kind: str, detail: str) -> None:
         self.stop = Stop(kind, detail, int(time.time() * 1000))
+        self.on_stop(self)
         self.on_change(self)
 
     def wanted(self) -> Wanted | None:
@@ -155,8 +158,9 @@ class MirroredPartition:
             batches = [batch for batch in batches if batch.base >= done.source_next]
             self.checks = False
         self.position = max(moved.next_offset, self.position)
-        if batches:
-            self.epoch = batches[-1].epoch
+        if moved.epoch is not None:
+            # A control batch may be the first of a newer epoch; the log would seem to be cut back to before it.
+            self.epoch = moved.epoch
         added = sum(batch.size_bytes for batch in batches)
         self.waiting.extend(batches)
         self.waiting_bytes += added

@@ -1,0 +1,51 @@
+"""A partition on its way: the position and the epoch that it is fetched by, and what makes it stand still."""
+
+from __future__ import annotations
+
+from logferry.mirror.fetching import NO_ERROR, Found, Wanted
+from logferry.mirror.partition import MirroredPartition
+
+from unit.test_moving import control, encoded, record
+
+
+def partition() -> MirroredPartition:
+    return MirroredPartition(
+        topic="dc1.t",
+        number=0,
+        dc="dc1",
+        source_id=b"s" * 16,
+        local_id=b"l" * 16,
+        partition_bytes=1 << 20,
+        progress=None,
+    )
+
+
+def found(
+    records: bytes, end: int, *, aborted: list[tuple[int, int]] | None = None, diverged: int | None = None
+) -> Found:
+    return Found(b"s" * 16, 0, NO_ERROR, end, end, 0, aborted or [], memoryview(records), diverged)
+
+
+def test_the_epoch_is_that_of_the_last_batch_passed_be_it_a_control_batch() -> None:
+    """A broker was started again between the records and their marker: the next fetch names the newer epoch."""
+    moving = partition()
+    raw = encoded(0, [record(0), record(1)], producer=7)
+    marker = bytearray(control(2, 7, commit=True))
+    marker[12:16] = (2).to_bytes(4)
+    moving.take(found(raw + bytes(marker), 3))
+    assert moving.wanted() == Wanted(3, 2, 1 << 20)
+
+
+def test_the_epoch_of_what_was_aborted_counts_too() -> None:
+    moving = partition()
+    raw = encoded(0, [record(0), record(1)], producer=7, epoch=5)
+    moving.take(found(raw, 3, aborted=[(7, 0)]))
+    assert (moving.wanted(), list(moving.waiting)) == (Wanted(2, 5, 1 << 20), [])
+
+
+def test_a_log_that_was_cut_back_stops_it_and_says_so_once() -> None:
+    told: list[str] = []
+    moving = partition()
+    moving.on_stop = lambda p: told.append(p.stop.kind if p.stop else "")
+    moving.take(found(b"", 0, diverged=0))
+    assert (moving.state, told, moving.wanted()) == ("stopped", ["cut-back"], None)
