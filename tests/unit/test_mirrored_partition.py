@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from logferry.mirror.fetching import NO_ERROR, Found, Wanted
 from logferry.mirror.partition import MirroredPartition
-
 from unit.test_moving import control, encoded, record
 
 
