@@ -246,8 +246,8 @@ class Api:
             found = self.translation.to_here if is_from_original else self.translation.to_original
             translated = await found(place, offset)
         if translated is None:
-            detail = f"{topic}-{partition} is mirrored to {(await self.translation.progress(place)).source_next} so far"
-            raise Problem("out-of-range", detail)
+            reached = (await self.translation.progress(place)).original.next_offset
+            raise Problem("out-of-range", f"{topic}-{partition} is mirrored to {reached} so far")
         names = {"topic": topic, "partition": partition, "from": start, "offset": offset, "to": end}
         return json_response({**names, "translated": translated})
 

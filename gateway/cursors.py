@@ -38,7 +38,7 @@ class Cursors:
         place = (cursor.topic, cursor.partition)
         found = await self.translation.wait_for(place, cursor.offset, _WAIT_S)
         if found is None:
-            reached = (await self.translation.progress(place)).source_next
+            reached = (await self.translation.progress(place)).original.next_offset
             raise Problem("behind", f"the mirror has brought {cursor.topic}:{cursor.partition}:{reached}, not {cursor}")
         return found
 

@@ -45,13 +45,21 @@ class Signpost(NamedTuple):
     local: int
 
 
+class Original(NamedTuple):
+    """The topic where a record was written first, and the offset there after the last one that was mirrored."""
+
+    id: bytes
+    next_offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a partition is mirrored.
 
     ``source_next``: the next original offset to look at, ``local_next``: the one after the last record mirrored. The
     last batch is the proof that the original's log is still the one that was read: ``last_base`` -1: there is none.
-    ``chapters``: how many there are, and ``signposts`` those that the next one begins with.
+    ``chapters``: how many there are, and ``signposts`` those that the next one begins with. ``chained``: what it was
+    copied from is a copy itself; the history speaks of this original then, and of what it was copied from otherwise.
     """
 
     source_id: bytes
@@ -64,6 +72,12 @@ class Progress:
     last_ms: int
     chapters: int
     signposts: tuple[Signpost, ...]
+    chained: Original | None = None
+
+    @property
+    def original(self) -> Original:
+        """The original that the history speaks of."""
+        return self.chained or Original(self.source_id, self.source_next)
 
     def encode(self) -> bytes:
         fixed = _STATE.pack(
@@ -77,7 +91,8 @@ class Progress:
             self.last_crc,
             self.last_ms,
         )
-        return fixed + _numbers([self.chapters, *_flat(self.signposts)])
+        chained = () if self.chained is None else (self.chained.next_offset, int.from_bytes(self.chained.id))
+        return fixed + _numbers([self.chapters, *_flat(self.signposts), *chained])
 
     @classmethod
     def decode(cls, raw: bytes) -> Progress:
@@ -87,15 +102,19 @@ class Progress:
             if version != VERSION:
                 raise Damaged(f"a state of version {version}; this program knows {VERSION}")
             chapters, *rest = _read_numbers(raw[_STATE.size :])
+            chained = None
+            if len(rest) % 3 == 2:
+                *rest, next_offset, original_id = rest
+                chained = Original(original_id.to_bytes(16), next_offset)
             posts = _signposts(rest)
-        except (struct.error, IndexError, ValueError) as error:
+        except (struct.error, IndexError, ValueError, OverflowError) as error:
             raise Damaged(f"a state of {len(raw)} bytes cannot be read: {error}") from None
-        return cls(source_id, local_id, source, local, base, epoch, crc, last_ms, chapters, posts)
+        return cls(source_id, local_id, source, local, base, epoch, crc, last_ms, chapters, posts, chained)
 
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """The runs of one transaction, in order, and the way to those before."""
+    """The runs of one transaction, in order, and the way to those before. ``source_id``: of the original's topic."""
 
     source_id: bytes
     number: int
@@ -158,6 +177,24 @@ def merged(runs: Iterable[Run]) -> tuple[Run, ...]:
                 continue
         found.append(run)
     return tuple(found)
+
+
+def composed(first: Iterable[Run], second: Iterable[Run]) -> tuple[Run, ...]:
+    """Over two steps: from the source of the ``first`` to the local side of the ``second``, whose source is where the
+    first ones lead. Both are in order; what only one of them speaks of is left out.
+    """
+    found: list[Run] = []
+    steps, wanted = iter(first), iter(second)
+    one, two = next(steps, None), next(wanted, None)
+    while one is not None and two is not None:
+        start, end = max(one.local, two.source), min(one.local + one.size, two.source + two.size)
+        if start < end:
+            found.append(Run(one.source + start - one.local, two.local + start - two.source, end - start))
+        if one.local + one.size <= two.source + two.size:
+            one = next(steps, None)
+        else:
+            two = next(wanted, None)
+    return merged(found)
 
 
 def signposts_after(number: int, before: Sequence[Signpost], last: Signpost) -> tuple[Signpost, ...]:

@@ -14,7 +14,7 @@ from typing import Final
 from aiokafka import errors
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka import EARLIEST, Kafka
-from logferry.gateway.pairs import Chapter, Place, Progress, Signpost, key_of, lane_of, place_of, step_towards
+from logferry.gateway.pairs import Chapter, Place, Progress, Run, Signpost, key_of, lane_of, place_of, step_towards
 
 _FETCH_BYTES: Final = 1 << 18
 # A chapter is found by its offset; what comes with it is read in vain.
@@ -41,8 +41,9 @@ class Translation:
     async def to_here(self, place: Place, original: int) -> int | None:
         """The position here; None: it is not mirrored so far. Raises Problem ``not-mirrored`` or ``out-of-range``."""
         progress = await self.progress(place)
-        if original >= progress.source_next:
-            return progress.local_next if original == progress.source_next else None
+        end = progress.original.next_offset
+        if original >= end:
+            return progress.local_next if original == end else None
         return await self._find(place, progress, original, of_source=True)
 
     async def wait_for(self, place: Place, original: int, wait_s: float) -> int | None:
@@ -66,8 +67,25 @@ class Translation:
             await asyncio.sleep(_LOOK_AGAIN_S)
             progress = await self.progress(place)
         if here >= progress.local_next:
-            return progress.source_next
+            return progress.original.next_offset
         return await self._find(place, progress, here, of_source=False)
+
+    async def originals(self, place: Place, first: int, last: int) -> tuple[Progress, list[Run]] | None:
+        """The runs that speak of records here from the ``first`` to the ``last``; None: the books are not so far yet.
+
+        Raises Problem ``not-mirrored`` or ``out-of-range``.
+        """
+        progress = await self.progress(place)
+        if progress.local_next <= last:
+            return None
+        found: list[Run] = []
+        chapter, _ = await self._chapter_of(place, progress, last, of_source=False)
+        while chapter is not None:
+            found[:0] = chapter.runs
+            if chapter.runs[0].local <= first or not chapter.signposts:
+                break
+            chapter = await self._chapter(place, chapter.signposts[0])
+        return progress, [run for run in found if run.local <= last and run.local + run.size > first]
 
     async def progress(self, place: Place) -> Progress:
         """As it is committed now. Raises Problem ``not-mirrored``."""
@@ -110,24 +128,32 @@ class Translation:
 
     async def _find(self, place: Place, progress: Progress, offset: int, *, of_source: bool) -> int:
         """The first record at or after the offset, on the other side; it lies before the progress."""
-        posts = progress.signposts
-        after = progress.local_next if of_source else progress.source_next
-        while True:
-            step = step_towards(posts, offset, of_source=of_source)
-            if step is None:
-                # Before the first record of all: that one is the next.
-                return after
-            chapter = await self._chapter(place, step.post)
-            if chapter.source_id != progress.source_id:
-                raise _gone(place, offset)
-            if step.is_it:
-                break
-            posts, after = chapter.signposts, step.post.local if of_source else step.post.source
-        for run in chapter.runs:
+        chapter, after = await self._chapter_of(place, progress, offset, of_source=of_source)
+        for run in () if chapter is None else chapter.runs:
             here, there = (run.source, run.local) if of_source else (run.local, run.source)
             if offset < here + run.size:
                 return there + max(0, offset - here)
         return after
+
+    async def _chapter_of(
+        self, place: Place, progress: Progress, offset: int, *, of_source: bool
+    ) -> tuple[Chapter | None, int]:
+        """The last one that begins at or before the offset, and where that after it begins on the other side.
+
+        None: the offset is before the first record of all.
+        """
+        posts = progress.signposts
+        after = progress.local_next if of_source else progress.original.next_offset
+        while True:
+            step = step_towards(posts, offset, of_source=of_source)
+            if step is None:
+                return None, after
+            chapter = await self._chapter(place, step.post)
+            if chapter.source_id != progress.original.id:
+                raise _gone(place, offset)
+            if step.is_it:
+                return chapter, after
+            posts, after = chapter.signposts, step.post.local if of_source else step.post.source
 
     async def _chapter(self, place: Place, post: Signpost) -> Chapter:
         offset = post.offset

@@ -22,6 +22,7 @@ from logferry.gateway.kafka import Kafka, raise_for
 from logferry.gateway.pairs import Place
 from logferry.gateway.standing import NOBODY
 from logferry.gateway.translation import Translation
+from logferry.mirror.chaining import Chains
 from logferry.mirror.link import Link
 from logferry.mirror.partition import MirroredPartition
 
@@ -38,9 +39,11 @@ class Carrier:
         kafka: Kafka,
         links: dict[str, Link],
         translation: Translation,
+        chained: Chains,
         partitions: Callable[[], Iterable[MirroredPartition]],
     ) -> None:
         self._kafka, self._links, self._translation, self._partitions = kafka, links, translation, partitions
+        self._chained = chained
         self._groups = Groups(kafka)
         self._seen: dict[tuple[str, Place], int] = {}
         self.carried = 0
@@ -68,16 +71,18 @@ class Carrier:
                 if place in mine and self._seen.get((group, place)) != offset
             }
             if news:
-                await self._carry_group(group, news)
+                await self._carry_group(group, news, mine)
 
-    async def _carry_group(self, group: str, positions: dict[Place, int]) -> None:
+    async def _carry_group(self, group: str, positions: dict[Place, int], mine: dict[Place, MirroredPartition]) -> None:
         if (await self._groups.view(group)).state not in _WITHOUT_MEMBERS:
             return
         present = await self._groups.committed(group)
         wanted: dict[Place, int] = {}
         reached: dict[Place, int] = {}
         for place, offset in positions.items():
-            here = await self._translation.to_here(place, offset)
+            books = self._chained.of(mine[place])
+            original = offset if books is None else await books.to_original(place, offset)
+            here = await self._translation.to_here(place, original)
             if here is None:
                 # It read beyond what is mirrored: as far as that goes, and again the next time.
                 here = (await self._translation.progress(place)).local_next

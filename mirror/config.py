@@ -45,6 +45,11 @@ class Remote(_Strict):
         """The data centres whose topics are taken here."""
         return tuple(self.prefixes or [self.dc])
 
+    def is_chained(self, topic: str) -> bool:
+        """Whether it is a copy there, too."""
+        dc = topic.partition(".")[0]
+        return dc != self.dc and dc in self.taken
+
     def takes(self, topic: str) -> bool:
         """By its full name."""
         dc, dot, name = topic.partition(".")

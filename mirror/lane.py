@@ -15,23 +15,28 @@ from typing import Final
 
 from logferry.gateway import log
 from logferry.gateway.batches import CODECS, batches
+from logferry.gateway.errors import Problem
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.keeping import KeptLane
 from logferry.gateway.metadata import NO_ID, TopicView
 from logferry.gateway.pairs import (
     Chapter,
+    Original,
     Place,
     Progress,
     Signpost,
+    composed,
     key_of,
     merged,
     signposts_after,
 )
 from logferry.gateway.transaction import Record
 from logferry.gateway.transactional import Fenced, NotCommitted, Part, TransactionalProducer
+from logferry.gateway.translation import Translation
 from logferry.mirror import metrics
 from logferry.mirror.books import is_empty, read_progress, runs_of
 from logferry.mirror.budget import Budget
+from logferry.mirror.chaining import Chains, Origin, Stopped
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.link import Link
 from logferry.mirror.moving import MovedBatch, in_sequence
@@ -40,10 +45,12 @@ from logferry.mirror.targets import Targets
 
 _BATCH_BYTES: Final = 1 << 20
 _FETCH_BYTES: Final = 1 << 18
-_REFUSED_S: Final = 60.0
+# These stops end by themselves: it is tried again after so long.
+_AGAIN_S: Final = {"refused": 60.0, "no-original": 5.0}
 _CODEC: Final = CODECS["zstd"]
 
 Drawn = dict[MirroredPartition, list[MovedBatch]]
+Origins = dict[MirroredPartition, Origin]
 
 
 class CannotResume(Exception):
@@ -73,6 +80,7 @@ class MirrorLane(KeptLane):
     targets: Targets
     links: dict[str, Link]
     budget: Budget
+    chains: Chains
     partitions: dict[Place, MirroredPartition] = field(default_factory=dict)
     _producer: TransactionalProducer | None = None
     _progress: dict[Place, Progress] = field(default_factory=dict)
@@ -175,7 +183,7 @@ class MirrorLane(KeptLane):
         known = self.partitions.get(place)
         if known is not None and (known.source_id, known.local_id) == (topic.id, target.id):
             refused = self._refused.get(place)
-            if refused is not None and time.time() - refused.since_ms / 1000 > _REFUSED_S:
+            if refused is not None and time.time() - refused.since_ms / 1000 > _AGAIN_S[refused.kind]:
                 del self._refused[place]
                 known.stop = None
                 self.budget.give(known.rewind())
@@ -196,6 +204,7 @@ class MirrorLane(KeptLane):
             partition_bytes=self.config.limits.partition_bytes,
             progress=self._progress.get(place),
             verifies=topic.name not in self.targets.compacted,
+            is_chained=link.remote.is_chained(topic.name),
             stop=self._refused.get(place),
             on_waiting=self._has_waiting,
             on_stop=_say_stop,
@@ -227,11 +236,12 @@ class MirrorLane(KeptLane):
                 await self._resume(producer)
                 continue
             drawn = await self._into_known(self._draw())
+            origins = await self._origins(drawn)
             if not drawn:
                 continue
             self.course.begin()
             started = time.monotonic()
-            await self._transact(producer, drawn)
+            await self._transact(producer, drawn, origins)
             self.course.commit()
             metrics.committed(time.monotonic() - started, drawn)
             if producer.is_troubled:
@@ -263,13 +273,34 @@ class MirrorLane(KeptLane):
                 if await is_empty(self.kafka, partition.place):
                     partition.is_known_empty = True
                 else:
-                    given = sum(batch.size_bytes for batch in drawn.pop(partition))
-                    self._drawn_bytes -= given
-                    self.budget.give(given + partition.rewind())
+                    self._put_back(partition, drawn)
                     partition.halt("target-not-empty", f"{partition.topic}-{partition.number} has records here")
         return drawn
 
-    async def _transact(self, producer: TransactionalProducer, drawn: Drawn) -> None:
+    async def _origins(self, drawn: Drawn) -> Origins:
+        """Of those that are copies where they come from; what is not known of now is no longer among the drawn."""
+        chained = [partition for partition in drawn if partition.is_chained]
+        found = await asyncio.gather(*(self.chains.origin(p, drawn[p]) for p in chained), return_exceptions=True)
+        origins: Origins = {}
+        for partition, origin in zip(chained, found, strict=True):
+            if isinstance(origin, Stopped):
+                self._put_back(partition, drawn)
+                partition.halt(origin.kind, str(origin))
+                if origin.kind in _AGAIN_S and partition.stop is not None:
+                    self._refused[partition.place] = partition.stop
+            elif isinstance(origin, BaseException):
+                raise origin
+            elif origin is not None:
+                origins[partition] = origin
+        return origins
+
+    def _put_back(self, partition: MirroredPartition, drawn: Drawn) -> None:
+        """It is fetched again when it goes on."""
+        given = sum(batch.size_bytes for batch in drawn.pop(partition))
+        self._drawn_bytes -= given
+        self.budget.give(given + partition.rewind())
+
+    async def _transact(self, producer: TransactionalProducer, drawn: Drawn, origins: Origins) -> None:
         """Raises NotCommitted or OutcomeUnknown; everything is fetched again then, from where the log says."""
         parts = {
             partition: Part(partition.topic, partition.number, partition.local_id, deque(in_sequence(found)))
@@ -281,29 +312,38 @@ class MirrorLane(KeptLane):
         progress: dict[MirroredPartition, Progress] = {}
         for partition, found in drawn.items():
             runs = merged(runs_of(found, parts[partition]))
-            before = partition.progress
-            old = None if before is None or before.source_id != partition.source_id else before
+            local_next = runs[-1].local + runs[-1].size
+            before, origin, chained = partition.progress, origins.get(partition), None
+            source_id = partition.source_id if origin is None else origin.id
+            old = None if before is None or before.original.id != source_id else before
             number, posts = (0, ()) if old is None else (old.chapters, old.signposts)
-            chapter = Chapter(partition.source_id, number, posts, runs)
-            post = Signpost(self._pairs_next + len(chapters), runs[0].source, runs[0].local)
+            if origin is not None:
+                runs = composed(origin.runs, runs)
+                next_offset = 0 if old is None else old.original.next_offset
+                chained = Original(source_id, runs[-1].source + runs[-1].size if runs else next_offset)
             key, last = key_of(*partition.place), found[-1]
+            if runs:
+                chapters.append((key, Chapter(source_id, number, posts, runs).encode(), []))
+                post = Signpost(self._pairs_next + len(chapters) - 1, runs[0].source, runs[0].local)
+                number, posts = number + 1, signposts_after(number, posts, post)
             progress[partition] = Progress(
                 source_id=partition.source_id,
                 local_id=partition.local_id,
                 source_next=last.end,
-                local_next=runs[-1].local + runs[-1].size,
+                local_next=local_next,
                 last_base=last.base,
                 last_epoch=last.epoch,
                 last_crc=last.crc,
                 last_ms=last.last_ms,
-                chapters=number + 1,
-                signposts=signposts_after(number, posts, post),
+                chapters=number,
+                signposts=posts,
+                chained=chained,
             )
-            chapters.append((key, chapter.encode(), []))
             states.append((key, progress[partition].encode(), []))
         await self._keep_books(producer, chapters, states)
         await producer.commit()
-        self._pairs_next += len(chapters) + 1  # the commit's own marker
+        if chapters:
+            self._pairs_next += len(chapters) + 1  # the commit's own marker
         for partition, reached in progress.items():
             partition.progress = self._progress[partition.place] = reached
             partition.under_way = False
@@ -356,6 +396,7 @@ class MirrorLane(KeptLane):
             raise CannotResume(
                 f"{partition.dc} has the offsets {first} to {end} of {place[0]}-{place[1]}, {at} is outside"
             )
+        books = self.chains.of(partition)
         before = partition.progress
         is_same = before is not None and before.source_id == partition.source_id
         is_same = is_same and before is not None and before.local_id == partition.local_id
@@ -364,6 +405,8 @@ class MirrorLane(KeptLane):
             after = Progress(partition.source_id, partition.local_id, at, local, -1, -1, 0, 0, 0, ())
         else:
             after = replace(before, source_next=at, last_base=-1, last_epoch=-1)
+        if books is not None and before is not None and before.local_id == partition.local_id:
+            after = await _of_the_same_original(books, place, before, after)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._resumes[place] = (after, done)
         self._wake.set()
@@ -394,3 +437,15 @@ class MirrorLane(KeptLane):
                 done.set_result(None)
         for link in self.links.values():
             self.adopt(link, link.topics)
+
+
+async def _of_the_same_original(books: Translation, place: Place, before: Progress, after: Progress) -> Progress:
+    """The history goes on as long as the original is the same, whichever way its records come. Raises CannotResume."""
+    try:
+        original_id = (await books.progress(place)).original.id
+        if original_id != before.original.id:
+            return after
+        original = Original(original_id, await books.to_original(place, after.source_next))
+    except Problem as problem:
+        raise CannotResume(problem.detail) from None
+    return replace(after, chained=original, chapters=before.chapters, signposts=before.signposts)

@@ -23,6 +23,9 @@ STOPS: Final = {
     "source-recreated": "the topic was deleted there and created anew; mirror the new one too: --from earliest",
     "source-deleted": "the topic is not there any more; what was mirrored stays",
     "unreadable-batch": "a batch there cannot be read; go on behind it: --from OFFSET",
+    "no-original": "the mirror there does not tell which records these are of the original; it is tried again",
+    "in-a-circle": "the data centre that it is taken from takes it from here: one of both must take it from its own",
+    "comes-again": "its records are here: they go round in a circle, or the original was cut back; --from OFFSET",
     "refused": "Kafka here does not take a batch; mend what the detail says, it is tried again each minute",
     "target-not-empty": "there are records here that this mirror knows nothing of; what is mirrored goes behind them",
     "target-recreated": "the topic was deleted here and created anew; mirror it from the start: --from earliest",
@@ -54,6 +57,7 @@ class MirroredPartition:
     partition_bytes: int
     progress: Progress | None
     verifies: bool = True
+    is_chained: bool = False
     position: int = 0
     epoch: int = -1
     waiting: deque[MovedBatch] = field(default_factory=deque)
@@ -98,6 +102,13 @@ class MirroredPartition:
         return max(0, self.end - (0 if self.progress is None else self.progress.source_next))
 
     @property
+    def lag_bytes(self) -> int | None:
+        """Of these, as they are stored: by the mean size of what was moved, so None until something was."""
+        if not self.lag_records:
+            return self.lag_records
+        return round(self.lag_records * self.moved_bytes / self.moved_records) if self.moved_records else None
+
+    @property
     def lag_s(self) -> float | None:
         """The age of the last record that is here, while there are others; 0 when it is caught up."""
         if self.state == "caught-up":
@@ -115,6 +126,9 @@ class MirroredPartition:
         self.checks = self.verifies and done is not None and done.last_base >= 0
         if done is None:
             self.position, self.epoch = 0, -1
+        elif done.chained is not None and done.chained.id == self.source_id and done.local_id == self.local_id:
+            # It came by way of another data centre before, and comes from the original itself now.
+            self.checks, self.position, self.epoch = False, done.chained.next_offset, -1
         else:
             self.position = done.last_base if self.checks else done.source_next
             self.epoch = -1 if self.checks else done.last_epoch

@@ -21,6 +21,7 @@ from logferry.gateway.translation import Translation
 from logferry.mirror.api import Api, partitions_of
 from logferry.mirror.budget import Budget
 from logferry.mirror.carrying import Carrier
+from logferry.mirror.chaining import chains, refuse_circles
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.lane import MirrorLane
 from logferry.mirror.link import Link
@@ -48,6 +49,12 @@ async def serve(config: MirrorConfig, worker: int) -> None:
         await preflight.check(kafka, config, (config.pairs_topic,))
         targets, budget = Targets(kafka), Budget(config.limits.waiting_bytes)
         by_dc: dict[str, Link] = {}
+        remotes = []
+        for remote in config.remotes:
+            there = Kafka(kafka_options(remote.kafka), f"{config.group}-{remote.dc}")
+            stack.push_async_callback(there.close)
+            remotes.append((remote, there))
+        chained, seen = chains(config, remotes), set[str]()
 
         def make_lane(number: int, grace_s: float) -> MirrorLane:
             return MirrorLane(
@@ -59,6 +66,7 @@ async def serve(config: MirrorConfig, worker: int) -> None:
                 targets=targets,
                 links=by_dc,
                 budget=budget,
+                chains=chained,
             )
 
         ownership = Ownership(config, url, kafka, make_lane)
@@ -70,15 +78,16 @@ async def serve(config: MirrorConfig, worker: int) -> None:
                         f"remote {link.remote.dc} is the cluster of {config.dc} itself; it {_SAME_CLUSTER}"
                     )
                 await targets.ensure(link.kafka, topics)
+                if link.remote.dc not in seen:
+                    await refuse_circles(chained, link.remote, topics, targets.known)
+                    seen.add(link.remote.dc)
             except (errors.KafkaError, OSError, TimeoutError) as error:
                 link.is_troubled(f"the topics of {link.remote.dc} cannot be made here: {error!r}")
                 return
             for lane in list(ownership.lanes.values()):
                 lane.adopt(link, topics)
 
-        for remote in config.remotes:
-            there = Kafka(kafka_options(remote.kafka), f"{config.group}-{remote.dc}")
-            stack.push_async_callback(there.close)
+        for remote, there in remotes:
             by_dc[remote.dc] = Link(remote, there, config.limits, budget, on_topics)
         runner = web.AppRunner(Api(config, ownership, by_dc, budget).application(), access_log=None)
         await runner.setup()
@@ -91,7 +100,7 @@ async def serve(config: MirrorConfig, worker: int) -> None:
             ownership.keep_up(link.run())
         if config.carry_positions:
             translation = Translation(kafka, config.prefix, config.dc)
-            ownership.keep_up(Carrier(kafka, by_dc, translation, lambda: partitions_of(ownership)).run())
+            ownership.keep_up(Carrier(kafka, by_dc, translation, chained, lambda: partitions_of(ownership)).run())
         log.event("info", "worker_started", url=url, dc=config.dc, worker=worker)
         ownership.failed.add_done_callback(lambda _: stop.set())
         await stop.wait()

@@ -1,4 +1,4 @@
-"""A mirror from dc1 to dc2 whose workers a test starts one by one, whole or broken, and what it says of itself."""
+"""A mirror (from dc1 to dc2 unless said otherwise) whose workers a test starts one by one, and what it says."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ _BROKEN_MIRROR = Path(__file__).parent / "crash" / "broken_mirror.py"
 
 
 class Mirror:
-    """Workers of a mirror from dc1 to dc2, started one by one, whole or broken."""
+    """Workers of a mirror, started one by one, whole or broken. ``dc``: where to; ``remote``: where from."""
 
-    def __init__(self, stack: Stack, folder: Path, prefix: str, workers: int = 1, **settings: Setting) -> None:
-        self._folder, self._port = folder, free_block(workers)
-        self.pairs = f"{prefix}.mirror.dc2.pairs"
-        self.file = folder / "mirror.toml"
+    def __init__(
+        self, stack: Stack, folder: Path, prefix: str, workers: int = 1, dc: str = "dc2", **settings: Setting
+    ) -> None:
+        self._folder, self._port, self._dc = folder, free_block(workers), dc
+        self.pairs = f"{prefix}.mirror.{dc}.pairs"
+        self.file = folder / f"mirror-{dc}.toml"
         self.file.write_text(
             configuration(
                 {
-                    "dc": "dc2",
+                    "dc": dc,
                     "prefix": prefix,
                     "listen": f"127.0.0.1:{self._port}",
                     "workers": workers,
@@ -36,15 +38,15 @@ class Mirror:
                             "kafka": {"bootstrap_servers": stack.cluster("dc1").bootstrap},
                         }
                     ],
-                    "kafka": {"bootstrap_servers": stack.cluster("dc2").bootstrap},
+                    "kafka": {"bootstrap_servers": stack.cluster(dc).bootstrap},
                 }
                 | settings
             )
         )
 
     def start(self, broken: str | None = None, number: int = 0) -> Worker:
-        log = self._folder / f"mirror-{number}.log"
-        worker = Worker(f"mirror-{number}", self.file, number, self._port + number, log, "logferry.mirror")
+        log = self._folder / f"mirror-{self._dc}-{number}.log"
+        worker = Worker(f"{self._dc}/mirror-{number}", self.file, number, self._port + number, log, "logferry.mirror")
         if broken is not None:
             command = [sys.executable, str(_BROKEN_MIRROR), broken, "--config", str(self.file)]
             worker.child = Child(f"{broken}-{number}", [*command, "--worker", str(number)], log)
@@ -52,9 +54,15 @@ class Mirror:
         return worker
 
 
-async def make_topic(stack: Stack, name: str, partitions: int = 4) -> str:
-    """In dc1; its full name."""
+def remote(stack: Stack, dc: str, *prefixes: str, **settings: Setting) -> Setting:
+    """An entry of a mirror's configuration: ``prefixes`` are the data centres whose topics are taken there."""
+    kafka = {"bootstrap_servers": stack.cluster(dc).bootstrap}
+    return {"dc": dc, **({"prefixes": prefixes} if prefixes else {}), **settings, "kafka": kafka}
+
+
+async def make_topic(stack: Stack, name: str, partitions: int = 4, dc: str = "dc1") -> str:
+    """Its full name."""
     async with aiohttp.ClientSession() as session:
-        async with session.put(f"{stack.urls('dc1')[0]}/v1/topics/{name}", json={"partitions": partitions}) as answer:
+        async with session.put(f"{stack.urls(dc)[0]}/v1/topics/{name}", json={"partitions": partitions}) as answer:
             assert answer.status == 201, await answer.text()
-    return f"dc1.{name}"
+    return f"{dc}.{name}"

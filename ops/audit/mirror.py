@@ -29,6 +29,8 @@ _FETCH_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 4
 _KEPT_EVERY: Final = 20_000
 
+_Books = tuple[Translation, Translation | None]
+
 
 class Proven(NamedTuple):
     """Up to these offsets, in the original and in the copy, both are the same."""
@@ -94,6 +96,8 @@ async def audit_mirror(
     report = MirrorReport(original, config.dc)
     async with connected(kafka_options(remote.kafka)) as there, connected(kafka_options(config.kafka)) as here:
         translation = Translation(here, config.prefix, config.dc)
+        # In a chain it is compared with the copy that it was taken from; the history speaks of the original.
+        books = None if original == remote.dc else Translation(there, config.prefix, remote.dc)
         named = {topic if topic.startswith(f"{original}.") else f"{original}.{topic}" for topic in topics}
         views = (await there.describe()).topics
         wanted = sorted(name for name in views if name.startswith(f"{original}.") and remote.takes(name))
@@ -106,7 +110,7 @@ async def audit_mirror(
         async def one(place: tuple[str, int]) -> None:
             nonlocal done
             async with gate:
-                report.partitions.append(await _compare(there, here, translation, place, kept))
+                report.partitions.append(await _compare(there, here, (translation, books), place, kept))
             done += 1
             progress("mirror", done, len(places))
 
@@ -118,15 +122,13 @@ async def audit_mirror(
     return report
 
 
-async def _compare(
-    there: Kafka, here: Kafka, translation: Translation, place: tuple[str, int], kept: _Kept
-) -> PartitionFinding:
+async def _compare(there: Kafka, here: Kafka, books: _Books, place: tuple[str, int], kept: _Kept) -> PartitionFinding:
     found = PartitionFinding(*place)
     try:
         # The copy's end first: what it holds by now, the original must hold.
         copy_end = await here.offset(*place, LATEST)
         original_end = await there.offset(*place, LATEST)
-        start = await _start(there, here, translation, place, kept.get(place))
+        start = await _start(there, here, books, place, kept.get(place))
     except errors.UnknownTopicOrPartitionError:
         found.wrong = "the copy is missing"
         return found
@@ -150,17 +152,20 @@ async def _compare(
     return found
 
 
-async def _start(
-    there: Kafka, here: Kafka, translation: Translation, place: tuple[str, int], proven: Proven | None
-) -> Proven:
+async def _start(there: Kafka, here: Kafka, books: _Books, place: tuple[str, int], proven: Proven | None) -> Proven:
     """Where both begin: at what is proven, else at the first record that both still have."""
     first, first_here = await there.offset(*place, EARLIEST), await here.offset(*place, EARLIEST)
     if proven is not None and proven.original >= first and proven.copy >= first_here:
         return proven
     if first == first_here == 0:
         return Proven(0, 0)
-    original = max(first, await translation.to_original(place, first_here))
-    copy = await translation.to_here(place, original)
+    ours, theirs = books
+    wanted = await ours.to_original(place, first_here)
+    if theirs is not None:
+        found = await theirs.to_here(place, wanted)
+        wanted = (await theirs.progress(place)).local_next if found is None else found
+    original = max(first, wanted)
+    copy = await ours.to_here(place, original if theirs is None else await theirs.to_original(place, original))
     return Proven(original, first_here if copy is None else max(copy, first_here))
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import aiohttp
 import pytest
@@ -14,6 +12,7 @@ from logferry.ops.stack import Stack
 from tests.load import Load
 from tests.mirrored import differences_in_the_end, read_log, true_pairs
 from tests.mirroring import make_topic
+from tests.moving import MovingReader, chunks_of, have_moved
 
 _PARTITIONS = 2
 
@@ -22,56 +21,6 @@ _PARTITIONS = 2
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(tmp_path_factory.mktemp("stack"), dcs=("dc1", "dc2"), mirrors=1) as stack:
         yield stack
-
-
-class MovingReader:
-    """Reads one partition, a page in each data centre in turn; ``seen``: (source, seqno), in order."""
-
-    def __init__(self, stack: Stack, topic: str, partition: int, session: aiohttp.ClientSession) -> None:
-        self._stack, self._session = stack, session
-        self._path = f"/v1/topics/{topic}/partitions/{partition}/chunks"
-        self.cursor = f"{topic}:{partition}:0"
-        self.seen: list[tuple[str, int]] = []
-        self.pages = {"dc1": 0, "dc2": 0}
-
-    async def page(self, dc: str) -> int:
-        """How many chunks it held; -1: the data centre could not answer."""
-        # Small steps where everything is there at once, so that something is left for the other.
-        max_bytes = 2_000 if dc == "dc1" else 60_000
-        parameters: dict[str, Any] = {"cursor": self.cursor, "max_bytes": max_bytes, "wait_ms": 300}
-        headers = {"Accept": "application/x-ndjson"}
-        url = self._stack.urls(dc)[0] + self._path
-        try:
-            async with self._session.get(url, params=parameters, headers=headers) as answer:
-                body = await answer.read()
-                if answer.status in (404, 503):
-                    return -1  # it is not mirrored yet, or Kafka is away
-                assert answer.status == 200, body
-                self.cursor = answer.headers["X-Next-Cursor"]
-        except aiohttp.ClientError:
-            return -1
-        rows = [json.loads(line) for line in body.splitlines()]
-        self.seen += [(row["source_id"], row["seqno"]) for row in rows]
-        self.pages[dc] += bool(rows)
-        return len(rows)
-
-    async def to_and_fro(self, is_over: asyncio.Event) -> None:
-        """Until it is over and both data centres have nothing more."""
-        while True:
-            was_over = is_over.is_set()
-            found = [await self.page(dc) for dc in ("dc1", "dc2")]
-            if was_over and found == [0, 0]:
-                return
-
-
-async def have_moved(readers: list[MovingReader], more: int = 2) -> None:
-    """Returns when each has got so many more pages in either data centre: the faults meet readers that move."""
-    wanted = [{dc: pages + more for dc, pages in reader.pages.items()} for reader in readers]
-    async with asyncio.timeout(90):
-        while any(  # noqa: ASYNC110
-            r.pages[dc] < least[dc] for r, least in zip(readers, wanted, strict=True) for dc in least
-        ):
-            await asyncio.sleep(0.05)
 
 
 async def test_reads_each_chunk_once_while_it_moves(stack: Stack) -> None:
@@ -91,10 +40,7 @@ async def test_reads_each_chunk_once_while_it_moves(stack: Stack) -> None:
         await asyncio.gather(*reading)
     log = await read_log(stack.cluster("dc1").bootstrap, topic)
     for number, reader in enumerate(readers):
-        wanted = [
-            ((record.key or b"").decode(), int.from_bytes(dict(record.headers)["seqno"])) for _, record in log[number]
-        ]
-        assert reader.seen == wanted
+        assert reader.seen == chunks_of(log, number)
 
 
 async def test_every_offset_is_translated_to_the_same_record_and_back(stack: Stack) -> None:

@@ -13,6 +13,7 @@ from logferry.ops.kafka import Cluster
 from logferry.ops.stack import Stack
 
 from tests.mirroring import Mirror
+from tests.positions import becomes, commit, committed
 
 _TOPIC = "dc1.carried"
 _PARTITION = TopicPartition(_TOPIC, 0)
@@ -22,30 +23,6 @@ _PARTITION = TopicPartition(_TOPIC, 0)
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(tmp_path_factory.mktemp("stack"), dcs=("dc1", "dc2")) as stack:
         yield stack
-
-
-async def committed(cluster: Cluster, group: str) -> int | None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap)
-    await admin.start()
-    try:
-        found = await admin.list_consumer_group_offsets(group)
-        return None if _PARTITION not in found else int(found[_PARTITION].offset)
-    finally:
-        await admin.close()
-
-
-async def commit(cluster: Cluster, group: str, offset: int) -> None:
-    async with AIOKafkaConsumer(
-        bootstrap_servers=cluster.bootstrap, group_id=group, enable_auto_commit=False
-    ) as reader:
-        reader.assign([_PARTITION])
-        await reader.commit({_PARTITION: offset})
-
-
-async def becomes(cluster: Cluster, group: str, wanted: int) -> None:
-    async with asyncio.timeout(60):
-        while await committed(cluster, group) != wanted:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
 
 
 async def test_positions_come_along(stack: Stack, tmp_path: Path) -> None:
@@ -61,28 +38,28 @@ async def test_positions_come_along(stack: Stack, tmp_path: Path) -> None:
     mirror = Mirror(stack, tmp_path, "carried")
     worker = mirror.start()
     try:
-        await commit(there, "one", 8)
-        await becomes(here, "one", await where(here, b"4"))
-        await commit(there, "one", 9)  # on a control record: the same next record
-        await commit(there, "two", 20)  # everything
-        await becomes(here, "two", await where(here, b"9") + 1)
+        await commit(there, "one", _TOPIC, 8)
+        assert await becomes(here, "one", _TOPIC, await where(here, b"4"))
+        await commit(there, "one", _TOPIC, 9)  # on a control record: the same next record
+        await commit(there, "two", _TOPIC, 20)  # everything
+        assert await becomes(here, "two", _TOPIC, await where(here, b"9") + 1)
         # It went on here, so what it says there does not set it back.
-        await commit(here, "one", await where(here, b"7"))
-        await commit(there, "one", 12)
-        await commit(there, "three", 4)  # when this has come, so has what was before it
-        await becomes(here, "three", await where(here, b"2"))
-        assert await committed(here, "one") == await where(here, b"7")
+        await commit(here, "one", _TOPIC, await where(here, b"7"))
+        await commit(there, "one", _TOPIC, 12)
+        await commit(there, "three", _TOPIC, 4)  # when this has come, so has what was before it
+        assert await becomes(here, "three", _TOPIC, await where(here, b"2"))
+        assert await committed(here, "one", _TOPIC) == await where(here, b"7")
         # A group with a member here is left alone; groups are gone through by their names.
         async with AIOKafkaConsumer(
             _TOPIC, bootstrap_servers=here.bootstrap, group_id="three", enable_auto_commit=False
         ) as live:
             while not live.assignment():
                 await live.getmany(timeout_ms=100)
-            await commit(there, "three", 6)
-            await commit(there, "zzz", 6)
-            await becomes(here, "zzz", await where(here, b"3"))
-            assert await committed(here, "three") == await where(here, b"2")
-        await becomes(here, "three", await where(here, b"3"))
+            await commit(there, "three", _TOPIC, 6)
+            await commit(there, "zzz", _TOPIC, 6)
+            assert await becomes(here, "zzz", _TOPIC, await where(here, b"3"))
+            assert await committed(here, "three", _TOPIC) == await where(here, b"2")
+        assert await becomes(here, "three", _TOPIC, await where(here, b"3"))
     finally:
         worker.child.stop(15)
 

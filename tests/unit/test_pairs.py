@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from logferry.gateway.pairs import (
     Chapter,
     Damaged,
+    Original,
     Progress,
     Run,
     Signpost,
+    composed,
     key_of,
     merged,
     place_of,
@@ -30,6 +33,44 @@ def test_a_state_byte_for_byte() -> None:
     )
     assert state.encode() == raw
     assert Progress.decode(raw) == state
+
+
+def test_the_state_of_a_copy_of_a_copy_names_the_original() -> None:
+    state = Progress(ID, LOCAL, 1000, 1200, 990, 7, 0xFFEEDDCC, 1_700_000_000_000, 3, POSTS)
+    assert state.original == Original(ID, 1000)
+    for posts in (POSTS, ()):
+        for original in (Original(b"o" * 16, 650), Original(b"\0" * 15 + b"o", 0)):
+            chained = replace(state, signposts=posts, chained=original)
+            assert Progress.decode(chained.encode()) == chained
+            assert chained.original == original
+            assert chained.encode().startswith(replace(state, signposts=posts).encode())
+
+
+def test_two_steps_are_composed_to_one() -> None:
+    """Against the same by single records, with holes in either step."""
+    for seed in range(300):
+        rng = random.Random(seed)
+        first, second = _random_runs(rng), _random_runs(rng)
+        by_record = {run.local + i: run.source + i for run in first for i in range(run.size)}
+        wanted = {
+            by_record[run.source + i]: run.local + i
+            for run in second
+            for i in range(run.size)
+            if run.source + i in by_record
+        }
+        found = composed(first, second)
+        assert {run.source + i: run.local + i for run in found for i in range(run.size)} == wanted, f"seed {seed}"
+        assert merged(found) == found
+        assert all(run.size > 0 for run in found)
+
+
+def _random_runs(rng: random.Random) -> list[Run]:
+    runs, source, local = [], 0, 0
+    for _ in range(rng.randrange(12)):
+        source, local, size = source + rng.randrange(4), local + rng.randrange(4), rng.randrange(1, 6)
+        runs.append(Run(source, local, size))
+        source, local = source + size, local + size
+    return runs
 
 
 def test_a_chapter_byte_for_byte() -> None:

@@ -1,0 +1,150 @@
+"""Three data centres: both ways between two, a hub that collects from two, and a chain, all at the same time.
+
+dc1 takes from dc2 and dc3, dc2 from dc1, and dc3 takes from dc2 what is written there and what dc2 has of dc1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+from logferry.ops.audit import main as audit
+from logferry.ops.gateways import Worker
+from logferry.ops.stack import Stack
+
+from tests.load import Load
+from tests.mirrored import differences_in_the_end, pairs_by_history, read_log, true_pairs
+from tests.mirroring import Mirror, make_topic, remote
+from tests.moving import MovingReader, chunks_of, have_moved
+from tests.positions import becomes, commit
+
+_DCS = ("dc1", "dc2", "dc3")
+_PARTITIONS = 2
+# Original → where it is copied to.
+_COPIES = {"dc1": ("dc2", "dc3"), "dc2": ("dc1", "dc3"), "dc3": ("dc1",)}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("stack"), dcs=_DCS) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def mirrors(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Mirror, Worker]]]:
+    """By the data centre that they bring topics to; each has the prefix that its gateway knows it by."""
+    folder = tmp_path_factory.mktemp("mirrors")
+    remotes = {
+        "dc1": [remote(stack, "dc2"), remote(stack, "dc3")],
+        "dc2": [remote(stack, "dc1")],
+        "dc3": [remote(stack, "dc2", "dc2", "dc1")],
+    }
+    made = {dc: Mirror(stack, folder, "logferry", dc=dc, remote=remotes[dc]) for dc in _DCS}
+    running = {dc: (mirror, mirror.start()) for dc, mirror in made.items()}
+    try:
+        deadline = time.monotonic() + 60
+        for _, worker in running.values():
+            while not worker.is_ready():
+                assert worker.child.running, worker.child.said()
+                assert time.monotonic() < deadline, worker.child.said()
+                time.sleep(0.05)
+        yield running
+    finally:
+        for _, worker in running.values():
+            worker.child.stop(15)
+
+
+async def test_every_copy_is_its_original_and_a_reader_moves_along_the_chain(
+    stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]]
+) -> None:
+    topics = {dc: await make_topic(stack, "all", _PARTITIONS, dc) for dc in _DCS}
+    is_over = asyncio.Event()
+    async with aiohttp.ClientSession() as session:
+        readers = [MovingReader(stack, topics["dc1"], number, session, _DCS) for number in range(_PARTITIONS)]
+        reading = [asyncio.create_task(reader.to_and_fro(is_over)) for reader in readers]
+        async with AsyncExitStack() as loads:
+            load = {dc: Load("all", stack.urls(dc), seed=40 + n, sources=8) for n, dc in enumerate(_DCS)}
+            for each in load.values():
+                await loads.enter_async_context(each)
+            await have_moved(readers)
+            for dc in ("dc2", "dc3"):
+                _, worker = mirrors[dc]
+                worker.child.send(signal.SIGKILL)
+                worker.child.start()
+                await have_moved(readers)
+            for each in load.values():
+                await each.acknowledged(50)
+        is_over.set()
+        await asyncio.gather(*reading)
+    bootstraps = {dc: stack.cluster(dc).bootstrap for dc in _DCS}
+    for dc, copies in _COPIES.items():
+        original = await read_log(bootstraps[dc], topics[dc])
+        for copy in copies:
+            assert await differences_in_the_end((bootstraps[dc], topics[dc]), (bootstraps[copy], topics[dc])) == []
+            # Wherever it came by, the history speaks of the original.
+            history = await pairs_by_history(bootstraps[copy], mirrors[copy][0].pairs)
+            told = {number: history[topics[dc], number] for number in original}
+            assert told == true_pairs(original, await read_log(bootstraps[copy], topics[dc])), f"{dc} in {copy}"
+    log = await read_log(bootstraps["dc1"], topics["dc1"])
+    for number, reader in enumerate(readers):
+        assert reader.seen == chunks_of(log, number)
+        assert min(reader.pages.values()) >= 2
+
+
+@pytest.mark.long
+async def test_positions_come_along_the_chain(stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]]) -> None:
+    topic = await make_topic(stack, "steps", 1)
+    async with Load("steps", stack.urls("dc1"), seed=50, sources=2) as load:
+        await load.acknowledged(40)
+    there, clusters = stack.cluster("dc1"), [stack.cluster(dc) for dc in ("dc2", "dc3")]
+    for cluster in clusters:
+        assert await differences_in_the_end((there.bootstrap, topic), (cluster.bootstrap, topic)) == []
+    offset, record = (await read_log(there.bootstrap, topic))[0][25]
+    await commit(there, "moves", topic, offset)
+    for cluster in clusters:
+        copy = (await read_log(cluster.bootstrap, topic))[0]
+        assert await becomes(cluster, "moves", topic, next(here for here, copied in copy if copied == record))
+
+
+@pytest.mark.long
+async def test_the_end_of_a_chain_is_audited(
+    stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = await make_topic(stack, "audited", 1)
+    async with Load("audited", stack.urls("dc1"), seed=51, sources=2) as load:
+        await load.acknowledged(40)
+    there, end = stack.cluster("dc1").bootstrap, stack.cluster("dc3").bootstrap
+    assert await differences_in_the_end((there, topic), (end, topic)) == []
+    options = ["--mirror", "dc1:dc3", "--config", str(mirrors["dc3"][0].file), "--topic", topic]
+    assert await asyncio.to_thread(audit, options) == 0
+    assert "exact" in capsys.readouterr().out
+
+
+async def test_what_would_go_round_in_a_circle_is_refused_at_the_start(
+    stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]], tmp_path: Path
+) -> None:
+    topic = await make_topic(stack, "round", 1)
+    async with Load("round", stack.urls("dc1"), seed=52, sources=2) as load:
+        await load.acknowledged(10)
+    here = (stack.cluster("dc3").bootstrap, topic)
+    assert await differences_in_the_end((stack.cluster("dc1").bootstrap, topic), here) == []
+    before = await read_log(stack.cluster("dc2").bootstrap, topic)
+    own = {"dc": "dc9", "kafka": {"bootstrap_servers": stack.cluster("dc2").bootstrap}}
+    for remotes, said in (
+        ([own], "remote dc9 is the cluster of dc2 itself"),
+        ([remote(stack, "dc3", "dc3", "dc2")], "topics of dc2 are written here"),
+        # Through three: dc3 has them from here.
+        ([remote(stack, "dc3", "dc3", "dc1")], r"dc3 takes dc1\.\w+ from here itself"),
+    ):
+        worker = Mirror(stack, tmp_path, "logferry", remote=remotes).start(number=0)
+        assert await asyncio.to_thread(worker.child.ends_by_itself, 60), said
+        assert worker.child.exit_status == 2
+        assert re.search(said, worker.child.said())
+    assert await read_log(stack.cluster("dc2").bootstrap, topic) == before
