@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from aiokafka import errors
+from logferry.gateway.course import now_ms
 from logferry.gateway.ownership import Ownership
 from logferry.mirror.budget import Budget
 from logferry.mirror.config import MirrorConfig
@@ -33,6 +34,32 @@ def partitions_of(ownership: Ownership[MirrorLane]) -> list[MirroredPartition]:
     return [partition for lane in ownership.held() for partition in lane.partitions.values()]
 
 
+class Lag(NamedTuple):
+    """Of several partitions: ``age_s`` is that of the one that is furthest behind. None: not known yet."""
+
+    records: int
+    size_bytes: int | None
+    age_s: float | None
+
+
+def lag_of(partitions: Iterable[MirroredPartition]) -> Lag:
+    found = list(partitions)
+    records, size, unsized = 0, 0, 0
+    for partition in found:
+        records += partition.lag_records or 0
+        if partition.lag_bytes is None:
+            unsized += partition.lag_records or 0
+        else:
+            size += partition.lag_bytes
+    moved_records, moved_bytes = (sum(p.moved_records for p in found), sum(p.moved_bytes for p in found))
+    ages = [partition.lag_s for partition in found if partition.lag_s is not None]
+    if unsized and not moved_records:
+        return Lag(records, None, max(ages, default=None))
+    # What nothing was moved of yet is taken to be like the others.
+    more = round(unsized * moved_bytes / moved_records) if unsized else 0
+    return Lag(records, size + more, max(ages, default=None))
+
+
 class _Lag(Collector):
     """Of the partitions of this worker, when metrics are asked for."""
 
@@ -41,18 +68,21 @@ class _Lag(Collector):
 
     def collect(self) -> Iterable[Metric]:
         records = GaugeMetricFamily("logferry_mirror_lag_records", "Records there and not here", labels=["dc"])
+        size = GaugeMetricFamily("logferry_mirror_lag_bytes", "Bytes of these, by the mean of others", labels=["dc"])
         seconds = GaugeMetricFamily("logferry_mirror_lag_seconds", "Age of the last record here", labels=["dc"])
         stopped = GaugeMetricFamily("logferry_mirror_stopped_partitions", "By reason", labels=["dc", "reason"])
         by_dc: dict[str, list[MirroredPartition]] = {}
         for partition in self._partitions():
             by_dc.setdefault(partition.dc, []).append(partition)
         for dc, found in by_dc.items():
-            records.add_metric([dc], sum(partition.lag_records or 0 for partition in found))
-            seconds.add_metric([dc], max((partition.lag_s or 0.0 for partition in found), default=0.0))
+            lag = lag_of(found)
+            records.add_metric([dc], lag.records)
+            size.add_metric([dc], lag.size_bytes or 0)
+            seconds.add_metric([dc], lag.age_s or 0.0)
             for reason in STOPS:
                 count = sum(p.stop is not None and p.stop.kind == reason for p in found)
                 stopped.add_metric([dc, reason], count)
-        return [records, seconds, stopped]
+        return [records, size, seconds, stopped]
 
 
 class Api:
@@ -95,11 +125,13 @@ class Api:
         return web.json_response(
             {
                 "dc": self._config.dc,
+                "now_ms": now_ms(),
+                "lanes_total": self._config.lanes,
                 "url": self._ownership.url,
                 "workers": sorted({self._ownership.url, *self._ownership.other_workers()}),
                 "waiting_bytes": {"used": self._budget.used_bytes, "limit": self._budget.limit_bytes},
                 "lanes": [_lane(lane) for lane in self._ownership.held()],
-                "links": [_link(link) for link in self._links.values()],
+                "links": [_link(link, [p for p in partitions if p.dc == dc]) for dc, link in self._links.items()],
                 "partitions": [_partition(partition) for partition in partitions],
             }
         )
@@ -150,13 +182,22 @@ def _lane(lane: MirrorLane) -> dict[str, Any]:
     }
 
 
-def _link(link: Link) -> dict[str, Any]:
+def _link(link: Link, partitions: list[MirroredPartition]) -> dict[str, Any]:
+    """``partitions``: those of this worker's lanes."""
+    lag, wait = lag_of(partitions), link.last_wait
     return {
         "dc": link.remote.dc,
         "topics": len(link.topics),
         "fetched_bytes": link.fetched_bytes,
         "bytes_per_s": link.remote.bytes_per_s,
-        "trouble": None if link.trouble is None else asdict(link.trouble),
+        "partitions": len(partitions),
+        "stopped": sum(partition.stop is not None for partition in partitions),
+        "moved_records": sum(partition.moved_records for partition in partitions),
+        "moved_bytes": sum(partition.moved_bytes for partition in partitions),
+        "lag_records": lag.records,
+        "lag_bytes": lag.size_bytes,
+        "lag_s": None if lag.age_s is None else round(lag.age_s, 3),
+        "last_wait": None if wait is None else asdict(wait),
     }
 
 
@@ -171,6 +212,7 @@ def _partition(partition: MirroredPartition) -> dict[str, Any]:
         "local_next": None if done is None else done.local_next,
         "source_end": partition.end,
         "lag_records": partition.lag_records,
+        "lag_bytes": partition.lag_bytes,
         "lag_s": None if partition.lag_s is None else round(partition.lag_s, 3),
         "waiting_bytes": partition.waiting_bytes,
         "last_record_ms": None if done is None or done.last_base < 0 else done.last_ms,

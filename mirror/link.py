@@ -38,11 +38,12 @@ _LONGEST_RETRY_S: Final = 2.0
 
 @dataclass(slots=True)
 class Trouble:
-    """Why a link waits, and since when (Unix ms). ``ended_ms`` None: it lasts."""
+    """Why a link waits, and since when (Unix ms). ``ended_ms`` None: it lasts. ``is_fault`` False: it is meant to."""
 
     reason: str
     since_ms: int
     ended_ms: int | None = None
+    is_fault: bool = True
 
 
 class Link:
@@ -60,6 +61,7 @@ class Link:
         self.pace = Pace(remote.bytes_per_s)
         self.topics: dict[str, TopicView] = {}
         self.trouble: Trouble | None = None
+        self.waited: Trouble | None = None
         self.fetched_bytes = 0
         self._on_topics = on_topics
         self._followed: set[MirroredPartition] = set()
@@ -175,6 +177,20 @@ class Link:
             self.trouble.ended_ms = int(time.time() * 1000)
             log.event("info", "link_goes_on", dc=self.remote.dc, after_ms=self.trouble.ended_ms - self.trouble.since_ms)
 
+    def waits(self, reason: str) -> None:
+        """As it is told to: for room, or by its limit."""
+        self.waited = Trouble(reason, int(time.time() * 1000), is_fault=False)
+
+    def waits_no_more(self) -> None:
+        if self.waited is not None and self.waited.ended_ms is None:
+            self.waited.ended_ms = int(time.time() * 1000)
+
+    @property
+    def last_wait(self) -> Trouble | None:
+        """The last of both kinds; None: it never had to."""
+        found = [wait for wait in (self.trouble, self.waited) if wait is not None]
+        return max(found, key=lambda wait: (wait.ended_ms is None, wait.is_fault, wait.since_ms), default=None)
+
 
 class Fetcher:
     """Fetches what one broker leads."""
@@ -209,8 +225,7 @@ class Fetcher:
         pause = _RETRY_S
         try:
             while True:
-                await self._link.budget.room()
-                await asyncio.sleep(self._link.pace.wait_s())
+                await self._room()
                 if not self._session.wanted:
                     self._wanted.clear()
                     await self._wanted.wait()
@@ -233,6 +248,19 @@ class Fetcher:
         finally:
             for task in self._ranges:
                 task.cancel()
+
+    async def _room(self) -> None:
+        """Returns when something may come, by memory and by the link's limit."""
+        link = self._link
+        if link.budget.is_full:
+            link.waits(f"{link.budget.limit_bytes:,} bytes wait to be committed here (limits.waiting_bytes)")
+            await link.budget.room()
+            link.waits_no_more()
+        wait_s = link.pace.wait_s()
+        if wait_s > 0:
+            link.waits(f"it may take {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)")
+            await asyncio.sleep(wait_s)
+            link.waits_no_more()
 
     async def _fetch(self) -> Fetched:
         request = self._session.request(_FETCH_WAIT_MS, self._link.limits.fetch_bytes)

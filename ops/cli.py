@@ -37,7 +37,7 @@ COMMANDS = {
     "read": Command("logferry.ops.read", "ops", "writes the chunks of a topic to standard output"),
     "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
     "audit": Command("logferry.ops.audit", "ops", "proves or refutes the promise over what is stored"),
-    "status": Command("logferry.ops.status.command", "ops", "what is wrong with the gateway, why and since when"),
+    "status": Command("logferry.ops.status.command", "ops", "what is wrong with the gateway or a mirror, and why"),
     "topics": Command("logferry.ops.topics", "ops", "lists, creates and grows topics"),
 }
 

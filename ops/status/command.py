@@ -1,4 +1,4 @@
-"""``logferry status``: what is wrong with a data centre's gateway, why and since when, and where everything stands."""
+"""``logferry status``: what is wrong with a gateway or a mirror, why and since when, and where everything stands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from logferry.ops.asking import Gateway, Refused
 from logferry.ops.audit.show import console_for_output
 from logferry.ops.config import Defaults
 from logferry.ops.problems import Problem, Unavailable, WrongUse
+from logferry.ops.status import mirror
 from logferry.ops.status.judge import Service, Silent, judge
-from logferry.ops.status.show import show
+from logferry.ops.status.show import show, show_findings
 from pydantic import ValidationError
 
 WELL: Final = 0
@@ -31,6 +32,7 @@ _EXAMPLE = """examples:
   logferry status
   logferry status --url https://gw1.example:8080,https://gw2.example:8080 --token-file admin.token --ca-file ca.pem
   logferry status --json
+  logferry status --mirror http://127.0.0.1:8180
 
 The token must be one that may administer everything (admin = ["*"]).
 Exit status: 0 all is well, 1 something is wrong, 2 wrong use or not allowed, 3 no gateway answers.
@@ -44,6 +46,8 @@ class _Unasked(Problem):
 def main(argv: list[str]) -> int:
     """0 all is well, 1 something is wrong. Raises Problem: wrong use or not allowed (2), no gateway answers (3)."""
     args = _arguments(argv)
+    if args.mirror is not None:
+        return _mirror(args)
     urls = [url.strip() for url in args.url.split(",")]
     service = look(urls, asking.token_of(args), asking.ca_file_of(args))
     at_s, findings = time.time(), judge(service)
@@ -69,10 +73,26 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     url_help = "any gateway worker, or several by commas; they tell of the others"
     options = [
         *asking.options(parser, url_help),
+        parser.add_argument(
+            "--mirror", metavar="URL", help="a mirror instead: any of its workers; they tell of the others"
+        ),
         parser.add_argument("--json", action="store_true", help="everything, as one line of JSON"),
     ]
     Defaults("status").add_to(parser, options, argv)
     return parser.parse_args(argv)
+
+
+def _mirror(args: argparse.Namespace) -> int:
+    found = mirror.look([url.strip() for url in args.mirror.split(",")])
+    at_s, findings = time.time(), mirror.judge(found)
+    if args.json:
+        print(json.dumps(mirror.as_dict(found, findings, at_s), ensure_ascii=False))
+    else:
+        console = console_for_output()
+        dcs = ", ".join(sorted({worker.dc for worker in found.workers.values()}))
+        show_findings(f"the mirror of {dcs}", findings, at_s, console)
+        mirror.show_tables(found, console)
+    return WRONG if any(finding.wrong for finding in findings) else WELL
 
 
 def look(urls: Iterable[str], token: str | None, ca_file: Path | None) -> Service:

@@ -104,9 +104,9 @@ def _kafka(service: Service) -> Iterator[Finding]:
         worst = max(seen, key=lambda partitions: (partitions.without_leader, partitions.under_replicated))
         some = ", ".join(worst.examples)
         if worst.without_leader:
-            yield Finding(True, f"{_many(worst.without_leader, 'partition')} of Kafka without a leader", some)
+            yield Finding(True, f"{many(worst.without_leader, 'partition')} of Kafka without a leader", some)
         if worst.under_replicated:
-            yield Finding(False, f"{_many(worst.under_replicated, 'partition')} of Kafka lack replicas in sync", some)
+            yield Finding(False, f"{many(worst.under_replicated, 'partition')} of Kafka lack replicas in sync", some)
 
 
 def _lanes(service: Service) -> Iterator[Finding]:
@@ -122,7 +122,7 @@ def _lanes(service: Service) -> Iterator[Finding]:
     for what, reasons in said.items():
         for numbers, reason, for_s in reasons:
             verb = "is" if len(numbers) == 1 else "are"
-            yield Finding(True, f"{_lanes_named(numbers)} {verb} {what}", reason, for_s)
+            yield Finding(True, f"{lanes_named(numbers)} {verb} {what}", reason, for_s)
 
 
 def _held_lane(worker: Status, lane: LaneStatus) -> tuple[str, str, float | None]:
@@ -178,7 +178,7 @@ def _passing(service: Service) -> Iterator[Finding]:
             if over_s < RECENT_S and (failed or wait.ended_ms - wait.began_ms >= LONG_WAIT_MS):
                 mended.add(lane.lane, str(lane.last_error) if failed else wait.reason, over_s)
     for numbers, reason, for_s in mended:
-        yield Finding(False, f"{_lanes_named(numbers)} had to wait, and can go on again", reason, for_s)
+        yield Finding(False, f"{lanes_named(numbers)} had to wait, and can go on again", reason, for_s)
     for url, worker in service.workers.items():
         for throttled in worker.throttled:
             ago_s = _since(worker, throttled.last_ms)
@@ -188,7 +188,7 @@ def _passing(service: Service) -> Iterator[Finding]:
     young = {url: (worker.now_ms - worker.started_ms) / 1000 for url, worker in service.workers.items()}
     if texts := [f"{url} {up_s:.0f} s ago" for url, up_s in young.items() if up_s < STARTED_S]:
         reason = f"{', '.join(texts)}; if nobody did that, the log says why it ended before"
-        yield Finding(False, f"{_many(len(texts), 'worker')} started a short time ago", reason)
+        yield Finding(False, f"{many(len(texts), 'worker')} started a short time ago", reason)
     versions = sorted({worker.version for worker in service.workers.values()})
     if len(versions) > 1:
         yield Finding(False, "the workers have different versions", ", ".join(versions))
@@ -220,11 +220,11 @@ def _since(worker: Status, at_ms: int | None) -> float | None:
     return None if at_ms is None else max(0, worker.now_ms - at_ms) / 1000
 
 
-def _many(count: int, what: str) -> str:
+def many(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def _lanes_named(numbers: Iterable[int]) -> str:
+def lanes_named(numbers: Iterable[int]) -> str:
     """``lane 3``, ``lanes 0 to 3, 7``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):

@@ -20,28 +20,33 @@ _STYLES: Final = {"serving": "green", "closed": "red", "closing": "yellow"}
 def show(service: Service, findings: Sequence[Finding], at_s: float, console: Console) -> None:
     """``at_s``: when it was asked, Unix time."""
     dcs = ", ".join(sorted({worker.dc for worker in service.workers.values()}))
-    wrong = sum(finding.wrong for finding in findings)
-    said = f"{dcs}: all is well" if not wrong else f"{dcs}: {wrong} thing{'s are' if wrong > 1 else ' is'} wrong"
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
-    style = "bold red" if wrong else "bold green"
-    console.print(f"[{style}]{escape(said)}[/]  [dim]at {stamp}[/]", highlight=False)
-    for finding in findings:
-        _finding(finding, at_s, console)
+    show_findings(dcs, findings, at_s, console)
     console.print(_workers(service))
     for line in _kafka(service):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(_lanes(service))
 
 
+def show_findings(whose: str, findings: Sequence[Finding], at_s: float, console: Console) -> None:
+    """Whether all is well, and everything worth saying."""
+    wrong = sum(finding.wrong for finding in findings)
+    said = f"{whose}: all is well" if not wrong else f"{whose}: {wrong} thing{'s are' if wrong > 1 else ' is'} wrong"
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+    style = "bold red" if wrong else "bold green"
+    console.print(f"[{style}]{escape(said)}[/]  [dim]at {stamp}[/]", highlight=False)
+    for finding in findings:
+        _finding(finding, at_s, console)
+
+
 def _finding(finding: Finding, at_s: float, console: Console) -> None:
     mark, style = ("✗", "bold red") if finding.wrong else ("·", "yellow")
-    lasts = "" if finding.for_s is None else f"  for {span(finding.for_s)}, since {_clock(at_s - finding.for_s)}"
+    lasts = "" if finding.for_s is None else f"  for {span(finding.for_s)}, since {clock(at_s - finding.for_s)}"
     console.print(f"  [{style}]{mark} {escape(finding.what)}[/]{lasts}", highlight=False, soft_wrap=True)
     console.print(f"      {escape(finding.reason)}", highlight=False, soft_wrap=True)
 
 
 def _workers(service: Service) -> Table:
-    table = _table("worker", "version", "up", "lanes", "in flight", "connections", "sessions", "Kafka")
+    table = table_of("worker", "version", "up", "lanes", "in flight", "connections", "sessions", "Kafka")
     for url, worker in sorted(service.workers.items()):
         lanes = sum(lane.state == "serving" for lane in worker.lanes)
         kafka = "[green]answers[/]" if worker.kafka.reachable else "[red]does not answer[/]"
@@ -75,7 +80,7 @@ def _kafka(service: Service) -> Iterator[str]:
 def _lanes(service: Service) -> Table:
     held = serving(service)
     total = max(worker.lanes_total for worker in service.workers.values())
-    table = _table("lane", "state", "for", "worker", "sources", "in flight", "last commit", "last wait")
+    table = table_of("lane", "state", "for", "worker", "sources", "in flight", "last commit", "last wait")
     # Those in trouble are shown whatever their number.
     numbers = sorted(range(total), key=lambda number: (number in held and held[number][1].state == "serving", number))
     for number in sorted(numbers[:_SHOWN_LANES]):
@@ -111,7 +116,7 @@ def _lane(table: Table, worker: Status, lane: LaneStatus) -> None:
     )
 
 
-def _table(*columns: str) -> Table:
+def table_of(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     for name in columns:
         right = name in ("up", "in flight", "connections", "sessions", "lane", "for", "sources", "last commit")
@@ -152,7 +157,7 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
-def _clock(at_s: float) -> str:
+def clock(at_s: float) -> str:
     """The local time; with the date when it is not today's."""
     then, now = time.localtime(at_s), time.localtime()
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)

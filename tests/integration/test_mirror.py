@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.mirror.__main__ import main as mirror_main
 from logferry.ops.audit import main as audit
+from logferry.ops.cli import main as command
 from logferry.ops.stack import Stack
 
 from tests.mirrored import differences_in_the_end, pairs_by_history, read_log, true_pairs
@@ -140,7 +142,12 @@ async def test_a_topic_grows_with_its_original_and_keeps_its_settings(world: Wor
     assert settings["compression.type"] == "producer"
 
 
-async def test_records_removed_before_they_were_mirrored(world: World) -> None:
+async def test_records_removed_before_they_were_mirrored(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    async def shown(url: str, *options: str) -> tuple[int, str]:
+        """What `logferry status` makes of it."""
+        exit_status = await asyncio.to_thread(command, ["status", "--mirror", url, *options])
+        return exit_status, capsys.readouterr().out
+
     await world.create()
     await world.write(*(b"%d" % number for number in range(10)), linger_ms=50)
     with mirroring(world.mirror) as url:
@@ -150,9 +157,18 @@ async def test_records_removed_before_they_were_mirrored(world: World) -> None:
     with mirroring(world.mirror) as url:
         stopped = await world.state(url, "records-removed")
         assert "5 offsets from 10 on" in stopped["stop"]["detail"]
+        exit_status, said = await shown(url)
+        assert exit_status == 1
+        assert f"{world.topic}-0 of dc1 stands still: records-removed" in said
+        assert f"logferry mirror resume {world.topic} 0 --url {url} --from" in said
         assert (await world.resume(url, 3))[0] == 409
         assert await world.resume(url, "earliest") == (200, {"topic": world.topic, "partition": 0, "from": 15})
         await world.state(url, "caught-up")
+        exit_status, said = await shown(url)
+        assert (exit_status, "the mirror of dc2: all is well" in said) == (0, True)
+        assert "0 records" in said
+        [link] = json.loads((await shown(url, "--json"))[1])["workers"][url]["links"]
+        assert (link["lag_records"], link["lag_bytes"], link["stopped"]) == (0, 0, 0)
         values = [record.value for _, record in (await read_log(world.here, world.topic))[0]]
         assert values == [b"%d" % number for number in (*range(10), *range(15, 30))]
         assert (await world.resume(url, "earliest"))[0] == 409
@@ -270,3 +286,59 @@ async def test_records_here_of_which_nothing_is_known(world: World) -> None:
         await world.state(url, "caught-up")
         values = [record.value for _, record in (await read_log(world.here, world.topic))[0]]
         assert values == [b"stranger", b"1"]
+
+
+async def test_a_compacted_topic_is_copied_as_it_is_retained(world: World, stack: Stack) -> None:
+    """Batches with holes, and whole batches gone; before it was mirrored, and more of it afterwards."""
+    quick = ConfigResource(ConfigResourceType.BROKER, "1", {"log.cleaner.backoff.ms": "100"})
+    await world.admin(world.there, "alter_configs", [quick])
+    compaction = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "200"}
+    await world.create(**compaction)
+
+    async def write(turn: int) -> None:
+        """Batches of ten keys each, most of which are written again; the last one closes their segment."""
+        async with AIOKafkaProducer(bootstrap_servers=world.there, acks="all", linger_ms=20) as producer:
+            for start in range(0, 40, 10):
+                sent = [
+                    await producer.send(
+                        world.topic, b"%d in %d" % (number, turn) if number % 7 else None, key=b"%d" % (number * 5 % 17)
+                    )
+                    for number in range(start, start + 10)
+                ]
+                await asyncio.gather(*sent)
+            await asyncio.sleep(0.3)  # older than segment.ms: the next record rolls the segment
+            await producer.send_and_wait(world.topic, b"closes", key=b"last-%d" % turn)
+
+    async def compacted() -> int:
+        """Waits until no key is there twice; how many records are retained then."""
+        async with asyncio.timeout(60):
+            while True:
+                kept = [record.key for _, record in (await read_log(world.there, world.topic))[0]]
+                if len(set(kept)) == len(kept):
+                    return len(kept)
+                await asyncio.sleep(0.2)
+
+    await write(0)
+    await write(1)
+    kept = await compacted()
+    with mirroring(world.mirror) as url:
+        assert await world.differences() == []
+        await world.state(url, "caught-up")
+        assert len((await read_log(world.here, world.topic))[0]) == kept
+        original, copy = await read_log(world.there, world.topic), await read_log(world.here, world.topic)
+        history = await pairs_by_history(world.here, world.mirror.pairs)
+        assert history[world.topic, 0] == true_pairs(original, copy)[0]
+    # What it read last is compacted away while it is not running; that is no log that was cut back.
+    for turn in (2, 3):
+        await write(turn)
+    await compacted()
+    before = copy[0]
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+        after = (await read_log(world.there, world.topic))[0]
+        copied = (await read_log(world.here, world.topic))[0]
+        seen = original[0][-1][0]
+        assert [record for _, record in copied] == [
+            *(record for _, record in before),
+            *(record for offset, record in after if offset > seen),
+        ]
