@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import cramjam
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode
-from aiokafka.record.util import calc_crc32c
+from crc32c import crc32c
 from logferry.gateway.contract import Headers
 from logferry.gateway.transaction import Record
 
@@ -64,7 +64,7 @@ class Batch(NamedTuple):
     now_ms: int
     codec: Codec
 
-    def encode(self, stamp: Stamp) -> bytes:
+    def pieces(self, stamp: Stamp) -> tuple[bytes, bytes]:
         """The batch as a part of a transaction."""
         number, body = 0, self.records
         if self.codec.number:
@@ -72,9 +72,13 @@ class Batch(NamedTuple):
             if len(packed) < len(body):
                 number, body = self.codec.number, packed
         tail = _TAIL.pack(_TRANSACTIONAL | number, self.size - 1, self.now_ms, self.now_ms, *stamp, self.size)
-        checked = tail + body
-        length = _HEAD.size - _BEFORE_LENGTH + len(checked)
-        return _HEAD.pack(0, length, -1, _MAGIC, calc_crc32c(checked)) + checked
+        checksum = crc32c(body, crc32c(tail))
+        length = _HEAD.size - _BEFORE_LENGTH + len(tail) + len(body)
+        return _HEAD.pack(0, length, -1, _MAGIC, checksum) + tail, body
+
+    def encode(self, stamp: Stamp) -> bytes:
+        """The same in one."""
+        return b"".join(self.pieces(stamp))
 
 
 def batches(records: list[Record], limit_bytes: int, now_ms: int, codec: Codec) -> Iterator[Batch]:

@@ -25,6 +25,7 @@ from aiokafka.protocol.admin import (
 )
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
+from logferry.gateway.channels import Channels
 from logferry.gateway.fetch import Fetched, committed_records
 from logferry.gateway.links import connect, hang_up
 from logferry.gateway.metadata import ClusterView, MetadataRequest, TopicView, read_metadata
@@ -72,6 +73,7 @@ class Kafka:
         self._client = AIOKafkaClient(
             client_id=client_id, request_timeout_ms=_REQUEST_TIMEOUT_MS + 35_000, metadata_max_age_ms=30_000, **options
         )
+        self.channels = Channels(self._client, options, client_id, _REQUEST_TIMEOUT_MS / 1000)
         self.cluster_id: str | None = None
         self._leaders: dict[tuple[str, int], int] = {}
         self._idle_waiting = list(range(_WAITING_FETCHES))
@@ -85,6 +87,7 @@ class Kafka:
         await connect(self._client)
 
     async def close(self) -> None:
+        self.channels.hang_up()
         await hang_up(self._client)
 
     # ---- metadata ---------------------------------------------------------------------------------------------

@@ -154,6 +154,11 @@ def lane_of(topic: str, partition: int, lanes: int) -> int:
     return (crc32(topic.encode()) + partition) % lanes
 
 
+def numbers_of(topic: str, partitions: int, lane: int, lanes: int) -> range:
+    """Those of a topic's partitions that the lane writes."""
+    return range((lane - lane_of(topic, 0, lanes)) % lanes, partitions, lanes)
+
+
 def key_of(topic: str, partition: int) -> bytes:
     """The key of a state or a chapter."""
     return topic.encode() + b"\0" + _KEY_END.pack(partition)

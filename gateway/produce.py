@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
 from aiokafka.protocol.types import (
-    AbstractType,
     Boolean,
     CompactArray,
     CompactString,
@@ -25,9 +25,13 @@ from aiokafka.protocol.types import (
     TaggedFields,
     UnsignedVarInt32,
 )
+from logferry.gateway.channels import Piece
 from logferry.gateway.metadata import Uuid
 
-_ALL_IN_SYNC = -1
+_ALL_IN_SYNC: Final = -1
+# acks, time-out.
+_HOW: Final = struct.Struct(">hi")
+_PARTITION: Final = struct.Struct(">i")
 
 
 class ProduceResponse_v13(Response):
@@ -58,30 +62,6 @@ class ProduceResponse_v13(Response):
             ),
         ),
         ("throttle_time_ms", Int32),
-        ("tags", TaggedFields),
-    )
-
-
-class _Encoded(AbstractType[bytes]):
-    """A field that was encoded before: a schema copies what it holds once for each of its levels."""
-
-    @classmethod
-    def encode(cls, value: bytes) -> bytes:
-        return value
-
-
-class ProduceRequest_v13(RequestStruct):
-    """``topics``: an array of (topic id, array of (partition, batch)), as `_encoded` makes it."""
-
-    FLEXIBLE_VERSION = True
-    API_KEY = 0
-    API_VERSION = 13
-    RESPONSE_TYPE = ProduceResponse_v13
-    SCHEMA = Schema(
-        ("transactional_id", CompactString("utf-8")),
-        ("acks", Int16),
-        ("timeout_ms", Int32),
-        ("topics", _Encoded),
         ("tags", TaggedFields),
     )
 
@@ -146,33 +126,39 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
-class ProduceRequest(Request[ProduceRequest_v13]):
-    """One batch for each of some partitions, which one broker leads."""
-
-    API_KEY = 0
-
-    def __init__(self, transactional_id: str, timeout_ms: int, batches: Mapping[TopicPartition, bytes]) -> None:
-        self._transactional_id, self._timeout_ms, self._batches = transactional_id, timeout_ms, batches
-
-    def build(self, request_struct_class: type[ProduceRequest_v13]) -> ProduceRequest_v13:
-        topics = _encoded(self._batches)
-        return request_struct_class(self._transactional_id, _ALL_IN_SYNC, self._timeout_ms, topics, {})
+_NO_TAGS: Final = b"\0"
 
 
-_NO_TAGS = b"\0"
+class ProduceRequest:
+    """One batch for each of some partitions, which one broker leads; each in pieces, which go as they are."""
 
+    API_KEY: ClassVar[int] = 0
+    API_VERSION: ClassVar[int] = 13
 
-def _encoded(batches: Mapping[TopicPartition, bytes]) -> bytes:
-    topics: dict[bytes, list[tuple[int, bytes]]] = {}
-    for (topic_id, partition), batch in batches.items():
-        topics.setdefault(topic_id, []).append((partition, batch))
-    parts = [_count(len(topics))]
-    for topic_id, written in topics.items():
-        parts += (topic_id, _count(len(written)))
-        for partition, batch in written:
-            parts += (Int32.encode(partition), _count(len(batch)), batch, _NO_TAGS)
-        parts.append(_NO_TAGS)
-    return b"".join(parts)
+    def __init__(
+        self, transactional_id: str, timeout_ms: int, batches: Mapping[TopicPartition, Sequence[Piece]]
+    ) -> None:
+        self._transactional_id, self._timeout_ms, self._batches = transactional_id.encode(), timeout_ms, batches
+
+    def pieces(self) -> list[Piece]:
+        topics: dict[bytes, list[tuple[int, Sequence[Piece]]]] = {}
+        for (topic_id, partition), batch in self._batches.items():
+            topics.setdefault(topic_id, []).append((partition, batch))
+        name = self._transactional_id
+        found: list[Piece] = []
+        # What stands between the batches.
+        small = [_count(len(name)), name, _HOW.pack(_ALL_IN_SYNC, self._timeout_ms), _count(len(topics))]
+        for topic_id, written in topics.items():
+            small += (topic_id, _count(len(written)))
+            for partition, batch in written:
+                small += (_PARTITION.pack(partition), _count(sum(map(len, batch))))
+                found += (b"".join(small), *batch)
+                small = [_NO_TAGS]
+            small.append(_NO_TAGS)
+        return [*found, b"".join((*small, _NO_TAGS))]
+
+    def read(self, answer: memoryview) -> dict[TopicPartition, Produced]:
+        return read_produced(ProduceResponse_v13.decode(BytesIO(answer)))
 
 
 def _count(number: int) -> bytes:

@@ -26,11 +26,12 @@ from aiokafka import errors
 from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.protocol.transaction import InitProducerIdRequest
 from logferry.gateway.batches import Stamp
+from logferry.gateway.channels import Channels, Piece
 from logferry.gateway.identity import LaneIdentity
 from logferry.gateway.kafka import PASSING, Kafka
 from logferry.gateway.links import connect, hang_up
 from logferry.gateway.markers import mend
-from logferry.gateway.produce import CommitRequest, Produced, ProduceRequest, TopicPartition, read_produced
+from logferry.gateway.produce import CommitRequest, Produced, ProduceRequest, TopicPartition
 
 TRANSACTION_TIMEOUT_MS: Final = 15_000
 REQUEST_TIMEOUT_MS: Final = 10_000
@@ -84,7 +85,7 @@ class Encodable(Protocol):
     @property
     def first(self) -> int: ...
 
-    def encode(self, stamp: Stamp, /) -> bytes: ...
+    def pieces(self, stamp: Stamp, /) -> Sequence[Piece]: ...
 
 
 @dataclass(slots=True)
@@ -117,6 +118,7 @@ class TransactionalProducer:
             metadata_max_age_ms=30_000,
             **kafka.options,
         )
+        self._channels = Channels(self._client, kafka.options, lane.transactional_id, REQUEST_TIMEOUT_MS / 1000)
         self._unseen: set[tuple[str, int]] = set()
         self._written: set[tuple[str, int]] = set()
         self.is_troubled = False
@@ -251,10 +253,10 @@ class TransactionalProducer:
         wanted = {}
         for part, batch in wave:
             stamp = Stamp(self._producer_id, self._epoch, batch.first)
-            wanted[TopicPartition(part.topic_id, part.number)] = batch.encode(stamp)
+            wanted[TopicPartition(part.topic_id, part.number)] = batch.pieces(stamp)
         request = ProduceRequest(self.lane.transactional_id, REQUEST_TIMEOUT_MS, wanted)
         try:
-            answers = read_produced(await self._client.send(leader, request))
+            answers = await self._channels.ask(leader, request)
         except PASSING as error:
             lost = Produced(_NETWORK, -1, repr(error))
             return [(part, batch, lost) for part, batch in wave]
@@ -307,4 +309,5 @@ class TransactionalProducer:
 
     async def discard(self) -> None:
         """Ends the producer without a word to Kafka; its open transaction ends when the next one fences it."""
+        self._channels.hang_up()
         await hang_up(self._client)

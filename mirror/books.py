@@ -9,7 +9,7 @@ from aiokafka import errors
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.pairs import Damaged, Place, Progress, Run, place_of
 from logferry.gateway.transactional import NotCommitted, Part
-from logferry.mirror.moving import MovedBatch
+from logferry.mirror.gathering import Written
 
 _FETCH_BYTES: Final = 1 << 18
 
@@ -35,24 +35,31 @@ async def read_progress(kafka: Kafka, topic: str, lane: int) -> dict[Place, Prog
     return found
 
 
-async def is_empty(kafka: Kafka, place: Place) -> bool:
-    """Holds no committed record; what was aborted counts for nothing."""
-    end, position = await kafka.offset(*place, LATEST), await kafka.offset(*place, EARLIEST)
-    if position > 0:
-        return False
+async def filled(kafka: Kafka, places: list[Place]) -> set[Place]:
+    """Those that hold a committed record, or did; what was aborted counts for nothing."""
+    ends, firsts = await kafka.offsets(places, LATEST), await kafka.offsets(places, EARLIEST)
+    return {
+        place
+        for place in places
+        if ends[place] > 0 and (firsts[place] > 0 or await _has_record(kafka, place, ends[place]))
+    }
+
+
+async def _has_record(kafka: Kafka, place: Place, end: int) -> bool:
+    position = 0
     while position < end:
         fetched = await kafka.fetch(*place, position, max_bytes=_FETCH_BYTES)
         if fetched.records:
-            return False
+            return True
         position = fetched.next_offset
-    return True
+    return False
 
 
-def runs_of(found: list[MovedBatch], part: Part) -> Iterator[Run]:
+def runs_of(found: list[Written], part: Part) -> Iterator[Run]:
     """What became of the batches, which were written in this order. Raises NotCommitted."""
-    for batch, (_, local) in zip(found, part.offsets, strict=True):
+    for written, (_, local) in zip(found, part.offsets, strict=True):
         if local < 0:
             raise NotCommitted(f"{part.topic}-{part.number}: the offset of a batch is not known")
-        for run in batch.runs:
+        for run in (run for batch in written.batches for run in batch.runs):
             yield Run(run.source, local, run.size)
             local += run.size

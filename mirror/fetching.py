@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from io import BytesIO
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
-from aiokafka.protocol.api import Request, RequestStruct
-from aiokafka.protocol.types import AbstractType, Int8, Int32, Schema, UnsignedVarInt32
+from aiokafka.protocol.types import UnsignedVarInt32
 
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
 _NO_TAGS: Final = b"\0"
 _NO_RACK: Final = b"\x01"
+# Replica, longest wait, least and most bytes, isolation level, session's id and epoch.
+_FETCH: Final = struct.Struct(">iiiibii")
 # Partition, leader epoch, fetch offset, last epoch that was read, log start offset, bytes.
 _ASKED: Final = struct.Struct(">iiqiqi")
 # Partition, error code, high watermark, last stable offset, log start offset.
@@ -68,44 +68,11 @@ class Fetched(NamedTuple):
     found: list[Found]
 
 
-class _Raw(AbstractType[bytes]):
-    """Fields that were encoded before."""
-
-    @classmethod
-    def encode(cls, value: bytes) -> bytes:
-        return value
-
-
-class _FetchResponse:
-    """Stands in for a response structure: what aiokafka's connection hands over is decoded here at once."""
-
-    API_KEY = 1
-    API_VERSION = 13
-
-    @staticmethod
-    def decode(data: BytesIO) -> Fetched:
-        return read_fetched(data.getbuffer()[data.tell() :])
-
-
-class FetchRequest_v13(RequestStruct):
-    FLEXIBLE_VERSION = True
-    API_KEY = 1
-    API_VERSION = 13
-    RESPONSE_TYPE = _FetchResponse
-    SCHEMA = Schema(
-        ("replica_id", Int32),
-        ("max_wait_ms", Int32),
-        ("min_bytes", Int32),
-        ("max_bytes", Int32),
-        ("isolation_level", Int8),
-        ("rest", _Raw),
-    )
-
-
-class FetchRequest(Request[FetchRequest_v13]):
+class FetchRequest:
     """Waits up to ``wait_ms`` for news of the partitions of its session."""
 
-    API_KEY = 1
+    API_KEY: ClassVar[int] = 1
+    API_VERSION: ClassVar[int] = 13
 
     def __init__(
         self,
@@ -115,11 +82,14 @@ class FetchRequest(Request[FetchRequest_v13]):
         wanted: Mapping[TopicPartition, Wanted],
         forgotten: Iterable[TopicPartition],
     ) -> None:
-        self._wait_ms, self._max_bytes = wait_ms, max_bytes
-        self._rest = b"".join((struct.pack(">ii", *session), _asked(wanted), _forgotten(forgotten), _NO_RACK, _NO_TAGS))
+        head = _FETCH.pack(_CONSUMER, wait_ms, 1, max_bytes, _READ_COMMITTED, *session)
+        self._request = b"".join((head, _asked(wanted), _forgotten(forgotten), _NO_RACK, _NO_TAGS))
 
-    def build(self, request_struct_class: type[FetchRequest_v13]) -> FetchRequest_v13:
-        return request_struct_class(_CONSUMER, self._wait_ms, 1, self._max_bytes, _READ_COMMITTED, self._rest)
+    def pieces(self) -> tuple[bytes]:
+        return (self._request,)
+
+    def read(self, answer: memoryview) -> Fetched:
+        return read_fetched(answer)
 
 
 def _asked(wanted: Mapping[TopicPartition, Wanted]) -> bytes:

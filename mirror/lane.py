@@ -28,18 +28,20 @@ from logferry.gateway.pairs import (
     composed,
     key_of,
     merged,
+    numbers_of,
     signposts_after,
 )
 from logferry.gateway.transaction import Record
 from logferry.gateway.transactional import Fenced, NotCommitted, Part, TransactionalProducer
 from logferry.gateway.translation import Translation
 from logferry.mirror import metrics
-from logferry.mirror.books import is_empty, read_progress, runs_of
+from logferry.mirror.books import filled, read_progress, runs_of
 from logferry.mirror.budget import Budget
 from logferry.mirror.chaining import Chains, Origin, Stopped
 from logferry.mirror.config import MirrorConfig
+from logferry.mirror.gathering import gathered
 from logferry.mirror.link import Link
-from logferry.mirror.moving import MovedBatch, in_sequence
+from logferry.mirror.moving import MovedBatch
 from logferry.mirror.partition import MirroredPartition, Stop
 from logferry.mirror.targets import Targets
 
@@ -86,6 +88,7 @@ class MirrorLane(KeptLane):
     _progress: dict[Place, Progress] = field(default_factory=dict)
     _ready: dict[MirroredPartition, None] = field(default_factory=dict)
     _refused: dict[Place, Stop] = field(default_factory=dict)
+    _as_they_are: set[Place] = field(default_factory=set)
     _resumes: dict[Place, tuple[Progress, asyncio.Future[None]]] = field(default_factory=dict)
     _drawn_bytes: int = 0
     _pairs_next: int = 0
@@ -109,6 +112,10 @@ class MirrorLane(KeptLane):
         if isinstance(error, Fenced):
             return
         if isinstance(error, NotCommitted) and error.refused in self.partitions:
+            if error.refused not in self._as_they_are:
+                # The topic here may allow less than its original: what was gathered is tried as it is.
+                self._as_they_are.add(error.refused)
+                return
             self._refused[error.refused] = Stop("refused", str(error), int(time.time() * 1000))
 
     def ended(self) -> None:
@@ -168,9 +175,8 @@ class MirrorLane(KeptLane):
             return
         for topic in topics.values():
             target = self.targets.known.get(topic.name)
-            for number in range(len(topic.partitions)):
-                if self.config.lane_of(topic.name, number) == self.number:
-                    self._adopt(link, topic, number, target)
+            for number in numbers_of(topic.name, len(topic.partitions), self.number, self.config.lanes):
+                self._adopt(link, topic, number, target)
         gone = [p for p in self.partitions.values() if p.dc == link.remote.dc and p.topic not in topics]
         for partition in gone:
             if partition.stop is None:
@@ -268,13 +274,16 @@ class MirrorLane(KeptLane):
 
     async def _into_known(self, drawn: Drawn) -> Drawn:
         """What nothing is known of must be empty here: the mirror whose copy it is may have lost its state."""
-        for partition in list(drawn):
-            if partition.progress is None and not partition.is_known_empty:
-                if await is_empty(self.kafka, partition.place):
-                    partition.is_known_empty = True
-                else:
-                    self._put_back(partition, drawn)
-                    partition.halt("target-not-empty", f"{partition.topic}-{partition.number} has records here")
+        unknown = [partition for partition in drawn if partition.progress is None and not partition.is_known_empty]
+        if not unknown:
+            return drawn
+        wrong = await filled(self.kafka, [partition.place for partition in unknown])
+        for partition in unknown:
+            if partition.place in wrong:
+                self._put_back(partition, drawn)
+                partition.halt("target-not-empty", f"{partition.topic}-{partition.number} has records here")
+            else:
+                partition.is_known_empty = True
         return drawn
 
     async def _origins(self, drawn: Drawn) -> Origins:
@@ -302,16 +311,17 @@ class MirrorLane(KeptLane):
 
     async def _transact(self, producer: TransactionalProducer, drawn: Drawn, origins: Origins) -> None:
         """Raises NotCommitted or OutcomeUnknown; everything is fetched again then, from where the log says."""
+        written = {partition: list(gathered(found, self._batch_bytes(partition))) for partition, found in drawn.items()}
         parts = {
-            partition: Part(partition.topic, partition.number, partition.local_id, deque(in_sequence(found)))
-            for partition, found in drawn.items()
+            partition: Part(partition.topic, partition.number, partition.local_id, deque(batches_of_it))
+            for partition, batches_of_it in written.items()
         }
         await producer.write(list(parts.values()))
         chapters: list[Record] = []
         states: list[Record] = []
         progress: dict[MirroredPartition, Progress] = {}
         for partition, found in drawn.items():
-            runs = merged(runs_of(found, parts[partition]))
+            runs = merged(runs_of(written[partition], parts[partition]))
             local_next = runs[-1].local + runs[-1].size
             before, origin, chained = partition.progress, origins.get(partition), None
             source_id = partition.source_id if origin is None else origin.id
@@ -351,6 +361,12 @@ class MirrorLane(KeptLane):
             partition.moved_bytes += sum(batch.size_bytes for batch in drawn[partition])
         self.budget.give(self._drawn_bytes)
         self._drawn_bytes = 0
+
+    def _batch_bytes(self, partition: MirroredPartition) -> int:
+        """What small batches may be gathered into; 0: none are, since that was refused."""
+        if partition.place in self._as_they_are:
+            return 0
+        return min(_BATCH_BYTES, self.targets.batch_bytes.get(partition.topic, 0))
 
     async def _keep_books(
         self,

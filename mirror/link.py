@@ -264,8 +264,7 @@ class Fetcher:
 
     async def _fetch(self) -> Fetched:
         request = self._session.request(_FETCH_WAIT_MS, self._link.limits.fetch_bytes)
-        answer: Fetched = await self._link.kafka.send(self._node, request, group=("mirror", self._node))
-        return answer
+        return await self._link.kafka.channels.ask(self._node, request)
 
     def _hand_over(self, found: Found) -> None:
         partition = self.partitions.get((found.topic_id, found.partition))

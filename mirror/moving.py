@@ -9,13 +9,14 @@ were deleted into it), one with holes (its topic is compacted), and one whose ti
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from crc32c import crc32c
 from logferry.gateway.batches import Stamp
+from logferry.gateway.channels import Piece
 
 # Base offset, length, leader epoch, magic, checksum.
 _HEAD: Final = struct.Struct(">qiibI")
@@ -25,8 +26,9 @@ _BODY: Final = _HEAD.size + _TAIL.size
 # Base offset and length, which the length does not count.
 _BEFORE_LENGTH: Final = 12
 _MAGIC: Final = 2
-_CODEC: Final = 0x07
-_APPEND_TIME, _TRANSACTIONAL, _CONTROL, _DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
+CODEC: Final = 0x07
+TRANSACTIONAL: Final = 0x10
+_APPEND_TIME, _CONTROL, _DELETE_HORIZON = 0x08, 0x20, 0x40
 _ABORT: Final = 0
 
 
@@ -58,29 +60,16 @@ class MovedBatch(NamedTuple):
     def size_bytes(self) -> int:
         return _BODY + len(self.body)
 
-    def encode(self, stamp: Stamp) -> bytes:
-        attributes, last_delta, first_ms, last_ms = self.head
-        tail = _TAIL.pack(attributes | _TRANSACTIONAL, last_delta, first_ms, last_ms, *stamp, self.size)
-        checksum = crc32c(self.body, crc32c(tail))
-        length = _BODY - _BEFORE_LENGTH + len(self.body)
-        return b"".join((_HEAD.pack(0, length, -1, _MAGIC, checksum), tail, self.body))
 
-
-class Sequenced(NamedTuple):
-    """A batch at its place in a transaction. ``first``: the records of its partition before it."""
-
-    first: int
-    batch: MovedBatch
-
-    def encode(self, stamp: Stamp) -> bytes:
-        return self.batch.encode(stamp)
-
-
-def in_sequence(batches: Iterable[MovedBatch]) -> Iterator[Sequenced]:
-    first = 0
-    for batch in batches:
-        yield Sequenced(first, batch)
-        first += batch.size
+def header(head: tuple[int, int, int, int], size: int, stamp: Stamp, body: Iterable[Piece]) -> bytes:
+    """Of a batch as a part of a transaction. ``head``: as in a `MovedBatch`; ``size``: the records in the ``body``."""
+    attributes, last_delta, first_ms, last_ms = head
+    tail = _TAIL.pack(attributes | TRANSACTIONAL, last_delta, first_ms, last_ms, *stamp, size)
+    length, checksum = _BODY - _BEFORE_LENGTH, crc32c(tail)
+    for piece in body:
+        length += len(piece)
+        checksum = crc32c(piece, checksum)
+    return _HEAD.pack(0, length, -1, _MAGIC, checksum) + tail
 
 
 class Moved(NamedTuple):
@@ -123,7 +112,7 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
         if attributes & _CONTROL:
             if producer in open_aborts and _ends_abort(batch, count):
                 open_aborts.discard(producer)
-        elif attributes & _TRANSACTIONAL and producer in open_aborts:
+        elif attributes & TRANSACTIONAL and producer in open_aborts:
             pass
         elif next_offset > position:
             if crc32c(batch[_HEAD.size :]) & 0xFFFFFFFF != crc:
@@ -168,7 +157,7 @@ def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> li
         return []
     builder = DefaultRecordBatchBuilder(
         magic=_MAGIC,
-        compression_type=attributes & _CODEC,
+        compression_type=attributes & CODEC,
         is_transactional=1,
         producer_id=-1,
         producer_epoch=-1,

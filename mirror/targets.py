@@ -18,7 +18,7 @@ _LOOK_S: Final = 30.0
 
 
 class Targets:
-    """``known``: by name, as they were when they were looked at last.
+    """``known``: by name, as they were when they were looked at last. ``batch_bytes``: the largest batch there.
 
     They are looked at when the originals change, when a write failed (`doubt`), and now and then: to describe
     thousands of partitions is costly.
@@ -28,6 +28,7 @@ class Targets:
         self._kafka = kafka
         self.known: dict[str, TopicView] = {}
         self.compacted: set[str] = set()
+        self.batch_bytes: dict[str, int] = {}
         self._made_for: dict[str, dict[str, int]] = {}
         self._look_at = 0.0
 
@@ -58,6 +59,7 @@ class Targets:
         ]
         unseen = [name for name in wanted if name not in self.known]
         settings = await remote.configs(unseen) if unseen else {}
+        self.batch_bytes.update({name: int(found["max.message.bytes"]) for name, found in settings.items()})
         self.compacted.update(name for name, found in settings.items() if "compact" in found["cleanup.policy"])
         for topic in missing:
             await self._create(topic, settings.get(topic.name) or (await remote.configs([topic.name]))[topic.name])

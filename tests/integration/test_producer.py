@@ -22,16 +22,19 @@ def lose_answers(
     producer: LaneProducer, monkeypatch: pytest.MonkeyPatch, of: type, sent: bool, times: int = 1
 ) -> list[Any]:
     """The next answers to requests of the type get lost on their way, or the requests do (``sent`` false)."""
-    send: Callable[[int, Any], Awaitable[Any]] = producer._client.send
     lost: list[Any] = []
 
-    async def losing(node: int, request: Any) -> Any:
-        if not isinstance(request, of) or len(lost) >= times:
-            return await send(node, request)
-        lost.append(await send(node, request) if sent else None)
-        raise errors.KafkaConnectionError("the connection was cut")
+    def losing(send: Callable[[int, Any], Awaitable[Any]]) -> Callable[[int, Any], Awaitable[Any]]:
+        async def lose(node: int, request: Any) -> Any:
+            if not isinstance(request, of) or len(lost) >= times:
+                return await send(node, request)
+            lost.append(await send(node, request) if sent else None)
+            raise errors.KafkaConnectionError("the connection was cut")
 
-    monkeypatch.setattr(producer._client, "send", losing)
+        return lose
+
+    monkeypatch.setattr(producer._client, "send", losing(producer._client.send))
+    monkeypatch.setattr(producer._channels, "ask", losing(producer._channels.ask))
     return lost
 
 

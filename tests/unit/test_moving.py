@@ -9,7 +9,8 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from logferry.gateway.batches import Stamp
-from logferry.mirror.moving import MovedBatch, Run, committed_batches, in_sequence
+from logferry.mirror.gathering import gathered
+from logferry.mirror.moving import MovedBatch, Run, committed_batches
 
 Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]]]
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -63,16 +64,18 @@ def control(offset: int, producer: int, *, commit: bool) -> bytes:
     return bytes(raw)
 
 
-def read(batches: list[MovedBatch]) -> list[Record]:
+def read(batches: list[MovedBatch], limit_bytes: int = 0) -> list[Record]:
     """What a reader of the copy finds; offsets are those of the original, by the runs."""
     found: list[Record] = []
-    for placed in in_sequence(batches):
-        raw = placed.encode(Stamp(77, 3, placed.first))
+    for written in gathered(batches, limit_bytes):
+        raw = b"".join(written.pieces(Stamp(77, 3, written.first)))
         batch = MemoryRecords(raw).next_batch()
         assert batch.validate_crc()
-        assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (77, 3, placed.first)
+        assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (77, 3, written.first)
         assert batch.is_transactional
-        offsets = [run.source + step for run in placed.batch.runs for step in range(run.size)]
+        offsets = [
+            run.source + step for moved_batch in written.batches for run in moved_batch.runs for step in range(run.size)
+        ]
         for index, (offset, one) in enumerate(zip(offsets, batch, strict=True)):
             assert one.offset == index, "the copy is dense"
             found.append((offset, one.timestamp, one.key, one.value, list(one.headers)))

@@ -15,7 +15,9 @@ from logferry.gateway.pairs import (
     Signpost,
     composed,
     key_of,
+    lane_of,
     merged,
+    numbers_of,
     place_of,
     signposts_after,
     step_towards,
@@ -154,3 +156,10 @@ def test_what_lies_before_the_first_chapter_is_in_none() -> None:
     history = History(50, random.Random(2))
     first = min(history.truth)
     assert history.find(first - 1, of_source=True)[0] is None
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 4])
+def test_each_partition_is_of_one_lane(lanes: int) -> None:
+    for topic in ("dc1.nginx", "dc1.app", "x"):
+        found = {number: lane for lane in range(lanes) for number in numbers_of(topic, 10, lane, lanes)}
+        assert found == {number: lane_of(topic, number, lanes) for number in range(10)}
