@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from logferry.ops.bench import latency, mirroring, polling, pushing, reading, sources, writing
+from logferry.ops.bench import latency, mirroring, partitions, polling, pushing, reading, sources, writing
 from logferry.ops.bench.figures import Figure, keep, show
 from logferry.ops.bench.rsyslog import Missing
 
@@ -24,6 +24,7 @@ BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     "mirror_throughput_vs_mm2": mirroring.mirror_throughput_vs_mm2,
     "mirror_cpu_vs_mm2": mirroring.mirror_cpu_vs_mm2,
     "mirror_rss_vs_mm2": mirroring.mirror_rss_vs_mm2,
+    "mirror_10k_partitions_rss_mb": partitions.mirror_10k_partitions_rss_mb,
     "push_drain_vs_rsyslog": pushing.push_drain_vs_rsyslog,
     "push_cpu_vs_rsyslog": pushing.push_cpu_vs_rsyslog,
     "push_rss_mb": pushing.push_rss_mb,

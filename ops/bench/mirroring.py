@@ -16,46 +16,19 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 from logferry.ops.bench.chunks import chunks, payload_file
 from logferry.ops.bench.figures import Figure, Side, medians
+from logferry.ops.bench.mirrors import mirror_maker, ours_of
 from logferry.ops.bench.peers import DELIMITER
-from logferry.ops.bench.usage import cpu_s
+from logferry.ops.bench.usage import cpu_s, peak_rss_mb
 from logferry.ops.children import Child
-from logferry.ops.gateways import Worker, configuration
-from logferry.ops.jars import kafka_jars, mirror_maker_jars
+from logferry.ops.jars import kafka_jars
 from logferry.ops.java import find_java
 from logferry.ops.kafka import LONG_RUN, Cluster
-from logferry.ops.ports import free_ports
 
 _ROUNDS: Final = 3
 _PARTITIONS: Final = 4
 _BYTES: Final = 1_000_000_000
 _LOOK_S: Final = 0.05
 _DEADLINE_S: Final = 600.0
-_MM2: Final = """clusters = dc1, dc2
-dc1.bootstrap.servers = {there}
-dc2.bootstrap.servers = {here}
-dc1->dc2.enabled = true
-dc2->dc1.enabled = false
-dc1->dc2.topics = {topic}
-replication.policy.class = org.apache.kafka.connect.mirror.IdentityReplicationPolicy
-replication.factor = 1
-checkpoints.topic.replication.factor = 1
-heartbeats.topic.replication.factor = 1
-offset-syncs.topic.replication.factor = 1
-offset.storage.replication.factor = 1
-status.storage.replication.factor = 1
-config.storage.replication.factor = 1
-tasks.max = 4
-dc2.exactly.once.source.support = enabled
-dc1.exactly.once.source.support = enabled
-dedicated.mode.enable.internal.rest = true
-listeners = http://127.0.0.1:{port}
-dc1.consumer.isolation.level = read_committed
-dc1.consumer.auto.offset.reset = earliest
-dc1.consumer.max.poll.records = 5000
-dc2.producer.max.request.size = 16777216
-refresh.topics.interval.seconds = 5
-emit.heartbeats.enabled = false
-"""
 
 
 class _Data(NamedTuple):
@@ -71,7 +44,12 @@ class _Data(NamedTuple):
         return f"dc1.{self.name}"
 
 
-_DATA: Final = (_Data("64k", 65_536, "none", 16_384), _Data("1k", 1024, "zstd", 262_144))
+# A batch each, as a producer of such records writes them; the same as a gateway writes them, in batches of up to 1 MiB.
+_DATA: Final = (
+    _Data("64k", 65_536, "none", 16_384),
+    _Data("64k-in-batches", 65_536, "none", 1 << 20),
+    _Data("1k", 1024, "zstd", 262_144),
+)
 
 
 async def _create(bootstrap: str, topic: str) -> None:
@@ -91,7 +69,7 @@ def _fill(bootstrap: str, data: _Data, folder: Path) -> None:
     command += ["--num-records", str(_BYTES // data.record_bytes)]
     command += ["--payload-file", str(file), "--payload-delimiter", DELIMITER, "--producer-props"]
     command += [f"bootstrap.servers={bootstrap}", f"compression.type={data.codec}", f"batch.size={data.batch_bytes}"]
-    subprocess.run([*command, "linger.ms=20"], capture_output=True, timeout=300, check=True)
+    subprocess.run([*command, "linger.ms=100"], capture_output=True, timeout=300, check=True)
 
 
 Last = dict[TopicPartition, tuple[int, int]]
@@ -145,37 +123,7 @@ async def _watch(bootstrap: str, original: Last, on_first: Callable[[], None]) -
     raise RuntimeError(f"not mirrored within {_DEADLINE_S:.0f} s")
 
 
-def _peak_rss_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:"))
-
-
-def _ours(there: Cluster, here: Cluster, data: _Data, folder: Path) -> Child:
-    port, file = free_ports(1)[0], folder / "mirror.toml"
-    file.write_text(
-        configuration(
-            {
-                "dc": "dc2",
-                "listen": f"127.0.0.1:{port}",
-                "accept_weak_kafka": ["replication", "min-isr"],
-                "remote": [{"dc": "dc1", "topics": [data.name], "kafka": {"bootstrap_servers": there.bootstrap}}],
-                "kafka": {"bootstrap_servers": here.bootstrap},
-            }
-        )
-    )
-    return Worker("mirror", file, 0, port, folder / "mirror.log", "logferry.mirror").child
-
-
-def _theirs(there: Cluster, here: Cluster, data: _Data, folder: Path) -> Child:
-    file = folder / "mm2.properties"
-    port = free_ports(1)[0]
-    file.write_text(_MM2.format(there=there.bootstrap, here=here.bootstrap, topic=data.topic, port=port))
-    classpath = ":".join(map(str, mirror_maker_jars()))
-    command = [str(find_java().executable), "-Xmx1g", "-cp", classpath]
-    return Child("mm2", [*command, "org.apache.kafka.connect.mirror.MirrorMaker", str(file)], folder / "mm2.log")
-
-
-def _run(make: Callable[[Cluster, Cluster, _Data, Path], Child], there: Cluster, data: _Data) -> Side:
+def _run(make: Callable[[Cluster, Cluster, str, Path], Child], there: Cluster, data: _Data) -> Side:
     """One copy into a new cluster; what it took from the first record to the last."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -184,7 +132,7 @@ def _run(make: Callable[[Cluster, Cluster, _Data, Path], Child], there: Cluster,
             original = asyncio.run(_original(there.bootstrap, partitions))
             # Made before, so that the first record is seen when it is there.
             asyncio.run(_create(here.bootstrap, data.topic))
-            child = make(there, here, data, folder)
+            child = make(there, here, data.name, folder)
             started = time.perf_counter()
             child.start()
             at_first: list[float] = []
@@ -198,7 +146,7 @@ def _run(make: Callable[[Cluster, Cluster, _Data, Path], Child], there: Cluster,
                 if pid is None:
                     raise child.failed("ended")
                 cpu = cpu_s([pid]) - at_first[0]
-                peak = _peak_rss_mb(pid)
+                peak = peak_rss_mb(pid)
             finally:
                 child.stop(10)
     return {
@@ -220,8 +168,8 @@ def _measured() -> tuple[Side, Side]:
             for data in _DATA:
                 _fill(there.bootstrap, data, folder)
             for _ in range(_ROUNDS):
-                ours.append(functools.reduce(lambda a, b: a | b, (_run(_ours, there, data) for data in _DATA)))
-                theirs.append(functools.reduce(lambda a, b: a | b, (_run(_theirs, there, data) for data in _DATA)))
+                ours.append(functools.reduce(lambda a, b: a | b, (_run(ours_of, there, data) for data in _DATA)))
+                theirs.append(functools.reduce(lambda a, b: a | b, (_run(mirror_maker, there, data) for data in _DATA)))
     return medians(ours), medians(theirs)
 
 
@@ -236,15 +184,15 @@ def _figure(name: str, unit: str, key: str, worst: Callable[[list[float]], float
 
 
 def mirror_throughput_vs_mm2() -> Figure:
-    """1 GB of lines in records of 64 KiB, and again of 1 KiB in zstd batches; the worse ratio of the two."""
+    """1 GB of lines: records of 64 KiB, a batch each and many in one, and of 1 KiB in zstd batches; the worst ratio."""
     return _figure("mirror_throughput_vs_mm2", "MB/s ours / theirs", "mb_s", min)
 
 
 def mirror_cpu_vs_mm2() -> Figure:
-    """CPU seconds a GB of the mirror's process alone, from the first record to the last; the worse ratio."""
+    """CPU seconds a GB of the mirror's process alone, from the first record to the last; the worst ratio."""
     return _figure("mirror_cpu_vs_mm2", "CPU s/GB ours / theirs", "cpu_s_per_gb", max)
 
 
 def mirror_rss_vs_mm2() -> Figure:
-    """The largest resident size; the worse ratio."""
+    """The largest resident size; the worst ratio."""
     return _figure("mirror_rss_vs_mm2", "MB ours / theirs", "peak_rss_mb", max)

@@ -30,6 +30,12 @@ def rss_mb(pids: Iterable[int]) -> float:
     return total / 1e6
 
 
+def peak_rss_mb(pid: int) -> float:
+    """The most that was resident so far; in units of 10^6 bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:"))
+
+
 class Meter:
     """CPU seconds and wall seconds of a stretch: ``with Meter(pids) as meter: …``, then ``meter.cpu_s``."""
 
