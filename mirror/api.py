@@ -22,6 +22,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _PROBLEM = "application/problem+json"
+# Fetches are answered four times a second, also when there is nothing new.
+_SILENT_S = 2.0
 
 
 def _problem(status: int, kind: str, detail: str) -> web.Response:
@@ -185,6 +187,10 @@ def _lane(lane: MirrorLane) -> dict[str, Any]:
 def _link(link: Link, partitions: list[MirroredPartition]) -> dict[str, Any]:
     """``partitions``: those of this worker's lanes."""
     lag, wait = lag_of(partitions), link.last_wait
+    age_s = lag.age_s
+    if link.silent_s > _SILENT_S:
+        # Nothing is known of what is there since; so much is missing at least.
+        age_s = max(age_s or 0.0, link.silent_s)
     return {
         "dc": link.remote.dc,
         "topics": len(link.topics),
@@ -196,7 +202,7 @@ def _link(link: Link, partitions: list[MirroredPartition]) -> dict[str, Any]:
         "moved_bytes": sum(partition.moved_bytes for partition in partitions),
         "lag_records": lag.records,
         "lag_bytes": lag.size_bytes,
-        "lag_s": None if lag.age_s is None else round(lag.age_s, 3),
+        "lag_s": None if age_s is None else round(age_s, 3),
         "last_wait": None if wait is None else asdict(wait),
     }
 

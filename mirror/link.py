@@ -186,6 +186,14 @@ class Link:
             self.waited.ended_ms = int(time.time() * 1000)
 
     @property
+    def silent_s(self) -> float:
+        """How long something that was asked there has not been answered; what happens there is not known since."""
+        asked = [fetcher.asked_at for fetcher in self._fetchers.values() if fetcher.asked_at is not None]
+        if self.trouble is not None and self.trouble.ended_ms is None:
+            asked.append(self.trouble.since_ms / 1000)
+        return max(0.0, time.time() - min(asked, default=time.time()))
+
+    @property
     def last_wait(self) -> Trouble | None:
         """The last of both kinds; None: it never had to."""
         found = [wait for wait in (self.trouble, self.waited) if wait is not None]
@@ -197,6 +205,7 @@ class Fetcher:
 
     def __init__(self, link: Link, node: int) -> None:
         self._link, self._node = link, node
+        self.asked_at: float | None = None
         self.partitions: dict[TopicPartition, MirroredPartition] = {}
         self._session = FetchSession()
         self._wanted = asyncio.Event()
@@ -263,8 +272,12 @@ class Fetcher:
             link.waits_no_more()
 
     async def _fetch(self) -> Fetched:
+        if self.asked_at is None:
+            self.asked_at = time.time()
         request = self._session.request(_FETCH_WAIT_MS, self._link.limits.fetch_bytes)
-        return await self._link.kafka.channels.ask(self._node, request)
+        answer = await self._link.kafka.channels.ask(self._node, request)
+        self.asked_at = None
+        return answer
 
     def _hand_over(self, found: Found) -> None:
         partition = self.partitions.get((found.topic_id, found.partition))
