@@ -1,23 +1,32 @@
-"""A relay of TCP connections that can be cut at any moment, in threads."""
+"""A relay of TCP connections that can be cut, stopped or slowed down at any moment, in threads."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from urllib.parse import urlsplit
 
 _PATIENCE_S = 60
 
 
 class Relay:
-    """``with Relay(url) as relay``: ``relay.url`` leads there; `cut` ends every connection that is open."""
+    """``with Relay(url) as relay``: ``relay.url`` leads there; `cut` ends every connection that is open.
+
+    ``bytes_per_s``: of each connection's answers from now on, None: as fast as it goes.
+    """
 
     def __init__(self, target: str) -> None:
         parts = urlsplit(target)
         self._target = (parts.hostname or "", parts.port or 80)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.bytes_per_s: int | None = None
+        self._is_away = False
+        self._flows = threading.Event()
+        self._flows.set()
         self._open: set[socket.socket] = set()
         self._lock = threading.Condition()
 
@@ -41,20 +50,39 @@ class Relay:
                 end.shutdown(socket.SHUT_RDWR)
         return len(found)
 
+    def go_away(self) -> int:
+        """As a cut cable with a router that says so: open connections end, and new ones at once, until `come_back`."""
+        self._is_away = True
+        return self.cut()
+
+    def hang(self) -> None:
+        """As a cut cable that nobody tells of: connections stay open and carry nothing, until `come_back`."""
+        self._flows.clear()
+
+    def come_back(self) -> None:
+        self._is_away = False
+        self._flows.set()
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                if self._is_away:
+                    near.close()
+                    continue
                 far = socket.create_connection(self._target)
                 with self._lock:
                     self._open |= {near, far}
                     self._lock.notify_all()
                 for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+                    threading.Thread(target=self._carry, args=(one, other, one is far), daemon=True).start()
 
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+    def _carry(self, one: socket.socket, other: socket.socket, is_answer: bool) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(65536):
+                self._flows.wait()
+                if is_answer and self.bytes_per_s is not None:
+                    time.sleep(len(data) / self.bytes_per_s)
                 other.sendall(data)
         for end in (one, other):
             with contextlib.suppress(OSError):

@@ -13,8 +13,11 @@ from logferry.ops.stack import Stack
 from tests.checker import read_back, violations
 from tests.load import Load
 from tests.mirrored import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
+from tests.mirroring import make_topic
+from tests.raw_load import RawLoad
 
 _PARTITIONS = 6
+_WIDE = 64
 _FROZEN_S = 7.0
 PAIRS = "logferry.mirror.dc2.pairs"
 
@@ -23,13 +26,6 @@ PAIRS = "logferry.mirror.dc2.pairs"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(tmp_path_factory.mktemp("stack"), dcs=("dc1", "dc2"), workers=2, mirrors=2) as stack:
         yield stack
-
-
-async def make_topic(stack: Stack, name: str) -> str:
-    async with aiohttp.ClientSession() as session:
-        async with session.put(f"{stack.urls('dc1')[0]}/v1/topics/{name}", json={"partitions": _PARTITIONS}) as answer:
-            assert answer.status == 201, await answer.text()
-    return f"dc1.{name}"
 
 
 async def mirrored_records(stack: Stack, topic: str) -> int:
@@ -49,11 +45,12 @@ async def mirrored_more(stack: Stack, topic: str, more: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def what_is_wrong(stack: Stack, topic: str, load: Load) -> list[str]:
+async def what_is_wrong(stack: Stack, topic: str, load: Load | None = None) -> list[str]:
     here, there = stack.cluster("dc2").bootstrap, stack.cluster("dc1").bootstrap
     found = await differences_in_the_end((there, topic), (here, topic))
     if not found:
-        found += violations(load.history, await read_back(here, topic))
+        if load is not None:
+            found += violations(load.history, await read_back(here, topic))
         original, copy = await read_log(there, topic), await read_log(here, topic)
         history = await pairs_by_history(here, PAIRS)
         told = {number: history.get((topic, number), {}) for number in original}
@@ -63,8 +60,14 @@ async def what_is_wrong(stack: Stack, topic: str, load: Load) -> list[str]:
 
 
 async def test_workers_killed_and_frozen_under_load(stack: Stack) -> None:
-    topic = await make_topic(stack, "killed")
-    async with Load("killed", stack.urls("dc1"), seed=11, sources=32) as load:
+    """Topics of one partition and of 64 through the gateway, and one that strangers write: see `RawLoad`."""
+    topic, narrow = await make_topic(stack, "killed", _WIDE), await make_topic(stack, "narrow", 1)
+    raw = await make_topic(stack, "raw", 3)
+    async with (
+        Load("killed", stack.urls("dc1"), seed=11, sources=24) as load,
+        Load("narrow", stack.urls("dc1"), seed=14, sources=8) as narrow_load,
+        RawLoad(stack.cluster("dc1").bootstrap, raw, 3, pause_s=0.8) as strangers,
+    ):
         for name in ("mirror-0", "mirror-1", "mirror-0"):
             await mirrored_more(stack, topic, 300)
             stack.kill(f"dc2/{name}")
@@ -75,10 +78,14 @@ async def test_workers_killed_and_frozen_under_load(stack: Stack) -> None:
         stack.kill("dc2/mirror-1", signal.SIGCONT)
         await mirrored_more(stack, topic, 300)
     assert await what_is_wrong(stack, topic, load) == []
+    assert await what_is_wrong(stack, narrow, narrow_load) == []
+    assert await what_is_wrong(stack, raw) == []
+    assert strangers.aborted >= 2
+    assert max(map(len, (await read_log(stack.cluster("dc2").bootstrap, raw)).values())) > 20_000
 
 
 async def test_each_cluster_restarted_under_load(stack: Stack) -> None:
-    topic = await make_topic(stack, "restarted")
+    topic = await make_topic(stack, "restarted", _PARTITIONS)
     async with Load("restarted", stack.urls("dc1"), seed=12, sources=32) as load:
         for dc in ("dc2", "dc1"):
             await mirrored_more(stack, topic, 300)
@@ -88,7 +95,7 @@ async def test_each_cluster_restarted_under_load(stack: Stack) -> None:
 
 
 async def test_the_checker_finds_one_record_too_few_and_one_too_many(stack: Stack) -> None:
-    topic = await make_topic(stack, "checked")
+    topic = await make_topic(stack, "checked", _PARTITIONS)
     async with Load("checked", stack.urls("dc1"), seed=13, sources=4) as load:
         await load.acknowledged(50)
     assert await what_is_wrong(stack, topic, load) == []
