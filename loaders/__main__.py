@@ -1,31 +1,44 @@
-"""``logferry load``: Kafka topics into a table, every line once.
+"""``logferry load``: Kafka topics into tables, every line once.
 
     logferry load --table /data/nginx --topics 'dc1.nginx' --bootstrap 127.0.0.1:9092
     logferry load --config load.toml --json
+    logferry load --config load.toml --follow
+    logferry load --state --table /data/nginx
 
-Exit status: 0 everything up to the start of this run is in the table, 1 refused (somebody must look), 2 wrong use or
-configuration, 3 Kafka, storage or Spark is away (the same call later goes on).
+Exit status: 0 everything up to the start of this run is in the tables, or as much as the limits say; 1 refused
+(somebody must look); 2 wrong use or configuration; 3 Kafka, storage or Spark is away (the same call later goes on); 130
+interrupted. A signal (SIGINT, SIGTERM) lets the batches end that are under way; a second one does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
 import sys
+import threading
 import uuid
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from logferry.loaders import config
-from logferry.loaders.errors import EXIT_INTERRUPTED, ConfigError, LoadError, StorageAway
+from logferry.loaders.batches import Loader
+from logferry.loaders.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, LoadError, StorageAway
 from logferry.loaders.kafka import kafka_topics
-from logferry.loaders.load import Loader, load_table
+from logferry.loaders.load import requarantine_table
 from logferry.loaders.report import Reporter
+from logferry.loaders.reset import Move, Target
+from logferry.loaders.resetting import reset_table
+from logferry.loaders.running import Tables
 from logferry.loaders.scratch import scratch_folder
 from logferry.loaders.session import spark_session
+from logferry.loaders.sizes import Limits
+from logferry.loaders.state import show, table_facts
 from rich.console import Console
+from rich.markup import escape
 
 JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
 
@@ -33,9 +46,13 @@ JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one load and returns the exit status."""
     options = _parser().parse_args(argv)
-    reporter = Reporter(Console(), as_json=options.json)
+    console = Console()
+    reporter = Reporter(console, as_json=options.json)
     try:
-        return _run(_config(options), _jars(options), reporter)
+        if options.state:
+            return _state(options, console)
+        _check(options)
+        return _run(options, _config(options), _jars(options), reporter)
     except LoadError as error:
         return reporter.finish(error)
     except KeyboardInterrupt:
@@ -43,8 +60,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _run(settings: config.Config, jars: Sequence[Path], reporter: Reporter) -> int:
-    """Loads the tables one after the other; one that fails does not stop the others."""
+def _state(options: argparse.Namespace, console: Console) -> int:
+    """What the tables hold; of the tables given, or of those in the configuration."""
+    paths = [job.path for job in config.load(options.config).tables] if options.config else []
+    if options.table:
+        paths.append(Path(options.table))
+    if not paths:
+        raise ConfigError("--state is of a table: --table PATH, or --config FILE")
+    if any(config.TOPIC in str(path) for path in paths):
+        raise ConfigError("--state is of one table: a path with {topic} is many; name it by --table")
+    facts = [table_facts(path) for path in paths]
+    if options.json:
+        print(json.dumps(facts))
+        return EXIT_DONE
+    for found in facts:
+        show(found, console)
+    return EXIT_DONE
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Options that do not go together. Raises ConfigError."""
+    chosen = [name for name in ("once", "follow", "requarantine", "reset") if getattr(options, name)]
+    if len(chosen) > 1:
+        raise ConfigError(" and ".join(f"--{name}" for name in chosen) + " exclude each other")
+    bounds = [name for name in ("stop_records", "stop_bytes", "stop_s") if getattr(options, name) is not None]
+    if bounds and chosen not in ([], ["once"]):
+        raise ConfigError(f"--{bounds[0].replace('_', '-')} bounds a load --once")
+    if options.yes and not options.reset:
+        raise ConfigError("--yes agrees to a --reset")
+    for text in options.reset or ():
+        Target.parse(text)
+
+
+def _run(options: argparse.Namespace, settings: config.Config, jars: Sequence[Path], reporter: Reporter) -> int:
+    targets = [Target.parse(text) for text in options.reset or ()]
+    stop = threading.Event()
     with ExitStack() as stack:
         try:
             scratch = stack.enter_context(scratch_folder(settings.spark.scratch))
@@ -54,9 +104,80 @@ def _run(settings: config.Config, jars: Sequence[Path], reporter: Reporter) -> i
             spark = stack.enter_context(spark_session(settings.spark, jars, scratch))
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka.bootstrap_servers))
         loader = Loader(spark, kafka, settings.dc, uuid.uuid4().hex)
-        for job in settings.tables:
-            reporter.table(job.path, load_table(loader, job))
-        return reporter.finish()
+        if targets:
+            return _reset(loader, settings, targets, options, reporter)
+        tables = Tables(loader, settings, reporter, stop)
+        signals = stack.enter_context(_signals(stop))
+        with reporter.showing():
+            if options.requarantine:
+                tables.each(requarantine_table)
+            elif options.follow:
+                tables.follow()
+            else:
+                tables.once(Limits(options.stop_records, options.stop_bytes, options.stop_s))
+        status = reporter.finish()
+        if status == EXIT_DONE and signals and not options.follow:
+            print("interrupted; the next run goes on where the table stands", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        return status
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[list[int]]:
+    """The first signal sets ``stop``, the second does what signals do. Yields those that came."""
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def take(number: int, _: object) -> None:
+        came.append(number)
+        stop.set()
+        for other, handler in before.items():
+            signal.signal(other, handler)
+        print("ends after the batches that are under way", file=sys.stderr)
+
+    for number in before:
+        signal.signal(number, take)
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _reset(
+    loader: Loader, settings: config.Config, targets: Sequence[Target], options: argparse.Namespace, reporter: Reporter
+) -> int:
+    """Says what a reset does, and does it if that is agreed to. Exit status 2 when it is not."""
+    if len(settings.tables) != 1 or settings.tables[0].is_template:
+        raise ConfigError("--reset is of one table: name it by --table, --topics and --bootstrap")
+    (job,) = settings.tables
+    console = reporter.console
+
+    def agreed(moves: Sequence[Move]) -> bool:
+        if not options.json:
+            for move in moves:
+                console.print(_said(move), highlight=False, soft_wrap=True)
+        if options.yes:
+            return True
+        if sys.stdin.isatty() and not options.json:
+            return console.input("Do it? Type yes: ").strip() == "yes"
+        raise ConfigError("nothing is reset: call it again with --yes, having read what it does")
+
+    done = reset_table(loader, job, targets, agreed)
+    if done is None:
+        console.print("nothing is reset")
+        return EXIT_USAGE
+    report = reporter.begin(job.path)
+    report.add(done)
+    if not options.json:
+        console.print(f"reset, as batch {done.batch}", highlight=False)
+    return reporter.finish()
+
+
+def _said(move: Move) -> str:
+    before = "nowhere" if move.before is None else f"{move.before:,}"
+    after = "nowhere" if move.after is None else f"{move.after:,}"
+    return f"{escape(move.topic)} {move.partition}: {before} → {after}: {escape(move.means)}"
 
 
 def _jars(options: argparse.Namespace) -> list[Path]:
@@ -86,6 +207,8 @@ def _config(options: argparse.Namespace) -> config.Config:
     table: dict[str, Any] = {"path": options.table, "topics": options.topics}
     if options.max_records is not None:
         table["max_records"] = options.max_records
+    if options.parser is not None:
+        table["parser"] = {"format": options.parser}
     spark = {"master": options.master, "driver_memory": options.driver_memory}
     raw = {
         "dc": options.dc,
@@ -94,6 +217,13 @@ def _config(options: argparse.Namespace) -> config.Config:
         "tables": [table],
     }
     return config.check(raw, "options")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,11 +238,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka of this data centre")
     parser.add_argument("--dc", default="dc1", help="the data centre whose Kafka this is (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="up to what is committed at the start, then end (default)")
+    parser.add_argument("--follow", action="store_true", help="goes on for ever, until a signal")
+    parser.add_argument("--stop-records", type=_count, metavar="N", help="of each table, load so many offsets at most")
+    parser.add_argument("--stop-bytes", type=_count, metavar="N", help="plan no batch of a table after so many bytes")
+    parser.add_argument("--stop-s", type=_count, metavar="S", help="plan no batch after so many seconds")
+    parser.add_argument("--state", action="store_true", help="loads nothing, but says what the tables hold")
+    parser.add_argument(
+        "--reset",
+        action="append",
+        metavar="TOPIC[:PARTITION]=WHERE",
+        help="loads nothing, but moves the table's position: earliest, latest, an offset, or forget; may be repeated",
+    )
+    parser.add_argument("--yes", action="store_true", help="agrees to what --reset says")
+    parser.add_argument("--parser", metavar="FORMAT", help="lines (default), chunk or access; others by --config")
+    parser.add_argument(
+        "--requarantine", action="store_true", help="loads nothing, but reads the lines of the quarantine again"
+    )
     parser.add_argument("--max-records", type=int, metavar="N", help="offsets in a batch, at most")
     parser.add_argument("--master", metavar="URL", help="Spark's master (default: local[*])")
     parser.add_argument("--driver-memory", metavar="SIZE", help="heap of Spark's driver, 1g say")
     parser.add_argument("--jars", metavar="JAR:JAR…", help=f"else {JARS_VARIABLE}")
-    parser.add_argument("--json", action="store_true", help="one line of JSON at the end, and nothing else")
+    parser.add_argument("--json", action="store_true", help="one line of JSON at the end, nothing else")
     return parser
 
 

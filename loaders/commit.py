@@ -1,30 +1,38 @@
 """A batch's rows into the tables: the quarantine first, the main table last, each once whoever writes.
 
-Both commits carry the batch as Delta's transaction version, so a second one of the same batch is not possible: one that
-comes later is skipped by Delta in silence, one that comes at the same time fails. Who won is therefore read back, from
-the commit's user metadata.
+Rows are in files before (see `files`); what makes them rows of the table is one commit, which is one atomic creation
+of a file by delta-rs. It carries the batch as Delta's transaction version, so a second one of the same batch is
+refused. Who won is read back, from the commit's user metadata.
 
 Crash windows: before the quarantine, in it, between it and the main table, in mid-write: the next run does the same
 batch of the ledger again, and what is committed already is skipped. After the main commit: nothing is left to do. A
-loader that was frozen anywhere in here and goes on days later finds its batch done. On a local folder two commits at
-the very same instant can replace one another; both hold the same rows of the same ledger entry, so the table is the
-same.
+loader that was frozen anywhere in here and goes on days later finds its batch done; where the history was dropped
+meanwhile, its commit lands in the past, which is no part of the table, and the table's newest state says so.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
 from logferry.loaders.errors import StorageAway
-from logferry.loaders.jvm import JVM_ERRORS, lost_race, sorted_error
+from logferry.loaders.files import Written, write_files
+from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.ledger import APP, last_batch, open_table
 from pyspark.sql import DataFrame
 
 _TRIES: Final = 10
 _HISTORY: Final = 100
+_CHECKPOINT: Final = 50
+# A commit that lands in the past must not leave a checkpoint there: that is made apart, of the newest state.
+HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+Write = Callable[[DeltaTable, CommitProperties], None]
 
 
 class Committed(NamedTuple):
@@ -34,31 +42,96 @@ class Committed(NamedTuple):
     rows: int | None
 
 
-def append_once(rows: DataFrame, path: Path, batch: int, run: str) -> Committed:
+def append_once(rows: DataFrame, path: Path, batch: int, run: str, partition_by: Sequence[str] = ()) -> Committed:
     """Writes the rows unless the table holds the batch already, and says who wrote it. Safe to call again.
 
     Raises StorageAway, or what reading the rows raises; the batch may be written all the same.
     """
-    metadata = json.dumps({"app": APP, "batch": batch, "run": run})
+    if done := committed(path, batch, run):
+        return done
+    with sorted_errors(f"writing batch {batch} to {path}"):
+        written = write_files(rows, path, batch, partition_by)
+    return commit_files(written, path, batch, run, partition_by)
+
+
+def commit_files(written: Written, path: Path, batch: int, run: str, partition_by: Sequence[str] = ()) -> Committed:
+    """Makes the files part of the table, unless it holds the batch already. Safe to call again. Raises StorageAway."""
+
+    def write(table: DeltaTable, properties: CommitProperties) -> None:
+        table.create_write_transaction(
+            list(written.adds),
+            "append",
+            table.schema(),
+            partition_by=list(partition_by),
+            commit_properties=properties,
+            post_commithook_properties=HOOKS,
+        )
+
+    return commit_once(write, path, batch, run, written.rows)
+
+
+def replace_files(written: Written, path: Path, batch: int, run: str) -> Committed:
+    """Puts the files in place of all that the table holds, unless it holds the batch already. Raises StorageAway."""
+
+    def write(table: DeltaTable, properties: CommitProperties) -> None:
+        table.create_write_transaction(
+            list(written.adds),
+            "overwrite",
+            table.schema(),
+            commit_properties=properties,
+            post_commithook_properties=HOOKS,
+        )
+
+    return commit_once(write, path, batch, run, written.rows)
+
+
+def put_rows(rows: pa.Table, path: Path, batch: int, run: str, *, replace: bool = False) -> Committed:
+    """A few rows, without Spark: appended, or in place of all; once for each batch. Raises StorageAway."""
+
+    mode: Literal["append", "overwrite"] = "overwrite" if replace else "append"
+
+    def write(table: DeltaTable, properties: CommitProperties) -> None:
+        given: dict[str, Any] = {"mode": mode, "commit_properties": properties, "post_commithook_properties": HOOKS}
+        write_deltalake(table, rows, **given)
+
+    return commit_once(write, path, batch, run, rows.num_rows)
+
+
+def commit_once(write: Write, path: Path, batch: int, run: str, rows: int) -> Committed:
+    """One commit with the batch as its transaction version. ``write`` makes it; it may be called again."""
+    said = json.dumps({"app": APP, "batch": batch, "run": run, "rows": rows})
     for _ in range(_TRIES):
         failure: Exception | None = None
-        try:
-            _append(rows, path, batch, metadata)
-        except JVM_ERRORS as error:
-            failure = error
-        # Whatever Delta said, the table has the last word: an error may come after the commit, or because the history
-        # that a late loader goes by is gone. And a race may be lost to a commit that is no batch, a compaction say.
+        table = open_table(path)
+        if table is None:
+            raise StorageAway(f"{path} is not there any more")
+        if last_batch(table) < batch:
+            properties = CommitProperties(
+                app_transactions=[Transaction(APP, batch)], custom_metadata={"userMetadata": said}
+            )
+            try:
+                write(table, properties)
+            except CommitFailedError as error:
+                # Another loader did the batch, or a race was lost to a commit that is no batch, a compaction say.
+                failure = error
+            except (DeltaError, OSError) as error:
+                raise StorageAway(f"{path}: batch {batch} cannot be written: {error}") from error
+        # Whatever was answered, the table has the last word: where the history is gone, a commit can land in the past.
         if done := committed(path, batch, run):
+            if failure is None:
+                _checkpoint(path)
             return done
-        if failure is not None and not lost_race(failure):
-            raise sorted_error(failure, f"writing batch {batch} to {path}") from failure
     raise StorageAway(f"{path}: batch {batch} lost {_TRIES} races with other writers")
 
 
-def _append(rows: DataFrame, path: Path, batch: int, metadata: str) -> None:
-    parallel = rows.sparkSession.sparkContext.defaultParallelism
-    writer = rows.coalesce(parallel).write.format("delta").mode("append")
-    writer.option("txnAppId", APP).option("txnVersion", batch).option("userMetadata", metadata).save(str(path))
+def _checkpoint(path: Path) -> None:
+    """Now and then, so that opening the table stays fast. One that fails is made by a later batch."""
+    table = open_table(path)
+    if table is not None and table.version() % _CHECKPOINT == 0:
+        try:
+            table.create_checkpoint()
+        except (DeltaError, OSError) as error:
+            raise StorageAway(f"{path}: no checkpoint can be written: {error}") from error
 
 
 def committed(path: Path, batch: int, run: str) -> Committed | None:
@@ -69,8 +142,7 @@ def committed(path: Path, batch: int, run: str) -> Committed | None:
     for commit in _history(path, table.version()):
         said = _metadata(commit.get("userMetadata"))
         if said.get("app") == APP and said.get("batch") == batch:
-            metrics: dict[str, Any] = commit.get("operationMetrics") or {}
-            rows = metrics.get("numOutputRows")
+            rows = said.get("rows")
             return Committed(said.get("run") == run, None if rows is None else int(rows))
     return Committed(False, None)
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from logferry.gateway.contract import Malformed, check_dc
 from logferry.loaders.errors import ConfigError
 from logferry.loaders.ledger import TablePaths
+from logferry.loaders.parsing.settings import ParserSettings
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 _BATCH_RECORDS = 50_000
+_MIB = 1 << 20
+TOPIC = "{topic}"
 
 
 class _Strict(BaseModel):
@@ -40,12 +43,16 @@ class TableJob(_Strict):
     """One table, and what is loaded into it.
 
     ``topics``: full names (``dc1.nginx``), or patterns with ``*`` and ``?`` (``*.nginx``: of all data centres).
-    ``max_records``: a batch reads at most so many offsets, so that a backlog is cut into batches.
+    ``max_records`` and ``batch_bytes``: a batch reads at most so many offsets, and about so many bytes, so that a
+    backlog is cut into batches. ``partition_by``: the table's, for ever.
     """
 
     path: Path
     topics: Annotated[list[str], Field(min_length=1)]
     max_records: Annotated[int, Field(ge=1, le=10_000_000)] = _BATCH_RECORDS
+    batch_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 40)] = 256 * _MIB
+    parser: ParserSettings = ParserSettings()
+    partition_by: list[Literal["event_date", "recorded_date", "dc", "topic"]] = []
 
     @field_validator("path")
     @classmethod
@@ -57,6 +64,10 @@ class TableJob(_Strict):
             raise ValueError(f"{text!r}: a table's path holds no backtick, percent, backslash or control character")
         return path.absolute()
 
+    @property
+    def is_template(self) -> bool:
+        return TOPIC in str(self.path)
+
     @field_validator("topics")
     @classmethod
     def _topics(cls, topics: list[str]) -> list[str]:
@@ -65,11 +76,26 @@ class TableJob(_Strict):
                 raise ValueError(f"{topic!r} is not a topic or a pattern of topics")
         return topics
 
+    @model_validator(mode="after")
+    def _partitions(self) -> TableJob:
+        if len(set(self.partition_by)) != len(self.partition_by):
+            raise ValueError("partition_by: a column stands there twice")
+        if "event_date" in self.partition_by and self.parser.time is None:
+            raise ValueError("partition_by: event_date needs parser.event_time")
+        return self
+
 
 class Config(_Strict):
-    """``dc``: the data centre whose Kafka this is; the ledger's offsets are that one's."""
+    """``dc``: the data centre whose Kafka this is; the ledger's offsets are that one's.
+
+    ``parallel``: so many tables are loaded at a time. ``follow_s``: how long a load that follows waits before it looks
+    again. A table's path with ``{topic}`` stands for a table of each topic, whose name without the data centre goes
+    there.
+    """
 
     dc: str = "dc1"
+    parallel: Annotated[int, Field(ge=1, le=64)] = 2
+    follow_s: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
     kafka: KafkaSettings
     spark: SparkSettings = SparkSettings()
     tables: Annotated[list[TableJob], Field(min_length=1)]

@@ -11,7 +11,8 @@ folder looks and then renames, which is too weak here: two loaders could each be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,7 @@ from logferry.loaders.plan import Range
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
+_TRIES: Final = 10
 
 _SCHEMA: Final = pa.schema(
     [
@@ -37,12 +39,25 @@ _SCHEMA: Final = pa.schema(
         pa.field("parser", pa.string(), nullable=False),
         pa.field("run", pa.string(), nullable=False),
         pa.field("planned", pa.timestamp("us", "UTC"), nullable=False),
+        # Null in a ledger from before there was more than one kind, and in entries without settings.
+        pa.field("kind", pa.string()),
+        pa.field("settings", pa.string()),
     ]
 )
 
+LOAD: Final = "load"
+REQUARANTINE: Final = "requarantine"
+RESET: Final = "reset"
+KINDS: Final = (LOAD, REQUARANTINE, RESET)
+
 
 class LedgerEntry(NamedTuple):
-    """One batch. ``ranges`` hold every partition known by then, also those of which the batch reads nothing."""
+    """One batch. ``ranges`` hold every partition known by then, also those of which the batch reads nothing.
+
+    ``kind``: ``load`` reads the ranges out of Kafka; ``requarantine`` brings lines of the quarantine into the table;
+    ``reset`` moves positions, by a command. ``settings``: the parser's, so that a planned batch can be finished as it
+    was planned.
+    """
 
     batch: int
     dc: str
@@ -50,6 +65,8 @@ class LedgerEntry(NamedTuple):
     run: str
     planned: datetime
     ranges: tuple[Range, ...]
+    kind: str = LOAD
+    settings: str = ""
 
     @property
     def reads(self) -> tuple[Range, ...]:
@@ -70,17 +87,46 @@ class TablePaths(NamedTuple):
         return cls(main, main.with_name(f"{main.name}_ledger"), main.with_name(f"{main.name}_quarantine"))
 
 
-def create_table(path: Path, schema: Schema, name: str, configuration: dict[str, str | None]) -> None:
+def create_table(
+    path: Path,
+    schema: Schema,
+    name: str,
+    configuration: dict[str, str | None],
+    partition_by: Sequence[str] = (),
+) -> None:
     """Makes an empty table unless there is one. Several loaders may call it at once; one creation wins."""
     if open_table(path) is not None:
         return
     try:
-        DeltaTable.create(str(path), schema, mode="ignore", name=name, configuration=configuration)
+        DeltaTable.create(
+            str(path),
+            schema,
+            mode="ignore",
+            partition_by=list(partition_by) or None,
+            name=name,
+            configuration=configuration,
+        )
     except CommitFailedError:
         if open_table(path) is None:
             raise
     except (DeltaError, OSError) as error:
         raise StorageAway(f"{path} cannot be created: {error}") from error
+
+
+def add_columns(path: Path, schema: Schema) -> None:
+    """Gives a table the columns of ``schema`` that it lacks. Several loaders may do so at once. Raises StorageAway."""
+    for _ in range(_TRIES):
+        table = open_table(path)
+        if table is None:
+            raise StorageAway(f"{path} is not there any more")
+        have = {field.name for field in table.schema().fields}
+        lacking = [field for field in schema.fields if field.name not in have]
+        if not lacking:
+            return
+        # One that another loader adds meanwhile makes this fail; then there is less to add.
+        with suppress(CommitFailedError, DeltaError):
+            table.alter.add_columns(lacking)
+    raise StorageAway(f"{path}: columns could not be added")
 
 
 def open_table(path: Path) -> DeltaTable | None:
@@ -114,8 +160,9 @@ class Ledger:
         self.path = path
 
     def create(self) -> None:
-        """Makes an empty ledger unless there is one."""
+        """Makes an empty ledger unless there is one, and gives an older one the columns that it lacks."""
         create_table(self.path, Schema.from_arrow(_SCHEMA), "logferry batch ledger", {"delta.appendOnly": "true"})
+        add_columns(self.path, Schema.from_arrow(_SCHEMA))
 
     def last(self) -> int:
         return last_batch(open_table(self.path))
@@ -164,8 +211,10 @@ class Ledger:
         return rows
 
 
-def new_entry(batch: int, dc: str, parser: str, run: str, ranges: Iterable[Range]) -> LedgerEntry:
-    return LedgerEntry(batch, dc, parser, run, datetime.now(UTC), tuple(sorted(ranges)))
+def new_entry(
+    batch: int, dc: str, parser: str, run: str, ranges: Iterable[Range], *, kind: str = LOAD, settings: str = ""
+) -> LedgerEntry:
+    return LedgerEntry(batch, dc, parser, run, datetime.now(UTC), tuple(sorted(ranges)), kind, settings)
 
 
 def _rows(entry: LedgerEntry) -> pa.Table:
@@ -175,6 +224,8 @@ def _rows(entry: LedgerEntry) -> pa.Table:
         "parser": entry.parser,
         "run": entry.run,
         "planned": entry.planned,
+        "kind": entry.kind,
+        "settings": entry.settings or None,
     }
     return pa.Table.from_pylist([{**head, **r._asdict()} for r in entry.ranges], schema=_SCHEMA)
 
@@ -185,12 +236,15 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
         by_batch.setdefault(row["batch"], []).append(row)
     found = []
     for batch, of_batch in sorted(by_batch.items()):
-        heads = {(row["dc"], row["parser"], row["run"], row["planned"]) for row in of_batch}
+        heads = {
+            (row["dc"], row["parser"], row["run"], row["planned"], row.get("kind") or LOAD, row.get("settings") or "")
+            for row in of_batch
+        }
         ranges = sorted(
             Range(row["topic"], row["partition"], row["topic_id"], row["start"], row["end"]) for row in of_batch
         )
         if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
             raise LedgerBroken(f"{path}: batch {batch} was written twice")
-        dc, parser, run, planned = heads.pop()
-        found.append(LedgerEntry(batch, dc, parser, run, planned, tuple(ranges)))
+        dc, parser, run, planned, kind, settings = heads.pop()
+        found.append(LedgerEntry(batch, dc, parser, run, planned, tuple(ranges), kind, settings))
     return found

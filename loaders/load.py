@@ -7,46 +7,20 @@ a planned batch does that one first, exactly as it was planned. Whatever dies in
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from logferry.loaders import parse
-from logferry.loaders.commit import append_once
+from logferry.loaders.batches import BatchDone, Loader, do_batch
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, TopicChanged
 from logferry.loaders.jvm import sorted_errors
-from logferry.loaders.kafka import KafkaTopics, is_pattern, matches
-from logferry.loaders.ledger import Ledger, LedgerEntry, TablePaths, new_entry
-from logferry.loaders.plan import Range, Stopped, TopicPartition, plan, replaced, unreadable
-from logferry.loaders.read import Batch, read
+from logferry.loaders.kafka import is_pattern, matches
+from logferry.loaders.ledger import LOAD, REQUARANTINE, Ledger, LedgerEntry, TablePaths, new_entry
+from logferry.loaders.plan import Range, Stopped, TopicPartition, plan
+from logferry.loaders.requarantine import standing_lines
+from logferry.loaders.sizes import Bound, Sizes, unbounded
 from logferry.loaders.tables import TableState, prepare, read_state
-from pyspark.sql import SparkSession
-
-
-@dataclass(frozen=True)
-class Loader:
-    """What every table of a run shares. ``run`` is this run's name, for seeing who won."""
-
-    spark: SparkSession
-    kafka: KafkaTopics
-    dc: str
-    run: str
-
-
-@dataclass(frozen=True)
-class BatchDone:
-    """A batch that the table holds now. ``rows``, ``quarantined``: None where only another loader knows."""
-
-    batch: int
-    ours: bool
-    ranges: tuple[Range, ...]
-    records: int
-    bytes: int
-    rows: int | None
-    quarantined: int | None
-    read_s: float
-    write_s: float
 
 
 @dataclass(frozen=True)
@@ -56,37 +30,79 @@ class Backlog:
     records: int
 
 
-LoadEvent = Backlog | BatchDone | Stopped
+@dataclass(frozen=True)
+class Ended:
+    """The run ends before everything is loaded, as it was told to."""
+
+    reason: str
 
 
-def load_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:
-    """Loads up to the last stable offsets that Kafka has now; yields what it does when it is done.
+LoadEvent = Backlog | BatchDone | Stopped | Ended
 
-    A topic that changed is stopped and the others go on, unless a batch of the ledger needs it. Raises Terminal,
-    Transient. Safe to call again, and by several loaders at once.
+
+def load_table(
+    loader: Loader, job: TableJob, bound: Bound | None = None, sizes: Sizes | None = None
+) -> Iterator[LoadEvent]:
+    """Loads up to the last stable offsets that Kafka has now, or to the bound; yields what it does when it is done.
+
+    ``sizes``: what earlier loads of this table have shown. A topic that changed is stopped and the others go on, unless
+    a batch of the ledger needs it. Raises Terminal, Transient. Safe to call again, and by several loaders at once.
     """
     paths = TablePaths.of(job.path)
+    if job.parser.format not in ("lines", "chunk"):
+        parse.check(loader.spark, job.parser)
     with sorted_errors(f"loading {paths.main}"):
-        yield from _batches(loader, job, paths)
+        yield from _batches(loader, job, paths, bound or unbounded(), sizes or Sizes(job.max_records, job.batch_bytes))
 
 
-def _batches(loader: Loader, job: TableJob, paths: TablePaths) -> Iterator[LoadEvent]:
-    state = _state(loader, paths)
+def _batches(loader: Loader, job: TableJob, paths: TablePaths, bound: Bound, sizes: Sizes) -> Iterator[LoadEvent]:
+    state = table_state(loader, paths)
     topics = wanted_topics(loader, job, state)
     backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
     targets = {r.key: r.end for r in backlog.ranges}
-    prepare(paths)
+    prepare(paths, job.parser, job.partition_by)
     yield Backlog(backlog.records)
     stopped: set[str] = set()
     while True:
-        entry, stops = _next_entry(loader, job, paths, state, [t for t in topics if t not in stopped], targets)
+        if (reason := bound.reached()) is not None:
+            yield Ended(reason)
+            return
+        wanted = [t for t in topics if t not in stopped]
+        entry, stops = _next_entry(loader, job, paths, state, wanted, targets, bound.cut(sizes))
         for stop in stops:
             stopped.add(stop.topic)
             yield stop
         if entry is None:
             return
-        yield do_batch(loader, paths, entry)
-        state = _state(loader, paths)
+        done = do_batch(loader, paths, entry)
+        if done.records:
+            offsets = sum(r.size for r in entry.reads)
+            sizes.saw(offsets, done.bytes)
+            bound.spent(offsets, done.bytes)
+        yield done
+        state = table_state(loader, paths)
+
+
+def requarantine_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:
+    """Brings the lines of the quarantine into the table that the job's parser can read; the others stay, with what is
+    wrong with them now. Raises Terminal, Transient. Safe to call again, and while others load.
+    """
+    paths = TablePaths.of(job.path)
+    with sorted_errors(f"requarantining {paths.quarantine}"):
+        while True:
+            state = table_state(loader, paths)
+            if state.committed is None and state.planned is None:
+                return
+            prepare(paths, job.parser, job.partition_by)
+            entry = state.planned
+            if entry is None:
+                if job.parser.format == "chunk" or not standing_lines(loader.spark, paths):
+                    return
+                resting = [r._replace(start=r.end) for r in _positions(state)]
+                entry = _put(loader, job, paths, state, resting, kind=REQUARANTINE)
+            yield do_batch(loader, paths, entry)
+            if entry.kind == REQUARANTINE and entry.parser == job.parser.name:
+                return
 
 
 def wanted_topics(loader: Loader, job: TableJob, state: TableState) -> list[str]:
@@ -110,64 +126,28 @@ def _next_entry(
     state: TableState,
     topics: list[str],
     targets: dict[TopicPartition, int],
+    max_offsets: int,
 ) -> tuple[LedgerEntry | None, tuple[Stopped, ...]]:
     """The batch to do next, as it stands in the ledger; None when the targets are reached."""
     if state.planned is not None:
         return state.planned, ()
     views = loader.kafka.views(topics)
-    planned = plan(_positions(state), views, topics, job.max_records, targets)
+    planned = plan(_positions(state), views, topics, max_offsets, targets)
     if not planned.records:
         return None, planned.stopped
-    entry = new_entry(state.last + 1, loader.dc, parse.PARSER, loader.run, planned.ranges)
-    return Ledger(paths.ledger).put(entry), planned.stopped
+    return _put(loader, job, paths, state, planned.ranges), planned.stopped
 
 
-def do_batch(loader: Loader, paths: TablePaths, entry: LedgerEntry) -> BatchDone:
-    """Loads what the entry says, once. Raises TopicChanged when Kafka cannot give exactly that any more."""
-    if entry.parser != parse.PARSER:
-        raise LedgerBroken(
-            f"batch {entry.batch} of {paths.main} was planned for the parser {entry.parser}, this loader has "
-            f"{parse.PARSER}: finish it with the loader that planned it"
-        )
-    views = loader.kafka.views(r.topic for r in entry.reads)
-    _refuse(entry, paths, unreadable(entry.reads, views))
-    started = time.monotonic()
-    batch = read(loader.spark, loader.kafka.bootstrap_servers, loader.dc, entry.reads)
-    try:
-        # Read and kept: if the topics were the same before and after, these are their records.
-        _refuse(entry, paths, replaced(entry.reads, loader.kafka.ids(r.topic for r in entry.reads)))
-        read_s = time.monotonic() - started
-        return _write(loader, paths, entry, batch, read_s)
-    finally:
-        batch.release()
+def _put(
+    loader: Loader, job: TableJob, paths: TablePaths, state: TableState, ranges: Iterable[Range], kind: str = LOAD
+) -> LedgerEntry:
+    """The next batch as it stands in the ledger: ours, or that of a loader that was faster."""
+    parser = job.parser
+    entry = new_entry(state.last + 1, loader.dc, parser.name, loader.run, ranges, kind=kind, settings=parser.as_json)
+    return Ledger(paths.ledger).put(entry)
 
 
-def _write(loader: Loader, paths: TablePaths, entry: LedgerEntry, batch: Batch, read_s: float) -> BatchDone:
-    started = time.monotonic()
-    quarantined: int | None = 0
-    if batch.suspect:
-        rows = parse.quarantined(batch.frame)
-        quarantined = append_once(rows, paths.quarantine, entry.batch, loader.run).rows
-    done = append_once(parse.rows(batch.frame), paths.main, entry.batch, loader.run)
-    return BatchDone(
-        batch=entry.batch,
-        ours=done.ours,
-        ranges=entry.reads,
-        records=batch.records,
-        bytes=batch.bytes,
-        rows=done.rows,
-        quarantined=quarantined,
-        read_s=read_s,
-        write_s=time.monotonic() - started,
-    )
-
-
-def _refuse(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:
-    if reason is not None:
-        raise TopicChanged(f"batch {entry.batch} of {paths.main} is planned and cannot be read: {reason}")
-
-
-def _state(loader: Loader, paths: TablePaths) -> TableState:
+def table_state(loader: Loader, paths: TablePaths) -> TableState:
     """Where the table stands. Raises LedgerBroken when its offsets are another data centre's."""
     state = read_state(paths)
     for entry in (state.committed, state.planned):

@@ -1,23 +1,33 @@
-"""Records into rows: one row a line, or a row of the quarantine. Expressions of the JVM only, no Python in the way.
+r"""Records into rows: one row a line, or a row of the quarantine. Expressions of the JVM only, no Python in the way.
 
-A line is what stands between two ``\\n`` bytes, byte for byte (a ``\\r`` stays). Its row's identity is (topic,
-source_id, seqno, line), the same in every data centre. A line that is not UTF-8 goes to the quarantine under the same
-identity; a record that no gateway wrote goes there whole, with its key and headers. Lines of table and quarantine
-together are all lines of a record, numbered from 0 without a hole.
+A line is what stands between two ``\n`` bytes, byte for byte (a ``\r`` stays). Its row's identity is (topic,
+source_id, seqno, line), the same in every data centre. A line that is not UTF-8, or that the table's parser cannot
+read, goes to the quarantine under the same identity; a record that no gateway wrote goes there whole, with its key and
+headers. Lines of table and quarantine together are all lines of a record, numbered from 0 without a hole. The parser
+``chunk`` makes one row of a record, of whatever bytes.
 
-`PARSER` names these rules in the ledger. Whoever changes which line goes where changes the name.
+The text of a row is the whole line, whatever columns the parser has made of it: so what is stored can be compared with
+what was sent, and read again by a better parser.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from logferry.loaders.errors import ConfigError
+from logferry.loaders.jvm import JVM_ERRORS, java_chain, sorted_error
+from logferry.loaders.parsing.columns import column_type
+from logferry.loaders.parsing.event_time import event_time
+from logferry.loaders.parsing.formats import EXTRA, LINE, texts, typed
+from logferry.loaders.parsing.settings import ParserSettings
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
+    DateType,
     IntegerType,
     LongType,
     MapType,
@@ -27,7 +37,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-PARSER: Final = "lines/1"
+LINES: Final = ParserSettings()
 
 NOT_UTF8: Final = "the line is not UTF-8"
 
@@ -48,11 +58,15 @@ _ORIGIN: Final = [
 ]
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
-ROWS: Final = StructType(
-    [*_IDENTITY, *_ORIGIN, StructField("text", StringType()), StructField("newline", BooleanType())]
-)
+_LINE: Final = [StructField("text", StringType()), StructField("newline", BooleanType())]
+_CHUNK: Final = [field for field in _IDENTITY if field.name != "line"]
+
+# Columns that a table may be partitioned by, beside those that every row has.
+DATES: Final = {"event_date": "event_time", "recorded_date": "recorded"}
 
 # ``key`` and ``headers`` only where a whole record is quarantined; ``line`` and ``newline`` only where a line is.
+# ``parser``: which one could not read the line. ``resolved``: the batch that brought it into the table after all; a row
+# stands in the quarantine as long as that batch is not in the table, so both change in one instant.
 QUARANTINE: Final = StructType(
     [
         *_IDENTITY,
@@ -62,8 +76,12 @@ QUARANTINE: Final = StructType(
         StructField("reason", StringType()),
         StructField("key", BinaryType()),
         StructField("headers", _HEADERS),
+        StructField("parser", StringType()),
+        StructField("resolved", LongType()),
     ]
 )
+
+NO_TIME: Final = "the time of the event is missing or of no known format"
 
 # The end of the year 9999, the last that every reader of the table can show; what is outside was no time.
 _LAST_MS: Final = 253_402_300_799_999
@@ -100,26 +118,90 @@ def records(kafka: DataFrame, dc: str) -> DataFrame:
     )
 
 
-def rows(records: DataFrame) -> DataFrame:
-    """The rows of the main table: every line that is UTF-8, of every record without a flaw."""
-    lines = _lines(records.where("flaw is null"))
-    return lines.where("clean or is_valid_utf8(text)").select(*ROWS.fieldNames())
+def schema(parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> StructType:
+    """The columns of the main table. ``dates``: of `DATES`, those that it is partitioned by."""
+    if parser.format == "chunk":
+        fields = [*_CHUNK, *_ORIGIN, StructField("data", BinaryType())]
+    else:
+        fields = [*_IDENTITY, *_ORIGIN, *_LINE]
+    fields += [StructField(name, column_type(kind)) for name, kind in parser.kinds.items()]
+    if parser.format in EXTRA:
+        fields.append(EXTRA[parser.format])
+    if parser.time is not None:
+        fields.append(StructField("event_time", TimestampType()))
+    return StructType([*fields, *(StructField(name, DateType()) for name in dates)])
 
 
-def quarantined(records: DataFrame) -> DataFrame:
-    """The rows of the quarantine: lines that are not UTF-8, and whole records with a flaw."""
-    lines = _lines(records.where("flaw is null and not clean")).where("not is_valid_utf8(text)")
+def check(spark: SparkSession, parser: ParserSettings) -> None:
+    """Java's own word on patterns of lines and times, before anything is loaded. Raises ConfigError, SparkAway."""
+    line = {"text": "'1 x'", "clean": "true", "created": "current_timestamp()", "recorded": "current_timestamp()"}
+    lines = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in line.items()))
+    try:
+        read_lines(lines, parser).select("reason", *parser.kinds).collect()
+    except JVM_ERRORS as error:
+        chain = java_chain(error)
+        if not chain:
+            raise sorted_error(error, "checking the parser") from None
+        said = next((text for _, text in reversed(chain) if text), chain[-1][0])
+        raise ConfigError(f"parser: {said.splitlines()[0]}") from None
+
+
+def parsed(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
+    """Every line of the records without a flaw, with the parser's columns and ``reason``: why it is no row, or null."""
+    good = records.where("flaw is null")
+    if parser.format == "chunk":
+        return good.withColumns({"data": F.col("value"), "reason": F.lit(None).cast("string")})
+    return read_lines(_lines(good), parser)
+
+
+def read_lines(lines: DataFrame, parser: ParserSettings) -> DataFrame:
+    """Lines with `text`, `clean`, and what a row has beside, into columns and ``reason``."""
+    not_utf8 = F.when(F.expr("not (clean or is_valid_utf8(text))"), F.lit(NOT_UTF8))
+    if parser.format == "lines":
+        return lines.withColumn("reason", not_utf8)
+    # A carriage return at the end belongs to the line, and to no column.
+    line = F.expr("if(endswith(text, '\r'), substring(text, 1, char_length(text) - 1), text)")
+    told = texts(lines.withColumn(LINE, F.when(not_utf8.isNull(), line)), parser)
+    read = typed(told, parser)
+    columns, flaw = dict(read.columns), F.coalesce(not_utf8, read.flaw)
+    if parser.time is not None:
+        said = told.columns[parser.time.column].cast("string")
+        columns["event_time"] = event_time(said, parser.time, F.coalesce("created", "recorded"))
+    frame = read.frame.withColumns({**columns, "reason": flaw})
+    if parser.time is not None:
+        late = F.when(F.col("event_time").isNull(), F.lit(NO_TIME))
+        frame = frame.withColumn("reason", F.coalesce("reason", late))
+    return frame
+
+
+def rows(parsed: DataFrame, parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> DataFrame:
+    """The rows of the main table."""
+    dated = {name: F.to_date(DATES[name]) for name in dates}
+    return parsed.where("reason is null").withColumns(dated).select(*schema(parser, dates).fieldNames())
+
+
+def quarantined(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
+    """The rows of the quarantine: lines that are no rows, and whole records with a flaw."""
+    more = {"parser": F.lit(parser.name), "resolved": F.lit(None).cast("long")}
     whole = records.where("flaw is not null").withColumns(
         {
             "line": F.lit(None).cast("int"),
             "bytes": F.col("value"),
             "newline": F.lit(None).cast("boolean"),
             "reason": F.col("flaw"),
+            **more,
         }
     )
-    bad = lines.withColumns({"bytes": F.expr("cast(text as binary)"), "reason": F.lit(NOT_UTF8)})
     columns = QUARANTINE.fieldNames()
-    return bad.select(*columns).unionByName(whole.select(*columns))
+    if parser.format == "chunk":
+        return whole.select(*columns)
+    lines = records.where("flaw is null and not clean") if parser.format == "lines" else records.where("flaw is null")
+    bad = read_lines(_lines(lines), parser).where("reason is not null")
+    return (
+        bad.withColumns({"bytes": F.expr("cast(text as binary)"), **more})
+        .select(*columns)
+        .unionByName(whole.select(*columns))
+    )
 
 
 def _lines(records: DataFrame) -> DataFrame:

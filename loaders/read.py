@@ -35,12 +35,12 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True)
 class Batch:
-    """The records of a batch on local disk. ``suspect``: how many of them have something for the quarantine."""
+    """The records of a batch on local disk. ``flawed``: how many of them no gateway wrote."""
 
     frame: DataFrame
     records: int
     bytes: int
-    suspect: int
+    flawed: int
     release: Callable[[], None]
 
 
@@ -52,12 +52,12 @@ def read(spark: SparkSession, bootstrap_servers: str, dc: str, ranges: Sequence[
         seen,
         F.count(F.lit(1)).alias("records"),
         F.coalesce(F.sum(F.octet_length("value")), F.lit(0)).alias("bytes"),
-        F.count_if(F.expr("not clean")).alias("suspect"),
+        F.count_if(F.expr("flaw is not null")).alias("flawed"),
     )
     with sorted_errors(f"reading {_said(ranges)}"):
         frame = watched.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
     facts = seen.get
-    return Batch(frame, facts["records"], facts["bytes"], facts["suspect"], lambda: _release(frame))
+    return Batch(frame, facts["records"], facts["bytes"], facts["flawed"], lambda: _release(frame))
 
 
 def kafka_options(bootstrap_servers: str, ranges: Sequence[Range]) -> dict[str, str]:

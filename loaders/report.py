@@ -1,48 +1,65 @@
-"""What a run says: a line a batch for people, a progress bar on a terminal, or one line of JSON for programs."""
+"""What a run says: a line a batch for people, progress on a terminal, or one line of JSON for programs.
+
+Tables may be loaded in several threads at once; each has its own line of progress.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from logferry.loaders.batches import BatchDone
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoadError
-from logferry.loaders.load import Backlog, BatchDone, LoadEvent
+from logferry.loaders.load import Backlog, Ended, LoadEvent
 from logferry.loaders.plan import Range, Stopped
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _RANGES_SHOWN = 16
+# Of a run that follows for months, the newest only.
+_BATCHES_KEPT: Final = 1000
 
 
 @dataclass
 class TableReport:
-    """What was done with one table. ``rows`` counts what this run wrote, not what another loader did."""
+    """What was done with one table. ``rows`` counts what this run wrote, not what another loader did.
+
+    ``left``: offsets that are not loaded, as of the start of the last look.
+    """
 
     path: Path
     batches: list[BatchDone] = field(default_factory=list)
     stopped: list[Stopped] = field(default_factory=list)
     error: LoadError | None = None
+    ended: str | None = None
     seconds: float = 0.0
-
-    @property
-    def rows(self) -> int:
-        return sum(batch.rows or 0 for batch in self.batches if batch.ours)
-
-    @property
-    def quarantined(self) -> int:
-        return sum(batch.quarantined or 0 for batch in self.batches if batch.ours)
+    rows: int = 0
+    quarantined: int = 0
+    bytes: int = 0
+    left: int = 0
+    done: int = 0
 
     @property
     def exit_status(self) -> int:
         if self.error is not None:
             return self.error.exit_status
         return EXIT_REFUSED if self.stopped else EXIT_DONE
+
+    def add(self, batch: BatchDone) -> None:
+        self.batches = [*self.batches[1 - _BATCHES_KEPT :], batch]
+        self.done += 1
+        self.left -= min(self.left, sum(r.size for r in batch.ranges))
+        if batch.ours:
+            self.rows += batch.rows or 0
+            self.quarantined += batch.quarantined or 0
+            self.bytes += batch.bytes
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +69,8 @@ class TableReport:
             "seconds": round(self.seconds, 3),
             "batches": [_batch_json(batch) for batch in self.batches],
             "stopped": [stop._asdict() for stop in self.stopped],
+            "left": self.left,
+            "ended": self.ended,
             "error": str(self.error) if self.error else None,
         }
 
@@ -68,6 +87,17 @@ class Reporter:
         self.console = console
         self.as_json = as_json
         self.tables: list[TableReport] = []
+        self._bars: dict[int, TaskID] = {}
+        self._lock = threading.Lock()
+        self._progress = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=as_json or not console.is_terminal,
+        )
 
     @contextmanager
     def starting(self, what: str) -> Iterator[None]:
@@ -77,22 +107,50 @@ class Reporter:
         with self.console.status(what):
             yield
 
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Progress on a terminal, while tables are loaded."""
+        with self._progress:
+            yield
+
+    def begin(self, path: Path) -> TableReport:
+        report = TableReport(path)
+        with self._lock:
+            self.tables.append(report)
+            self._bars[id(report)] = self._progress.add_task(escape(path.name), total=None, said="")
+        return report
+
     def table(self, path: Path, events: Iterable[LoadEvent]) -> TableReport:
         """Follows one table's load to its end. An error of the load ends it and stands in the report."""
-        report = TableReport(path)
-        self.tables.append(report)
-        started = time.monotonic()
-        self._say(f"[bold]{escape(str(path))}[/]")
-        with self._progress() as progress:
-            bar = progress.add_task("loading", total=None)
-            try:
-                for event in events:
-                    self._take(report, event, progress, bar)
-            except LoadError as error:
-                report.error = error
-        report.seconds = time.monotonic() - started
-        self._say(_total(report))
+        report = self.begin(path)
+        self.follow(report, events, say_error=False)
+        self._say(f"[bold]{escape(str(path))}[/]\n{_total(report)}")
         return report
+
+    def follow(self, report: TableReport, events: Iterable[LoadEvent], *, say_error: bool = True) -> None:
+        """One more load of a table. Its error takes the place of the one before, and none of none."""
+        started = time.monotonic()
+        before, error, ended = report.error, None, None
+        already = {stop.reason for stop in report.stopped}
+        stopped: list[Stopped] = []
+        try:
+            for event in events:
+                if isinstance(event, Ended):
+                    ended = event.reason
+                elif isinstance(event, Stopped):
+                    stopped.append(event)
+                    if event.reason not in already:
+                        self._say(f"[bold]{escape(report.path.name)}[/] [red]stopped[/] {escape(event.reason)}")
+                else:
+                    self._take(report, event)
+        except LoadError as raised:
+            error = raised
+            if say_error and str(before) != str(raised):
+                self._say(f"[bold]{escape(report.path.name)}[/] [red]{escape(str(raised))}[/]")
+        # One that was told to end before it looked knows nothing new.
+        report.stopped = stopped if ended is None else [*{*report.stopped, *stopped}]
+        report.error, report.ended = error, ended
+        report.seconds += time.monotonic() - started
 
     def finish(self, error: LoadError | None = None) -> int:
         """Says the end of the run and returns its exit status. ``error``: what kept it from starting."""
@@ -103,48 +161,43 @@ class Reporter:
                 "error": str(error) if error else None,
                 "rows": sum(t.rows for t in self.tables),
                 "quarantined": sum(t.quarantined for t in self.tables),
-                "tables": [t.as_json() for t in self.tables],
+                "tables": [t.as_json() for t in sorted(self.tables, key=lambda t: str(t.path))],
             }
             self.console.file.write(json.dumps(summary) + "\n")
         elif error is not None:
             self._say(f"[red]{escape(str(error))}[/]")
         return status
 
-    def _take(self, report: TableReport, event: LoadEvent, progress: Progress, bar: TaskID) -> None:
+    def _take(self, report: TableReport, event: Backlog | BatchDone) -> None:
+        bar = self._bars[id(report)]
         if isinstance(event, Backlog):
-            progress.update(bar, total=event.records)
-        elif isinstance(event, Stopped):
-            report.stopped.append(event)
-            self._say(f"  [red]stopped[/] {escape(event.reason)}")
-        else:
-            report.batches.append(event)
-            progress.advance(bar, sum(r.size for r in event.ranges))
-            self._say(_batch_line(event))
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("  "),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("offsets"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=self.as_json or not self.console.is_terminal,
+            report.left = event.records
+            self._progress.reset(bar, total=event.records or None, said=_said(report, 0.0))
+            return
+        report.add(event)
+        took = event.read_s + event.write_s
+        self._progress.update(
+            bar, advance=sum(r.size for r in event.ranges), said=_said(report, event.bytes / max(took, 0.001))
         )
+        self._say(_batch_line(report.path.name, event))
 
     def _say(self, text: str) -> None:
         if not self.as_json:
             self.console.print(text, highlight=False, soft_wrap=True)
 
 
-def _batch_line(batch: BatchDone) -> str:
+def _said(report: TableReport, bytes_per_s: float) -> str:
+    return f"{report.rows:,} rows · {bytes_per_s / 1e6:.1f} MB/s · {report.left:,} offsets behind"
+
+
+def _batch_line(name: str, batch: BatchDone) -> str:
     seconds = f"{batch.read_s + batch.write_s:.1f} s (read {batch.read_s:.1f}, write {batch.write_s:.1f})"
     if batch.ours:
         what = f"{_count(batch.rows)} rows, {_count(batch.quarantined)} quarantined, {batch.bytes / 1e6:.1f} MB"
     else:
         what = "[yellow]another loader wrote it[/], this one goes on"
-    return f"  batch {batch.batch}: {what} in {seconds}\n    {escape(_ranges(batch.ranges))}"
+    ranges = f"\n    {escape(_ranges(batch.ranges))}" if batch.ranges else ""
+    return f"[bold]{escape(name)}[/] batch {batch.batch}: {what} in {seconds}{ranges}"
 
 
 def _ranges(ranges: tuple[Range, ...]) -> str:
@@ -160,7 +213,9 @@ def _total(report: TableReport) -> str:
     end = "up to date" if report.exit_status == EXIT_DONE else "[red]not complete[/]"
     if report.error is not None:
         end = f"[red]{escape(str(report.error))}[/]"
-    batches = f"{len(report.batches)} batch{'' if len(report.batches) == 1 else 'es'}"
+    elif report.ended is not None and report.exit_status == EXIT_DONE:
+        end = f"{escape(report.ended)}, {report.left:,} offsets are left"
+    batches = f"{report.done} batch{'' if report.done == 1 else 'es'}"
     beside = f", {others} by another loader" if others else ""
     return (
         f"  {_count(report.rows)} rows, {_count(report.quarantined)} quarantined, "

@@ -58,6 +58,10 @@ _SETTINGS: Final = {
     # The older default holds nanoseconds: it ends in the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Tables that are loaded at the same time share the tasks.
+    "spark.scheduler.mode": "FAIR",
+    # A text that an older Spark would have read as another time is no time, and no error.
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     # Of two headers of one name the last one counts, as everywhere else.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
 }

@@ -7,13 +7,24 @@ not fit, another table's columns. A load never goes back to the earliest offsets
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deltalake import Schema
 from logferry.loaders import parse
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageAway
-from logferry.loaders.ledger import Ledger, LedgerEntry, TablePaths, create_table, last_batch, open_table
+from logferry.loaders.files import INDEXED
+from logferry.loaders.ledger import (
+    Ledger,
+    LedgerEntry,
+    TablePaths,
+    add_columns,
+    create_table,
+    last_batch,
+    open_table,
+)
+from logferry.loaders.parsing.settings import ParserSettings
 from pyspark.sql.types import StructType
 
 
@@ -50,30 +61,46 @@ def read_state(paths: TablePaths) -> TableState:
     return TableState(last, committed, ledger.get(entered) if entered > last else None)
 
 
-def prepare(paths: TablePaths) -> None:
-    """Makes what is missing of a table that holds nothing yet. Several loaders may do so at once."""
+def partition_columns(path: Path) -> list[str]:
+    table = open_table(path)
+    return list(table.metadata().partition_columns) if table is not None else []
+
+
+def prepare(paths: TablePaths, parser: ParserSettings = parse.LINES, partition_by: Sequence[str] = ()) -> None:
+    """Makes what is missing of the tables. Several loaders may do so at once.
+
+    A table takes on new columns of the parser; one that has them with other types is another table.
+    """
     if open_table(paths.main) is None and paths.main.exists() and any(paths.main.iterdir()):
         raise ForeignTable(f"{paths.main} is not empty, and not a Delta table")
     read_state(paths)
     Ledger(paths.ledger).create()
+    _create(paths.quarantine, parse.QUARANTINE, "logferry quarantine", (), {"parser", "resolved"})
+    dates = [name for name in partition_by if name in parse.DATES]
+    own = set(parser.kinds) | {"fields", "event_time"}
+    _create(paths.main, parse.schema(parser, dates), "logferry rows", partition_by, own)
+
+
+def _create(path: Path, schema: StructType, name: str, partition_by: Sequence[str], addable: set[str]) -> None:
+    """Creates the table unless it is there, and checks its columns in either case; adds those of ``addable``."""
     # Statistics over the text would cost time and tell nothing.
-    keys: dict[str, str | None] = {
-        "delta.dataSkippingStatsColumns": "topic,source_id,seqno,partition,offset,created,recorded"
-    }
-    _create(paths.quarantine, parse.QUARANTINE, "logferry quarantine", keys)
-    _create(paths.main, parse.ROWS, "logferry rows", keys)
-
-
-def _create(path: Path, schema: StructType, name: str, configuration: dict[str, str | None]) -> None:
-    """Creates the table unless it is there, and checks its columns in either case."""
-    create_table(path, Schema.from_json(schema.json()), name, configuration)
+    indexed = [column for column in INDEXED if column in schema.fieldNames() and column not in partition_by]
+    configuration: dict[str, str | None] = {"delta.dataSkippingStatsColumns": ",".join(indexed)}
+    want_schema = Schema.from_json(schema.json())
+    create_table(path, want_schema, name, configuration, partition_by)
     made = open_table(path)
     if made is None:
         raise StorageAway(f"{path} was created, but is not there")
     have, want = _columns(made.schema().to_json()), _columns(schema.json())
-    if have != want:
-        names = sorted(name for name in {*have, *want} if have.get(name) != want.get(name))
-        raise ForeignTable(f"{path} is another table: its column(s) {', '.join(names)} differ from ours")
+    wrong = {column for column in want if column in have and have[column] != want[column]}
+    wrong |= {column for column in want if column not in have and column not in addable}
+    if wrong:
+        raise ForeignTable(f"{path} is another table: its column(s) {', '.join(sorted(wrong))} differ from ours")
+    parted = list(made.metadata().partition_columns)
+    if parted != list(partition_by):
+        said = [", ".join(columns) or "nothing" for columns in (parted, list(partition_by))]
+        raise ForeignTable(f"{path} is partitioned by {said[0]}, the job says by {said[1]}: that cannot be changed")
+    add_columns(path, want_schema)
 
 
 def _columns(schema_json: str) -> dict[str, Any]:

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.structs import RecordMetadata, TopicPartition
 from deltalake import DeltaTable
 from logferry.gateway.contract import Chunk, Headers, record_headers
-from logferry.loaders.ledger import TablePaths
+from logferry.loaders.ledger import TablePaths, last_batch, open_table
 from logferry.ops.jars import spark_jars
 from logferry.ops.java import find_java
 
@@ -171,12 +172,19 @@ def stored(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def quarantine(path: Path) -> list[dict[str, Any]]:
+    """What stands in the quarantine of the table at ``path``: not the lines that a batch of the table has brought."""
+    paths = TablePaths.of(path)
+    last = last_batch(open_table(paths.main))
+    return [row for row in stored(paths.quarantine) if row["resolved"] is None or row["resolved"] > last]
+
+
 def check_exact(table: Path, sent: Iterable[Sent]) -> None:
     """The tables hold these chunks' lines: all of them, none twice, none other, byte for byte."""
     want_rows, want_bad = rows_of(sent)
     paths = TablePaths.of(table)
     rows = [_line(row, row["text"].encode()) for row in stored(paths.main)]
-    bad = [_line(row, row["bytes"]) for row in stored(paths.quarantine)]
+    bad = [_line(row, row["bytes"]) for row in quarantine(table)]
     for what, have, want in (("table", rows, want_rows), ("quarantine", bad, want_bad)):
         assert len(have) == len(set(have)), f"{what}: {len(have) - len(set(have))} rows stand twice"
         assert not want - set(have), f"{what}: missing {sorted(want - set(have), key=str)[:3]}"
@@ -217,14 +225,17 @@ def _line(row: dict[str, Any], data: bytes) -> Line:
 class LoaderProcess:
     """``python -m logferry.loaders`` and its JVM."""
 
-    def __init__(self, bootstrap: str, table: Path, topic: str, *options: str, scratch: Path) -> None:
-        settings = scratch / f"load-{table.name}.toml"
-        settings.write_text(
+    def __init__(
+        self, bootstrap: str, table: Path, topic: str, *options: str, scratch: Path, settings: str = ""
+    ) -> None:
+        """``settings``: more of the table's, as TOML."""
+        file = scratch / f"load-{table.name}-{crc32(settings.encode())}.toml"
+        file.write_text(
             f'dc = "dc1"\nkafka.bootstrap_servers = "{bootstrap}"\n'
             f'[spark]\nmaster = "local[2]"\ndriver_memory = "512m"\nscratch = "{scratch / "runs"}"\n'
-            f'[[tables]]\npath = "{table}"\ntopics = ["{topic}"]\nmax_records = 400\n'
+            f'[[tables]]\npath = "{table}"\ntopics = ["{topic}"]\nmax_records = 400\n{settings}\n'
         )
-        command = [sys.executable, "-m", "logferry.loaders", "--config", str(settings), "--json", *options]
+        command = [sys.executable, "-m", "logferry.loaders", "--config", str(file), "--json", *options]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=loader_env()
         )

@@ -76,16 +76,26 @@ class Tables:
         """The rows of these topics (and offsets), main table first, a batch at a time. Raises Unavailable."""
         yield from _rows(self.main, "text", topics, offsets)
         if self.quarantine is not None:
-            yield from _rows(self.quarantine, "bytes", topics, offsets)
+            yield from _rows(self.quarantine, "bytes", topics, offsets, standing(self.quarantine, self.last))
 
     def count(self) -> int:
         """How many rows there are, of any topic. Raises Unavailable."""
-        tables = [self.main] if self.quarantine is None else [self.main, self.quarantine]
-        total = 0
-        for table in tables:
-            with _readable(table):
-                total += table.to_pyarrow_dataset().count_rows()
+        with _readable(self.main):
+            total: int = self.main.to_pyarrow_dataset().count_rows()
+        if self.quarantine is not None:
+            with _readable(self.quarantine):
+                stands = standing(self.quarantine, self.last)
+                total += self.quarantine.to_pyarrow_dataset().count_rows(filter=stands)
         return total
+
+
+def standing(quarantine: DeltaTable, last: int) -> Any:
+    """Which rows stand in the quarantine beside a table whose last batch this is: a line that a batch brought into the
+    table after all leaves the quarantine in the instant in which the table holds that batch.
+    """
+    if "resolved" not in {field.name for field in quarantine.schema().fields}:
+        return None
+    return ds.field("resolved").is_null() | (ds.field("resolved") > last)
 
 
 def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
@@ -105,9 +115,11 @@ def _readable(table: DeltaTable) -> Iterator[None]:
 
 
 def _rows(
-    table: DeltaTable, content: str, topics: Collection[str], offsets: Collection[int] | None
+    table: DeltaTable, content: str, topics: Collection[str], offsets: Collection[int] | None, stands: Any = None
 ) -> Iterator[ChunkRows]:
     wanted = ds.field("topic").isin(sorted(topics))
+    if stands is not None:
+        wanted = wanted & stands
     if offsets is not None:
         wanted = wanted & ds.field("offset").isin(sorted(offsets))
     columns = [*_CHUNK, "line", content, "newline"]

@@ -139,7 +139,7 @@ class Loads:
     def _rows_files(self) -> dict[str, int]:
         """The data files of the main table by name, committed or not, with their sizes."""
         found = {}
-        for path in self.paths.main.glob("*.parquet"):
+        for path in self.paths.main.glob("batch-*/**/*.parquet"):
             with suppress(FileNotFoundError):
                 found[path.name] = path.stat().st_size
         return found

@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,40 +18,9 @@ from logferry.loaders.ledger import TablePaths, last_batch, open_table, read_led
 from logferry.ops.kafka import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_kept, chunks_of
+from tests.striking import STEPS, data_files, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-
-WAIT_S = 120
-
-Watch = Callable[[TablePaths], int]
-
-
-def commits(path: Path) -> int:
-    return sum(1 for file in (path / "_delta_log").glob("*.json") if file.stem.isdigit())
-
-
-def data_files(path: Path) -> int:
-    return sum(1 for _ in path.glob("*.parquet"))
-
-
-# What grows at a step, and from which number on: creating a table is its first commit.
-STEPS: dict[str, Watch] = {
-    "ledger": lambda paths: commits(paths.ledger),
-    "quarantine": lambda paths: commits(paths.quarantine),
-    "mid-write": lambda paths: data_files(paths.main),
-    "commit": lambda paths: commits(paths.main),
-}
-
-
-def wait_for(condition: Callable[[], bool], what: str, loader: LoaderProcess | None = None) -> None:
-    """Looks all the time: the windows to be hit are milliseconds wide."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen in {WAIT_S} s")
-        if loader is not None and loader.process.poll() is not None:
-            raise AssertionError(f"the loader ended before {what}: {loader.finish()}")
-        time.sleep(0.001)
 
 
 def is_gone(pid: int) -> bool:
@@ -108,7 +76,7 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
     first.finish()
     (planned,) = read_ledger(table)
 
-    # The JVM alone dies: the loader says so, and that the next run will do.
+    # The JVM alone dies: the loader commits what is written by then, if it is, and says that the next run will do.
     second = start(table, topic.name)
     wait_for(lambda: last_batch(open_table(paths.quarantine)) == 0, "the quarantine's commit", second)
     second.kill(python=False)
@@ -117,14 +85,16 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
     assert "JVM has ended" in summary["tables"][0]["error"]
 
     # Python alone dies: its JVM ends by itself, whatever it still wrote.
+    await topic.write(logs(8, 300, round_=1), partitions=2)
+    files = data_files(paths.main)
     third = start(table, topic.name)
-    wait_for(lambda: data_files(paths.main) > 0, "the first file of rows", third)
+    wait_for(lambda: data_files(paths.main) > files, "the first file of rows", third)
     jvm = third.kill(jvm=False)
     third.finish()
     assert jvm is not None
     wait_for(lambda: is_gone(jvm), "the end of the JVM")
 
-    await topic.write(logs(8, 300, round_=1), partitions=2)
+    await topic.write(logs(8, 300, round_=2), partitions=2)
     done = last_batch(open_table(paths.main))
     fourth = start(table, topic.name)
     wait_for(lambda: last_batch(open_table(paths.main)) == done + 1, "the commit of a batch", fourth)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from logferry.loaders.batches import Loader
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.kafka import KafkaTopics, kafka_topics
-from logferry.loaders.load import Loader
 from logferry.loaders.session import spark_session
 from logferry.ops.kafka import Cluster
 from pyspark.sql import SparkSession

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from logferry.loaders.ledger import last_batch, open_table
 from logferry.ops.kafka import Cluster
 from logferry.ops.ports import free_ports
 
-from tests.loading import Topic, check_exact, chunks_of, loader_env, run_module
+from tests.loading import LoaderProcess, Topic, check_exact, chunks_of, loader_env, run_module
 
 pytestmark = pytest.mark.spark
 
@@ -51,6 +54,51 @@ def test_kafka_away(tmp_path: Path):
     assert not table.exists()
 
 
+async def test_following_until_a_signal(kafka: Cluster, topic_name: str, tmp_path: Path):
+    topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
+    await topic.create()
+    await topic.write(chunks_of("a", b"1\n"))
+    loader = LoaderProcess(kafka.bootstrap, tmp_path / "t", topic.name, "--follow", scratch=tmp_path)
+    try:
+        await until(lambda: last_batch(open_table(tmp_path / "t")) == 0)
+        await topic.write(chunks_of("b", b"2\n"))
+        await until(lambda: last_batch(open_table(tmp_path / "t")) == 1)
+        loader.process.terminate()
+        status, summary, err = loader.finish()
+    finally:
+        loader.process.kill()
+    assert (status, summary["rows"]) == (0, 2), err
+    assert "ends after the batches" in err
+    check_exact(tmp_path / "t", topic.committed)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.long
+async def test_state_and_reset(kafka: Cluster, topic_name: str, tmp_path: Path):
+    topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
+    await topic.create()
+    await topic.write(chunks_of("a", b"1\n", b"2\n"))
+    table = str(tmp_path / "t")
+    load = ["--table", table, "--topics", topic.name, "--bootstrap", kafka.bootstrap, "--master", "local[1]"]
+    assert run_module(load).returncode == 0
+    refused = run_module([*load, "--reset", f"{topic.name}=earliest"])
+    assert refused.returncode == 2
+    assert f"{topic.name} 0: 3 → 0: 3 offsets will be loaded again" in refused.stdout
+    assert "call it again with --yes" in refused.stdout
+    agreed = run_module([*load, "--reset", f"{topic.name}:0=1", "--yes"])
+    assert agreed.returncode == 0
+    state = run_module(["--state", "--table", table], dict(os.environ))
+    assert state.returncode == 0
+    assert "holds batch 1 (reset, lines/1, offsets of dc1" in state.stdout
+    facts = json.loads(run_module(["--state", "--table", table, "--json"], dict(os.environ)).stdout)
+    assert [position["offset"] for position in facts[0]["positions"]] == [1]
+
+
 TABLE = ["--table", "t", "--topics", "dc1.a"]
 BOOTSTRAP = ["--bootstrap", "127.0.0.1:1"]
 WRONG_USE = {
@@ -60,6 +108,12 @@ WRONG_USE = {
     "a data centre that is none": ([*TABLE, *BOOTSTRAP, "--dc", "DC 1"], "dc: "),
     "file and options": (["--config", "x.toml", *TABLE], "--config stands alone"),
     "no file": (["--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file"),
+    "two things at once": ([*TABLE, *BOOTSTRAP, "--follow", "--requarantine"], "exclude each other"),
+    "a limit for ever": ([*TABLE, *BOOTSTRAP, "--follow", "--stop-s", "5"], "--stop-s bounds a load --once"),
+    "nothing to agree to": ([*TABLE, *BOOTSTRAP, "--yes"], "--yes agrees to a --reset"),
+    "a place that is none": ([*TABLE, *BOOTSTRAP, "--reset", "dc1.a"], "--reset 'dc1.a': TOPIC="),
+    "the state of nothing": (["--state"], "--table PATH, or --config FILE"),
+    "a format that is none": ([*TABLE, *BOOTSTRAP, "--parser", "xml"], "tables.0.parser.format"),
     "jars that are none": ([*TABLE, *BOOTSTRAP, "--jars", "/nowhere/a.jar"], "/nowhere/a.jar is not a file"),
 }
 

@@ -8,29 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from logferry.gateway.contract import Chunk, Headers, record_headers
 from logferry.loaders import parse
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from tests.loading import Line, Sent, chunks_of, rows_of
+from tests.parsed import RECORDED, Parser
 
 pytestmark = pytest.mark.spark
 
-KAFKA = pa.schema(
-    {
-        "key": pa.binary(),
-        "value": pa.binary(),
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "timestamp": pa.timestamp("us", "UTC"),
-        "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
-    }
-)
-RECORDED = datetime(2026, 11, 21, 10, 0, 0, 123_000, tzinfo=UTC)
 
 CASES = {
     "lines": b"one\ntwo\n",
@@ -58,41 +45,6 @@ CASES = {
     "a long bad line": b"x" * 1_000_000 + b"\xff" + b"\n",
     "many lines": b"".join(b"%d\n" % i for i in range(20_000)),
 }
-
-
-Records = list[tuple[bytes | None, bytes | None, Headers | None]]
-
-
-class Parser:
-    """Records in, rows out, both by way of Parquet files: nothing of PySpark touches the bytes."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
-        self._folder = folder
-
-    def parsed(self, records: Records) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """(rows of the table, rows of the quarantine)"""
-        rows = [
-            {
-                "key": key,
-                "value": value,
-                "topic": "dc1.a",
-                "partition": 3,
-                "offset": 100 + i,
-                "timestamp": RECORDED,
-                "headers": headers and [{"key": name, "value": raw} for name, raw in headers],
-            }
-            for i, (key, value, headers) in enumerate(records)
-        ]
-        pq.write_table(pa.Table.from_pylist(rows, schema=KAFKA), self._folder / "records.parquet")
-        frame = parse.records(self._spark.read.parquet(str(self._folder / "records.parquet")), "dc2")
-        return self._through_parquet(parse.rows(frame)), self._through_parquet(parse.quarantined(frame))
-
-    def _through_parquet(self, frame: DataFrame) -> list[dict[str, Any]]:
-        out = self._folder / "out"
-        frame.coalesce(1).write.mode("overwrite").parquet(str(out))
-        rows: list[dict[str, Any]] = pq.read_table(out).to_pylist(maps_as_pydicts="strict")
-        return rows
 
 
 @pytest.fixture
@@ -226,7 +178,7 @@ def test_a_quarantined_line_has_all_that_a_row_has(parser: Parser):
     rows, bad = parser.parsed([(b"src", chunk.data, record_headers(chunk))])
     (row,) = rows
     (quarantined,) = bad
-    shared = [name for name in parse.ROWS.fieldNames() if name not in ("text", "line")]
+    shared = [name for name in parse.schema().fieldNames() if name not in ("text", "line")]
     assert {name: quarantined[name] for name in shared} == {name: row[name] for name in shared}
     assert (quarantined["line"], quarantined["bytes"]) == (1, b"\xff")
     assert (quarantined["key"], quarantined["headers"]) == (None, None)

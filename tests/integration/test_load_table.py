@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from logferry.loaders import load, parse
+from logferry.loaders.batches import BatchDone, Loader, do_batch
 from logferry.loaders.commit import append_once, committed
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable, LedgerBroken, TopicChanged
 from logferry.loaders.ledger import Ledger, LedgerEntry, TablePaths, last_batch, new_entry, open_table, read_ledger
-from logferry.loaders.load import BatchDone, Loader, LoadEvent, do_batch, load_table
+from logferry.loaders.load import LoadEvent, load_table
+from logferry.loaders.parsing.settings import VERSIONS
 from logferry.loaders.plan import Range, Stopped
 from logferry.loaders.read import read
 from logferry.loaders.tables import prepare, read_state
@@ -270,7 +272,7 @@ async def test_a_batch_planned_for_another_parser(
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     planned(loader("dies"), table, 1000, topic.name)
-    monkeypatch.setattr(parse, "PARSER", "lines/2")
+    monkeypatch.setitem(VERSIONS, "lines", 2)
     with pytest.raises(LedgerBroken, match="planned for the parser lines/1"):
         done(load_table(loader(), job(table, topic.name)))
 
@@ -386,7 +388,7 @@ async def test_two_loaders_with_plans_of_their_own_load_one(loader: Start, topic
     await topic.create()
     await topic.write(chunks_of("a", b"1\n", b"2\n", b"3\n"))
     first = planned(loader("one"), table, 1, topic.name)
-    other = new_entry(first.batch, "dc1", parse.PARSER, "two", [r._replace(end=3) for r in first.ranges])
+    other = new_entry(first.batch, "dc1", "lines/1", "two", [r._replace(end=3) for r in first.ranges])
     assert Ledger(TablePaths.of(table).ledger).put(other) == first
     done(load_table(loader("two"), job(table, topic.name)))
     check_exact(table, topic.committed)

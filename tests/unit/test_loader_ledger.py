@@ -232,3 +232,33 @@ def test_rows_that_no_batch_accounts_for(paths: TablePaths, ledger: Ledger):
     write_deltalake(str(paths.main), pa.table({"text": ["x"]}))
     with pytest.raises(ForeignTable, match="no batch of this loader"):
         read_state(paths)
+
+
+def test_kind_and_settings_come_back(ledger: Ledger):
+    put = ledger.put(entry(0)._replace(kind="requarantine", settings='{"columns": []}'))
+    assert (put.kind, put.settings) == ("requarantine", '{"columns": []}')
+    assert ledger.put(entry(1, start=10)).kind == "load"
+
+
+def test_a_ledger_from_before_there_were_kinds(paths: TablePaths):
+    rows = pa.table(
+        {
+            "batch": [0],
+            "dc": ["dc1"],
+            "topic": ["dc1.a"],
+            "topic_id": ["id"],
+            "partition": pa.array([0], pa.int32()),
+            "start": [0],
+            "end": [5],
+            "parser": ["lines/1"],
+            "run": ["r"],
+            "planned": pa.array([1], pa.timestamp("us", "UTC")),
+        }
+    )
+    properties = CommitProperties(app_transactions=[Transaction(APP, 0)])
+    write_deltalake(str(paths.ledger), rows, commit_properties=properties)
+    ledger = Ledger(paths.ledger)
+    assert ledger.get(0).kind == "load"
+    ledger.create()
+    ledger.put(entry(1, start=5))
+    assert [(e.batch, e.kind, e.settings) for e in ledger.entries()] == [(0, "load", ""), (1, "load", "")]

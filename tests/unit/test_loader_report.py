@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from logferry.loaders.batches import BatchDone
 from logferry.loaders.errors import ConfigError, KafkaAway, TopicChanged
-from logferry.loaders.load import Backlog, BatchDone, LoadEvent
+from logferry.loaders.load import Backlog, LoadEvent
 from logferry.loaders.plan import Range, Stopped
 from logferry.loaders.report import Reporter
 from rich.console import Console

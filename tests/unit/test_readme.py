@@ -12,6 +12,7 @@ from typing import Any
 
 import logferry.client
 from logferry.gateway.config import Config
+from logferry.loaders.config import Config as LoaderConfig
 from logferry.mirror.config import MirrorConfig
 
 README = Path(__file__).parents[2] / "README.md"
@@ -55,3 +56,11 @@ def test_the_programs_of_the_readme_name_what_there_is() -> None:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names:
                 known = inspect.signature(getattr(logferry.client, call.func.id)).parameters
                 assert {keyword.arg for keyword in call.keywords} <= known.keys()
+
+
+def test_the_configuration_of_the_loader() -> None:
+    settings = shown('path = "/warehouse/nginx"')
+    nginx, orders = LoaderConfig.model_validate(settings).tables
+    assert nginx.partition_by == ["event_date"]
+    assert nginx.parser.time is not None
+    assert orders.parser.name.startswith("json/1:")

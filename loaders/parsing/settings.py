@@ -1,0 +1,212 @@
+"""How lines become columns, as a configuration says it, and the name under which the ledger knows it. Pure.
+
+The name is format and version, and for settings a digest of them: ``json/1:3f2a9c01d4e7``. Whoever changes which line
+goes where, or what a column holds, raises the format's version. The ledger keeps the settings beside the name, so a
+batch that was planned before a change is finished with what it was planned for.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Annotated, Any, Final, Literal
+
+from logferry.loaders.parsing.columns import check_name, column_type, is_simple
+from logferry.loaders.parsing.groups import named_groups
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Format = Literal["lines", "chunk", "json", "access", "logfmt", "regex", "delimited"]
+
+VERSIONS: Final[dict[str, int]] = {
+    "lines": 1,
+    "chunk": 1,
+    "json": 1,
+    "access": 1,
+    "logfmt": 1,
+    "regex": 1,
+    "delimited": 1,
+}
+
+# What every row has beside the parser's columns.
+_ROW: Final = ("topic", "source_id", "seqno", "line", "prev", "dc", "partition", "offset", "created", "recorded")
+_BESIDE: Final = ("attributes", "text", "newline", "data", "event_time", "event_date", "recorded_date")
+_ASIDE: Final = ("reason", "bytes", "key", "headers", "parser", "resolved", "line_text", "line_parts", "line_flaw")
+RESERVED: Final = frozenset((*_ROW, *_BESIDE, *_ASIDE))
+
+ACCESS: Final[dict[str, str]] = {
+    "remote_host": "string",
+    "ident": "string",
+    "user": "string",
+    "time": "string",
+    "request": "string",
+    "method": "string",
+    "path": "string",
+    "protocol": "string",
+    "status": "int",
+    "body_bytes": "bigint",
+    "referer": "string",
+    "user_agent": "string",
+}
+FIELDS: Final = "fields"
+
+
+class EventTime(BaseModel):
+    """Where the time of what happened stands: in a column of the parser, in one of these formats.
+
+    A format is a pattern of Java's DateTimeFormatter, or ``iso``, ``epoch_s``, ``epoch_ms``; the first one that fits
+    counts. Without a year in it, the latest one that is at most a day after the chunk was made. ``zone`` holds where
+    the text names none; where clocks are set back, the earlier of two.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    column: str
+    formats: Annotated[list[str], Field(min_length=1, max_length=16)]
+    zone: str = "UTC"
+
+    @field_validator("zone")
+    @classmethod
+    def _zone(cls, zone: str) -> str:
+        from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+        try:
+            ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"{zone!r} is not a time zone: UTC, Europe/Zurich, …") from None
+        return zone
+
+    @field_validator("formats")
+    @classmethod
+    def _formats(cls, formats: list[str]) -> list[str]:
+        for text in formats:
+            if not text or text.count("'") % 2:
+                raise ValueError(f"{text!r} is empty, or has a quote that is not closed")
+        return formats
+
+
+class ParserSettings(BaseModel):
+    """One table's parser. ``columns``: name → type; for ``json`` and ``delimited`` all of them, elsewhere the types of
+    those that are not text.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    format: Format = "lines"
+    columns: dict[str, str] = {}
+    pattern: str | None = None
+    separator: Annotated[str, Field(min_length=1, max_length=16)] | None = None
+    quoted: bool = False
+    event_time: EventTime | None = None
+
+    @field_validator("columns")
+    @classmethod
+    def _columns(cls, columns: dict[str, str]) -> dict[str, str]:
+        for name, kind in columns.items():
+            check_name(name)
+            column_type(kind)
+        if len({name.lower() for name in columns}) != len(columns):
+            raise ValueError("names of columns differ in more than upper and lower case")
+        return columns
+
+    @model_validator(mode="after")
+    def _together(self) -> ParserSettings:
+        self._no_strangers()
+        if self.format in ("json", "delimited", "logfmt") and not self.columns:
+            raise ValueError(f"{self.format} needs columns: name → type")
+        if self.format == "regex":
+            self._check_pattern()
+        if self.format == "access" and set(self.columns) - set(ACCESS):
+            raise ValueError(f"columns of access are {', '.join(ACCESS)}")
+        if self.format == "delimited" and self.quoted and (len(self.separator or "") != 1 or self.separator == '"'):
+            raise ValueError("separator: with quotes it is one letter, and not the quote")
+        if self.format != "json":
+            for name, kind in self.columns.items():
+                if not is_simple(column_type(kind)):
+                    raise ValueError(f"columns.{name}: a text is no {kind}; that is for json")
+        taken = {name.lower() for name in self.kinds} & RESERVED
+        if self.format == "logfmt" and FIELDS in self.columns:
+            taken.add(FIELDS)
+        if taken:
+            raise ValueError(f"columns: {', '.join(sorted(taken))} is a column that every row has; name it otherwise")
+        self._check_event_time()
+        return self
+
+    def _no_strangers(self) -> None:
+        """What means nothing to the format is a mistake."""
+        known: dict[str, tuple[str, ...]] = {
+            "lines": (),
+            "chunk": (),
+            "access": ("columns",),
+            "json": ("columns",),
+            "logfmt": ("columns",),
+            "regex": ("columns", "pattern"),
+            "delimited": ("columns", "separator", "quoted"),
+        }
+        for name in ("columns", "pattern", "separator", "quoted", "event_time"):
+            means = name in known[self.format] or (name == "event_time" and self.format not in ("lines", "chunk"))
+            if name in self.model_fields_set and not means:
+                raise ValueError(f"{name}: means nothing to the format {self.format}")
+        if self.format == "delimited" and self.separator is None:
+            raise ValueError("delimited needs a separator")
+
+    def _check_pattern(self) -> None:
+        if not self.pattern:
+            raise ValueError("regex needs a pattern")
+        groups = named_groups(self.pattern).groups
+        if not groups:
+            raise ValueError("pattern: has no named group: (?<name>…)")
+        for name in groups:
+            check_name(name)
+        if len({name.lower() for name in groups}) != len(groups):
+            raise ValueError("pattern: names of groups differ in more than upper and lower case")
+        if strange := sorted(set(self.columns) - set(groups)):
+            raise ValueError(f"columns: {', '.join(strange)} is no group of the pattern")
+
+    def _check_event_time(self) -> None:
+        if self.event_time is None:
+            return
+        kind = self.kinds.get(self.event_time.column)
+        if kind is None:
+            raise ValueError(f"event_time.column: {self.event_time.column} is no column of the parser")
+        if kind not in ("string", "bigint", "int", "double"):
+            raise ValueError(f"event_time.column: {self.event_time.column} is a {kind}; a string or a number is needed")
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The parser's columns in order: name → type."""
+        if self.format == "access":
+            return {**ACCESS, **self.columns}
+        if self.format == "regex":
+            return {name: self.columns.get(name, "string") for name in named_groups(self.pattern or "").groups}
+        return self.columns
+
+    @property
+    def time(self) -> EventTime | None:
+        """An access log has its time where all of them have it, unless told otherwise."""
+        if self.event_time is None and self.format == "access":
+            return EventTime(column="time", formats=["dd/MMM/yyyy:HH:mm:ss Z"])
+        return self.event_time
+
+    @property
+    def as_json(self) -> str:
+        """The settings as the ledger keeps them; the empty text where there are none."""
+        said: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True, exclude={"format"})
+        if said.get("columns") is not None:
+            # The order of columns counts, and JSON's readers need not keep it.
+            said["columns"] = list(self.columns.items())
+        return json.dumps(said, sort_keys=True, ensure_ascii=False) if said else ""
+
+    @property
+    def name(self) -> str:
+        plain = f"{self.format}/{VERSIONS[self.format]}"
+        return f"{plain}:{sha256(self.as_json.encode()).hexdigest()[:12]}" if self.as_json else plain
+
+
+def settings_of(name: str, as_json: str) -> ParserSettings | None:
+    """The settings behind a name in the ledger; None where this program reads such lines in another way."""
+    said: dict[str, Any] = json.loads(as_json or "{}")
+    if "columns" in said:
+        said["columns"] = dict(said["columns"])
+    try:
+        found = ParserSettings.model_validate({"format": name.partition("/")[0], **said})
+    except ValueError:
+        return None
+    return found if found.name == name else None
