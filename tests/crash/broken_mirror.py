@@ -1,6 +1,6 @@
-"""A worker of the mirror that dies at a step, or has its fence switched off.
+"""A worker of the mirror that dies at a step, or lacks something that makes it exact.
 
-``python tests/crash/broken_mirror.py WHAT --config FILE --worker I``, WHAT one of `STEPS` or ``no-fence``.
+``python tests/crash/broken_mirror.py WHAT --config FILE --worker I``, WHAT one of `STEPS` or of `FAULTS`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,23 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from logferry.gateway.identity import LaneIdentity
+from logferry.gateway.pairs import Run
+from logferry.gateway.transaction import Record
 from logferry.gateway.transactional import Part, TransactionalProducer
+from logferry.mirror import lane
 from logferry.mirror.__main__ import main
 from logferry.mirror.config import MirrorConfig
+from logferry.mirror.gathering import Written
 
 # In the order of a transaction: nothing is written; the batches are; the history and the progress too; committed.
 STEPS = ("fetched", "produced", "booked", "committed")
+# The fence is switched off; the history says the next offset; the progress is committed after its records, and the
+# worker dies in between.
+FAULTS = ("no-fence", "pairs-off-by-one", "progress-late")
 # Some transactions pass before it dies.
 _PASS = 12
 
@@ -56,9 +64,35 @@ def no_fence() -> None:
     MirrorConfig.lane = unfenced  # type: ignore[method-assign]
 
 
+def pairs_off_by_one() -> None:
+    right = lane.runs_of
+
+    def wrong(found: list[Written], part: Part) -> Iterator[Run]:
+        return (run._replace(local=run.local + 1) for run in right(found, part))
+
+    lane.runs_of = wrong
+
+
+def progress_late() -> None:
+    # Each lane by itself: where nothing is known of a partition that has records, a worker stops it.
+    passed, keep_books = Counter[int](), lane.MirrorLane._keep_books
+
+    async def late(
+        self: lane.MirrorLane, producer: TransactionalProducer, chapters: list[Record], states: list[Record]
+    ) -> None:
+        await producer.commit()
+        passed[self.number] += 1
+        if passed[self.number] > _PASS:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await keep_books(self, producer, chapters, states)
+
+    lane.MirrorLane._keep_books = late  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "no-fence":
-        no_fence()
+    what = sys.argv[1]
+    if what in FAULTS:
+        {"no-fence": no_fence, "pairs-off-by-one": pairs_off_by_one, "progress-late": progress_late}[what]()
     else:
-        die_at(sys.argv[1])
+        die_at(what)
     sys.exit(main(sys.argv[2:]))

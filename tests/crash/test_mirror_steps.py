@@ -71,3 +71,39 @@ async def test_without_the_fence_a_frozen_worker_does_damage(stack: Stack, tmp_p
             worker.child.send(signal.SIGCONT)
             worker.child.stop(10)
     assert found, "a mirror without its fence did no damage: the comparison would not notice"
+
+
+@pytest.mark.long
+async def test_a_history_that_is_wrong_by_one_is_noticed(stack: Stack, tmp_path: Path) -> None:
+    topic = await make_topic(stack, "wrong-pairs")
+    there, here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
+    mirror = Mirror(stack, tmp_path, "wrong-pairs")
+    worker = mirror.start("pairs-off-by-one")
+    try:
+        async with Load("wrong-pairs", stack.urls("dc1"), seed=23, sources=8) as load:
+            await load.acknowledged(100)
+        assert await differences_in_the_end((there, topic), (here, topic)) == []
+        original, copy = await read_log(there, topic), await read_log(here, topic)
+        history = await pairs_by_history(here, mirror.pairs)
+        assert {number: history[topic, number] for number in original} != true_pairs(original, copy)
+    finally:
+        worker.child.stop(10)
+
+
+@pytest.mark.long
+async def test_a_progress_that_is_committed_after_its_records_is_noticed(stack: Stack, tmp_path: Path) -> None:
+    """Killed in between, the next worker brings the same records once more."""
+    topic = await make_topic(stack, "late-progress")
+    there, here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
+    mirror = Mirror(stack, tmp_path, "late-progress")
+    async with Load("late-progress", stack.urls("dc1"), seed=24, sources=16) as load:
+        dying = mirror.start("progress-late")
+        assert await asyncio.to_thread(dying.child.ends_by_itself, 60)
+        assert dying.child.exit_status == -signal.SIGKILL
+        await load.acknowledged(100)
+    whole = mirror.start()
+    try:
+        assert await differences_in_the_end((there, topic), (here, topic), 20) != []
+        assert any("doubled" in violation for violation in violations(load.history, await read_back(here, topic)))
+    finally:
+        whole.child.stop(10)
