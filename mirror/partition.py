@@ -133,7 +133,8 @@ class MirroredPartition:
             self.position = done.last_base if self.checks else done.source_next
             self.epoch = -1 if self.checks else done.last_epoch
             if self.stop is None and done.source_id != self.source_id:
-                self.halt("source-recreated", f"{self.topic} was deleted in {self.dc} and created anew")
+                what = "was deleted and created anew, or was taken from elsewhere before"
+                self.halt("source-recreated", f"{self.topic} in {self.dc} is not the one that was mirrored: it {what}")
             if self.stop is None and done.local_id != self.local_id:
                 self.halt("target-recreated", f"{self.topic} was deleted here and created anew")
         self.on_change(self)

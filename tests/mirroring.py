@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from logferry.ops.children import Child
@@ -66,3 +70,16 @@ async def make_topic(stack: Stack, name: str, partitions: int = 4, dc: str = "dc
         async with session.put(f"{stack.urls(dc)[0]}/v1/topics/{name}", json={"partitions": partitions}) as answer:
             assert answer.status == 201, await answer.text()
     return f"{dc}.{name}"
+
+
+async def stopped(urls: Sequence[str] | str, topic: str) -> dict[str, Any]:
+    """What the workers say of a partition of the topic once it stands still."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+        while True:
+            for url in [urls] if isinstance(urls, str) else urls:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"{url}/v1/status") as answer:
+                        for found in (await answer.json())["partitions"]:
+                            if found["topic"] == topic and "stop" in found:
+                                return dict(found["stop"])
+            await asyncio.sleep(0.1)

@@ -17,7 +17,7 @@ from logferry.ops.stack import Stack
 from tests.checker import read_back, violations
 from tests.load import Load
 from tests.mirrored import Log, differences_in_the_end, pairs_by_history, read_log, true_pairs
-from tests.mirroring import make_topic
+from tests.mirroring import make_topic, stopped
 from tests.raw_load import RawLoad
 
 pytestmark = pytest.mark.long
@@ -117,18 +117,6 @@ class CutBack:
         await asyncio.to_thread(self._kafka.restart, 1)
 
 
-async def stopped(stack: Stack, topic: str) -> dict[str, Any]:
-    """What the mirror says of the partition once it stands still."""
-    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
-        while True:
-            for url in stack.mirror_urls("dc2"):
-                async with session.get(f"{url}/v1/status") as answer:
-                    for found in (await answer.json())["partitions"]:
-                        if found["topic"] == topic and "stop" in found:
-                            return dict(found["stop"])
-            await asyncio.sleep(0.1)
-
-
 def values(log: Log) -> list[bytes | None]:
     return [record.value for _, record in log.get(0, [])]
 
@@ -171,7 +159,7 @@ async def test_an_original_that_is_cut_back_is_not_gone_on_from_in_silence(
         if meanwhile == "stopped":
             for name in mirrors:
                 await asyncio.to_thread(stack.restart, name)
-        stop = await stopped(stack, original.topic)
+        stop = await stopped(stack.mirror_urls("dc2"), original.topic)
         assert stop["kind"] == "cut-back"
         assert values(await read_log(here, original.topic)) == [b"0", b"1", b"lost 2", b"lost 3"]
         command = ["resume", original.topic, "0", "--from", "2", "--url", stack.mirror_urls("dc2")[0]]

@@ -15,13 +15,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiokafka import AIOKafkaProducer
+from logferry.mirror.__main__ import main as mirror_main
 from logferry.ops.audit import main as audit
 from logferry.ops.gateways import Worker
 from logferry.ops.stack import Stack
 
 from tests.load import Load
 from tests.mirrored import differences_in_the_end, pairs_by_history, read_log, true_pairs
-from tests.mirroring import Mirror, make_topic, remote
+from tests.mirroring import Mirror, make_topic, remote, stopped
 from tests.moving import MovingReader, chunks_of, have_moved
 from tests.positions import becomes, commit
 
@@ -125,6 +127,63 @@ async def test_the_end_of_a_chain_is_audited(
     options = ["--mirror", "dc1:dc3", "--config", str(mirrors["dc3"][0].file), "--topic", topic]
     assert await asyncio.to_thread(audit, options) == 0
     assert "exact" in capsys.readouterr().out
+
+
+@pytest.mark.long
+async def test_a_way_that_changes_loses_and_doubles_nothing(
+    stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]], tmp_path: Path
+) -> None:
+    """dc3 takes dc1's topics by way of dc2, then from dc1 itself, then by way of dc2 again."""
+    topic = await make_topic(stack, "ways", 1)
+    there, end = stack.cluster("dc1").bootstrap, stack.cluster("dc3").bootstrap
+    direct = Mirror(stack, tmp_path, "logferry", dc="dc3", remote=[remote(stack, "dc1"), remote(stack, "dc2")])
+    mirror, chained = mirrors["dc3"]
+
+    async def load(turn: int) -> None:
+        """Many transactions, each third one aborted, so that offsets are others in each data centre."""
+        async with AIOKafkaProducer(bootstrap_servers=there, transactional_id="ways") as producer:
+            for number in range(40):
+                await producer.begin_transaction()
+                for index in range(1 + number % 4):
+                    await producer.send(topic, b"%d: %d of %d" % (turn, index, number), partition=0)
+                await (producer.commit_transaction() if number % 3 else producer.abort_transaction())
+
+    async def is_exact() -> bool:
+        assert await differences_in_the_end((there, topic), (end, topic)) == []
+        original, copy = await read_log(there, topic), await read_log(end, topic)
+        history = await pairs_by_history(end, mirror.pairs)
+        return history[topic, 0] == true_pairs(original, copy)[0]
+
+    async def ask(url: str, **parameters: int | str) -> int:
+        path = f"{url}/v1/topics/{topic}/partitions/0/translate"
+        async with aiohttp.ClientSession() as session, session.get(path, params=parameters) as answer:
+            assert answer.status == 200, await answer.text()
+            return int((await answer.json())["translated"])
+
+    await load(1)
+    assert await is_exact()
+    await asyncio.to_thread(chained.child.stop, 15)
+    straight = direct.start()
+    try:
+        await load(2)
+        assert await is_exact()
+    finally:
+        await asyncio.to_thread(straight.child.stop, 15)
+        chained.child.start()
+    await load(3)
+    stop = await stopped(chained.url, topic)
+    assert stop["kind"] == "source-recreated"
+    # Where it goes on in dc2: behind the last record that is here.
+    copy = (await read_log(end, topic))[0]
+    following = await ask(stack.urls("dc3")[0], offset=copy[-1][0] + 1, **{"from": "dc3"})
+    at = await ask(stack.urls("dc2")[0], offset=following, **{"from": "dc1"})
+    resume = ["resume", topic, "0", "--from", str(at), "--url", chained.url]
+    assert await asyncio.to_thread(mirror_main, resume) == 0
+    assert await is_exact()
+    # The history goes back over all three ways.
+    for offset, record in (await read_log(there, topic))[0][::20]:
+        here = await ask(stack.urls("dc3")[0], offset=offset, **{"from": "dc1"})
+        assert dict((await read_log(end, topic))[0])[here] == record
 
 
 async def test_what_would_go_round_in_a_circle_is_refused_at_the_start(
