@@ -15,7 +15,7 @@ Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
 
 
 class Answer(BaseModel):
-    """All of the keys are always there; nothing else is."""
+    """All of the keys are always there, but for those with a default; nothing else is."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,7 +48,10 @@ class ChunksWritten(Answer):
 
 
 class SourceFacts(Answer):
-    """``url``: the worker that owns the source's lane. Nulls: not known."""
+    """``url``: the worker that owns the source's lane, or that answers for another data centre. Nulls: not known.
+
+    ``mirrored_seqno``, with ``dc``: how much of what was acknowledged there is here.
+    """
 
     source_id: str
     topic: str
@@ -56,6 +59,7 @@ class SourceFacts(Answer):
     partition: Number | None
     recorded_seqno: Number | None
     url: str
+    mirrored_seqno: Number | None = None
 
 
 class SourceForgotten(SourceFacts):
@@ -121,11 +125,12 @@ class PartitionPosition(Answer):
 
 
 class Committed(Answer):
-    """What was committed, in the name of which generation."""
+    """What was committed, in the name of which generation; ``cursors``: the same for any data centre."""
 
     consumer: str
     generation: Number
     positions: list[PartitionPosition]
+    cursors: list[str]
 
 
 class PositionsSet(Answer):

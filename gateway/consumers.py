@@ -15,7 +15,8 @@ from logferry.gateway import frames, lag
 from logferry.gateway.admission import Admission
 from logferry.gateway.auth import Gate, Right
 from logferry.gateway.config import Config
-from logferry.gateway.contract import MAX_SEQNO, Malformed, split_topic
+from logferry.gateway.contract import MAX_SEQNO, Cursor, Malformed, split_topic
+from logferry.gateway.cursors import Cursors
 from logferry.gateway.errors import Problem
 from logferry.gateway.frames import Partition
 from logferry.gateway.groups import Groups, Refused
@@ -58,17 +59,23 @@ class CommitBody(_Body):
 
 
 class PositionWanted(_Body):
-    """One of ``offset`` and ``time_ms``; a time means the first record that is as late."""
+    """Topic and partition with one of ``offset`` and ``time_ms``, or a ``cursor``, which names them.
 
-    topic: str
-    partition: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    A time means the first record that is as late.
+    """
+
+    topic: str | None = None
+    partition: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     offset: _Offset | _End | None = None
     time_ms: _Offset | None = None
+    cursor: str | None = None
 
     @model_validator(mode="after")
     def _one(self) -> PositionWanted:
-        if (self.offset is None) == (self.time_ms is None):
-            raise ValueError("exactly one of offset and time_ms is needed")
+        if sum(given is not None for given in (self.offset, self.time_ms, self.cursor)) != 1:
+            raise ValueError("exactly one of offset, time_ms and cursor is needed")
+        if {self.topic is None, self.partition is None} != {self.cursor is not None}:
+            raise ValueError("topic and partition are needed, but with a cursor, which names them")
         return self
 
 
@@ -97,10 +104,11 @@ class Consumers:
     readers: Readers
     url: str
     gate: Gate
+    cursors: Cursors
 
     def add_to(self, routes: Routes) -> None:
         consumer = "/v1/consumers/{consumer}"
-        routes.add("GET", consumer + "/stream", "stream", self.stream, Right.KNOWN, lists=("topic",))
+        routes.add("GET", consumer + "/stream", "stream", self.stream, Right.KNOWN, lists=("topic", "cursor"))
         routes.add("POST", consumer + "/sessions/{session}/commit", "commit", self.commit, Right.KNOWN)
         routes.add("GET", consumer + "/offsets", "offsets", self.offsets, Right.KNOWN, lists=("topic",))
         routes.add("PUT", consumer + "/offsets", "put_offsets", self.put_offsets, Right.KNOWN)
@@ -116,12 +124,20 @@ class Consumers:
         topics, patterns = self._topics(call)
         if not topics and not patterns:
             raise Malformed("topic: is missing from the query")
+        cursors = self._cursors(call)
         self.readers.check_room()
         prefix = call.query.get("source_prefix", "")
         wanted = Wanted(consumer, topics, patterns, self._may_read(call), prefix, filters)
         found = wanted.among(await self.readers.topics())
         if topics - found:
             raise unknown_topic(min(topics - found))
+        strange = [cursor for cursor in cursors if cursor.topic not in found]
+        if strange:
+            raise Malformed(f"cursor: {strange[0]} is of a topic that is not read")
+        if cursors:
+            here = await self.cursors.here(cursors)
+            settings = [lag.Setting(partition, offset) for partition, offset in here.items()]
+            await self._set(consumer, await lag.resolved(self.kafka, settings))
         if start == "latest":
             await lag.start_at_latest(self.kafka, consumer, found)
         return await self.readers.stream(call.request, wanted, encoding)
@@ -141,9 +157,8 @@ class Consumers:
             await session.commit(body.generation, offsets)
         except UnknownTopicOrPartitionError as error:
             raise unknown_topic(str(error)) from None
-        return json_response(
-            {"consumer": consumer, "generation": body.generation, "positions": frames.positions(offsets)}
-        )
+        committed = {"positions": frames.positions(offsets), "cursors": await self.cursors.of(offsets)}
+        return json_response({"consumer": consumer, "generation": body.generation, **committed})
 
     async def offsets(self, call: Call) -> web.StreamResponse:
         call.knows_only()
@@ -171,10 +186,21 @@ class Consumers:
         consumer = self._consumer(call)
         body = validated(PositionsBody, await self.admission.read(call.request))
         settings: dict[Partition, lag.Setting] = {}
+        cursors: dict[Partition, Cursor] = {}
         for wanted in body.positions or await self._all_partitions(call, body):
-            partition = (wanted.topic, wanted.partition)
+            if wanted.cursor is not None:
+                cursor = Cursor.parse(wanted.cursor)
+                self._add(call, cursors, (cursor.topic, cursor.partition), cursor)
+                continue
+            partition = (wanted.topic or "", wanted.partition or 0)
             self._add(call, settings, partition, lag.Setting(partition, wanted.offset, wanted.time_ms))
+        for partition, offset in (await self.cursors.here(cursors.values())).items():
+            self._add(call, settings, partition, lag.Setting(partition, offset))
         offsets = await lag.resolved(self.kafka, settings.values())
+        await self._set(consumer, offsets)
+        return json_response({"consumer": consumer, "positions": frames.positions(offsets)})
+
+    async def _set(self, consumer: str, offsets: dict[Partition, int]) -> None:
         groups = Groups(self.kafka)
         try:
             await groups.commit(consumer, NOBODY, offsets)
@@ -184,7 +210,6 @@ class Consumers:
             members = (await groups.view(consumer)).members
             detail = f"{consumer} has {members} live members, which would not hear of it; end them first"
             raise Problem("conflict", detail, members=members) from None
-        return json_response({"consumer": consumer, "positions": frames.positions(offsets)})
 
     # ---- input ------------------------------------------------------------------------------------------------
 
@@ -217,6 +242,14 @@ class Consumers:
             self._check(call, topic)
         return topics, patterns
 
+    def _cursors(self, call: Call) -> list[Cursor]:
+        """Where the session is to begin, whatever is committed. Raises Malformed, and Problem ``forbidden``."""
+        found: dict[Partition, Cursor] = {}
+        for text in call.lists["cursor"]:
+            cursor = Cursor.parse(text)
+            self._add(call, found, (cursor.topic, cursor.partition), cursor)
+        return list(found.values())
+
     def _check(self, call: Call, topic: str) -> None:
         dc, _ = split_topic(topic)
         if dc not in self.config.known_dcs:
@@ -227,7 +260,7 @@ class Consumers:
     def _add(self, call: Call, found: dict[Partition, _T], partition: Partition, value: _T) -> None:
         self._check(call, partition[0])
         if partition in found:
-            raise Malformed(f"positions: {partition[0]}, partition {partition[1]} is given more than once")
+            raise Malformed(f"{partition[0]}, partition {partition[1]} is given more than once")
         found[partition] = value
 
     async def _all_partitions(self, call: Call, body: PositionsBody) -> list[PositionWanted]:

@@ -34,6 +34,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "outcome-unknown": (500, "Whether it was recorded is not known yet"),
     "overloaded": (503, "Over a limit of the gateway"),
     "not-owner-yet": (503, "The lane is moving to another worker"),
+    "behind": (503, "The mirror has not brought it yet"),
     "kafka-unavailable": (503, "Kafka does not answer"),
 }
 

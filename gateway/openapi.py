@@ -129,8 +129,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "source": Operation(
         "What is recorded of a source; opens and pins nothing. A hint: a session's answer decides",
         {200: answers.SourceFacts},
-        _LANE,
-        (_KEY,),
+        (*_LANE, "not-mirrored"),
+        (_KEY, Query("dc", TEXT, "of another data centre, as far as the mirror has brought it here")),
         redirects=True,
     ),
     "forget": Operation(
@@ -194,10 +194,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "stream": Operation(
         "A read session: shares the partitions with the consumer's other sessions, and streams their chunks",
         {200: {MSGPACK: BYTES, NDJSON: BYTES}},
-        (*_KAFKA, "unknown-topic", "conflict", "out-of-range"),
+        (*_KAFKA, "unknown-topic", "conflict", "not-mirrored", "behind", "out-of-range"),
         (
             Query("topic", _TOPICS, "a full name or a pattern, *.nginx for all data centres", required=True),
             Query("from", {"enum": ["earliest", "latest"]}, "where partitions without a position begin"),
+            Query("cursor", _TOPICS, "sets the consumer's positions first, as dc1.nginx:3:81234; one a partition"),
             _PREFIX,
         ),
     ),
@@ -218,7 +219,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "put_offsets": Operation(
         "Sets a consumer's positions while it has no live session",
         {200: answers.PositionsSet},
-        (*_KAFKA, "unknown-topic", "not-found", "conflict", "out-of-range"),
+        (*_KAFKA, "unknown-topic", "not-found", "conflict", "not-mirrored", "behind", "out-of-range"),
         (),
         PositionsBody,
     ),

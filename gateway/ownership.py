@@ -275,7 +275,8 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
         try:
             found = await self._kafka.group_assignment(self._config.group, self._config.state_topic)
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            log.event("warning", "group_view_failed", error=repr(error))
+            if self.view.error is None:
+                log.event("warning", "group_view_failed", error=repr(error))
             self.view.error = repr(error)
             return False
         if found is None:

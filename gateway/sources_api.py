@@ -19,6 +19,7 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract import MAX_SEQNO, Malformed, check_source_id, check_topic, full_topic
 from logferry.gateway.errors import Moved, Problem
 from logferry.gateway.lane import Lane
+from logferry.gateway.moved_sources import MovedSources
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.routes import Call, Routes, json_response
 from logferry.gateway.routing import FORWARDED, Routing
@@ -68,6 +69,7 @@ class SourcesApi:
     ownership: Ownership[Lane]
     routing: Routing
     admission: Admission
+    moved: MovedSources
 
     def add_to(self, routes: Routes) -> None:
         sources = "/v1/topics/{topic}/sources"
@@ -77,9 +79,24 @@ class SourcesApi:
         routes.add("POST", sources + "/{source}/heartbeat", "heartbeat", self.heartbeat, Right.WRITE)
 
     async def get(self, call: Call) -> web.StreamResponse:
+        dc = call.query.get("dc", self.config.dc)
+        if dc != self.config.dc:
+            return await self._get_elsewhere(call, dc)
         source = source_of(call, self.config.dc)
-        call.knows_only("partition_key")
+        call.knows_only("partition_key", "dc")
         return await self.routing.answer(call.request, source, partial(self._get, source))
+
+    async def _get_elsewhere(self, call: Call, dc: str) -> web.StreamResponse:
+        """What another data centre acknowledged, and what of it is here."""
+        call.knows_only("partition_key", "dc")
+        if dc not in self.config.known_dcs:
+            raise Malformed(f"dc: {dc[:40]!r} is not one of {', '.join(sorted(self.config.known_dcs))}")
+        source = source_of(call, dc)
+        if not call.caller.may_see_source(source.topic, source.source_id):
+            raise Problem("forbidden", f"the token {call.caller.name} does not have the right to see {source.topic}")
+        found = await self.moved.find(dc, source)
+        facts = self._facts(source, None if found is None else found.state)
+        return json_response({**facts, "mirrored_seqno": None if found is None else found.mirrored})
 
     async def _get(self, source: Source, lane: Lane) -> web.StreamResponse:
         if lane.state != "serving":

@@ -17,9 +17,11 @@ from logferry.gateway.arrival import arrive
 from logferry.gateway.auth import Gate
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.consumers import Consumers
+from logferry.gateway.cursors import Cursors
 from logferry.gateway.kafka import Kafka
 from logferry.gateway.lane import Lane
 from logferry.gateway.metrics import REGISTRY, LaneMetrics
+from logferry.gateway.moved_sources import MovedSources
 from logferry.gateway.ownership import Ownership
 from logferry.gateway.quotas import Quotas
 from logferry.gateway.readers import Readers
@@ -65,6 +67,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
         await routing.start()
         stack.push_async_callback(routing.stop)
         readers = Readers(config, kafka, url)
+        translation = Translation(kafka, config.prefix, config.dc)
         api = Api(
             config,
             kafka,
@@ -72,12 +75,12 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
             ownership,
             routing,
             admission,
-            SourcesApi(config, topics, ownership, routing, admission),
-            Consumers(config, kafka, routing, admission, readers, url, gate),
+            SourcesApi(config, topics, ownership, routing, admission, MovedSources(kafka, config.prefix, translation)),
+            Consumers(config, kafka, routing, admission, readers, url, gate, Cursors(config.dc, translation)),
             StatusApi(config, kafka, ownership, quotas),
             gate,
             quotas,
-            Translation(kafka, config.prefix, config.dc),
+            translation,
         )
         routes = api.routes()
         openapi.add_to(routes)

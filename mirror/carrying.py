@@ -59,7 +59,7 @@ class Carrier:
                     log.event("warning", "positions_not_carried", dc=link.remote.dc, error=repr(error))
 
     async def _carry(self, link: Link) -> None:
-        mine = {p.place: p for p in self._partitions() if p.dc == link.remote.dc and p.progress is not None}
+        mine = {p.place: p for p in self._partitions() if p.dc == link.remote.dc and p.keeps_history and p.progress}
         if not mine:
             return
         there = Groups(link.kafka)

@@ -69,13 +69,18 @@ class Limits(_Strict):
 
 
 class MirrorConfig(Service):
-    """What one data centre takes from others. ``carry_positions``: the committed positions of consumers come along."""
+    """What one data centre takes from others.
+
+    ``carry_positions``: the committed positions of consumers come along. ``carry_sources``: so do the state topics of
+    the gateways there, by which the gateway here can tell of their sources; the prefix must be the same.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     listen: str = "127.0.0.1:8180"
     lanes: Annotated[int, Field(ge=1, le=1024)] = 4
     carry_positions: bool = True
+    carry_sources: bool = True
     remotes: Annotated[list[Remote], Field(min_length=1, alias="remote")]
     limits: Limits = Limits()
 
@@ -118,20 +123,25 @@ class MirrorConfig(Service):
         """The history of offset pairs; its partitions are the lanes."""
         return f"{self.prefix}.mirror.{self.dc}.pairs"
 
-    def remote_of(self, topic: str) -> Remote | None:
-        return next((remote for remote in self.remotes if remote.takes(topic)), None)
+    def sources_of(self, remote: Remote) -> frozenset[str]:
+        """The state topics that come along. Of them alone no history of pairs is kept: nobody reads them by offsets."""
+        if not self.carry_sources:
+            return frozenset()
+        return frozenset(f"{self.prefix}.gateway.{dc}.state" for dc in remote.taken)
 
     def lane_of(self, topic: str, partition: int) -> int:
         return lane_of(topic, partition, self.lanes)
 
     def lane(self, number: int) -> LaneIdentity:
         prefixes = tuple(f"{dc}." for remote in self.remotes for dc in remote.taken)
+        states = frozenset().union(*map(self.sources_of, self.remotes))
         own = {(self.state_topic, number), (self.pairs_topic, number)}
 
         def may_write(topic: str, partition: int) -> bool:
             if (topic, partition) in own:
                 return True
-            return topic.startswith(prefixes) and self.lane_of(topic, partition) == number
+            is_mirrored = topic.startswith(prefixes) or topic in states
+            return is_mirrored and self.lane_of(topic, partition) == number
 
         transactional_id = f"{self.prefix}.mirror.{self.dc}.lane-{number}"
         return LaneIdentity(number, transactional_id, (self.state_topic, number), may_write)

@@ -211,6 +211,7 @@ class MirrorLane(KeptLane):
             progress=self._progress.get(place),
             verifies=topic.name not in self.targets.compacted,
             is_chained=link.remote.is_chained(topic.name),
+            keeps_history=topic.name not in link.sources,
             stop=self._refused.get(place),
             on_waiting=self._has_waiting,
             on_stop=_say_stop,
@@ -332,7 +333,7 @@ class MirrorLane(KeptLane):
                 next_offset = 0 if old is None else old.original.next_offset
                 chained = Original(source_id, runs[-1].source + runs[-1].size if runs else next_offset)
             key, last = key_of(*partition.place), found[-1]
-            if runs:
+            if runs and partition.keeps_history:
                 chapters.append((key, Chapter(source_id, number, posts, runs).encode(), []))
                 post = Signpost(self._pairs_next + len(chapters) - 1, runs[0].source, runs[0].local)
                 number, posts = number + 1, signposts_after(number, posts, post)

@@ -47,7 +47,7 @@ class Trouble:
 
 
 class Link:
-    """``on_topics`` is called with the topics that are taken, each time they were looked at."""
+    """``sources``: state topics that come along. ``on_topics`` is called with all that is taken, after each look."""
 
     def __init__(
         self,
@@ -55,9 +55,11 @@ class Link:
         kafka: Kafka,
         limits: Limits,
         budget: Budget,
+        sources: frozenset[str],
         on_topics: Callable[[Link, dict[str, TopicView]], Awaitable[None]],
     ) -> None:
         self.remote, self.kafka, self.limits, self.budget = remote, kafka, limits, budget
+        self.sources = sources
         self.pace = Pace(remote.bytes_per_s)
         self.topics: dict[str, TopicView] = {}
         self.trouble: Trouble | None = None
@@ -109,7 +111,8 @@ class Link:
         except (errors.KafkaError, OSError, TimeoutError) as error:
             self.is_troubled(f"{self.remote.dc} does not answer: {error!r}")
             return
-        self.topics = {name: topic for name, topic in view.topics.items() if self.remote.takes(name)}
+        taken = (topic for topic in view.topics.values() if self.remote.takes(topic.name) or topic.name in self.sources)
+        self.topics = {topic.name: topic for topic in taken}
         await self._on_topics(self, self.topics)
         for partition in self._followed:
             self._assign(partition)

@@ -58,6 +58,7 @@ class MirroredPartition:
     progress: Progress | None
     verifies: bool = True
     is_chained: bool = False
+    keeps_history: bool = True
     position: int = 0
     epoch: int = -1
     waiting: deque[MovedBatch] = field(default_factory=deque)

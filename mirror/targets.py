@@ -11,7 +11,17 @@ from logferry.gateway.kafka import Kafka
 from logferry.gateway.metadata import TopicView
 
 # What a topic here has in common with its original.
-_ALIKE: Final = ("retention.ms", "retention.bytes", "cleanup.policy", "max.message.bytes", "segment.bytes")
+_ALIKE: Final = (
+    "retention.ms",
+    "retention.bytes",
+    "cleanup.policy",
+    "max.message.bytes",
+    "segment.bytes",
+    "segment.ms",
+    "min.cleanable.dirty.ratio",
+    "max.compaction.lag.ms",
+    "delete.retention.ms",
+)
 # A batch is a few bytes larger here when it had to be encoded again.
 _ROOM_BYTES: Final = 4096
 _LOOK_S: Final = 30.0

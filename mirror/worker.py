@@ -88,7 +88,8 @@ async def serve(config: MirrorConfig, worker: int) -> None:
                 lane.adopt(link, topics)
 
         for remote, there in remotes:
-            by_dc[remote.dc] = Link(remote, there, config.limits, budget, on_topics)
+            sources = config.sources_of(remote)
+            by_dc[remote.dc] = Link(remote, there, config.limits, budget, sources, on_topics)
         runner = web.AppRunner(Api(config, ownership, by_dc, budget).application(), access_log=None)
         await runner.setup()
         stack.push_async_callback(ownership.stop)

@@ -32,8 +32,8 @@ from tests.serving import Gateway
 def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
-    sources = SourcesApi(nothing, nothing, nothing, nothing, nothing)
-    consumers = Consumers(nothing, nothing, nothing, nothing, nothing, "", nothing)
+    sources = SourcesApi(nothing, nothing, nothing, nothing, nothing, nothing)
+    consumers = Consumers(nothing, nothing, nothing, nothing, nothing, "", nothing, nothing)
     fields = dict.fromkeys(Api.__dataclass_fields__, nothing) | {"sources": sources, "consumers": consumers}
     fields["status"] = StatusApi(nothing, nothing, nothing, nothing)
     routes = Api(**fields).routes()
