@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from logferry.client.errors import Rejected as Rejected
     from logferry.client.errors import Superseded as Superseded
     from logferry.client.errors import Unknown as Unknown
+    from logferry.client.reading.position import Cursors as Cursors
     from logferry.client.reading.position import Position as Position
     from logferry.client.reading.reader import Reader as Reader
     from logferry.client.reading.rows import Chunk as Chunk
@@ -33,6 +34,7 @@ _PLACES = {
     "AsyncReader": "aio.reader",
     "Chunk": "reading.rows",
     "Line": "reading.rows",
+    "Cursors": "reading.position",
     "Position": "reading.position",
     "LogferryError": "errors",
     "Rejected": "errors",

@@ -235,7 +235,7 @@ class Api:
         partition = number(call.second("partition"), "partition", 2**31 - 1)
         offset = number(query.get("offset", ""), "offset")
         here = self.config.dc
-        start = query.get("from", dc)
+        start = query.get("from", here if query.get("to", here) != here else dc)
         end = query.get("to", here if start == dc else dc)
         if {start, end} != {dc, here}:
             raise Malformed(f"query: from and to must be {dc} and {here}: others are asked at their own gateways")
@@ -247,7 +247,7 @@ class Api:
             translated = await found(place, offset)
         if translated is None:
             reached = (await self.translation.progress(place)).original.next_offset
-            raise Problem("out-of-range", f"{topic}-{partition} is mirrored to {reached} so far")
+            raise Problem("behind", f"{topic}-{partition} is mirrored to {reached} so far")
         names = {"topic": topic, "partition": partition, "from": start, "offset": offset, "to": end}
         return json_response({**names, "translated": translated})
 

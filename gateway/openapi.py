@@ -184,7 +184,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "translate": Operation(
         "Which offset of a mirrored partition is which of its original",
         {200: answers.Translated},
-        (*_KAFKA, "unknown-topic", "not-found", "not-mirrored", "out-of-range"),
+        (*_KAFKA, "unknown-topic", "not-found", "not-mirrored", "behind", "out-of-range"),
         (
             Query("offset", NUMBER, "a position: the offset of the next record", required=True),
             Query("from", TEXT, "the data centre whose offset it is; default the original's"),

@@ -17,9 +17,19 @@ from logferry.client.connections import NoAnswer, Reply
 from logferry.client.errors import Closed, LogferryError, OutOfRange, Superseded, Unknown
 from logferry.client.reading.answered import Again, content_of, trouble
 from logferry.client.reading.attending import SILENCE_S
+from logferry.client.reading.copies import Copies, of_several_centres
 from logferry.client.reading.membership import Membership, Revoked, has_news
-from logferry.client.reading.opening import LOOK_INTERVAL_S, grown, names, page_of, page_path, starts
-from logferry.client.reading.position import At, Position
+from logferry.client.reading.opening import (
+    LOOK_INTERVAL_S,
+    cursors_of,
+    grown,
+    names,
+    page_of,
+    page_path,
+    placed,
+    starts,
+)
+from logferry.client.reading.position import At, Cursors, Position
 from logferry.client.reading.reader import after_line, lost_partitions
 from logferry.client.reading.rotation import Ask, Rotation
 from logferry.client.reading.rows import Chunk, Line, decoder
@@ -52,6 +62,7 @@ class AsyncReader:
         gzip: bool = False,
         page_bytes: int = 1 << 20,
         connections: int = 8,
+        drop_copies: bool = True,
         on_revoked: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Raises ValueError."""
@@ -62,6 +73,8 @@ class AsyncReader:
         )  # fmt: skip
         self._on_revoked = on_revoked
         self._left = max_chunks
+        several = drop_copies and of_several_centres(self._wanted.topics)
+        self._copies = Copies() if several else None
         self._ca_file = ca_file
         self._http: aiohttp.ClientSession | None = None
         self._rotation: Rotation | None = None
@@ -93,6 +106,7 @@ class AsyncReader:
             return
         deadline = _deadline(timeout_s)
         self._http = self._http or requests.session(self._ca_file)
+        self._wanted = await self._follow(placed(self._wanted), deadline)
         if self._wanted.consumer is not None:
             topics = await self._follow(names(self._wanted), deadline)
             self._membership = Membership(self._wanted.stored(), self._wanted.follow)
@@ -137,6 +151,10 @@ class AsyncReader:
     def position(self) -> Position:
         """Where to go on after what was handed out; its `str` is to be stored. Empty before `open`."""
         return self._core.position if self._rotation or self._membership else Position({})
+
+    async def cursors(self, timeout_s: float | None = None) -> Cursors:
+        """As `Reader.cursors`."""
+        return await self._follow(cursors_of(self._wanted, self.position), _deadline(timeout_s))
 
     @property
     def is_over(self) -> bool:
@@ -190,6 +208,9 @@ class AsyncReader:
             except LogferryError as error:
                 self._failure = self._failure or error
                 raise
+            if chunk is not None and self._copies is not None and self._copies.is_copy(chunk):
+                self._core.reach(chunk, At(chunk.offset + 1))
+                continue
             if chunk is not None and self._left is not None:
                 self._left -= 1
             return chunk

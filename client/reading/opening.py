@@ -7,13 +7,14 @@ path = next(steps), then path = steps.send(reply) … until StopIteration, whose
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from logferry.client.connections import Reply
 from logferry.client.errors import Rejected
 from logferry.client.reading.answered import Again, content_of, document_of
-from logferry.client.reading.position import At, Partition, Position
+from logferry.client.reading.position import At, Cursors, Partition, Position
 from logferry.client.reading.rotation import Ask, Rotation
 from logferry.client.reading.rows import Chunk, chunk_of, decoder
 from logferry.client.reading.wanted import Wanted, is_pattern
@@ -30,6 +31,27 @@ class Start(NamedTuple):
 
 
 Steps = Generator[str, Reply, Any]
+
+
+def placed(wanted: Wanted) -> Generator[str, Reply, Wanted]:
+    """The same, its cursors as a position in the data centre that is read; what is not mirrored yet is waited for."""
+    if not isinstance(wanted.start, Cursors):
+        return wanted
+    found = {}
+    for partition, at in sorted(wanted.start.items()):
+        document = document_of((yield wanted.translate_path(partition, f"offset={at.offset}")))
+        found[partition] = At(int(document["translated"]), at.lines)
+    return replace(wanted, start=Position(found))
+
+
+def cursors_of(wanted: Wanted, position: Position) -> Generator[str, Reply, Cursors]:
+    """A position in the data centre that is read, for all of them."""
+    found = {}
+    for partition, at in sorted(position.items()):
+        original = partition[0].partition(".")[0]
+        document = document_of((yield wanted.translate_path(partition, f"offset={at.offset}&to={original}")))
+        found[partition] = At(int(document["translated"]), at.lines)
+    return Cursors(found)
 
 
 def names(wanted: Wanted) -> Generator[str, Reply, list[str]]:

@@ -55,3 +55,20 @@ class Position(Mapping["Partition", At]):
 
     def __repr__(self) -> str:
         return f"Position.parse({str(self)!r})"
+
+
+class Cursors(Position):
+    """The same, valid in every data centre: offsets of the original partitions. Its text begins with ``cursors:``."""
+
+    MARK = "cursors:"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursors:
+        """What `str` made. Raises ValueError."""
+        return cls(super().parse(text.removeprefix(cls.MARK)))
+
+    def __str__(self) -> str:
+        return self.MARK + super().__str__()
+
+    def __repr__(self) -> str:
+        return f"Cursors.parse({str(self)!r})"

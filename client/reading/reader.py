@@ -20,11 +20,12 @@ from logferry.client.dial import Dialer, proxies_of
 from logferry.client.errors import Closed, LogferryError, Superseded, Unknown
 from logferry.client.reading.answered import Again, content_of
 from logferry.client.reading.attending import Attending
+from logferry.client.reading.copies import Copies, of_several_centres
 from logferry.client.reading.fetching import Fetching
 from logferry.client.reading.link import Link
 from logferry.client.reading.membership import Membership, Revoked
-from logferry.client.reading.opening import names, starts
-from logferry.client.reading.position import At, Partition, Position
+from logferry.client.reading.opening import cursors_of, names, placed, starts
+from logferry.client.reading.position import At, Cursors, Partition, Position
 from logferry.client.reading.rotation import Rotation
 from logferry.client.reading.rows import Chunk, Line
 from logferry.client.reading.shelf import Shelf
@@ -43,12 +44,14 @@ class Reader:
       nothing twice. What it cannot mend is raised: `OutOfRange`, `Rejected`.
 
     ``topic``: one or several, in full (``dc1.nginx``) or without the data centre; with a consumer also patterns
-    (``*.nginx``). ``start``: ``earliest``, ``latest``, a time with its zone, or a `Position` or its text; partitions
-    that it does not name are read from their beginning. ``partitions``: these alone. ``source_prefix``,
-    ``attributes``: only chunks of such sources, with such attributes. ``follow``: wait for more; else it ends where the
-    topic ended when reading began. ``gzip``: on the way; for slow links. It holds ``connections`` pages of about
-    ``page_bytes`` at most. ``on_revoked``: called while partitions move to another reader; what it commits within a
-    second does not come again.
+    (``*.nginx``). ``start``: ``earliest``, ``latest``, a time with its zone, a `Position` or `Cursors`, or the text of
+    one; partitions that it does not name are read from their beginning. ``partitions``: these alone.
+    ``source_prefix``, ``attributes``: only chunks of such sources, with such attributes. ``follow``: wait for more;
+    else it ends where the topic ended when reading began. ``gzip``: on the way; for slow links. It holds
+    ``connections`` pages of about ``page_bytes`` at most. ``drop_copies``: a chunk that this reader had from another
+    data centre's topic of the same name, since its source moved, is not handed out again; it is known by source id and
+    seqno, so switch it off where one id stands for several partition keys. ``on_revoked``: called while partitions
+    move to another reader; what it commits within a second does not come again.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Reader:
         gzip: bool = False,
         page_bytes: int = 1 << 20,
         connections: int = 8,
+        drop_copies: bool = True,
         on_revoked: Callable[[], None] | None = None,
     ) -> None:
         """Raises ValueError, and OSError for a ``ca_file`` that cannot be used."""
@@ -77,6 +81,8 @@ class Reader:
             connections=connections, on_revoked=on_revoked,
         )  # fmt: skip
         self._left = max_chunks
+        several = drop_copies and of_several_centres(self._wanted.topics)
+        self._copies = Copies() if several else None
         self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
         self._link = Link(self._wanted, self._dialer)
         self._shelf = Shelf()
@@ -107,6 +113,7 @@ class Reader:
             return
         deadline = _deadline(timeout_s)
         with self._shelf.cutting(self._link.cut):
+            self._wanted = self._follow(placed(self._wanted), deadline)
             if self._wanted.consumer is not None:
                 topics = self._follow(names(self._wanted), deadline)
                 self._membership = Membership(self._wanted.stored(), self._wanted.follow)
@@ -158,6 +165,13 @@ class Reader:
         """Where to go on after what was handed out; its `str` is to be stored. Empty before `open`."""
         with self._shelf.lock:
             return self._core.position if self._rotation or self._membership else Position({})
+
+    def cursors(self, timeout_s: float | None = None) -> Cursors:
+        """`position` for all data centres: a reader elsewhere that has it as ``start`` goes on at the very next chunk.
+
+        Asks the gateway. Raises `Rejected` for a topic that no mirror brought here, and `Unknown` after ``timeout_s``.
+        """
+        return self._follow(cursors_of(self._wanted, self.position), _deadline(timeout_s))
 
     @property
     def is_over(self) -> bool:
@@ -216,6 +230,10 @@ class Reader:
             except LogferryError as error:
                 self._shelf.fail(error)
                 raise
+            if chunk is not None and self._copies is not None and self._copies.is_copy(chunk):
+                with self._shelf.lock:
+                    self._core.reach(chunk, At(chunk.offset + 1))
+                continue
             if chunk is not None and self._left is not None:
                 self._left -= 1
             return chunk

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from logferry.client.cluster import Cluster
 from logferry.client.gateways import USER_AGENT, cluster_of
-from logferry.client.reading.position import At, Partition, Position
+from logferry.client.reading.position import At, Cursors, Partition, Position
 
 LONG_POLL_MS = 20_000
 
@@ -49,6 +49,10 @@ class Wanted:
         query = f"{start}&max_bytes={max_bytes}&wait_ms={wait_ms}{filters}"
         return f"{self.topic_path(topic)}/partitions/{number}/chunks?{query}"
 
+    def translate_path(self, partition: Partition, query: str) -> str:
+        topic, number = partition
+        return f"{self.topic_path(topic)}/partitions/{number}/translate?{query}"
+
     def stream_path(self, topics: Iterable[str]) -> str:
         start = "latest" if self.start == "latest" else "earliest"
         query = urlencode([*(("topic", topic) for topic in topics), ("from", start), *self._filters()])
@@ -77,7 +81,7 @@ def is_pattern(topic: str) -> bool:
 
 def _position(text: str) -> Position:
     try:
-        return Position.parse(text)
+        return Cursors.parse(text) if text.startswith(Cursors.MARK) else Position.parse(text)
     except ValueError:
         raise ValueError(f"start: {text!r} is neither earliest, latest, nor a position's text") from None
 

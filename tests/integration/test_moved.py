@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from logferry.client import AsyncReader, Reader
 from logferry.gateway.contract import MSGPACK, Chunk, pack_chunk
 from logferry.ops.stack import Stack
 
@@ -137,6 +138,58 @@ async def test_a_cursor_that_cannot_be_gone_to_is_refused(world: World) -> None:
     for position in ({"cursor": f"{topic}:0:1", "offset": 1}, {"cursor": f"{topic}:0:1", "topic": topic}, {}):
         body = {"positions": [position]}
         assert (await world.ask("dc2", "PUT", "/v1/consumers/nobody/offsets", json=body))[0] == 400
+
+
+# ---- readers of the library -----------------------------------------------------------------------------------
+
+
+async def test_a_reader_goes_on_in_the_other_data_centre(world: World) -> None:
+    topic = await make_topic(world.stack, "library", 2)
+    for source in ("web", "db", "app"):
+        await world.write("dc1", "library", source, [1, 2, 3, 4], data=b"one\ntwo\n")
+        await world.becomes(f"/v1/topics/library/sources/{source}?dc=dc1", {"mirrored_seqno": 4})
+
+    def read(dc: str, start: str, count: int) -> tuple[list[tuple[str, int]], str]:
+        with Reader(world.url(dc), topic, start=start, max_chunks=count) as reader:
+            found = [(chunk.source_id, chunk.seqno) for chunk in reader]
+            return found, str(reader.cursors())
+
+    async def read_async(dc: str, start: str, count: int) -> tuple[list[tuple[str, int]], str]:
+        async with AsyncReader(world.url(dc), topic, start=start, max_chunks=count) as reader:
+            return [(chunk.source_id, chunk.seqno) async for chunk in reader], str(await reader.cursors())
+
+    first, at = await asyncio.to_thread(read, "dc1", "earliest", 5)
+    second, at = await asyncio.to_thread(read, "dc2", at, 3)
+    third, at = await read_async("dc1", at, 2)
+    fourth, at = await read_async("dc2", at, 2)
+    assert at.startswith("cursors:dc1.library:")
+    assert sorted(first + second + third + fourth) == [(s, n) for s in ("app", "db", "web") for n in (1, 2, 3, 4)]
+
+    def lines(dc: str, start: str, count: int) -> tuple[list[bytes], str]:
+        with Reader(world.url(dc), topic, start=start) as reader:
+            found = [line.data for line, _ in zip(reader.lines(), range(count), strict=False)]
+            return found, str(reader.cursors())
+
+    odd, at = await asyncio.to_thread(lines, "dc1", "earliest", 3)
+    rest, _ = await asyncio.to_thread(lines, "dc2", at, 1)
+    assert (odd, rest) == ([b"one", b"two", b"one"], [b"two"])
+
+
+async def test_a_chunk_that_came_in_two_data_centres_is_handed_out_once(world: World) -> None:
+    topic = await make_topic(world.stack, "copied", 1)
+    assert (await world.ask("dc2", "PUT", "/v1/topics/copied", json={"partitions": 1}))[0] == 201
+    await world.write("dc1", "copied", "web", [1, 2, 3])
+    # It heard nothing about its last two, and sent them again where it went on.
+    await world.write("dc2", "copied", "web", [2, 3, 4])
+    await world.becomes("/v1/topics/copied/sources/web?dc=dc1", {"mirrored_seqno": 3})
+
+    def read(drop_copies: bool) -> list[int]:
+        topics = [topic, "dc2.copied"]
+        with Reader(world.url("dc2"), topics, follow=False, drop_copies=drop_copies) as reader:
+            return sorted(chunk.seqno for chunk in reader)
+
+    assert await asyncio.to_thread(read, True) == [1, 2, 3, 4]
+    assert await asyncio.to_thread(read, False) == [1, 2, 2, 3, 3, 4]
 
 
 # ---- sources --------------------------------------------------------------------------------------------------

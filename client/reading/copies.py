@@ -1,0 +1,51 @@
+"""Chunks that are in two data centres' topics: the second copy is known by source and seqno. No I/O.
+
+A source whose data centre is gone goes on in the next one, and sends again what it heard nothing about. When the first
+comes back, what it had recorded of that is there twice: in ``dc1.nginx`` and in ``dc2.nginx``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from logferry.client.reading.rows import Chunk
+
+_MOST_SOURCES = 200_000
+_MOST_SPANS = 8
+
+Span = tuple[int, int]  # all of the source above the first and up to the second
+
+
+class Copies:
+    """What was handed out of which source, by data centre; the sources that were silent for longest are forgotten."""
+
+    def __init__(self, most_sources: int = _MOST_SOURCES) -> None:
+        self._most = most_sources
+        self._sources: OrderedDict[tuple[str, str], dict[str, list[Span]]] = OrderedDict()
+
+    def is_copy(self, chunk: Chunk) -> bool:
+        """Whether another data centre's topic had the chunk before; if not, it is remembered."""
+        source = (chunk.topic.partition(".")[2], chunk.source_id)
+        by_dc = self._sources.setdefault(source, {})
+        self._sources.move_to_end(source)
+        if len(self._sources) > self._most:
+            self._sources.popitem(last=False)
+        for dc, spans in by_dc.items():
+            if dc != chunk.dc and any(low < chunk.seqno <= high for low, high in spans):
+                return True
+        spans = by_dc.setdefault(chunk.dc, [])
+        low = chunk.seqno - 1 if chunk.prev is None else chunk.prev
+        if spans and low == spans[-1][1]:
+            spans[-1] = (spans[-1][0], chunk.seqno)
+        elif not any(first < chunk.seqno <= last for first, last in spans):
+            spans.append((low, chunk.seqno))
+            del spans[:-_MOST_SPANS]
+        return False
+
+
+def of_several_centres(topics: Iterable[str]) -> bool:
+    """Whether these can be topics of one name in several data centres."""
+    topics = list(topics)
+    names = {topic.partition(".")[2] for topic in topics}
+    return any(mark in topic for topic in topics for mark in "*?[") or len(names) < len(set(topics))
