@@ -57,7 +57,8 @@ class Progress:
     """How far a partition is mirrored.
 
     ``source_next``: the next original offset to look at, ``local_next``: the one after the last record mirrored. The
-    last batch is the proof that the original's log is still the one that was read: ``last_base`` -1: there is none.
+    last batch is the proof that the original's log is still the one that was read: ``last_base`` -1: there is none;
+    ``last_epoch``: of the last that was passed, control batches too.
     ``chapters``: how many there are, and ``signposts`` those that the next one begins with. ``chained``: what it was
     copied from is a copy itself; the history speaks of this original then, and of what it was copied from otherwise.
     """

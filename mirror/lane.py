@@ -51,6 +51,9 @@ _FETCH_BYTES: Final = 1 << 18
 _AGAIN_S: Final = {"refused": 60.0, "no-original": 5.0}
 _CODEC: Final = CODECS["zstd"]
 
+# So long it waits for a record that takes the word of passed markers along.
+_PASS_S: Final = 0.5
+
 Drawn = dict[MirroredPartition, list[MovedBatch]]
 Origins = dict[MirroredPartition, Origin]
 
@@ -90,6 +93,8 @@ class MirrorLane(KeptLane):
     _refused: dict[Place, Stop] = field(default_factory=dict)
     _as_they_are: set[Place] = field(default_factory=set)
     _resumes: dict[Place, tuple[Progress, asyncio.Future[None]]] = field(default_factory=dict)
+    _passed: dict[MirroredPartition, None] = field(default_factory=dict)
+    _passing: bool = False
     _drawn_bytes: int = 0
     _pairs_next: int = 0
     _topic_ids: tuple[bytes, bytes] = (NO_ID, NO_ID)
@@ -214,6 +219,7 @@ class MirrorLane(KeptLane):
             keeps_history=topic.name not in link.sources,
             stop=self._refused.get(place),
             on_waiting=self._has_waiting,
+            on_passed=self._has_passed,
             on_stop=_say_stop,
         )
         partition.rewind()
@@ -224,11 +230,20 @@ class MirrorLane(KeptLane):
         self._ready[partition] = None
         self._wake.set()
 
+    def _has_passed(self, partition: MirroredPartition) -> None:
+        if not self._passed:
+            asyncio.get_running_loop().call_later(_PASS_S, self._pass_soon)
+        self._passed[partition] = None
+
+    def _pass_soon(self) -> None:
+        self._passing = True
+        self._wake.set()
+
     # ---- serving ----------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
         while True:
-            while not (self._ready or self._resumes or self._doubted or self._closing):
+            while not (self._ready or self._resumes or self._doubted or self._closing or self._passing):
                 self._wake.clear()
                 await self._wake.wait()
             if self._closing:
@@ -241,6 +256,10 @@ class MirrorLane(KeptLane):
             await producer.settled()
             if self._resumes:
                 await self._resume(producer)
+                continue
+            if self._passing:
+                self._passing = False
+                await self._pass(producer)
                 continue
             drawn = await self._into_known(self._draw())
             origins = await self._origins(drawn)
@@ -340,10 +359,10 @@ class MirrorLane(KeptLane):
             progress[partition] = Progress(
                 source_id=partition.source_id,
                 local_id=partition.local_id,
-                source_next=last.end,
+                source_next=partition.drawn_to.offset,
                 local_next=local_next,
                 last_base=last.base,
-                last_epoch=last.epoch,
+                last_epoch=partition.drawn_to.epoch,
                 last_crc=last.crc,
                 last_ms=last.last_ms,
                 chapters=number,
@@ -358,10 +377,28 @@ class MirrorLane(KeptLane):
         for partition, reached in progress.items():
             partition.progress = self._progress[partition.place] = reached
             partition.under_way = False
+            if partition.passed is not None:
+                self._has_passed(partition)
             partition.moved_records += sum(batch.size for batch in drawn[partition])
             partition.moved_bytes += sum(batch.size_bytes for batch in drawn[partition])
         self.budget.give(self._drawn_bytes)
         self._drawn_bytes = 0
+
+    async def _pass(self, producer: TransactionalProducer) -> None:
+        """Commits how far it is behind the last record: a cursor that has passed the markers there is good here."""
+        passed, self._passed = self._passed, {}
+        progress: dict[MirroredPartition, Progress] = {}
+        for partition in passed:
+            reached, done = partition.passed, partition.progress
+            if reached is not None and done is not None and self.partitions.get(partition.place) is partition:
+                progress[partition] = replace(done, source_next=reached.offset, last_epoch=reached.epoch)
+        if not progress:
+            return
+        states: list[Record] = [(key_of(*p.place), reached.encode(), []) for p, reached in progress.items()]
+        await self._keep_books(producer, [], states)
+        await producer.commit()
+        for partition, after in progress.items():
+            partition.progress = self._progress[partition.place] = after
 
     def _batch_bytes(self, partition: MirroredPartition) -> int:
         """What small batches may be gathered into; 0: none are, since that was refused."""

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from logferry.gateway.pairs import Place, Progress
 from logferry.mirror.fetching import Found, TopicPartition, Wanted
@@ -41,12 +41,23 @@ class Stop:
     since_ms: int
 
 
+class Reached(NamedTuple):
+    """``offset``: the next one there. ``epoch``: of the last batch before it, be it a control batch."""
+
+    offset: int
+    epoch: int
+
+
+_NOWHERE: Final = Reached(0, -1)
+
+
 @dataclass(slots=True, eq=False)
 class MirroredPartition:
     """Of one lane. ``position``: the next offset to fetch; ``progress``: what is committed, None: nothing yet.
 
     ``on_change`` is called when it may be fetched again, or not any more; ``on_waiting`` when there is more to write;
-    ``on_stop`` when it stands still.
+    ``on_passed`` when it went on without any; ``on_stop`` when it stands still. ``drawn_to``: the end of what is
+    under way.
     """
 
     topic: str
@@ -67,11 +78,13 @@ class MirroredPartition:
     end: int | None = None
     checks: bool = False
     is_known_empty: bool = False
+    drawn_to: Reached = _NOWHERE
     under_way: bool = False
     moved_records: int = 0
     moved_bytes: int = 0
     on_change: Callable[[MirroredPartition], None] = lambda _: None
     on_waiting: Callable[[MirroredPartition], None] = lambda _: None
+    on_passed: Callable[[MirroredPartition], None] = lambda _: None
     on_stop: Callable[[MirroredPartition], None] = lambda _: None
 
     @property
@@ -182,6 +195,8 @@ class MirroredPartition:
         self.waiting_bytes += added
         if batches:
             self.on_waiting(self)
+        elif self.passed is not None:
+            self.on_passed(self)
         if moved.wrong is not None:
             # What stands before it goes on its way.
             self.halt("unreadable-batch", moved.wrong)
@@ -215,4 +230,16 @@ class MirroredPartition:
             self.waiting_bytes -= batch.size_bytes
             drawn.append(batch)
         self.under_way = bool(drawn)
+        if drawn:
+            # Behind the last one there may be control records, which are passed with it.
+            last = drawn[-1]
+            self.drawn_to = Reached(last.end, last.epoch) if self.waiting else Reached(self.position, self.epoch)
         return drawn
+
+    @property
+    def passed(self) -> Reached | None:
+        """How far it is beyond what is committed, where nothing but control and aborted records lies in between."""
+        done = self.progress
+        if done is None or self.waiting or self.under_way or self.checks or self.stop is not None:
+            return None
+        return Reached(self.position, self.epoch) if self.position > done.source_next else None

@@ -165,14 +165,20 @@ async def test_a_reader_goes_on_in_the_other_data_centre(world: World) -> None:
     assert at.startswith("cursors:dc1.library:")
     assert sorted(first + second + third + fourth) == [(s, n) for s in ("app", "db", "web") for n in (1, 2, 3, 4)]
 
+
+async def test_a_reader_of_lines_goes_on_with_the_next_line(world: World) -> None:
+    topic = await make_topic(world.stack, "lines", 1)
+    await world.write("dc1", "lines", "web", [1, 2], data=b"one\ntwo\n")
+    await world.becomes("/v1/topics/lines/sources/web?dc=dc1", {"mirrored_seqno": 2})
+
     def lines(dc: str, start: str, count: int) -> tuple[list[bytes], str]:
         with Reader(world.url(dc), topic, start=start) as reader:
-            found = [line.data for line, _ in zip(reader.lines(), range(count), strict=False)]
+            found = [line.data for _, line in zip(range(count), reader.lines(), strict=False)]
             return found, str(reader.cursors())
 
-    odd, at = await asyncio.to_thread(lines, "dc1", "earliest", 3)
-    rest, _ = await asyncio.to_thread(lines, "dc2", at, 1)
-    assert (odd, rest) == ([b"one", b"two", b"one"], [b"two"])
+    odd, at = await asyncio.to_thread(lines, "dc1", "earliest", 1)
+    rest, _ = await asyncio.to_thread(lines, "dc2", at, 3)
+    assert (odd, rest) == ([b"one"], [b"two", b"one", b"two"])
 
 
 async def test_a_chunk_that_came_in_two_data_centres_is_handed_out_once(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from logferry.gateway.pairs import Progress
 from logferry.mirror.fetching import NO_ERROR, Found, Wanted
 from logferry.mirror.partition import MirroredPartition
 from unit.test_moving import control, encoded, record
@@ -48,3 +49,27 @@ def test_a_log_that_was_cut_back_stops_it_and_says_so_once() -> None:
     moving.on_stop = lambda p: told.append(p.stop.kind if p.stop else "")
     moving.take(found(b"", 0, diverged=0))
     assert (moving.state, told, moving.wanted()) == ("stopped", ["cut-back"], None)
+
+
+def test_what_is_drawn_takes_the_markers_behind_it_along() -> None:
+    moving = partition()
+    raw = encoded(0, [record(0), record(1)], producer=7)
+    moving.take(found(raw + control(2, 7, commit=True), 3))
+    moving.draw(1 << 20)
+    assert moving.drawn_to == (3, 0)
+
+
+def test_a_marker_that_comes_later_is_told_of_once_there_is_something_before_it() -> None:
+    told: list[int] = []
+    moving = partition()
+    moving.on_passed = lambda p: told.append(p.position)
+    moving.take(found(encoded(0, [record(0), record(1)], producer=7), 2))
+    [batch] = moving.draw(1 << 20)
+    assert moving.drawn_to == (2, 0)
+    moving.take(found(control(2, 7, commit=True), 3))
+    assert (told, moving.passed) == ([], None)  # what is under way is committed first
+    moving.under_way = False
+    moving.progress = Progress(b"s" * 16, b"l" * 16, 2, 2, batch.base, 0, batch.crc, batch.last_ms, 0, ())
+    assert moving.passed == (3, 0)
+    moving.take(found(control(3, 8, commit=False), 4))
+    assert (told, moving.passed) == ([4], (4, 0))
