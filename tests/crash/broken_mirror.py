@@ -1,6 +1,7 @@
 """A worker of the mirror that dies at a step, or lacks something that makes it exact.
 
-``python tests/crash/broken_mirror.py WHAT --config FILE --worker I``, WHAT one of `STEPS` or of `FAULTS`.
+``python tests/crash/broken_mirror.py WHAT --config FILE --worker I``, WHAT one of `STEPS`, of `FAULTS`, or `RIVAL`:
+nothing is missing then, but it is in a group of its own and believes that every lane is its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ STEPS = ("fetched", "produced", "booked", "committed")
 # The fence is switched off; the history says the next offset; the progress is committed after its records, and the
 # worker dies in between.
 FAULTS = ("no-fence", "pairs-off-by-one", "progress-late")
+RIVAL = "rival"
 # Some transactions pass before it dies.
 _PASS = 12
 
@@ -89,9 +91,15 @@ def progress_late() -> None:
     lane.MirrorLane._keep_books = late  # type: ignore[method-assign]
 
 
+def rival() -> None:
+    MirrorConfig.group = property(lambda self: f"rival-{os.getpid()}")  # type: ignore[assignment]
+
+
 if __name__ == "__main__":
     what = sys.argv[1]
-    if what in FAULTS:
+    if what == RIVAL:
+        rival()
+    elif what in FAULTS:
         {"no-fence": no_fence, "pairs-off-by-one": pairs_off_by_one, "progress-late": progress_late}[what]()
     else:
         die_at(what)

@@ -7,14 +7,18 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 from logferry.ops.stack import Stack
 
 from tests.checker import read_back, violations
-from tests.crash.broken_mirror import STEPS
+from tests.crash.broken_mirror import RIVAL, STEPS
 from tests.load import Load
 from tests.mirrored import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
 from tests.mirroring import Mirror, make_topic
+
+# Of each of two rivals, before they have fought enough.
+_FENCES = 10
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +45,39 @@ async def test_killed_between_every_two_steps(stack: Stack, tmp_path: Path) -> N
         assert {number: history[topic, number] for number in original} == true_pairs(original, copy)
     finally:
         whole.child.stop(10)
+
+
+@pytest.mark.long
+async def test_two_workers_that_fight_for_every_lane_do_no_harm(stack: Stack, tmp_path: Path) -> None:
+    """Each fences the other one in turn, in the middle of what it does; what gets through is exact."""
+    topic = await make_topic(stack, "fought")
+    there, here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
+    mirror = Mirror(stack, tmp_path, "fought", workers=2)
+    workers = [mirror.start(RIVAL, number) for number in range(2)]
+    try:
+        async with Load("fought", stack.urls("dc1"), seed=25, sources=32) as load:
+            async with asyncio.timeout(120):
+                while min(fences := [await fenced(worker.url) for worker in workers]) < _FENCES:
+                    await load.acknowledged(50)
+        print(f"fenced {fences} times")
+        assert await differences_in_the_end((there, topic), (here, topic)) == []
+        assert violations(load.history, await read_back(here, topic)) == []
+        original, copy = await read_log(there, topic), await read_log(here, topic)
+        history = await pairs_by_history(here, mirror.pairs)
+        assert {number: history[topic, number] for number in original} == true_pairs(original, copy)
+    finally:
+        for worker in workers:
+            worker.child.stop(10)
+
+
+async def fenced(url: str) -> int:
+    """How often another one took a lane from this worker."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+    except aiohttp.ClientError:
+        return 0
+    return int(sum(float(line.split()[-1]) for line in lines if line.startswith("logferry_mirror_lane_fences_total{")))
 
 
 @pytest.mark.long
