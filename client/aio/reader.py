@@ -28,6 +28,7 @@ from logferry.client.reading.opening import (
     page_path,
     placed,
     starts,
+    translated,
 )
 from logferry.client.reading.position import At, Cursors, Position
 from logferry.client.reading.reader import after_line, lost_partitions
@@ -155,6 +156,14 @@ class AsyncReader:
     async def cursors(self, timeout_s: float | None = None) -> Cursors:
         """As `Reader.cursors`."""
         return await self._follow(cursors_of(self._wanted, self.position), _deadline(timeout_s))
+
+    async def translate(
+        self, topic: str, partition: int, offset: int, from_dc: str, to_dc: str, timeout_s: float | None = None
+    ) -> int:
+        """As `Reader.translate`."""
+        steps = translated(self._wanted, (topic, partition), offset, from_dc, to_dc)
+        self._http = self._http or requests.session(self._ca_file)
+        return await self._follow(steps, _deadline(timeout_s))
 
     @property
     def is_over(self) -> bool:

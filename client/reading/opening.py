@@ -54,6 +54,14 @@ def cursors_of(wanted: Wanted, position: Position) -> Generator[str, Reply, Curs
     return Cursors(found)
 
 
+def translated(
+    wanted: Wanted, partition: Partition, offset: int, from_dc: str, to_dc: str
+) -> Generator[str, Reply, int]:
+    """The offset of the same record in another data centre."""
+    document = document_of((yield wanted.translate_path(partition, f"offset={offset}&from={from_dc}&to={to_dc}")))
+    return int(document["translated"])
+
+
 def names(wanted: Wanted) -> Generator[str, Reply, list[str]]:
     """The topics of a consumer, in full; patterns as they are."""
     found = []

@@ -24,7 +24,7 @@ from logferry.client.reading.copies import Copies, of_several_centres
 from logferry.client.reading.fetching import Fetching
 from logferry.client.reading.link import Link
 from logferry.client.reading.membership import Membership, Revoked
-from logferry.client.reading.opening import cursors_of, names, placed, starts
+from logferry.client.reading.opening import cursors_of, names, placed, starts, translated
 from logferry.client.reading.position import At, Cursors, Partition, Position
 from logferry.client.reading.rotation import Rotation
 from logferry.client.reading.rows import Chunk, Line
@@ -172,6 +172,17 @@ class Reader:
         Asks the gateway. Raises `Rejected` for a topic that no mirror brought here, and `Unknown` after ``timeout_s``.
         """
         return self._follow(cursors_of(self._wanted, self.position), _deadline(timeout_s))
+
+    def translate(
+        self, topic: str, partition: int, offset: int, from_dc: str, to_dc: str, timeout_s: float | None = None
+    ) -> int:
+        """The offset of the same record in another data centre: ``topic`` in full; one of the two is where the topic is
+        written, the other where this reader reads. What is not mirrored yet is waited for.
+
+        Raises `Rejected` for a topic that no mirror brought here, and `Unknown` after ``timeout_s``.
+        """
+        steps = translated(self._wanted, (topic, partition), offset, from_dc, to_dc)
+        return self._follow(steps, _deadline(timeout_s))
 
     @property
     def is_over(self) -> bool:

@@ -152,6 +152,9 @@ async def test_a_reader_goes_on_in_the_other_data_centre(world: World) -> None:
     def read(dc: str, start: str, count: int) -> tuple[list[tuple[str, int]], str]:
         with Reader(world.url(dc), topic, start=start, max_chunks=count) as reader:
             found = [(chunk.source_id, chunk.seqno) for chunk in reader]
+            for (name, number), at in reader.position.items():
+                there = reader.translate(name, number, at.offset, dc, "dc1")
+                assert reader.cursors()[name, number].offset == there
             return found, str(reader.cursors())
 
     async def read_async(dc: str, start: str, count: int) -> tuple[list[tuple[str, int]], str]:
