@@ -54,15 +54,18 @@ class Channels:
     def __init__(self, client: AIOKafkaClient, options: dict[str, Any], client_id: str, timeout_s: float) -> None:
         self._client, self._client_id, self._timeout_s = client, client_id, timeout_s
         self._options = {name: value for name, value in options.items() if name != "bootstrap_servers"}
-        self._open: dict[int, _Channel] = {}
-        self._locks: dict[int, asyncio.Lock] = {}
+        self._open: dict[tuple[int, str], _Channel] = {}
+        self._locks: dict[tuple[int, str], asyncio.Lock] = {}
 
-    async def ask(self, node: int, question: Question[_Answer_co]) -> _Answer_co:
-        """Asks once. Raises KafkaError: the broker does not answer, and may or may not have heard."""
-        async with self._locks.setdefault(node, asyncio.Lock()):
-            channel = self._open.get(node)
+    async def ask(self, node: int, question: Question[_Answer_co], line: str = "") -> _Answer_co:
+        """Asks once. Raises KafkaError: the broker does not answer, and may or may not have heard.
+
+        ``line``: a connection of its own for each, since Kafka answers what is asked on one in order.
+        """
+        async with self._locks.setdefault((node, line), asyncio.Lock()):
+            channel = self._open.get((node, line))
             if channel is None or channel.is_broken:
-                channel = self._open[node] = await self._connect(node)
+                channel = self._open[node, line] = await self._connect(node)
             answer = channel.ask(question)
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -2,6 +2,9 @@
 
 A fetcher has a connection and a fetch session of its own, so the stall of one broker holds up no other. What it asks
 for is what its partitions want at the moment: those with enough in memory are left out until there is room.
+
+Where there are many partitions, those that nothing came from for a while have a fetcher of their own. A broker looks at
+all partitions of a session whenever one of them has news, so a few busy ones among thousands would keep it busy.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ from logferry.mirror.fetching import (
 from logferry.mirror.partition import MirroredPartition
 
 _FETCH_WAIT_MS: Final = 250
+_QUIET_WAIT_MS: Final = 1000
+# From how many partitions on, and for how long nothing came.
+_MANY: Final = 500
+_QUIET_S: Final = 20.0
 _REFRESH_S: Final = 5.0
 _RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 2.0
@@ -67,7 +74,7 @@ class Link:
         self.fetched_bytes = 0
         self._on_topics = on_topics
         self._followed: set[MirroredPartition] = set()
-        self._fetchers: dict[int, Fetcher] = {}
+        self._fetchers: dict[tuple[int, bool], Fetcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._look_again = asyncio.Event()
         self._crashed: BaseException | None = None
@@ -114,7 +121,9 @@ class Link:
         taken = (topic for topic in view.topics.values() if self.remote.takes(topic.name) or topic.name in self.sources)
         self.topics = {topic.name: topic for topic in taken}
         await self._on_topics(self, self.topics)
+        quiet_before = time.monotonic() - _QUIET_S if len(self._followed) >= _MANY else 0.0
         for partition in self._followed:
+            partition.is_quiet = partition.heard_at < quiet_before
             self._assign(partition)
 
     # ---- partitions -------------------------------------------------------------------------------------------
@@ -141,17 +150,23 @@ class Link:
         leader = -1
         if view is not None and view.id == partition.source_id and partition.number < len(view.partitions):
             leader = view.partitions[partition.number].leader
-        for node, fetcher in self._fetchers.items():
-            if node != leader:
+        of = (leader, partition.is_quiet)
+        for key, fetcher in self._fetchers.items():
+            if key != of:
                 fetcher.leave(partition)
         if leader >= 0:
-            if leader not in self._fetchers:
-                self._start(leader)
-            self._fetchers[leader].join(partition)
+            if of not in self._fetchers:
+                self._start(*of)
+            self._fetchers[of].join(partition)
 
-    def _start(self, node: int) -> None:
-        fetcher = self._fetchers[node] = Fetcher(self, node)
-        task = asyncio.create_task(fetcher.run(), name=f"fetch-{self.remote.dc}-{node}")
+    def has_news(self, partition: MirroredPartition) -> None:
+        """It is quiet no more."""
+        partition.is_quiet = False
+        self._assign(partition)
+
+    def _start(self, node: int, is_quiet: bool) -> None:
+        fetcher = self._fetchers[node, is_quiet] = Fetcher(self, node, is_quiet)
+        task = asyncio.create_task(fetcher.run(), name=f"fetch-{self.remote.dc}-{node}{'-quiet' * is_quiet}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -204,10 +219,11 @@ class Link:
 
 
 class Fetcher:
-    """Fetches what one broker leads."""
+    """Fetches what one broker leads, of the busy partitions or of the quiet ones."""
 
-    def __init__(self, link: Link, node: int) -> None:
+    def __init__(self, link: Link, node: int, is_quiet: bool) -> None:
         self._link, self._node = link, node
+        self._wait_ms, self._line = (_QUIET_WAIT_MS, "quiet") if is_quiet else (_FETCH_WAIT_MS, "")
         self.asked_at: float | None = None
         self.partitions: dict[TopicPartition, MirroredPartition] = {}
         self._session = FetchSession()
@@ -277,8 +293,8 @@ class Fetcher:
     async def _fetch(self) -> Fetched:
         if self.asked_at is None:
             self.asked_at = time.time()
-        request = self._session.request(_FETCH_WAIT_MS, self._link.limits.fetch_bytes)
-        answer = await self._link.kafka.channels.ask(self._node, request)
+        request = self._session.request(self._wait_ms, self._link.limits.fetch_bytes)
+        answer = await self._link.kafka.channels.ask(self._node, request, self._line)
         self.asked_at = None
         return answer
 
@@ -293,7 +309,11 @@ class Fetcher:
             self._link.pace.take(size)
             self._link.budget.take(partition.take(found))
             if size:
-                self.changed(partition)
+                partition.heard_at = time.monotonic()
+                if partition.is_quiet:
+                    self._link.has_news(partition)
+                else:
+                    self.changed(partition)
         elif found.code == OFFSET_OUT_OF_RANGE:
             self._look_up_range(partition)
         elif found.code in UNKNOWN_TOPIC or found.code in MOVED:

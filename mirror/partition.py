@@ -55,6 +55,8 @@ _NOWHERE: Final = Reached(0, -1)
 class MirroredPartition:
     """Of one lane. ``position``: the next offset to fetch; ``progress``: what is committed, None: nothing yet.
 
+    ``heard_at``: when records came last (monotonic); ``is_quiet``: that is a while ago.
+
     ``on_change`` is called when it may be fetched again, or not any more; ``on_waiting`` when there is more to write;
     ``on_passed`` when it went on without any; ``on_stop`` when it stands still. ``drawn_to``: the end of what is
     under way.
@@ -80,6 +82,8 @@ class MirroredPartition:
     is_known_empty: bool = False
     drawn_to: Reached = _NOWHERE
     under_way: bool = False
+    heard_at: float = field(default_factory=time.monotonic)
+    is_quiet: bool = False
     moved_records: int = 0
     moved_bytes: int = 0
     on_change: Callable[[MirroredPartition], None] = lambda _: None

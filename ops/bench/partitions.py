@@ -53,7 +53,8 @@ async def _create(bootstrap: str) -> None:
     try:
         for name in _NAMES:
             await kafka.create_topic(name, _PARTITIONS, 1, {})
-            # A broker makes some hundred partitions a second, and tells of them before.
+        # A broker makes some hundred partitions a second, and tells of them before.
+        for name in _NAMES:
             await kafka.offsets([(name, number) for number in range(_PARTITIONS)], LATEST)
     finally:
         await kafka.close()

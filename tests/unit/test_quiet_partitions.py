@@ -1,0 +1,126 @@
+"""Which fetcher asks for which partition: the busy ones and the quiet ones, where there are many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from logferry.gateway.metadata import ClusterView, PartitionView, TopicView
+from logferry.mirror import link as link_module
+from logferry.mirror.budget import Budget
+from logferry.mirror.config import Limits, Remote
+from logferry.mirror.fetching import Fetched, Found
+from logferry.mirror.link import Fetcher, Link
+from logferry.mirror.partition import MirroredPartition
+
+from tests.unit.test_moving import encoded, record
+
+_ID = b"i" * 16
+_TOPIC = TopicView("dc1.t", _ID, False, tuple(PartitionView(number, 1, 0, (1,), (1,)) for number in range(3)))
+
+
+class Broker:
+    """One that answers what the test gives it, on each line."""
+
+    def __init__(self) -> None:
+        self.cluster_id = "there"
+        self.looks = 0
+        self.channels = self
+        self.answers: dict[str, asyncio.Queue[Fetched]] = {"": asyncio.Queue(), "quiet": asyncio.Queue()}
+
+    async def start(self) -> None: ...
+
+    async def describe(self) -> ClusterView:
+        self.looks += 1
+        return ClusterView("there", {1: ("127.0.0.1", 1)}, {"dc1.t": _TOPIC}, {})
+
+    async def ask(self, node: int, request: object, line: str) -> Fetched:
+        assert node == 1
+        try:
+            async with asyncio.timeout(0.05):
+                return await self.answers[line].get()
+        except TimeoutError:
+            return Fetched(0, 7, [])
+
+    def has(self, line: str, number: int, offset: int) -> None:
+        raw = memoryview(encoded(offset, [record(offset)]))
+        found = Found(_ID, number, 0, offset + 1, offset + 1, 0, [], raw, None)
+        self.answers[line].put_nowait(Fetched(0, 7, [found]))
+
+
+@contextmanager
+def running(link: Link) -> Iterator[None]:
+    task = asyncio.create_task(link.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def numbers(link: Link, *, quiet: bool) -> set[int]:
+    fetcher: Fetcher | None = link._fetchers.get((1, quiet))
+    return set() if fetcher is None else {partition.number for partition in fetcher.partitions.values()}
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Link:
+    monkeypatch.setattr(link_module, "_REFRESH_S", 0.01)
+    monkeypatch.setattr(link_module, "_MANY", 3)
+    monkeypatch.setattr(link_module, "_QUIET_S", 0.2)
+    broker: Any = Broker()
+    remote = Remote.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "127.0.0.1:1"}})
+
+    async def on_topics(*_: object) -> None: ...
+
+    return Link(remote, broker, Limits(), Budget(1 << 20), frozenset(), on_topics)
+
+
+def follow(link: Link, count: int) -> list[MirroredPartition]:
+    found = [MirroredPartition("dc1.t", number, "dc1", _ID, b"l" * 16, 1 << 20, None) for number in range(count)]
+    for partition in found:
+        link.follow(partition)
+    return found
+
+
+async def test_a_partition_without_news_is_asked_for_with_its_like_until_it_has_some(link: Link) -> None:
+    broker: Any = link.kafka
+    partitions = follow(link, 3)
+    with running(link):
+        await until(lambda: numbers(link, quiet=False) == {0, 1, 2})
+        await until(lambda: numbers(link, quiet=True) == {0, 1, 2})
+        assert numbers(link, quiet=False) == set()
+        broker.has("quiet", 1, 0)
+        await until(lambda: partitions[1].position == 1)
+        assert numbers(link, quiet=False) == {1}
+        assert numbers(link, quiet=True) == {0, 2}
+        # What the older request brings comes too late, and is not taken twice.
+        broker.has("quiet", 1, 0)
+        broker.has("quiet", 1, 1)
+        busy = link._fetchers[1, False]._session
+        await until(lambda: (_ID, 1) in busy.asked and busy.asked[_ID, 1].offset == 1)
+        broker.has("", 1, 1)
+        await until(lambda: partitions[1].position == 2)
+        await until(lambda: broker.answers["quiet"].empty())
+        assert [batch.base for batch in partitions[1].waiting] == [0, 1]
+        await until(lambda: numbers(link, quiet=True) == {0, 1, 2})
+
+
+async def test_of_a_few_partitions_none_is_put_aside(link: Link) -> None:
+    partitions = follow(link, 2)
+    with running(link):
+        await until(lambda: numbers(link, quiet=False) == {0, 1})
+        for partition in partitions:
+            partition.heard_at -= 3600
+        looked = link.kafka.looks  # type: ignore[attr-defined]
+        await until(lambda: link.kafka.looks > looked + 1)  # type: ignore[attr-defined]
+        assert numbers(link, quiet=False) == {0, 1}
+        assert not any(partition.is_quiet for partition in partitions)
