@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, Final
 
-from logferry.client import Chunk, LogferryError, Position, Reader, Rejected, Superseded, Unknown
+from logferry.client import Chunk, Cursors, LogferryError, Reader, Rejected, Superseded, Unknown
 from logferry.gateway.contract import Malformed
 from logferry.ops import asking
 from logferry.ops.config import Defaults
@@ -24,7 +24,7 @@ _EXAMPLE = """examples:
   logferry read nginx --from latest --max 10
   logferry read nginx --filter env=production --format ndjson | jq .source_id
   logferry read nginx --consumer billing                  goes on where it was; shared among all of that name
-  logferry read nginx --from dc1.nginx:3:81234            one partition, from that offset on
+  logferry read dc1.nginx --from dc1.nginx:3:81234        one partition, from that cursor on, in any data centre
 
 TIME: 2026-05-04T10:00:00Z, 2026-05-04 (without a zone: local time), or -90s, -15m, -1h, -7d. Formats: text is the data
 alone, byte for byte; ndjson an object a line with all that is known of the chunk; msgpack the same as arrays.
@@ -36,6 +36,7 @@ Exit status: 0 done, 1 the answer is no (there is no such topic, it may not be r
 _OPEN_S: Final = 10.0
 _COMMIT_INTERVAL_S: Final = 1.0
 _LOOK_S: Final = 0.25
+_SILENCE_S: Final = 60.0
 _RELATIVE: Final = re.compile(r"-(\d{1,9})([smhd])\Z", re.ASCII)
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -63,7 +64,7 @@ class Reading:
         self._reader = _reader(args, self.commit)
         self._output, self._shown = output, shown
         self._encode = FORMATS[args.format]
-        self._commits = args.consumer is not None
+        self._commits, self._ends = args.consumer is not None, bool(args.until_end)
         self._committed_at = time.monotonic()
 
     def run(self) -> None:
@@ -77,18 +78,30 @@ class Reading:
                 self.commit()
                 raise
             self.commit()
-            self._shown.end(str(reader.position))
+            self._shown.end(self._where)
+
+    def _where(self) -> str:
+        """Where to go on, in any data centre; in this one, if the gateway is gone by now."""
+        try:
+            return str(self._reader.cursors(_OPEN_S))
+        except LogferryError:
+            return str(self._reader.position)
 
     def _next(self) -> Chunk | None:
-        """Before it waits for more, what came is written out."""
+        """Before it waits for more, what came is written out. Raises Unavailable where that must be there, and is not."""
         chunk = self._reader.read(0)
         if chunk is None:
             self.commit()
+        patience = time.monotonic() + _SILENCE_S
         while chunk is None and not self._reader.is_over:
             if is_cut(self._output):
                 raise BrokenPipeError
             chunk = self._reader.read(_LOOK_S)
             self._shown.turn()
+            if self._ends and chunk is None and time.monotonic() > patience:
+                raise Unavailable(
+                    f"the gateway has not answered for {_SILENCE_S:.0f} s; go on later: --from {self._reader.position}"
+                )
         return chunk
 
     def _write(self, chunk: Chunk) -> None:
@@ -186,11 +199,11 @@ def _start(text: str | None) -> tuple[Any, list[int] | None]:
         at = datetime.fromisoformat(str(text))
         return at if at.tzinfo else at.astimezone(), None
     try:
-        position = Position.parse(text or "nowhere")
+        cursors = Cursors.parse(text or "nowhere")
     except Malformed:
         wanted = "earliest, latest, a time like 2026-05-04T10:00:00Z or -1h, or a cursor like dc1.nginx:3:81234"
         raise WrongUse(f"--from {text}: is none of {wanted}") from None
-    return position, [number for _, number in position]
+    return cursors, [number for _, number in cursors]
 
 
 def _problem(rejected: Rejected) -> Problem:

@@ -68,10 +68,11 @@ class Progress:
             self._turned_at = now
             self._status.update(self._words(now))
 
-    def end(self, position: str) -> None:
+    def end(self, where: Callable[[], str]) -> None:
+        """``where``: asked on a terminal alone."""
         if self._status is not None:
             self._status.stop()
-            self._console.print(f"{self._words(time.monotonic())}; next: {position}", highlight=False, soft_wrap=True)
+            self._console.print(f"{self._words(time.monotonic())}; next: {where()}", highlight=False, soft_wrap=True)
 
     def _words(self, now: float) -> str:
         took_s = max(now - self._began, 0.001)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from logferry.client import Position, Writer
+from logferry.client import Cursors, Writer
 from logferry.ops import cli, read
 from logferry.ops.problems import Unavailable, WrongUse
 
@@ -162,7 +162,7 @@ def test_times() -> None:
 
 
 def test_cursors_name_the_partitions() -> None:
-    assert read._start("dc1.t:3:17,dc1.t:1:5") == (Position.parse("dc1.t:3:17,dc1.t:1:5"), [3, 1])
+    assert read._start("dc1.t:3:17,dc1.t:1:5") == (Cursors.parse("dc1.t:3:17,dc1.t:1:5"), [3, 1])
     assert read._start(None) == ("earliest", None)
 
 
@@ -170,3 +170,14 @@ def test_cursors_name_the_partitions() -> None:
 def test_what_is_no_place_to_begin(text: str) -> None:
     with pytest.raises(WrongUse, match="--from"):
         read._start(text)
+
+
+def test_a_gateway_that_goes_away_in_the_middle_is_told_and_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, ran: Ran, topic: str
+) -> None:
+    """The reader is stopped from hearing anything; how long it is waited for is shortened."""
+    monkeypatch.setattr(read, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(read.Reader, "read", lambda reader, timeout_s: None)
+    status, output, said = ran(topic, "--until-end")
+    assert (status, output) == (3, b"")
+    assert "has not answered" in said
