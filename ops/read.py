@@ -88,7 +88,7 @@ class Reading:
             return str(self._reader.position)
 
     def _next(self) -> Chunk | None:
-        """Before it waits for more, what came is written out. Raises Unavailable where that must be there, and is not."""
+        """What came is written out before it waits for more. Raises Unavailable where there is more, and nothing comes."""
         chunk = self._reader.read(0)
         if chunk is None:
             self.commit()
