@@ -88,7 +88,7 @@ class Reading:
             return str(self._reader.position)
 
     def _next(self) -> Chunk | None:
-        """What came is written out before it waits for more. Raises Unavailable where there is more, and nothing comes."""
+        """What came is written out before it waits. Raises Unavailable where there is more, and it does not come."""
         chunk = self._reader.read(0)
         if chunk is None:
             self.commit()
