@@ -21,6 +21,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def _run(options: argparse.Namespace, settings: config.Config, jars: Sequence[Pa
         with reporter.starting("Spark starts"):
             spark = stack.enter_context(spark_session(settings.spark, jars, scratch))
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka.bootstrap_servers))
-        loader = Loader(spark, kafka, settings.dc, uuid.uuid4().hex)
+        within = timedelta(days=settings.moved_days)
+        loader = Loader(spark, kafka, settings.dc, uuid.uuid4().hex, within)
         if targets:
             return _reset(loader, settings, targets, options, reporter)
         tables = Tables(loader, settings, reporter, stop)

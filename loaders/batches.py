@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from logferry.loaders import parse
 from logferry.loaders.commit import Committed, append_once, commit_files, committed
-from logferry.loaders.errors import LedgerBroken, TopicChanged
+from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.files import Written, write_files
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import KafkaTopics
 from logferry.loaders.ledger import REQUARANTINE, LedgerEntry, TablePaths
+from logferry.loaders.moved import Once, create_moved, once, put_notes
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.plan import Range, replaced, unreadable
 from logferry.loaders.read import Batch, read
 from logferry.loaders.requarantine import resolve, resolved_rows
+from logferry.loaders.sources import several_centres
 from logferry.loaders.tables import partition_columns
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -28,17 +31,24 @@ from pyspark.sql import functions as F
 
 @dataclass(frozen=True)
 class Loader:
-    """What every table of a run shares. ``run`` is this run's name, for seeing who won."""
+    """What every table of a run shares. ``run`` is this run's name, for seeing who won.
+
+    ``moved_within``: how much later the copy of a chunk may come by another data centre and be known as one.
+    """
 
     spark: SparkSession
     kafka: KafkaTopics
     dc: str
     run: str
+    moved_within: timedelta = timedelta(days=14)
 
 
 @dataclass(frozen=True)
 class BatchDone:
-    """A batch that the table holds now. ``rows``, ``quarantined``: None where only another loader knows."""
+    """A batch that the table holds now. ``rows``, ``quarantined``: None where only another loader knows.
+
+    ``left_out``: chunks of which the table has the copy that came by another data centre.
+    """
 
     batch: int
     ours: bool
@@ -49,6 +59,7 @@ class BatchDone:
     quarantined: int | None
     read_s: float
     write_s: float
+    left_out: int = 0
 
 
 def do_batch(loader: Loader, paths: TablePaths, entry: LedgerEntry, given_up: Collection[str] = ()) -> BatchDone:
@@ -59,7 +70,7 @@ def do_batch(loader: Loader, paths: TablePaths, entry: LedgerEntry, given_up: Co
     entry = entry._replace(ranges=tuple(r for r in entry.ranges if r.topic not in given_up))
     done = committed(paths.main, entry.batch, loader.run)
     if done is not None:
-        return BatchDone(entry.batch, done.ours, entry.reads, 0, 0, done.rows, None, 0.0, 0.0)
+        return _already(entry, done)
     if entry.kind == REQUARANTINE:
         return _requarantine(loader, paths, entry, planned_parser(entry, paths))
     if not entry.reads:
@@ -68,15 +79,38 @@ def do_batch(loader: Loader, paths: TablePaths, entry: LedgerEntry, given_up: Co
     parser = planned_parser(entry, paths)
     views = loader.kafka.views(r.topic for r in entry.reads)
     _refuse(entry, paths, unreadable(entry.reads, views))
+    try:
+        return _load(loader, paths, entry, parser)
+    except Overtaken:
+        done = committed(paths.main, entry.batch, loader.run)
+        if done is None:
+            raise
+        return _already(entry, done)
+
+
+def _already(entry: LedgerEntry, done: Committed) -> BatchDone:
+    return BatchDone(entry.batch, done.ours, entry.reads, 0, 0, done.rows, None, 0.0, 0.0)
+
+
+def _load(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> BatchDone:
     started = time.monotonic()
     batch = read(loader.spark, loader.kafka.bootstrap_servers, loader.dc, entry.reads)
     try:
         # Read and kept: if the topics were the same before and after, these are their records.
         _refuse(entry, paths, replaced(entry.reads, loader.kafka.ids(r.topic for r in entry.reads)))
         read_s = time.monotonic() - started
-        return _write(loader, paths, entry, parser, batch, read_s)
+        found = _once(loader, paths, entry, batch)
+        return _write(loader, paths, entry, parser, replace(batch, frame=found.frame), found, read_s)
     finally:
         batch.release()
+
+
+def _once(loader: Loader, paths: TablePaths, entry: LedgerEntry, batch: Batch) -> Once:
+    """The batch without copies, where its topics are those of several data centres."""
+    if not several_centres(r.topic for r in entry.ranges):
+        return Once(batch.frame, {}, ())
+    create_moved(paths)
+    return once(paths, entry, batch.frame, loader.moved_within)
 
 
 def planned_parser(entry: LedgerEntry, paths: TablePaths) -> ParserSettings:
@@ -91,7 +125,13 @@ def planned_parser(entry: LedgerEntry, paths: TablePaths) -> ParserSettings:
 
 
 def _write(
-    loader: Loader, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings, batch: Batch, read_s: float
+    loader: Loader,
+    paths: TablePaths,
+    entry: LedgerEntry,
+    parser: ParserSettings,
+    batch: Batch,
+    found: Once,
+    read_s: float,
 ) -> BatchDone:
     started = time.monotonic()
     seen = Observation()
@@ -102,7 +142,7 @@ def _write(
     if batch.flawed or seen.get["bad"]:
         rows = parse.quarantined(batch.frame, parser)
         quarantined = append_once(rows, paths.quarantine, entry.batch, loader.run).rows
-    done = _commit(loader, paths, entry, written)
+    done = _commit(loader, paths, entry, written, found)
     return BatchDone(
         batch=entry.batch,
         ours=done.ours,
@@ -113,6 +153,7 @@ def _write(
         quarantined=quarantined,
         read_s=read_s,
         write_s=time.monotonic() - started,
+        left_out=len(found.notes),
     )
 
 
@@ -138,7 +179,11 @@ def _files(parsed: DataFrame, paths: TablePaths, entry: LedgerEntry, parser: Par
         return write_files(parse.rows(parsed, parser, dates), paths.main, entry.batch, partition_by)
 
 
-def _commit(loader: Loader, paths: TablePaths, entry: LedgerEntry, written: Written) -> Committed:
+def _commit(
+    loader: Loader, paths: TablePaths, entry: LedgerEntry, written: Written, found: Once | None = None
+) -> Committed:
+    """What goes with the rows first, the rows last."""
+    put_notes(paths, entry, loader.run, found)
     return commit_files(written, paths.main, entry.batch, loader.run, partition_columns(paths.main))
 
 

@@ -90,12 +90,14 @@ class Config(_Strict):
 
     ``parallel``: so many tables are loaded at a time. ``follow_s``: how long a load that follows waits before it looks
     again. A table's path with ``{topic}`` stands for a table of each topic, whose name without the data centre goes
-    there.
+    there. ``moved_days``: a chunk that came by two data centres is kept once if the second copy was recorded at most so
+    many days after the first.
     """
 
     dc: str = "dc1"
     parallel: Annotated[int, Field(ge=1, le=64)] = 2
     follow_s: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
+    moved_days: Annotated[int, Field(ge=1, le=3650)] = 14
     kafka: KafkaSettings
     spark: SparkSettings = SparkSettings()
     tables: Annotated[list[TableJob], Field(min_length=1)]
@@ -112,7 +114,7 @@ class Config(_Strict):
     def _together(self) -> Config:
         taken: set[Path] = set()
         for table in self.tables:
-            for path in TablePaths.of(table.path):
+            for path in TablePaths.of(table.path).every:
                 if path in taken:
                     raise ValueError(f"tables: {path} would belong to two tables")
                 taken.add(path)

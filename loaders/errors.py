@@ -58,5 +58,9 @@ class StorageAway(Transient):
     pass
 
 
+class Overtaken(Transient):
+    """Another loader has done what this one was at."""
+
+
 class SparkAway(Transient):
     """The JVM cannot be started, or it ended."""

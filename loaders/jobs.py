@@ -31,7 +31,7 @@ def check_apart(jobs: Sequence[TableJob]) -> None:
     """No folder may belong to two tables. Raises ConfigError."""
     taken: dict[str, str] = {}
     for job in jobs:
-        for path in TablePaths.of(job.path):
+        for path in TablePaths.of(job.path).every:
             other = taken.setdefault(str(path), str(job.path))
             if other != str(job.path):
                 raise ConfigError(f"{path} would belong to two tables, {other} and {job.path}")

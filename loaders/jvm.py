@@ -6,6 +6,7 @@ names of the whole chain are what can be relied on.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,8 @@ from typing import Any, Final
 from logferry.loaders.errors import KafkaAway, LoadError, SparkAway, SparkFailed, StorageAway, TopicChanged
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 JVM_ERRORS: Final = (Py4JError, CapturedException, ConnectionError)
 
@@ -77,3 +80,11 @@ def sorted_errors(doing: str) -> Iterator[None]:
         yield
     except JVM_ERRORS as error:
         raise sorted_error(error, doing) from error
+
+
+def collected(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a small result, by the connection that there is: Spark's own way opens a socket for each result."""
+    whole = F.to_json(F.collect_list(F.struct("*")), {"ignoreNullFields": "false"})
+    jvm_frame: Any = frame.agg(whole)._jdf
+    rows: list[dict[str, Any]] = json.loads(jvm_frame.head().getString(0))
+    return rows

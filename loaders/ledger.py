@@ -86,6 +86,23 @@ class TablePaths(NamedTuple):
         main = path.absolute()
         return cls(main, main.with_name(f"{main.name}_ledger"), main.with_name(f"{main.name}_quarantine"))
 
+    @property
+    def sources(self) -> Path:
+        return self.main.with_name(f"{self.main.name}_sources")
+
+    @property
+    def moved(self) -> Path:
+        return self.main.with_name(f"{self.main.name}_moved")
+
+    @property
+    def segments(self) -> Path:
+        return self.main.with_name(f"{self.main.name}_segments")
+
+    @property
+    def every(self) -> tuple[Path, ...]:
+        """All folders that belong to the table, whether they are there or not."""
+        return (*self, self.sources, self.moved, self.segments)
+
 
 def create_table(
     path: Path,

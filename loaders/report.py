@@ -194,6 +194,8 @@ def _batch_line(name: str, batch: BatchDone) -> str:
     seconds = f"{batch.read_s + batch.write_s:.1f} s (read {batch.read_s:.1f}, write {batch.write_s:.1f})"
     if batch.ours:
         what = f"{_count(batch.rows)} rows, {_count(batch.quarantined)} quarantined, {batch.bytes / 1e6:.1f} MB"
+        if batch.left_out:
+            what += f", {batch.left_out:,} chunks that came before by another data centre"
     else:
         what = "[yellow]another loader wrote it[/], this one goes on"
     ranges = f"\n    {escape(_ranges(batch.ranges))}" if batch.ranges else ""
@@ -233,6 +235,7 @@ def _batch_json(batch: BatchDone) -> dict[str, Any]:
         "ours": batch.ours,
         "rows": batch.rows,
         "quarantined": batch.quarantined,
+        "left_out": batch.left_out,
         "records": batch.records,
         "bytes": batch.bytes,
         "read_s": round(batch.read_s, 3),

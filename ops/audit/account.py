@@ -54,6 +54,17 @@ class Account:
         self._digests[place] = left.to_bytes(_DIGEST_BYTES, "little")
         return True
 
+    def leave_out(self, offset: int, identity: int) -> bool:
+        """A chunk of which the table says that it has the copy that came by another data centre: no row of it is
+        expected. False: the log has no such chunk there. Before any row of it is taken off.
+        """
+        index = bisect_left(self._offsets, offset)
+        if index == len(self._offsets) or self._offsets[index] != offset or self._identities[index] != identity:
+            return False
+        self._lines[index] = 0
+        self._digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES] = bytes(_DIGEST_BYTES)
+        return True
+
     def unsettled(self) -> Iterator[tuple[int, int]]:
         """(offset, lines that are missing; negative: too many; 0: as many, but not the same) of what is left."""
         zero = bytes(_DIGEST_BYTES)

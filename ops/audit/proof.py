@@ -235,7 +235,7 @@ class _Proof:
         accounts = {place: log.account for place, log in self.logs.items() if log.account is not None}
         removed = {place: log.removed for place, log in self.logs.items()}
         rows = self._counted(self.tables.rows(self.topics.keys()), self.tables.count())
-        counts = take_off(rows, accounts, removed, loaded, self.dc, self.findings)
+        counts = take_off(rows, accounts, removed, loaded, self.dc, self.findings, self.tables.left_out)
         await name_damaged(self.kafka, self.tables, accounts, self.findings)
         return counts
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from logferry.loaders.notes import Note
 from logferry.ops.audit.account import Account
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.lines import NO_IDENTITY, WHOLE_RECORD, identity_of, sum_of
@@ -36,12 +37,16 @@ def take_off(
     loaded: Loaded,
     dc: str,
     findings: Findings,
+    left_out: Iterable[Note] = (),
 ) -> RowCounts:
-    """``removed``: the offsets that retention had removed before they could be read.
+    """``removed``: the offsets that retention had removed before they could be read. ``left_out``: chunks that the
+    table does not hold, for it has their copies.
 
     What is left in the accounts afterwards is damage of single chunks; rows that belong to no chunk are found here.
     """
     counts = RowCounts()
+    for note in left_out:
+        _leave_out(note, accounts, removed, findings)
     strays: dict[tuple[str, Place], Finding] = {}
     for row in rows:
         place = (row.topic, row.partition)
@@ -69,6 +74,20 @@ def take_off(
     for stray in strays.values():
         findings.add(stray)
     return counts
+
+
+def _leave_out(
+    note: Note, accounts: Mapping[Place, Account], removed: Mapping[Place, Ranges], findings: Findings
+) -> None:
+    """That the copy is there shows in the account of its own topic."""
+    place = (note.topic, note.partition)
+    account = accounts.get(place)
+    if account is None or note.offset in removed.get(place, ()):
+        return
+    if note.kept == note.topic or not account.leave_out(note.offset, identity_of(note.source_id, note.seqno)):
+        detail = f"the table says that it left out seqno {note.seqno}, for it came by {note.kept}; the log has it not"
+        where = f"{note.topic}-{note.partition}"
+        findings.add(Finding("left-out-without-record", where, detail, note.source_id, note.offset))
 
 
 def _found(accounts: Mapping[Place, Account], place: Place, row: ChunkRows) -> bool:

@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import LedgerBroken, LoadError
 from logferry.loaders.ledger import LedgerEntry, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.notes import Note, read_notes
 from logferry.ops.audit.lines import WHOLE_RECORD, Line
 from logferry.ops.problems import Unavailable
 
@@ -41,7 +42,10 @@ class ChunkRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Tables:
-    """``last``: the last batch that the main table holds. ``broken``: why the ledger cannot be read, else empty."""
+    """``last``: the last batch that the main table holds. ``broken``: why the ledger cannot be read, else empty.
+
+    ``left_out``: chunks of which the table has the copy that came by another data centre.
+    """
 
     paths: TablePaths
     main: DeltaTable
@@ -50,6 +54,7 @@ class Tables:
     last_now: int
     entries: list[LedgerEntry]
     broken: str
+    left_out: list[Note]
 
     @classmethod
     def open(cls, path: Path) -> Tables:
@@ -60,14 +65,16 @@ class Tables:
             if main is None:
                 raise Unavailable(f"{paths.main}: there is no Delta table")
             entries, broken = _entries(paths)
+            last = last_batch(main)
             return cls(
                 paths,
                 main,
                 open_table(paths.quarantine),
-                last_batch(main),
+                last,
                 last_batch(open_table(paths.main)),
                 entries,
                 broken,
+                read_notes(paths.moved, last),
             )
         except LoadError as error:
             raise Unavailable(str(error)) from error

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from logferry.loaders.ledger import TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.notes import read_notes
 from logferry.ops.kafka import Cluster
 
-from tests.loading import LoaderProcess, Sent, Topic, check_kept, chunks_of
+from tests.loading import LoaderProcess, Sent, Topic, check_exact, check_kept, chunks_of
 from tests.striking import STEPS, data_files, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -207,3 +208,44 @@ def tidy(path: Path) -> None:
     for log in (path / "_delta_log").iterdir():
         if log.suffix in (".json", ".crc") and log.stem.isdigit() and int(log.stem) < table.version():
             log.unlink()
+
+
+@pytest.mark.long
+async def test_racing_and_killed_while_sources_move(
+    start: Callable[[Path, str], LoaderProcess], kafka: Cluster, topic_name: str, tmp_path: Path
+):
+    """Two data centres, chunks in both, two loaders that are killed at random: each chunk once."""
+    table = tmp_path / "logs"
+    centres = [Topic(kafka.bootstrap, f"dc{i}.{topic_name}") for i in (1, 2)]
+    for topic in centres:
+        await topic.create(partitions=2)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    racers = [start(table, f"*.{topic_name}") for _ in range(2)]
+    sent: list[Sent] = []
+    for round_ in range(6):
+        chunks = logs(6, 100, round_)
+        here, there = dice.sample(centres, 2)
+        # Some are in both, some come a round later in the other.
+        await here.write(chunks, partitions=2)
+        copies = dice.sample([*sent, *chunks], min(len(chunks) // 4, len(chunks)))
+        await there.write([one for one in copies if one not in there.committed], partitions=2)
+        sent += chunks
+        await asyncio.sleep(2 + dice.random() * 5)
+        victim = dice.randrange(2)
+        racers[victim].kill(python=dice.random() < 0.7, jvm=dice.random() < 0.7)
+        for i, racer in enumerate(racers):
+            if i == victim or racer.process.poll() is not None:
+                racer.kill()
+                racer.finish()
+                racers[i] = start(table, f"*.{topic_name}")
+    for racer in racers:
+        status, summary, err = racer.finish()
+        assert status in (0, 3), (summary, err)
+    status, summary, err = start(table, f"*.{topic_name}").finish()
+    assert status == 0, (summary, err)
+    check_exact(table, sent)
+    twice = sum(len(topic.committed) for topic in centres) - len(sent)
+    left_out = read_notes(TablePaths.of(table).moved, last_batch(open_table(table)))
+    assert len(left_out) == twice > 0

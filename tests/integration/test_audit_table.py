@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from logferry.gateway.contract import Chunk
 from logferry.loaders.ledger import Ledger, TablePaths, new_entry
+from logferry.loaders.notes import Note, notes_table
 from logferry.loaders.plan import Range
 from logferry.ops.audit.report import Report
 from logferry.ops.kafka import Cluster
@@ -213,6 +214,38 @@ async def test_a_record_that_stands_in_the_log_twice_is_not_the_tables_fault(
     plan.records.append(plan.records[1])
     await world.write(plan)
     assert refuting(await world.audit(table=world.load().write(tmp_path / "t"))) == ["double"]
+
+
+async def test_a_chunk_of_which_the_table_has_the_copy(world: World, tmp_path: Path):
+    """Its rows are not missing; a note of what the log has not is found."""
+    load = world.load()
+    row = load.rows[5]
+    load.rows = [
+        other for other in load.rows if other["offset"] != row["offset"] or other["partition"] != row["partition"]
+    ]
+    table = load.write(tmp_path / "t")
+    assert refuting(await world.audit(table=table)) == ["missing-row"]
+    notes = TablePaths.of(table).moved
+    note = Note(0, row["topic"], row["partition"], row["offset"], row["source_id"], row["seqno"], "dc9.other")
+    write_deltalake(str(notes), notes_table([note, note._replace(batch=99, offset=77)]))
+    assert (await world.audit(table=table)).exact
+    write_deltalake(str(notes), notes_table([note._replace(offset=note.offset + 1)]), mode="append")
+    assert refuting(await world.audit(table=table)) == ["left-out-without-record"]
+
+
+@pytest.mark.parametrize("resolved", [1, 2, None])
+async def test_a_line_that_a_batch_brought_into_the_table(world: World, tmp_path: Path, resolved: int | None):
+    """It stands in the quarantine until the table holds that batch; the last one of this table is 1."""
+    load = world.load()
+    (bad,) = load.quarantine
+    if resolved == 1:
+        load.rows.append({**{k: v for k, v in bad.items() if k != "bytes"}, "text": "read after all"})
+    table = load.write(tmp_path / "t")
+    marked = pa.Table.from_pylist([bad], schema=QUARANTINE).append_column("resolved", pa.array([resolved], pa.int64()))
+    path = str(TablePaths.of(table).quarantine)
+    write_deltalake(path, marked, mode="overwrite", schema_mode="overwrite")
+    # What was read after all is other bytes here, for these can be no text; but it is one row, and not two.
+    assert refuting(await world.audit(table=table)) == (["changed-row"] if resolved == 1 else [])
 
 
 # ---- what cannot be compared -----------------------------------------------------------------------------

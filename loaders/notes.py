@@ -1,0 +1,55 @@
+"""Notes of the chunks that a table has left out, since it has the copy that came by another data centre. Without Spark.
+
+A note counts when the table holds its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from logferry.loaders.errors import StorageAway
+from logferry.loaders.ledger import open_table
+
+NOTES: Final = pa.schema(
+    [
+        pa.field("batch", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("source_id", pa.string()),
+        pa.field("seqno", pa.int64()),
+        pa.field("kept", pa.string()),
+    ]
+)
+
+
+class Note(NamedTuple):
+    """A chunk that was left out. ``kept``: the topic by which the other copy came."""
+
+    batch: int
+    topic: str
+    partition: int
+    offset: int
+    source_id: str
+    seqno: int
+    kept: str
+
+
+def notes_table(notes: Iterable[Note]) -> Any:
+    return pa.Table.from_pylist([note._asdict() for note in notes], schema=NOTES)
+
+
+def read_notes(path: Path, last: int) -> list[Note]:
+    """The chunks that a table whose last batch this is has left out. Raises StorageAway."""
+    table = open_table(path)
+    if table is None:
+        return []
+    try:
+        rows = table.to_pyarrow_table(filters=[("batch", "<=", last)]).to_pylist()
+    except (DeltaError, OSError) as error:
+        raise StorageAway(f"{path} cannot be read: {error}") from error
+    return sorted(Note(**row) for row in rows)
