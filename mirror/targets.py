@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from aiokafka import errors
@@ -25,6 +27,8 @@ _ALIKE: Final = (
 # A batch is a few bytes larger here when it had to be encoded again.
 _ROOM_BYTES: Final = 4096
 _LOOK_S: Final = 30.0
+_APPEAR_S: Final = 2.0
+_LOOK_AGAIN_S: Final = 0.05
 
 
 class Targets:
@@ -57,7 +61,14 @@ class Targets:
         if self._made_for.get(of) == shape and now < self._look_at:
             return
         await self._ensure(remote, wanted)
-        self._made_for[of], self._look_at = shape, now + _LOOK_S
+        if self._lacks(shape):
+            self._made_for.pop(of, None)
+        else:
+            self._made_for[of], self._look_at = shape, now + _LOOK_S
+
+    def _lacks(self, shape: Mapping[str, int]) -> bool:
+        """Whether one of these topics, or of their partitions, was not seen here."""
+        return any(name not in self.known or len(self.known[name].partitions) < size for name, size in shape.items())
 
     async def _ensure(self, remote: Kafka, wanted: dict[str, TopicView]) -> None:
         view = await self._kafka.describe()
@@ -79,12 +90,24 @@ class Targets:
                 log.event("info", "target_grown", topic=topic.name, partitions=len(topic.partitions))
             except errors.InvalidPartitionsError:
                 continue  # another worker was first
+        topics = view.topics
         if missing or small:
-            view = await self._kafka.describe()
-        self.known.update({name: view.topics[name] for name in wanted if name in view.topics})
+            topics = topics | await self._appeared({topic.name: len(topic.partitions) for topic in missing + small})
+        self.known.update({name: topics[name] for name in wanted if name in topics})
         for name in wanted:
-            if name not in view.topics:
+            if name not in topics:
                 self.known.pop(name, None)
+
+    async def _appeared(self, shape: Mapping[str, int]) -> dict[str, TopicView]:
+        """What was just made, once all of it is seen, or after a while what is: brokers hear of it a moment later."""
+        until = time.monotonic() + _APPEAR_S
+        while True:
+            found = (await self._kafka.describe(sorted(shape))).topics
+            if all(name in found and len(found[name].partitions) >= size for name, size in shape.items()):
+                return found
+            if time.monotonic() > until:
+                return found
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _create(self, topic: TopicView, settings: dict[str, str]) -> None:
         brokers = len((await self._kafka.describe([])).brokers)
