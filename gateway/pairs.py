@@ -185,6 +185,16 @@ def merged(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(found)
 
 
+def within(runs: Iterable[Run], first: int, last: int) -> list[Run]:
+    """What they say of the local offsets from the first to the last."""
+    found = []
+    for run in runs:
+        start, end = max(run.local, first), min(run.local + run.size, last + 1)
+        if start < end:
+            found.append(Run(run.source + start - run.local, start, end - start))
+    return found
+
+
 def composed(first: Iterable[Run], second: Iterable[Run]) -> tuple[Run, ...]:
     """Over two steps: from the source of the ``first`` to the local side of the ``second``, whose source is where the
     first ones lead. Both are in order; what only one of them speaks of is left out.

@@ -14,7 +14,18 @@ from typing import Final
 from aiokafka import errors
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka import EARLIEST, Kafka
-from logferry.gateway.pairs import Chapter, Place, Progress, Run, Signpost, key_of, lane_of, place_of, step_towards
+from logferry.gateway.pairs import (
+    Chapter,
+    Place,
+    Progress,
+    Run,
+    Signpost,
+    key_of,
+    lane_of,
+    place_of,
+    step_towards,
+    within,
+)
 
 _FETCH_BYTES: Final = 1 << 18
 # A chapter is found by its offset; what comes with it is read in vain.
@@ -85,7 +96,7 @@ class Translation:
             if chapter.runs[0].local <= first or not chapter.signposts:
                 break
             chapter = await self._chapter(place, chapter.signposts[0])
-        return progress, [run for run in found if run.local <= last and run.local + run.size > first]
+        return progress, within(found, first, last)
 
     async def progress(self, place: Place) -> Progress:
         """As it is committed now. Raises Problem ``not-mirrored``."""

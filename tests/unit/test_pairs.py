@@ -21,6 +21,7 @@ from logferry.gateway.pairs import (
     place_of,
     signposts_after,
     step_towards,
+    within,
 )
 
 ID, LOCAL = b"i" * 16, b"l" * 16
@@ -63,6 +64,19 @@ def test_two_steps_are_composed_to_one() -> None:
         found = composed(first, second)
         assert {run.source + i: run.local + i for run in found for i in range(run.size)} == wanted, f"seed {seed}"
         assert merged(found) == found
+        assert all(run.size > 0 for run in found)
+
+
+def test_what_runs_say_of_a_range_begins_and_ends_with_it() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        runs, first = _random_runs(rng), rng.randrange(30)
+        last = first + rng.randrange(30)
+        wanted = [
+            (run.source + i, run.local + i) for run in runs for i in range(run.size) if first <= run.local + i <= last
+        ]
+        found = within(runs, first, last)
+        assert [(run.source + i, run.local + i) for run in found for i in range(run.size)] == wanted, f"seed {seed}"
         assert all(run.size > 0 for run in found)
 
 
