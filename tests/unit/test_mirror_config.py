@@ -34,12 +34,15 @@ def test_what_is_refused(remotes: list[dict[str, Any]], said: str) -> None:
 
 def test_a_hub_and_a_chain() -> None:
     hub = config({"dc": "dc1"}, {"dc": "dc3", "prefixes": ["dc3", "dc4"]})
-    found = {name: hub.remote_of(name) for name in ("dc1.a", "dc3.a", "dc4.a", "dc2.a", "dc5.a", "dc1")}
-    assert {name: remote.dc for name, remote in found.items() if remote is not None} == {
-        "dc1.a": "dc1",
-        "dc3.a": "dc3",
-        "dc4.a": "dc3",
-    }
+    names = ("dc1.a", "dc3.a", "dc4.a", "dc2.a", "dc5.a", "dc1")
+    assert [[remote.dc for remote in hub.remotes if remote.takes(name)] for name in names] == [
+        ["dc1"],
+        ["dc3"],
+        ["dc3"],
+        [],
+        [],
+        [],
+    ]
     assert [hub.remotes[1].is_chained(name) for name in ("dc3.a", "dc4.a", "logferry.gateway.dc3.state")] == [
         False,
         True,
