@@ -8,6 +8,7 @@ coordinator does not know of, it writes no marker to.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from aiokafka import errors
@@ -98,14 +99,14 @@ async def test_a_broker_that_was_away_is_looked_at_in_all_that_was_written_to(
         await leave_open(world, producer, 1)
         producer._written.add((world.facts.name, 0))
         await producer.transact(world.draft(5, source=_IN_1))
-        send, broken = producer._client.send, iter([True])
+        ask, broken = producer._channels.ask, iter([True])
 
-        async def break_once(node: int, request: object, **options: object) -> object:
+        async def break_once(node: int, question: Any, line: str = "") -> Any:
             if next(broken, False):
                 raise errors.KafkaConnectionError("cut")
-            return await send(node, request, **options)
+            return await ask(node, question, line)
 
-        monkeypatch.setattr(producer._client, "send", break_once)
+        monkeypatch.setattr(producer._channels, "ask", break_once)
         parts = producer._parts(world.draft(6, source=_IN_1))
         await producer.write(parts)
         assert await world.committed(1) == [1]
