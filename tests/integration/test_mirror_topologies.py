@@ -79,7 +79,7 @@ async def test_every_copy_is_its_original_and_a_reader_moves_along_the_chain(
             load = {dc: Load("all", stack.urls(dc), seed=40 + n, sources=8) for n, dc in enumerate(_DCS)}
             for each in load.values():
                 await loads.enter_async_context(each)
-            strangers = RawLoad(stack.cluster("dc1").bootstrap, raw, _PARTITIONS, pause_s=1.0)
+            strangers = RawLoad(stack.cluster("dc1").bootstrap, raw, _PARTITIONS, pause_s=1.5)
             await loads.enter_async_context(strangers)
             await have_moved(readers)
             for dc in ("dc2", "dc3"):
