@@ -15,7 +15,10 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from logferry.gateway.kafka import Kafka
 from logferry.mirror.__main__ import main as mirror_main
+from logferry.mirror.fetching import FetchSession, Wanted
+from logferry.mirror.moving import committed_batches
 from logferry.ops.audit import main as audit
 from logferry.ops.cli import main as command
 from logferry.ops.stack import Stack
@@ -220,6 +223,42 @@ async def test_what_kafka_here_refuses_stops_that_partition_alone(world: World) 
         await world.admin(world.here, "alter_configs", [large])
         assert (await world.resume(url, 1))[0] == 200
         assert await world.differences() == []
+
+
+async def records_of_batches(world: World) -> list[int]:
+    """How many records each batch of the copy has."""
+    kafka = Kafka({"bootstrap_servers": world.here}, world.name)
+    await kafka.start()
+    try:
+        session = FetchSession()
+        session.want(((await kafka.describe_topic(world.topic)).id, 0), Wanted(0, -1, 1 << 24))
+        leader = await kafka.leader(world.topic, 0)
+        fetched = await kafka.channels.ask(leader, session.request(0, 1 << 24))
+        return [batch.size for batch in committed_batches(fetched.found[0].records, [], 0).batches]
+    finally:
+        await kafka.close()
+
+
+async def test_small_batches_are_written_as_one(world: World) -> None:
+    await world.create()
+    await world.write(*(b"%d" % number * 20_000 for number in range(20)))
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+        assert await world.differences() == []
+        sizes = await records_of_batches(world)
+        assert sum(sizes) == 20
+        assert len(sizes) < 5
+
+
+async def test_where_they_are_refused_so_they_go_as_they_are(world: World) -> None:
+    await world.create()
+    small = NewTopic(world.topic, 1, 1, topic_configs={"max.message.bytes": "50000"})
+    await world.admin(world.here, "create_topics", [small])
+    await world.write(*(b"%d" % number * 20_000 for number in range(20)))
+    with mirroring(world.mirror) as url:
+        await world.state(url, "caught-up")
+        assert await world.differences() == []
+        assert await records_of_batches(world) == [1] * 20
 
 
 async def test_the_audit_compares_both_sides_and_goes_on_from_what_is_proven(
