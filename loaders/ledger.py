@@ -11,6 +11,7 @@ folder looks and then renames, which is too weak here: two loaders could each be
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -42,6 +43,7 @@ _SCHEMA: Final = pa.schema(
         # Null in a ledger from before there was more than one kind, and in entries without settings.
         pa.field("kind", pa.string()),
         pa.field("settings", pa.string()),
+        pa.field("origin", pa.string()),
     ]
 )
 
@@ -51,12 +53,28 @@ RESET: Final = "reset"
 KINDS: Final = (LOAD, REQUARANTINE, RESET)
 
 
+class Origin(NamedTuple):
+    """Where a job reads: for those who look at what is not loaded yet."""
+
+    bootstrap_servers: str
+    topics: tuple[str, ...]
+
+    @property
+    def as_json(self) -> str:
+        return json.dumps({"bootstrap_servers": self.bootstrap_servers, "topics": list(self.topics)})
+
+    @classmethod
+    def parse(cls, text: str) -> Origin:
+        said = json.loads(text)
+        return cls(said["bootstrap_servers"], tuple(said["topics"]))
+
+
 class LedgerEntry(NamedTuple):
     """One batch. ``ranges`` hold every partition known by then, also those of which the batch reads nothing.
 
     ``kind``: ``load`` reads the ranges out of Kafka; ``requarantine`` brings lines of the quarantine into the table;
     ``reset`` moves positions, by a command. ``settings``: the parser's, so that a planned batch can be finished as it
-    was planned.
+    was planned. ``origin``: the job's addresses and topics; None in entries of older loaders.
     """
 
     batch: int
@@ -67,6 +85,7 @@ class LedgerEntry(NamedTuple):
     ranges: tuple[Range, ...]
     kind: str = LOAD
     settings: str = ""
+    origin: Origin | None = None
 
     @property
     def reads(self) -> tuple[Range, ...]:
@@ -229,9 +248,17 @@ class Ledger:
 
 
 def new_entry(
-    batch: int, dc: str, parser: str, run: str, ranges: Iterable[Range], *, kind: str = LOAD, settings: str = ""
+    batch: int,
+    dc: str,
+    parser: str,
+    run: str,
+    ranges: Iterable[Range],
+    *,
+    kind: str = LOAD,
+    settings: str = "",
+    origin: Origin | None = None,
 ) -> LedgerEntry:
-    return LedgerEntry(batch, dc, parser, run, datetime.now(UTC), tuple(sorted(ranges)), kind, settings)
+    return LedgerEntry(batch, dc, parser, run, datetime.now(UTC), tuple(sorted(ranges)), kind, settings, origin)
 
 
 def _rows(entry: LedgerEntry) -> pa.Table:
@@ -243,6 +270,7 @@ def _rows(entry: LedgerEntry) -> pa.Table:
         "planned": entry.planned,
         "kind": entry.kind,
         "settings": entry.settings or None,
+        "origin": entry.origin.as_json if entry.origin else None,
     }
     return pa.Table.from_pylist([{**head, **r._asdict()} for r in entry.ranges], schema=_SCHEMA)
 
@@ -254,7 +282,10 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
     found = []
     for batch, of_batch in sorted(by_batch.items()):
         heads = {
-            (row["dc"], row["parser"], row["run"], row["planned"], row.get("kind") or LOAD, row.get("settings") or "")
+            (
+                *(row["dc"], row["parser"], row["run"], row["planned"]),
+                *(row.get("kind") or LOAD, row.get("settings") or "", row.get("origin") or ""),
+            )
             for row in of_batch
         }
         ranges = sorted(
@@ -262,6 +293,7 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
         )
         if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
             raise LedgerBroken(f"{path}: batch {batch} was written twice")
-        dc, parser, run, planned, kind, settings = heads.pop()
-        found.append(LedgerEntry(batch, dc, parser, run, planned, tuple(ranges), kind, settings))
+        dc, parser, run, planned, kind, settings, said = heads.pop()
+        origin = Origin.parse(said) if said else None
+        found.append(LedgerEntry(batch, dc, parser, run, planned, tuple(ranges), kind, settings, origin))
     return found

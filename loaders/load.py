@@ -16,7 +16,7 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, TopicChanged
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import is_pattern, matches
-from logferry.loaders.ledger import LOAD, REQUARANTINE, Ledger, LedgerEntry, TablePaths, new_entry
+from logferry.loaders.ledger import LOAD, REQUARANTINE, Ledger, LedgerEntry, Origin, TablePaths, new_entry
 from logferry.loaders.plan import Range, Stopped, TopicPartition, plan
 from logferry.loaders.requarantine import standing_lines
 from logferry.loaders.sizes import Bound, Sizes, unbounded
@@ -143,7 +143,17 @@ def _put(
 ) -> LedgerEntry:
     """The next batch as it stands in the ledger: ours, or that of a loader that was faster."""
     parser = job.parser
-    entry = new_entry(state.last + 1, loader.dc, parser.name, loader.run, ranges, kind=kind, settings=parser.as_json)
+    origin = Origin(loader.kafka.bootstrap_servers, tuple(job.topics))
+    entry = new_entry(
+        state.last + 1,
+        loader.dc,
+        parser.name,
+        loader.run,
+        ranges,
+        kind=kind,
+        settings=parser.as_json,
+        origin=origin,
+    )
     return Ledger(paths.ledger).put(entry)
 
 

@@ -47,8 +47,7 @@ class Batch:
 def read(spark: SparkSession, bootstrap_servers: str, dc: str, ranges: Sequence[Range]) -> Batch:
     """Raises TopicChanged when some of the records are gone, KafkaAway, StorageAway. Safe to call again."""
     seen = Observation()
-    source = spark.read.format("kafka").options(**_OPTIONS, **kafka_options(bootstrap_servers, ranges)).load()
-    watched = parse.records(source, dc).observe(
+    watched = parse.records(source(spark, bootstrap_servers, ranges), dc).observe(
         seen,
         F.count(F.lit(1)).alias("records"),
         F.coalesce(F.sum(F.octet_length("value")), F.lit(0)).alias("bytes"),
@@ -58,6 +57,11 @@ def read(spark: SparkSession, bootstrap_servers: str, dc: str, ranges: Sequence[
         frame = watched.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
     facts = seen.get
     return Batch(frame, facts["records"], facts["bytes"], facts["flawed"], lambda: _release(frame))
+
+
+def source(spark: SparkSession, bootstrap_servers: str, ranges: Sequence[Range]) -> DataFrame:
+    """Kafka's records of exactly these ranges, committed ones only; reading it fails where some of them are gone."""
+    return spark.read.format("kafka").options(**_OPTIONS, **kafka_options(bootstrap_servers, ranges)).load()
 
 
 def kafka_options(bootstrap_servers: str, ranges: Sequence[Range]) -> dict[str, str]:

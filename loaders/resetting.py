@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from logferry.loaders.batches import BatchDone, Loader, do_batch
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ConfigError, LedgerBroken
-from logferry.loaders.ledger import RESET, Ledger, TablePaths, new_entry
+from logferry.loaders.ledger import RESET, Ledger, Origin, TablePaths, new_entry
 from logferry.loaders.load import table_state
 from logferry.loaders.reset import Move, Target, given_up, reset
 from logferry.loaders.tables import prepare
@@ -34,7 +34,14 @@ def reset_table(
         do_batch(loader, paths, state.planned, given_up(state.planned.reads, views, targets))
     last = (state.planned.batch if state.planned else state.last) + 1
     entry = new_entry(
-        last, loader.dc, job.parser.name, loader.run, wanted.ranges, kind=RESET, settings=job.parser.as_json
+        last,
+        loader.dc,
+        job.parser.name,
+        loader.run,
+        wanted.ranges,
+        kind=RESET,
+        settings=job.parser.as_json,
+        origin=Origin(loader.kafka.bootstrap_servers, tuple(job.topics)),
     )
     stands = Ledger(paths.ledger).put(entry)
     if stands.run != loader.run:

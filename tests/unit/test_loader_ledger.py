@@ -11,7 +11,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from logferry.loaders.commit import committed
 from logferry.loaders.errors import ForeignTable, LedgerBroken
-from logferry.loaders.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry, open_table, read_ledger
+from logferry.loaders.ledger import APP, Ledger, LedgerEntry, Origin, TablePaths, new_entry, open_table, read_ledger
 from logferry.loaders.plan import Range
 from logferry.loaders.tables import read_state
 
@@ -40,6 +40,12 @@ def ledger(paths: TablePaths) -> Ledger:
     ledger = Ledger(paths.ledger)
     ledger.create()
     return ledger
+
+
+def test_an_entry_says_where_its_job_reads(ledger: Ledger):
+    origin = Origin("kafka1:9092,kafka2:9092", ("*.nginx", "dc1.orders"))
+    assert ledger.put(entry(0)._replace(origin=origin)).origin == origin
+    assert ledger.put(entry(1)).origin is None
 
 
 def test_an_entry_comes_back_as_it_was_put(ledger: Ledger, paths: TablePaths):

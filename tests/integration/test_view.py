@@ -1,0 +1,240 @@
+"""The view of the newest rows: whatever loaders commit meanwhile, each row is in it once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from logferry.loaders import load, view
+from logferry.loaders.batches import Loader
+from logferry.loaders.config import TableJob
+from logferry.loaders.errors import ConfigError, TopicChanged
+from logferry.loaders.ledger import TablePaths, open_table
+from logferry.loaders.load import LoadEvent, load_table
+from logferry.loaders.view import Instant, pin, realtime
+from logferry.ops.kafka import Cluster
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.loading import Topic, chunks_of
+from tests.viewing import Record, Row, committed_records, truth
+
+pytestmark = [
+    pytest.mark.spark,
+    # PySpark's own, of the check of a parser.
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"),
+]
+
+Start = Callable[..., Loader]
+Whole = Callable[[DataFrame], list[dict[str, Any]]]
+
+ACCESS = b'1.2.3.4 - - [21/Nov/2026:10:00:0%d +0100] "GET /%d HTTP/1.1" 200 17 "-" "curl"\n'
+
+
+@pytest.fixture
+def topic(kafka: Cluster, topic_name: str) -> Topic:
+    return Topic(kafka.bootstrap, f"dc1.{topic_name}")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "logs"
+
+
+def job(table: Path, *topics: str, max_records: int = 1000, **more: object) -> TableJob:
+    return TableJob.model_validate({"path": table, "topics": list(topics), "max_records": max_records, **more})
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Whole:
+    """Every column of every row, by way of Parquet files: nothing of PySpark touches the bytes."""
+    numbers = itertools.count()
+
+    def read(frame: DataFrame) -> list[dict[str, Any]]:
+        folder = tmp_path / f"shown-{next(numbers)}"
+        frame.write.parquet(str(folder))
+        found: list[dict[str, Any]] = pq.read_table(folder).to_pylist()
+        return sorted(found, key=lambda row: (row["topic"], row["source_id"], row["seqno"], row["line"]))
+
+    return read
+
+
+def rows(found: list[dict[str, Any]]) -> list[Row]:
+    return [Row(*(row[name] for name in Row._fields)) for row in found]
+
+
+async def test_loads_between_any_two_looks_move_no_row(
+    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+):
+    """One batch is committed while the view is made, one before it is evaluated."""
+    await topic.create(2)
+    loads = loader()
+    await topic.write(chunks_of("a", b"1\n2\n") + chunks_of("b", b"3\n"), partitions=2)
+    list(load_table(loads, job(table, topic.name)))
+    await topic.write(chunks_of("a", b"4\n5\n", start=9), partitions=2)
+    await topic.write(chunks_of("b", b"aborted\n", start=8), partitions=2, commit=False)
+    meanwhile: list[LoadEvent] = []
+
+    def slow(path: Path) -> DeltaTable | None:
+        """Another batch is in the table by the time that this one is open."""
+        opened = open_table(path)
+        if not meanwhile:
+            meanwhile.extend(load_table(loads, job(table, topic.name)))
+        return opened
+
+    monkeypatch.setattr(view, "open_table", slow)
+    instant = pin(spark, table)
+    assert len(meanwhile) == 2
+    frame = instant.frame(spark)
+    await topic.write(chunks_of("b", b"6\n", start=9), partitions=2)
+    list(load_table(loads, job(table, topic.name)))
+    DeltaTable(str(table)).optimize.compact()
+    records = await committed_records(topic.bootstrap, [topic.name])
+    found = rows(whole(frame))
+    assert [row.text for row in found] == ["1", "2", "4", "5", "3"]
+    assert found == truth(records, instant.ends)
+    assert instant.snapshot.entry.batch == 0
+    assert frame.schema == spark.read.format("delta").load(str(table)).schema
+    assert rows(whole(realtime(spark, table))) == truth(records, pin(spark, table).ends)
+
+
+async def test_the_tail_is_what_will_be_loaded_in_every_column(
+    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+):
+    """New partitions, a new topic of the pattern, lines that do not parse, columns of an earlier parser."""
+    await topic.create()
+    pattern = topic.name.replace("dc1.", "*.")
+    await topic.write(chunks_of("a", b'{"id": 1}\n'))
+    earlier = job(table, pattern, parser={"format": "json", "columns": {"id": "bigint"}})
+    list(load_table(loader(), earlier))
+    parsed = job(table, pattern, parser={"format": "access"})
+    await topic.write(chunks_of("a", ACCESS % (0, 0), start=10))
+    list(load_table(loader(), parsed))
+    other = Topic(topic.bootstrap, topic.name.replace("dc1.", "dc2."))
+    await other.create()
+    await topic.grow(2)
+    await topic.write(chunks_of("b", ACCESS % (1, 1) + b"no access\n", b"\xff\n", start=10), partitions=2)
+    await other.write(chunks_of("c", ACCESS % (2, 2)))
+    before = whole(realtime(spark, table))
+    list(load_table(loader(), parsed))
+    after = whole(spark.read.format("delta").load(str(table)))
+    assert len(after) == 4
+    assert before == after
+
+
+async def test_dates_that_the_table_is_partitioned_by(
+    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+):
+    await topic.create()
+    dated = job(table, topic.name, parser={"format": "access"}, partition_by=["event_date"])
+    await topic.write(chunks_of("a", ACCESS % (0, 0)))
+    list(load_table(loader(), dated))
+    await topic.write(chunks_of("a", ACCESS % (1, 1), start=1000))
+    before = whole(realtime(spark, table))
+    list(load_table(loader(), dated))
+    assert before == whole(spark.read.format("delta").load(str(table)))
+    assert len(before) == 2
+
+
+async def test_before_the_first_batch_all_is_tail(
+    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+):
+    await topic.create()
+    await topic.write(chunks_of("a", b"1\n"))
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "do_batch", dies)
+        with pytest.raises(KeyboardInterrupt):
+            list(load_table(loader(), job(table, topic.name)))
+    await topic.write(chunks_of("b", b"2\n"))
+    assert [row.text for row in rows(whole(realtime(spark, table)))] == ["1", "2"]
+
+
+async def test_what_cannot_be_told_is_refused(spark: SparkSession, loader: Start, topic: Topic, table: Path):
+    with pytest.raises(ConfigError, match="is not a table"):
+        realtime(spark, table)
+    foreign = table.with_name("foreign")
+    write_deltalake(str(foreign), pa.table({"text": ["x"]}))
+    with pytest.raises(ConfigError, match="not one of its tables"):
+        realtime(spark, foreign)
+    await topic.create()
+    await topic.write(chunks_of("a", b"1\n"))
+    list(load_table(loader(), job(table, topic.name)))
+    older = view.snapshot_of(table)
+    with pytest.raises(ConfigError, match="name bootstrap_servers and topics"):
+        view.origin_of(view.Snapshot(older.path, 0, older.entry._replace(origin=None), older.parser, ()), None, None)
+    await topic.delete()
+    await topic.create()
+    with pytest.raises(TopicChanged, match="created anew"):
+        realtime(spark, table)
+    assert TablePaths.of(table).main.exists()
+
+
+# ---- during a live load --------------------------------------------------------------------------------------
+
+
+async def live(
+    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole, queries: int
+) -> tuple[list[tuple[Instant, list[Row]]], list[Record]]:
+    """Writers, aborted transactions among theirs, loaders in small batches, and queries, all at once."""
+    await topic.create(3)
+    other = Topic(topic.bootstrap, f"{topic.name}-later")
+    await topic.write(chunks_of("s0", b"first\n"), partitions=3)
+    list(load_table(loader(), job(table, f"{topic.name}*")))
+    over = threading.Event()
+    shown: list[tuple[Instant, list[Row]]] = []
+
+    async def write() -> None:
+        round_ = 0
+        while not over.is_set():
+            round_ += 1
+            sent = [c for s in range(5) for c in chunks_of(f"s{s}", b"%d a\n%d b\n" % (s, round_), start=100 * round_)]
+            await topic.write(sent, partitions=3, commit=round_ % 4 > 0)
+            if round_ == 4:
+                await other.create()
+            if round_ >= 4:
+                await other.write(chunks_of("later", b"%d\n" % round_, start=100 * round_))
+
+    def load_on() -> None:
+        while not over.is_set():
+            list(load_table(loader("live"), job(table, f"{topic.name}*", max_records=12)))
+
+    def query() -> None:
+        try:
+            for _ in range(queries):
+                instant = pin(spark, table)
+                shown.append((instant, rows(whole(instant.frame(spark)))))
+        finally:
+            over.set()
+
+    await asyncio.gather(write(), asyncio.to_thread(load_on), asyncio.to_thread(query))
+    return shown, await committed_records(topic.bootstrap, [topic.name, other.name])
+
+
+async def test_queries_during_a_live_load(spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole):
+    shown, records = await live(spark, loader, topic, table, whole, 3)
+    for instant, found in shown:
+        assert found == truth(records, instant.ends), f"at version {instant.snapshot.version}"
+    assert len(shown) == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+async def test_a_hundred_queries_during_a_live_load(
+    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+):
+    shown, records = await live(spark, loader, topic, table, whole, 100)
+    for instant, found in shown:
+        assert found == truth(records, instant.ends), f"at version {instant.snapshot.version}"
+    assert len({instant.snapshot.version for instant, _ in shown}) > 25, "the load did not go on"
+    assert sum(any(r.size for r in instant.tail) for instant, _ in shown) > 25, "there was nothing behind the table"
