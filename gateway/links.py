@@ -26,7 +26,13 @@ async def hang_up(client: AIOKafkaClient) -> None:
     for connection in list(client._conns.values()):
         if connection._writer is not None:
             connection._writer.transport.abort()
-    await client.close()
+    try:
+        await client.close()
+    except RuntimeError:
+        # Of its task that keeps the metadata, which has ended by it: uvloop refuses to write to a connection that broke
+        # this moment by an error that aiokafka does not expect.
+        client._sync_task = None
+        await client.close()
 
 
 async def leave(consumer: AIOKafkaConsumer) -> None:
