@@ -36,6 +36,7 @@ COMMANDS = {
     "push": Command("logferry.client.agent", "", "tails files and sends their lines"),
     "read": Command("logferry.ops.read", "ops", "writes the chunks of a topic to standard output"),
     "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
+    "query": Command("logferry.ops.query", "query", "SQL over a table and what is not loaded yet, without Spark"),
     "audit": Command("logferry.ops.audit", "ops", "proves or refutes the promise over what is stored"),
     "status": Command("logferry.ops.status.command", "ops", "what is wrong with the gateway or a mirror, and why"),
     "topics": Command("logferry.ops.topics", "ops", "lists, creates and grows topics"),

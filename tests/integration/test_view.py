@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from logferry.loaders import load, view
+from logferry.loaders import load, pinned
 from logferry.loaders.batches import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ConfigError, TopicChanged
@@ -89,7 +90,7 @@ async def test_loads_between_any_two_looks_move_no_row(
             meanwhile.extend(load_table(loads, job(table, topic.name)))
         return opened
 
-    monkeypatch.setattr(view, "open_table", slow)
+    monkeypatch.setattr(pinned, "open_table", slow)
     instant = pin(spark, table)
     assert len(meanwhile) == 2
     frame = instant.frame(spark)
@@ -129,6 +130,7 @@ async def test_the_tail_is_what_will_be_loaded_in_every_column(
     assert before == after
 
 
+@pytest.mark.long
 async def test_dates_that_the_table_is_partitioned_by(
     spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
 ):
@@ -141,6 +143,25 @@ async def test_dates_that_the_table_is_partitioned_by(
     list(load_table(loader(), dated))
     assert before == whole(spark.read.format("delta").load(str(table)))
     assert len(before) == 2
+
+
+@pytest.mark.long
+async def test_a_chunk_that_came_by_two_data_centres_is_there_once(
+    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+):
+    """One copy in the table and one behind it; both behind it."""
+    other = Topic(topic.bootstrap, topic.name.replace("dc1.", "dc2."))
+    await topic.create()
+    await other.create()
+    both = job(table, topic.name.replace("dc1.", "*."))
+    await topic.write(chunks_of("s", b"1\n"))
+    list(load_table(loader(), both))
+    await topic.write(chunks_of("s", b"2\n", start=2))
+    await other.write(chunks_of("s", b"1\n", b"2\n", b"3\n"))
+    before = whole(realtime(spark, table))
+    list(load_table(loader(), both))
+    assert [(row["text"], row["topic"]) for row in before] == [("1", topic.name), ("2", topic.name), ("3", other.name)]
+    assert before == whole(spark.read.format("delta").load(str(table)))
 
 
 async def test_before_the_first_batch_all_is_tail(
@@ -170,9 +191,11 @@ async def test_what_cannot_be_told_is_refused(spark: SparkSession, loader: Start
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     list(load_table(loader(), job(table, topic.name)))
-    older = view.snapshot_of(table)
-    with pytest.raises(ConfigError, match="name bootstrap_servers and topics"):
-        view.origin_of(view.Snapshot(older.path, 0, older.entry._replace(origin=None), older.parser, ()), None, None)
+    newer = pinned.snapshot_of(table)
+    older = replace(newer, entry=newer.entry._replace(origin=None))
+    with pytest.raises(ConfigError, match="name its Kafka and the topics"):
+        pinned.origin_of(older, None, None)
+    assert pinned.origin_of(older, topic.bootstrap, [topic.name]) == newer.entry.origin
     await topic.delete()
     await topic.create()
     with pytest.raises(TopicChanged, match="created anew"):
