@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace, settings: config.Config, jars: Sequence[Pa
             spark = stack.enter_context(spark_session(settings.spark, jars, scratch))
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka.bootstrap_servers))
         within = timedelta(days=settings.moved_days)
-        loader = Loader(spark, kafka, settings.dc, uuid.uuid4().hex, within)
+        loader = Loader(spark, kafka, settings.dc, uuid.uuid4().hex, within, settings.gateways)
         if targets:
             return _reset(loader, settings, targets, options, reporter)
         tables = Tables(loader, settings, reporter, stop)

@@ -7,24 +7,30 @@ are no part of the table yet, the quarantine, and the main table's commit last.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from logferry.loaders import parse
-from logferry.loaders.commit import Committed, append_once, commit_files, committed
+from logferry.loaders.commit import Committed, append_once, commit_files, committed, put_rows
+from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.files import Written, write_files
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import KafkaTopics
+from logferry.loaders.known import put_known
 from logferry.loaders.ledger import REQUARANTINE, LedgerEntry, TablePaths
-from logferry.loaders.moved import Once, create_moved, once, put_notes
+from logferry.loaders.moved import Once, batch_facts, create_moved, known_before, once
+from logferry.loaders.notes import notes_table
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.plan import Range, replaced, unreadable
 from logferry.loaders.read import Batch, read
 from logferry.loaders.requarantine import resolve, resolved_rows
-from logferry.loaders.sources import several_centres
+from logferry.loaders.segments import Added, Look, Rules, add_rows, look_at
+from logferry.loaders.sources import several_centres, with_events
 from logferry.loaders.tables import partition_columns
+from logferry.loaders.windows import added_by, put_segments, segments_before, window_s
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -41,6 +47,14 @@ class Loader:
     dc: str
     run: str
     moved_within: timedelta = timedelta(days=14)
+    gateways: Mapping[str, GatewayAccess] = field(default_factory=dict)
+
+
+class Looked(NamedTuple):
+    """A look at the segments, by these rules."""
+
+    look: Look
+    rules: Rules
 
 
 @dataclass(frozen=True)
@@ -62,30 +76,37 @@ class BatchDone:
     left_out: int = 0
 
 
-def do_batch(loader: Loader, paths: TablePaths, entry: LedgerEntry, given_up: Collection[str] = ()) -> BatchDone:
+def do_batch(
+    loader: Loader, paths: TablePaths, entry: LedgerEntry, given_up: Collection[str] = (), looked: Looked | None = None
+) -> BatchDone:
     """Does what the entry says, once. Raises TopicChanged when Kafka cannot give exactly that any more.
 
-    ``given_up``: topics that somebody has decided to do without.
+    ``given_up``: topics that somebody has decided to do without. ``looked``: a look at the segments, which goes with a
+    batch that reads nothing.
     """
     entry = entry._replace(ranges=tuple(r for r in entry.ranges if r.topic not in given_up))
+    try:
+        return _do(loader, paths, entry, looked)
+    except Overtaken:
+        done = committed(paths.main, entry.batch, loader.run)
+        if done is None:
+            raise
+        return _already(entry, done)
+
+
+def _do(loader: Loader, paths: TablePaths, entry: LedgerEntry, looked: Looked | None) -> BatchDone:
     done = committed(paths.main, entry.batch, loader.run)
     if done is not None:
         return _already(entry, done)
     if entry.kind == REQUARANTINE:
         return _requarantine(loader, paths, entry, planned_parser(entry, paths))
     if not entry.reads:
-        nothing = _commit(loader, paths, entry, Written(paths.main, (), 0))
+        nothing = _commit(loader, paths, entry, Written(paths.main, (), 0), None, looked)
         return BatchDone(entry.batch, nothing.ours, (), 0, 0, 0, 0, 0.0, 0.0)
     parser = planned_parser(entry, paths)
     views = loader.kafka.views(r.topic for r in entry.reads)
     _refuse(entry, paths, unreadable(entry.reads, views))
-    try:
-        return _load(loader, paths, entry, parser)
-    except Overtaken:
-        done = committed(paths.main, entry.batch, loader.run)
-        if done is None:
-            raise
-        return _already(entry, done)
+    return _load(loader, paths, entry, parser)
 
 
 def _already(entry: LedgerEntry, done: Committed) -> BatchDone:
@@ -107,10 +128,12 @@ def _load(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser: ParserS
 
 def _once(loader: Loader, paths: TablePaths, entry: LedgerEntry, batch: Batch) -> Once:
     """The batch without copies, where its topics are those of several data centres."""
-    if not several_centres(r.topic for r in entry.ranges):
+    if several_centres(r.topic for r in entry.ranges):
+        create_moved(paths)
+        return once(paths, entry, batch.frame, loader.moved_within)
+    if window_s(paths.segments) is None:
         return Once(batch.frame, {}, ())
-    create_moved(paths)
-    return once(paths, entry, batch.frame, loader.moved_within)
+    return Once(batch.frame, batch_facts(batch.frame), ())
 
 
 def planned_parser(entry: LedgerEntry, paths: TablePaths) -> ParserSettings:
@@ -180,11 +203,44 @@ def _files(parsed: DataFrame, paths: TablePaths, entry: LedgerEntry, parser: Par
 
 
 def _commit(
-    loader: Loader, paths: TablePaths, entry: LedgerEntry, written: Written, found: Once | None = None
+    loader: Loader,
+    paths: TablePaths,
+    entry: LedgerEntry,
+    written: Written,
+    found: Once | None = None,
+    looked: Looked | None = None,
 ) -> Committed:
-    """What goes with the rows first, the rows last."""
-    put_notes(paths, entry, loader.run, found)
+    """What goes with the rows first: what is known of sources, what was left out, segments. The rows last."""
+    facts = found.facts if found else {}
+    length = window_s(paths.segments)
+    if length is not None:
+        added, newest = added_by(written, Rules(length))
+        facts = with_events(facts, newest)
+        keep_segments(paths, entry, loader.run, added, length, looked)
+    if length is not None or several_centres(r.topic for r in entry.ranges):
+        create_moved(paths)
+        # Where nobody has kept what is known, the batch's own part would pass for all of it.
+        known_before(paths, entry.batch, loader.run)
+        put_known(paths.sources, entry.batch, loader.run, facts)
+    if found and found.notes:
+        put_rows(notes_table(found.notes), paths.moved, entry.batch, loader.run)
     return commit_files(written, paths.main, entry.batch, loader.run, partition_columns(paths.main))
+
+
+def keep_segments(
+    paths: TablePaths,
+    entry: LedgerEntry,
+    run: str,
+    added: Mapping[datetime, Added],
+    length: int,
+    looked: Looked | None,
+) -> None:
+    """Writes what the batch, or the look that it is for, changes of the segments. Safe to call again."""
+    before = segments_before(paths, entry.batch, run, Rules(length))
+    changed = add_rows(before, added, entry.batch, datetime.now(UTC))
+    if looked is not None:
+        changed |= look_at({**before, **changed}, looked.look, entry.batch, looked.rules)
+    put_segments(paths.segments, entry.batch, run, changed.values())
 
 
 def _refuse(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:

@@ -14,6 +14,7 @@ from logferry.gateway.contract import Malformed, check_dc
 from logferry.loaders.errors import ConfigError
 from logferry.loaders.ledger import TablePaths
 from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.segments import Rules
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 _BATCH_RECORDS = 50_000
@@ -39,6 +40,39 @@ class SparkSettings(_Strict):
     scratch: Path | None = None
 
 
+class GatewayAccess(_Strict):
+    """A data centre's gateway: any of its workers, and a token that may read its topics."""
+
+    urls: Annotated[list[str], Field(min_length=1)]
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+    @field_validator("urls")
+    @classmethod
+    def _urls(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is not like http://127.0.0.1:8080")
+        return urls
+
+
+class SegmentSettings(_Strict):
+    """``window_s``: of the table for ever. See `segments.Rules`. ``success``: a folder in which each window that is
+    READY gets a folder with a file ``_SUCCESS``. ``webhook``: an address that is told so.
+    """
+
+    window_s: Annotated[int, Field(ge=60, le=7 * 86_400)] = 3600
+    wait_s: Annotated[float, Field(ge=0, le=86_400)] = 3600.0
+    wait_most_s: Annotated[float, Field(ge=0, le=7 * 86_400)] = 12 * 3600.0
+    idle_s: Annotated[float, Field(ge=1, le=7 * 86_400)] = 900.0
+    success: Path | None = None
+    webhook: str | None = None
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.window_s, self.wait_s, self.wait_most_s, self.idle_s)
+
+
 class TableJob(_Strict):
     """One table, and what is loaded into it.
 
@@ -53,6 +87,7 @@ class TableJob(_Strict):
     batch_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 40)] = 256 * _MIB
     parser: ParserSettings = ParserSettings()
     partition_by: list[Literal["event_date", "recorded_date", "dc", "topic"]] = []
+    segments: SegmentSettings | None = None
 
     @field_validator("path")
     @classmethod
@@ -80,6 +115,8 @@ class TableJob(_Strict):
     def _partitions(self) -> TableJob:
         if len(set(self.partition_by)) != len(self.partition_by):
             raise ValueError("partition_by: a column stands there twice")
+        if self.segments is not None and self.parser.time is None:
+            raise ValueError("segments need parser.event_time")
         if "event_date" in self.partition_by and self.parser.time is None:
             raise ValueError("partition_by: event_date needs parser.event_time")
         return self
@@ -100,7 +137,15 @@ class Config(_Strict):
     moved_days: Annotated[int, Field(ge=1, le=3650)] = 14
     kafka: KafkaSettings
     spark: SparkSettings = SparkSettings()
+    gateways: dict[str, GatewayAccess] = {}
     tables: Annotated[list[TableJob], Field(min_length=1)]
+
+    @field_validator("gateways")
+    @classmethod
+    def _gateways(cls, gateways: dict[str, GatewayAccess]) -> dict[str, GatewayAccess]:
+        for dc in gateways:
+            cls._dc(dc)
+        return gateways
 
     @field_validator("dc")
     @classmethod

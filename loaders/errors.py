@@ -58,6 +58,10 @@ class StorageAway(Transient):
     pass
 
 
+class GatewayAway(Transient):
+    pass
+
+
 class Overtaken(Transient):
     """Another loader has done what this one was at."""
 

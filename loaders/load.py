@@ -11,16 +11,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from logferry.loaders import parse
+from logferry.loaders.announce import announce
 from logferry.loaders.batches import BatchDone, Loader, do_batch
 from logferry.loaders.config import TableJob
-from logferry.loaders.errors import LedgerBroken, TopicChanged
+from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import is_pattern, matches
 from logferry.loaders.ledger import LOAD, REQUARANTINE, Ledger, LedgerEntry, Origin, TablePaths, new_entry
+from logferry.loaders.looking import begin, look
 from logferry.loaders.plan import Range, Stopped, TopicPartition, plan
 from logferry.loaders.requarantine import standing_lines
 from logferry.loaders.sizes import Bound, Sizes, unbounded
 from logferry.loaders.tables import TableState, prepare, read_state
+from logferry.loaders.windows import create_segments
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,14 @@ class Ended:
     reason: str
 
 
-LoadEvent = Backlog | BatchDone | Stopped | Ended
+@dataclass(frozen=True)
+class Waits:
+    """Everything is loaded, but something about segments cannot be done now, for this reason."""
+
+    reason: str
+
+
+LoadEvent = Backlog | BatchDone | Stopped | Ended | Waits
 
 
 def load_table(
@@ -58,9 +68,12 @@ def load_table(
 def _batches(loader: Loader, job: TableJob, paths: TablePaths, bound: Bound, sizes: Sizes) -> Iterator[LoadEvent]:
     state = table_state(loader, paths)
     topics = wanted_topics(loader, job, state)
+    looking = begin(loader, job, topics) if job.segments else None
     backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
     targets = {r.key: r.end for r in backlog.ranges}
     prepare(paths, job.parser, job.partition_by)
+    if job.segments is not None:
+        create_segments(paths.segments, job.segments.rules)
     yield Backlog(backlog.records)
     stopped: set[str] = set()
     while True:
@@ -73,7 +86,27 @@ def _batches(loader: Loader, job: TableJob, paths: TablePaths, bound: Bound, siz
             stopped.add(stop.topic)
             yield stop
         if entry is None:
-            return
+            if looking is None:
+                return
+            for failed in announce(job, paths, state.last):
+                yield Waits(failed)
+            if stopped or looking.missing:
+                yield Waits(looking.missing or f"none is closed while {', '.join(sorted(stopped))} is stopped")
+                return
+            try:
+                looked = look(job, paths, state.last, loader.run, looking)
+            except Overtaken:
+                # Who goes on will look, too.
+                return
+            if looked is None:
+                return
+            looking = None
+            entry = _put(loader, job, paths, state, [r._replace(start=r.end) for r in _positions(state)])
+            if entry.run == loader.run and not entry.reads:
+                yield do_batch(loader, paths, entry, looked=looked)
+                for failed in announce(job, paths, entry.batch):
+                    yield Waits(failed)
+                return
         done = do_batch(loader, paths, entry)
         if done.records:
             offsets = sum(r.size for r in entry.reads)

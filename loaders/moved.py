@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
-from logferry.loaders.commit import put_rows
 from logferry.loaders.errors import Overtaken, StorageAway
 from logferry.loaders.jvm import collected, sorted_errors
 from logferry.loaders.known import create_sources, facts_of, known_up_to, moment, put_known, read_known
@@ -71,7 +70,7 @@ def once(paths: TablePaths, entry: LedgerEntry, records: DataFrame, within: time
     ``within``: how much later the second copy may have been recorded than the first.
     """
     facts = batch_facts(records)
-    known = known_before(paths, entry)
+    known = known_before(paths, entry.batch, entry.run)
     topics = several_centres(r.topic for r in entry.ranges)
     suspects = maybe_twice(_of(known, topics), _of(facts, topics))
     if not suspects:
@@ -86,35 +85,24 @@ def once(paths: TablePaths, entry: LedgerEntry, records: DataFrame, within: time
     return Once(kept, facts, notes)
 
 
-NOTHING: Final[Known] = {}
-
-
-def put_notes(paths: TablePaths, entry: LedgerEntry, run: str, found: Once | None) -> None:
-    """Before the main table's commit, of every batch whose topics are of several data centres. Safe to call again."""
-    if not several_centres(r.topic for r in entry.ranges):
-        return
-    create_moved(paths)
-    put_known(paths.sources, entry.batch, run, found.facts if found else NOTHING)
-    if found and found.notes:
-        put_rows(notes_table(found.notes), paths.moved, entry.batch, run)
-
-
-def known_before(paths: TablePaths, entry: LedgerEntry) -> dict[SourceKey, SourceFacts]:
+def known_before(paths: TablePaths, batch: int, run: str) -> dict[SourceKey, SourceFacts]:
     """What is known of the sources before the batch; found out of the table itself where nobody has kept it."""
-    before = entry.batch - 1
+    before = batch - 1
     if before >= 0 and known_up_to(paths.sources) < before:
         found: dict[SourceKey, SourceFacts] = {}
-        for rows in _stored(paths, before, ["topic", "source_id", "seqno", "recorded"], _CHUNKS):
-            each = pa.Table.from_batches([rows]).group_by(["topic", "source_id"])
-            said = each.aggregate([("seqno", "min"), ("seqno", "max"), ("recorded", "max")]).to_pylist()
+        columns = ["topic", "source_id", "seqno", "recorded", "event_time"]
+        for rows in _stored(paths, before, columns, _CHUNKS):
+            wanted = [("seqno", "min"), ("seqno", "max"), ("recorded", "max")]
+            wanted += [("event_time", "max")] * ("event_time" in rows.schema.names)
+            each = pa.Table.from_batches([rows]).group_by(["topic", "source_id"]).aggregate(wanted)
             facts = {
                 SourceKey(row["topic"], row["source_id"]): SourceFacts(
-                    row["seqno_min"], row["seqno_max"], row["recorded_max"]
+                    row["seqno_min"], row["seqno_max"], row["recorded_max"], row.get("event_time_max")
                 )
-                for row in said
+                for row in each.to_pylist()
             }
             found = merged(found, facts)
-        put_known(paths.sources, before, entry.run, found, all_of_it=True)
+        put_known(paths.sources, before, run, found, all_of_it=True)
     return read_known(paths.sources)
 
 
@@ -183,7 +171,9 @@ def _stored(paths: TablePaths, batch: int, columns: list[str], wanted: Any) -> I
         if path == paths.main and last_batch(table) != batch:
             raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader goes on")
         try:
-            scanner = table.to_pyarrow_dataset().scanner(columns=columns, filter=wanted, batch_readahead=4)
+            stored = table.to_pyarrow_dataset()
+            have = [name for name in columns if name in stored.schema.names]
+            scanner = stored.scanner(columns=have, filter=wanted, batch_readahead=4)
             yield from (rows for rows in scanner.to_batches() if rows.num_rows)
         except (DeltaError, pa.ArrowException, OSError) as error:
             raise StorageAway(f"{path} cannot be read: {error}") from error

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.jvm import JVM_ERRORS, java_chain, sorted_error
+from logferry.loaders.jvm import JVM_ERRORS, collected, java_chain, sorted_error
 from logferry.loaders.parsing.columns import column_type
 from logferry.loaders.parsing.event_time import event_time
 from logferry.loaders.parsing.formats import EXTRA, LINE, texts, typed
@@ -137,7 +137,7 @@ def check(spark: SparkSession, parser: ParserSettings) -> None:
     line = {"text": "'1 x'", "clean": "true", "created": "current_timestamp()", "recorded": "current_timestamp()"}
     lines = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in line.items()))
     try:
-        read_lines(lines, parser).select("reason", *parser.kinds).collect()
+        collected(read_lines(lines, parser).select("reason", *parser.kinds))
     except JVM_ERRORS as error:
         chain = java_chain(error)
         if not chain:

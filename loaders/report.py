@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from logferry.loaders.batches import BatchDone
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoadError
-from logferry.loaders.load import Backlog, Ended, LoadEvent
+from logferry.loaders.load import Backlog, Ended, LoadEvent, Waits
 from logferry.loaders.plan import Range, Stopped
 from rich.console import Console
 from rich.markup import escape
@@ -39,6 +39,7 @@ class TableReport:
     stopped: list[Stopped] = field(default_factory=list)
     error: LoadError | None = None
     ended: str | None = None
+    no_look: str | None = None
     seconds: float = 0.0
     rows: int = 0
     quarantined: int = 0
@@ -71,6 +72,7 @@ class TableReport:
             "stopped": [stop._asdict() for stop in self.stopped],
             "left": self.left,
             "ended": self.ended,
+            "no_look": self.no_look,
             "error": str(self.error) if self.error else None,
         }
 
@@ -133,10 +135,15 @@ class Reporter:
         before, error, ended = report.error, None, None
         already = {stop.reason for stop in report.stopped}
         stopped: list[Stopped] = []
+        no_look: str | None = None
         try:
             for event in events:
                 if isinstance(event, Ended):
                     ended = event.reason
+                elif isinstance(event, Waits):
+                    no_look = event.reason
+                    if no_look != report.no_look:
+                        self._say(f"[bold]{escape(report.path.name)}[/] segments: {escape(no_look)}")
                 elif isinstance(event, Stopped):
                     stopped.append(event)
                     if event.reason not in already:
@@ -149,7 +156,7 @@ class Reporter:
                 self._say(f"[bold]{escape(report.path.name)}[/] [red]{escape(str(raised))}[/]")
         # One that was told to end before it looked knows nothing new.
         report.stopped = stopped if ended is None else [*{*report.stopped, *stopped}]
-        report.error, report.ended = error, ended
+        report.error, report.ended, report.no_look = error, ended, no_look
         report.seconds += time.monotonic() - started
 
     def finish(self, error: LoadError | None = None) -> int:

@@ -47,6 +47,11 @@ def merged(*many: Known) -> dict[SourceKey, SourceFacts]:
     return found
 
 
+def with_events(known: Known, newest: Mapping[SourceKey, datetime]) -> dict[SourceKey, SourceFacts]:
+    """The facts with the newest event of each source; of what there are no facts nothing is said."""
+    return {key: facts._replace(event=newest.get(key, facts.event)) for key, facts in known.items()}
+
+
 def _both(one: SourceFacts, other: SourceFacts) -> SourceFacts:
     events = [event for event in (one.event, other.event) if event is not None]
     return SourceFacts(

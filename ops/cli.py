@@ -37,6 +37,7 @@ COMMANDS = {
     "read": Command("logferry.ops.read", "ops", "writes the chunks of a topic to standard output"),
     "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
     "query": Command("logferry.ops.query", "query", "SQL over a table and what is not loaded yet, without Spark"),
+    "segments": Command("logferry.loaders.segments_command", "ops", "which hours of a table are complete"),
     "audit": Command("logferry.ops.audit", "ops", "proves or refutes the promise over what is stored"),
     "status": Command("logferry.ops.status.command", "ops", "what is wrong with the gateway or a mirror, and why"),
     "topics": Command("logferry.ops.topics", "ops", "lists, creates and grows topics"),

@@ -6,7 +6,8 @@ Nothing in the loader helps: the tables' folders are watched.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from logferry.loaders.ledger import TablePaths
@@ -44,3 +45,20 @@ def wait_for(condition: Callable[[], bool], what: str, loader: LoaderProcess | N
         if loader is not None and loader.process.poll() is not None:
             raise AssertionError(f"the loader ended before {what}: {loader.finish()}")
         time.sleep(0.001)
+
+
+@contextmanager
+def loaders(bootstrap: str, scratch: Path) -> Iterator[Callable[..., LoaderProcess]]:
+    """``begin(table, topic, settings, *options)`` starts one; none is left behind."""
+    started: list[LoaderProcess] = []
+
+    def begin(table: Path, topic: str, settings: str = "", *options: str) -> LoaderProcess:
+        started.append(LoaderProcess(bootstrap, table, topic, *options, scratch=scratch, settings=settings))
+        return started[-1]
+
+    yield begin
+    for loader in started:
+        if loader.process.poll() is None:
+            loader.kill()
+        if loader.process.stdout is not None and not loader.process.stdout.closed:
+            loader.finish()

@@ -19,7 +19,7 @@ from logferry.loaders.notes import read_notes
 from logferry.ops.kafka import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_exact, check_kept, chunks_of
-from tests.striking import STEPS, data_files, wait_for
+from tests.striking import STEPS, data_files, loaders, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -44,19 +44,8 @@ def logs(sources: int, lines: int, round_: int = 0) -> list[Sent]:
 
 @pytest.fixture
 def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[[Path, str], LoaderProcess]]:
-    """Starts loaders, and leaves none behind."""
-    started: list[LoaderProcess] = []
-
-    def begin(table: Path, topic: str) -> LoaderProcess:
-        started.append(LoaderProcess(kafka.bootstrap, table, topic, scratch=tmp_path))
-        return started[-1]
-
-    yield begin
-    for loader in started:
-        if loader.process.poll() is None:
-            loader.kill()
-        if loader.process.stdout is not None and not loader.process.stdout.closed:
-            loader.finish()
+    with loaders(kafka.bootstrap, tmp_path) as begin:
+        yield begin
 
 
 @pytest.fixture

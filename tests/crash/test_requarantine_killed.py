@@ -11,7 +11,7 @@ from logferry.loaders.ledger import TablePaths, last_batch, open_table
 from logferry.ops.kafka import Cluster
 
 from tests.loading import LoaderProcess, Topic, chunks_of, quarantine, stored
-from tests.striking import STEPS, wait_for
+from tests.striking import STEPS, loaders, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 
@@ -36,18 +36,8 @@ async def topic(kafka: Cluster, topic_name: str) -> Topic:
 
 @pytest.fixture
 def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[..., LoaderProcess]]:
-    started: list[LoaderProcess] = []
-
-    def begin(table: Path, topic: str, settings: str, *options: str) -> LoaderProcess:
-        started.append(LoaderProcess(kafka.bootstrap, table, topic, *options, scratch=tmp_path, settings=settings))
-        return started[-1]
-
-    yield begin
-    for loader in started:
-        if loader.process.poll() is None:
-            loader.kill()
-        if loader.process.stdout is not None and not loader.process.stdout.closed:
-            loader.finish()
+    with loaders(kafka.bootstrap, tmp_path) as begin:
+        yield begin
 
 
 def counted(table: Path, topic: Topic) -> tuple[int, int]:

@@ -84,6 +84,7 @@ async def test_a_table_of_each_topic_and_one_that_fails(loader: Start, kafka: Cl
     assert [tables[f"{name}-{c}"]["error"] for c in "xy"] == [None, None]
 
 
+@pytest.mark.long
 async def test_a_bounded_run_and_the_next(loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path):
     (topic,) = await topics(kafka, f"dc1.{topic_name}")
     settings = config(kafka, {"path": tmp_path / "t", "topics": [topic.name], "max_records": 4})
@@ -158,6 +159,7 @@ def _die(*_: object, **__: object) -> Any:
     raise _Dead
 
 
+@pytest.mark.long
 async def test_another_place_by_command(
     loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -87,6 +87,7 @@ async def test_both_copies_in_one_batch(loader: Start, centres: Centres):
     assert centres.notes() == [(three, 2, two), (three, 3, one)]
 
 
+@pytest.mark.long
 async def test_a_data_centre_that_comes_later(loader: Start, centres: Centres):
     """Nobody kept what the table had of the sources: it is found out; lines in the quarantine count as well."""
     bad = chunks_of("bad", b"\xff\n", b"\xfe\n")
@@ -136,6 +137,7 @@ async def test_dead_before_the_commit(window: str, loader: Start, centres: Centr
     assert len(centres.notes()) == 2, "noted once"
 
 
+@pytest.mark.long
 async def test_a_loader_that_comes_late(loader: Start, centres: Centres, monkeypatch: pytest.MonkeyPatch):
     """Others have done its batch and one more when it looks for copies: the batch's own rows are none."""
     await centres.two.create()

@@ -125,6 +125,7 @@ async def test_dead_in_between(
     assert bad == STAY
 
 
+@pytest.mark.long
 async def test_a_loader_that_comes_late_with_the_batch_in_its_hands(
     loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -166,6 +167,7 @@ async def test_a_planned_batch_is_parsed_as_it_was_planned(
     assert last_batch(open_table(table)) == 0
 
 
+@pytest.mark.long
 async def test_a_column_with_another_type_is_another_table(loader: Start, topic: Topic, tmp_path: Path):
     table = tmp_path / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
@@ -173,6 +175,7 @@ async def test_a_column_with_another_type_is_another_table(loader: Start, topic:
         done(load_table(loader(), job(table, topic, {**BROKEN, "columns": {}})))
 
 
+@pytest.mark.long
 async def test_partitioned_by_days(loader: Start, topic: Topic, tmp_path: Path):
     table = tmp_path / "logs"
     await topic.write(chunks_of("b", b"2026-11-20T23:59:59 a\n2026-11-21T00:00:00 b\n"))

@@ -106,6 +106,13 @@ def test_what_decides_does_no_io_and_has_no_clock(module: str) -> None:
     assert set(ours) <= {*PURE, "errors"}
 
 
+@pytest.mark.parametrize("module", ["plan", "sizes", "sources", "segments", "reset"])
+def test_what_decides_in_the_loader_does_no_io_and_has_no_clock(module: str) -> None:
+    names = list(imported(ROOT / "loaders" / f"{module}.py"))
+    assert names
+    assert [name for name in names if within(name, *IO, "pyspark", "deltalake", "pyarrow")] == []
+
+
 @pytest.mark.parametrize("module", ["contract", "sources", "transaction", "errors"])
 def test_what_decides_loads_no_client_of_anything(module: str) -> None:
     """Not by a detour, either."""

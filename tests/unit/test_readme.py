@@ -13,6 +13,8 @@ from typing import Any
 import logferry.client
 from logferry.gateway.config import Config
 from logferry.loaders.config import Config as LoaderConfig
+from logferry.loaders.config import GatewayAccess, SegmentSettings
+from logferry.loaders.segments import Rules
 from logferry.mirror.config import MirrorConfig
 
 README = Path(__file__).parents[2] / "README.md"
@@ -64,3 +66,10 @@ def test_the_configuration_of_the_loader() -> None:
     assert nginx.partition_by == ["event_date"]
     assert nginx.parser.time is not None
     assert orders.parser.name.startswith("json/1:")
+
+
+def test_the_segments_of_the_readme() -> None:
+    settings = shown("[tables.segments]")
+    segments = SegmentSettings.model_validate(settings["tables"]["segments"])
+    assert segments.rules == Rules(), "what is shown is what there is without it"
+    assert GatewayAccess.model_validate(settings["gateways"]["dc1"]).token_file is not None
