@@ -138,6 +138,8 @@ def check(spark: SparkSession, parser: ParserSettings) -> None:
     lines = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in line.items()))
     try:
         collected(read_lines(lines, parser).select("reason", *parser.kinds))
+        if parser.time is not None:
+            collected(lines.select(event_time(F.lit("1"), parser.time, F.col("created")).alias("time")))
     except JVM_ERRORS as error:
         chain = java_chain(error)
         if not chain:

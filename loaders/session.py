@@ -74,7 +74,9 @@ def spark_conf(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> 
     conf.set("spark.driver.memory", settings.driver_memory)
     conf.set("spark.jars", ",".join(map(str, jars)))
     conf.set("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
-    conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging.as_uri()}")
+    # The stack is for regular expressions, see `parsing.formats`; what is not used of it costs nothing.
+    conf.set("spark.driver.extraJavaOptions", f"-Xss128m -Dlog4j2.configurationFile={logging.as_uri()}")
+    conf.set("spark.executor.extraJavaOptions", "-Xss128m")
     conf.set("spark.local.dir", str(scratch / "blocks"))
     conf.set("spark.sql.warehouse.dir", str(scratch / "warehouse"))
     return conf

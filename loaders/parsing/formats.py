@@ -24,6 +24,10 @@ _MARK: Final = "\x01"
 _NOTHING: Final = ("", "-")
 
 MARKED: Final = "the line holds the control character U+0001"
+# Java matches some patterns, `(a|b)*` say, by recursion, and a stack that overflows would end the JVM, at the same line
+# again and again. So the stack is large (see `session`), and longer lines are not tried.
+_LONGEST: Final = 32_768
+TOO_LONG: Final = f"the line is longer than {_LONGEST} characters: too long for a regular expression"
 NO_FIT: Final = "the line does not fit the pattern"
 NOT_JSON: Final = "the line is not JSON"
 NOT_OBJECT: Final = "the JSON is not one object, or a value of it is not what its column wants"
@@ -85,7 +89,7 @@ def _json(frame: DataFrame, settings: ParserSettings) -> Read:
 
 
 def _regex(frame: DataFrame, settings: ParserSettings) -> Read:
-    return _matched(frame, settings.pattern or "")
+    return _matched(frame, settings.pattern or "", _LONGEST)
 
 
 def _access(frame: DataFrame, settings: ParserSettings) -> Read:
@@ -98,18 +102,22 @@ def _access(frame: DataFrame, settings: ParserSettings) -> Read:
 _REQUEST_PARTS: Final = {"method": 1, "path": 2, "protocol": 3}
 
 
-def _matched(frame: DataFrame, pattern: str) -> Read:
+def _matched(frame: DataFrame, pattern: str, longest: int | None = None) -> Read:
     """One match a line, however many groups: it is replaced by the groups between marks, and cut at these."""
+    line = F.col(LINE)
+    if longest is not None:
+        line = F.when(F.length(line) <= longest, line)
     plain, groups = named_groups(pattern)
     whole = rf"(?s)\A(?:{plain})\z"
-    marked = F.regexp_replace(
-        F.col(LINE), F.lit(whole), F.lit("".join(f"{_MARK}${number}" for number in groups.values()))
-    )
+    parts_of_it = "".join(f"{_MARK}${number}" for number in groups.values())
+    marked = F.regexp_replace(line, F.lit(whole), F.lit(parts_of_it))
     read = frame.withColumn(_PARTS, F.split(marked, _MARK))
     parts = F.col(_PARTS)
     flaw = F.when(F.contains(F.col(LINE), F.lit(_MARK)), F.lit(MARKED)).when(
         F.coalesce(F.size(parts) != len(groups) + 1, F.lit(True)), F.lit(NO_FIT)
     )
+    if longest is not None:
+        flaw = F.when(F.length(LINE) > longest, F.lit(TOO_LONG)).otherwise(flaw)
     return Read(read, {name: F.get(parts, i) for i, name in enumerate(groups, 1)}, flaw)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from logferry.gateway.contract import record_headers
 from logferry.loaders import parse
+from logferry.loaders.errors import ConfigError
 from logferry.loaders.parsing import formats
 from logferry.loaders.parsing.settings import ParserSettings
 from pyspark.sql import SparkSession
@@ -234,6 +235,26 @@ def test_chunks(spark: SparkSession, tmp_path: Path):
     assert {(row["source_id"], row["seqno"]) for row in rows} == {("a", s.chunk.seqno) for s in sent}
     assert [(row["bytes"], row["line"]) for row in bad] == [(b"x", None)]
     assert "line" not in rows[0]
+
+
+def test_what_java_makes_nothing_of_is_said_before_anything_is_loaded(spark: SparkSession):
+    wrong = {
+        "Unclosed group": {"pattern": "(?<a>x"},
+        "EEE yyyy": {"pattern": "(?<a>x)", "event_time": {"column": "a", "formats": ["EEE yyyy"]}},
+    }
+    for said, settings in wrong.items():
+        with pytest.raises(ConfigError, match=said):
+            parse.check(spark, ParserSettings.model_validate({"format": "regex", **settings}))
+    parse.check(spark, ParserSettings(format="access"))
+
+
+def test_patterns_that_recurse_end_no_loader(read: Callable[..., dict[str, Any]]):
+    """A stack that overflows would end the JVM, and the next one at the same line."""
+    long, longer = b"abcd" * 8_000, b"abcd" * 50_000
+    found = read([long, longer, b"a"], format="regex", pattern="(?<x>(?:(?:(?:(?:(a)|b)|c)|d)|e)*)")
+    assert found[long.decode()]["x"] == long.decode()
+    assert found[longer.decode()] == formats.TOO_LONG
+    assert found["a"]["x"] == "a"
 
 
 def ms(*moment: int) -> int:
