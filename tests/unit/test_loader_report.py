@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from logferry.loaders.batches import BatchDone
 from logferry.loaders.errors import ConfigError, KafkaAway, TopicChanged
-from logferry.loaders.load import Backlog, LoadEvent
+from logferry.loaders.load import Backlog, Ended, LoadEvent, Waits
 from logferry.loaders.plan import Range, Stopped
 from logferry.loaders.report import Reporter
 from rich.console import Console
@@ -90,6 +91,34 @@ def test_a_run_that_could_not_start():
     reporter = Reporter(Console(file=out), as_json=True)
     assert reporter.finish(ConfigError("no jars")) == 2
     assert json.loads(out.getvalue()) == {"exit": 2, "error": "no jars", "rows": 0, "quarantined": 0, "tables": []}
+
+
+def test_a_run_that_was_told_to_end_says_what_is_left():
+    status, text = run(Backlog(10), OURS, Ended("the limit of 4 records is reached"))
+    assert status == 0
+    assert "the limit of 4 records is reached, 6 offsets are left" in text
+    assert "up to date" not in text
+
+
+def test_chunks_that_are_left_out_are_said():
+    status, text = run(Backlog(4), replace(OURS, left_out=1200))
+    assert "1,200 chunks that came before by another data centre" in text
+    assert status == 0
+
+
+def test_what_does_not_change_is_said_once_while_following():
+    out = io.StringIO()
+    reporter = Reporter(Console(file=out, width=200), as_json=False)
+    report = reporter.begin(Path("/data/a"))
+    for _ in range(3):
+        reporter.follow(report, [Waits("the gateway of dc1 is away"), Stopped("dc1.b", "dc1.b was created anew")])
+    assert out.getvalue().count("the gateway of dc1 is away") == 1
+    assert out.getvalue().count("dc1.b was created anew") == 1
+    assert report.exit_status == 1
+    reporter.follow(report, [Ended("stopped")])
+    assert report.exit_status == 1, "told to end before it looked, it knows nothing better"
+    reporter.follow(report, [Backlog(0)])
+    assert report.exit_status == 0
 
 
 def test_mistakes_of_ours_are_not_swallowed():

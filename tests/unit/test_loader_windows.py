@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.announce import window_name
+from logferry.loaders.announce import announce, window_name
+from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable
 from logferry.loaders.files import Written
 from logferry.loaders.heard import Heard, views
 from logferry.loaders.known import SNAPSHOT_EVERY
-from logferry.loaders.ledger import open_table
+from logferry.loaders.ledger import TablePaths, open_table
 from logferry.loaders.segments import ACTIVE, READY, Added, Rules, Segment, window_of
 from logferry.loaders.sources import SourceFacts, SourceKey
 from logferry.loaders.windows import _added, added_by, create_segments, put_segments, read_segments, window_s
@@ -109,6 +112,28 @@ def test_names_of_windows():
         "2026-11-20T00": START.replace(hour=0),
     }
     assert {window_name(segment(0, start=start)): start for start in names.values()} == names
+
+
+def test_of_several_loaders_one_tells_and_another_when_it_has_died(tmp_path: Path):
+    paths = TablePaths.of(tmp_path / "t")
+    create_segments(paths.segments, Rules())
+    put_segments(paths.segments, 0, "run", [segment(0, state=READY), segment(0, hour=1)])
+    settings = {"success": tmp_path / "ready"}
+    parser = {"format": "access"}
+    job = TableJob.model_validate({"path": paths.main, "topics": ["dc1.a"], "parser": parser, "segments": settings})
+    told = paths.segments / "_told"
+    told.mkdir()
+    (told / "2026-11-20T10-1.claim").touch()
+    done = tmp_path / "ready" / "2026-11-20T10" / "_SUCCESS"
+    assert announce(job, paths, 0) == []
+    assert not done.exists(), "another one is at it"
+    os.utime(told / "2026-11-20T10-1.claim", (0, 0))
+    assert announce(job, paths, 0) == []
+    assert json.loads(done.read_text())["version"] == 1
+    done.unlink()
+    assert announce(job, paths, 0) == []
+    assert not done.exists(), "once for each version"
+    assert [file.name for file in (tmp_path / "ready").iterdir()] == ["2026-11-20T10"]
 
 
 # ---- what gateways say --------------------------------------------------------------------------------------
