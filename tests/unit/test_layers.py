@@ -17,7 +17,7 @@ ALLOWED: dict[str, tuple[str, ...] | None] = {
     "client": ("logferry.gateway.contract",),
     "gateway": (),
     "mirror": ("logferry.gateway",),
-    "loaders": ("logferry.gateway.contract",),
+    "loaders": ("logferry.gateway.contract", "logferry.client"),
     "ops": None,
 }
 PURE = ("contract", "sources", "transaction", "wire", "fetch", "rows", "frames", "standing", "selection")
