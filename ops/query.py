@@ -7,18 +7,19 @@ ended when it was looked at: so every row is there once, whatever a loader commi
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
+from logferry.client import Chunk
 from logferry.loaders import plain
 from logferry.loaders.errors import LoadError
 from logferry.loaders.pinned import MOVED_WITHIN, Snapshot, may_hold_copies, snapshot_of
+from logferry.loaders.plan import Range
 from logferry.ops import asking
 from logferry.ops.config import Defaults
 from logferry.ops.newest import Newest
@@ -38,7 +39,14 @@ Exit status: 0 done, 1 the answer is no (the topics do not continue the table, t
 (the SQL too), 3 no gateway, or no storage.
 """
 _LOGS: Final = "logs"
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Tail(Protocol):
+    """What is behind a snapshot, and its chunks."""
+
+    def ranges(self, snapshot: Snapshot, chosen: Sequence[str] | None) -> tuple[Range, ...]: ...
+    def chunks(self, ranges: Iterable[Range]) -> Iterator[Chunk]: ...
+
 
 # Of a chunk that two data centres' topics have, one copy stays, as the loader does it: that of the table, else the one
 # whose topic comes first.
@@ -100,11 +108,19 @@ def _tail(args: argparse.Namespace, snapshot: Snapshot) -> tuple[pa.Table, set[s
             "such warning; all of it by Spark: logferry.loaders.view.realtime)"
         )
         return None
-    newest = Newest(args)
+    newest = _newest(args)
     ranges = newest.ranges(snapshot, args.topics)
     schema = snapshot.table.to_pyarrow_dataset().schema
     rows = plain.rows(newest.chunks(ranges), entry.dc, entry.parser, schema)
     return rows, may_hold_copies(snapshot, ranges)
+
+
+def _newest(args: argparse.Namespace) -> Tail:
+    if args.bootstrap is None:
+        return Newest(args)
+    from logferry.ops.newest_kafka import NewestOfKafka  # needs what the gateway needs
+
+    return NewestOfKafka(args.bootstrap)
 
 
 def _views(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot, tail: tuple[pa.Table, set[str]] | None) -> None:
@@ -122,7 +138,7 @@ def _views(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot, tail: tupl
     connection.execute(f"CREATE VIEW {_LOGS} AS SELECT * FROM stored{union}")
     name = snapshot.path.name
     if name.lower() not in (_LOGS, "stored", "behind", "chunks", "copies"):
-        quoted = name if _PLAIN_NAME.fullmatch(name) else name.replace('"', '""')
+        quoted = name.replace('"', '""')
         connection.execute(f'CREATE VIEW "{quoted}" AS SELECT * FROM {_LOGS}')
 
 
@@ -138,6 +154,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     options = [
         option("--table", metavar="PATH", help="folder of the table"),
         option("--topics", nargs="+", metavar="PATTERN", help="the tail of these (default: those it is loaded from)"),
+        option("--bootstrap", metavar="HOST:PORT", help="read the tail out of this Kafka, and ask no gateway"),
         option("--no-tail", action="store_true", help="what is loaded only; no gateway is asked"),
         option("--format", choices=tuple(FORMATS), default="table", help="how rows are written (default: table)"),
         *asking.options(parser, "any gateway worker of the data centre that the table is loaded in"),

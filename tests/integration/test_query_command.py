@@ -23,7 +23,7 @@ from logferry.loaders.ledger import Ledger, LedgerEntry, Origin, TablePaths, new
 from logferry.loaders.load import load_table
 from logferry.loaders.plan import Range
 from logferry.loaders.tables import prepare
-from logferry.ops import cli
+from logferry.ops import cli, newest_kafka
 from pyspark.sql import SparkSession
 
 from tests.loading import stored
@@ -100,6 +100,15 @@ def test_the_table_and_what_is_behind_it(ran: Ran, loaded: Loaded):
     assert texts(ran, loaded.path, "--no-tail") == ["1", "2", "3"]
     loaded.load(1)
     assert texts(ran, loaded.path) == texts(ran, loaded.path, "--no-tail") == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_the_tail_out_of_kafka_itself(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
+    kafka = ("--bootstrap", loaded.workers.kafka.bootstrap)
+    status, _, said = ran("SELECT 1", "--table", loaded.path, *kafka)
+    assert (status, "was created anew" in said) == (1, True)  # its id is not the ledger's
+    monkeypatch.setattr(newest_kafka, "printed_id", lambda _: "an id")
+    assert texts(ran, loaded.path, *kafka) == ["1", "2", "3", "4", "5", "6"]
+    assert ran("SELECT 1", "--table", loaded.path, "--bootstrap", "127.0.0.1:9")[0] == 3
 
 
 def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
@@ -263,15 +272,16 @@ async def test_the_tail_is_what_the_loader_will_load(
     await one.write(chunks_of("s", b"2\n\xff\n", start=2))
     await two.write(chunks_of("s", b"1\n", b"2\n\xff\n", b"3"))
 
-    def all_of_it() -> list[dict[str, Any]]:
+    def all_of_it(*options: str) -> list[dict[str, Any]]:
         sql = "SELECT * FROM logs ORDER BY topic, source_id, seqno, line"
-        status, output, said = ran(sql, "--table", job.path, "--format", "json")
+        status, output, said = ran(sql, "--table", job.path, "--format", "json", *options)
         assert status == 0, said
         found: list[dict[str, Any]] = json.loads(output)
         return found
 
     before = await asyncio.to_thread(all_of_it)
     assert [(row["text"], row["topic"]) for row in before] == [("1", one.name), ("2", one.name), ("3", two.name)]
+    assert before == await asyncio.to_thread(all_of_it, "--bootstrap", workers.kafka.bootstrap)
     list(load_table(loader(), job))
     assert before == await asyncio.to_thread(all_of_it)
     assert len(stored(job.path)) == 3
