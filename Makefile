@@ -41,8 +41,8 @@ format: $(STAMP) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix $(SRC)
 	$(BIN)/ruff format $(SRC)
 
-test: setup ## the tests (minutes), two files at a time: they wait more than they work
-	$(BIN)/pytest -m 'not long' --numprocesses 2 --dist loadfile
+test: setup ## the tests (minutes)
+	$(BIN)/pytest -m 'not long'
 
 test-long: setup ## all tests, the long ones too
 	$(BIN)/pytest
