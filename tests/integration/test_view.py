@@ -244,6 +244,7 @@ async def live(
     return shown, await committed_records(topic.bootstrap, [topic.name, other.name])
 
 
+@pytest.mark.long
 async def test_queries_during_a_live_load(spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole):
     shown, records = await live(spark, loader, topic, table, whole, 3)
     for instant, found in shown:
