@@ -11,14 +11,24 @@ Views = Mapping[str, TopicView]
 
 
 def only_dc(views: Views, prefix: str) -> str:
-    """The data centre whose gateway keeps its states in this cluster. Raises WrongUse unless there is exactly one."""
+    """The data centre whose gateway keeps its states in this cluster. Raises WrongUse unless there is exactly one.
+
+    A mirror brings the states of other gateways along; its own state topic names the data centre that it works for.
+    """
     begin, end = f"{prefix}.gateway.", ".state"
-    found = sorted(name[len(begin) : -len(end)] for name in views if name.startswith(begin) and name.endswith(end))
+    found = _named(views, begin, end)
+    mirrored_to = [dc for dc in _named(views, f"{prefix}.mirror.", end) if dc in found]
+    if len(found) > 1 and len(mirrored_to) == 1:
+        return mirrored_to[0]
     if len(found) == 1:
         return found[0]
     if not found:
         raise WrongUse(f"this Kafka has no state topic {begin}<dc>{end}: no gateway ever ran on it")
     raise WrongUse(f"this Kafka serves the gateways of {', '.join(found)}: say which one by --dc")
+
+
+def _named(views: Views, begin: str, end: str) -> list[str]:
+    return sorted(name[len(begin) : -len(end)] for name in views if name.startswith(begin) and name.endswith(end))
 
 
 def state_topic_of(views: Views, dc: str, prefix: str) -> TopicView:
