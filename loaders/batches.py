@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from logferry.loaders import parse
-from logferry.loaders.commit import Committed, append_once, commit_files, committed, put_rows
+from logferry.loaders.commit import Committed, commit_files, committed, put_rows
 from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.files import Written, write_files
@@ -25,7 +25,7 @@ from logferry.loaders.moved import Once, batch_facts, create_moved, known_before
 from logferry.loaders.notes import notes_table
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.plan import Range, replaced, unreadable
-from logferry.loaders.read import Batch, read
+from logferry.loaders.read import Batch, kept, read
 from logferry.loaders.requarantine import resolve, resolved_rows
 from logferry.loaders.segments import Added, Look, Rules, add_rows, look_at
 from logferry.loaders.sources import several_centres, with_events
@@ -71,8 +71,7 @@ class BatchDone:
     bytes: int
     rows: int | None
     quarantined: int | None
-    read_s: float
-    write_s: float
+    seconds: float
     left_out: int = 0
 
 
@@ -102,7 +101,7 @@ def _do(loader: Loader, paths: TablePaths, entry: LedgerEntry, looked: Looked | 
         return _requarantine(loader, paths, entry, planned_parser(entry, paths))
     if not entry.reads:
         nothing = _commit(loader, paths, entry, Written(paths.main, (), 0), None, looked)
-        return BatchDone(entry.batch, nothing.ours, (), 0, 0, 0, 0, 0.0, 0.0)
+        return BatchDone(entry.batch, nothing.ours, (), 0, 0, 0, 0, 0.0)
     parser = planned_parser(entry, paths)
     views = loader.kafka.views(r.topic for r in entry.reads)
     _refuse(entry, paths, unreadable(entry.reads, views))
@@ -110,18 +109,19 @@ def _do(loader: Loader, paths: TablePaths, entry: LedgerEntry, looked: Looked | 
 
 
 def _already(entry: LedgerEntry, done: Committed) -> BatchDone:
-    return BatchDone(entry.batch, done.ours, entry.reads, 0, 0, done.rows, None, 0.0, 0.0)
+    return BatchDone(entry.batch, done.ours, entry.reads, 0, 0, done.rows, None, 0.0)
 
 
 def _load(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> BatchDone:
     started = time.monotonic()
     batch = read(loader.spark, loader.kafka.bootstrap_servers, loader.dc, entry.reads)
+    is_watched = several_centres(r.topic for r in entry.ranges) or window_s(paths.segments) is not None
+    if is_watched:
+        # Its sources are looked at before its rows are written.
+        batch = kept(batch, entry.reads)
     try:
-        # Read and kept: if the topics were the same before and after, these are their records.
-        _refuse(entry, paths, replaced(entry.reads, loader.kafka.ids(r.topic for r in entry.reads)))
-        read_s = time.monotonic() - started
-        found = _once(loader, paths, entry, batch)
-        return _write(loader, paths, entry, parser, replace(batch, frame=found.frame), found, read_s)
+        found = _once(loader, paths, entry, batch) if is_watched else Once(batch.frame, {}, ())
+        return _write(loader, paths, entry, parser, replace(batch, frame=found.frame), found, started)
     finally:
         batch.release()
 
@@ -131,8 +131,6 @@ def _once(loader: Loader, paths: TablePaths, entry: LedgerEntry, batch: Batch) -
     if several_centres(r.topic for r in entry.ranges):
         create_moved(paths)
         return once(paths, entry, batch.frame, loader.moved_within)
-    if window_s(paths.segments) is None:
-        return Once(batch.frame, {}, ())
     return Once(batch.frame, batch_facts(batch.frame), ())
 
 
@@ -154,28 +152,30 @@ def _write(
     parser: ParserSettings,
     batch: Batch,
     found: Once,
-    read_s: float,
+    started: float,
 ) -> BatchDone:
-    started = time.monotonic()
+    """``started``: by the monotonic clock."""
     seen = Observation()
     bad = F.count_if(F.col("reason").isNotNull()).alias("bad")
     parsed = parse.parsed(batch.frame, parser).observe(seen, F.count(F.lit(1)).alias("lines"), bad)
     written = _files(parsed, paths, entry, parser)
-    quarantined: int | None = 0
-    if batch.flawed or seen.get["bad"]:
-        rows = parse.quarantined(batch.frame, parser)
-        quarantined = append_once(rows, paths.quarantine, entry.batch, loader.run).rows
+    counts, aside = batch.counts(), None
+    if counts.flawed or seen.get["bad"]:
+        with sorted_errors(f"writing batch {entry.batch} to {paths.quarantine}"):
+            aside = write_files(parse.quarantined(batch.frame, parser), paths.quarantine, entry.batch)
+    # Nothing is read after this: if the topics are still the same, these were their records.
+    _refuse(entry, paths, replaced(entry.reads, loader.kafka.ids(r.topic for r in entry.reads)))
+    quarantined = commit_files(aside, paths.quarantine, entry.batch, loader.run).rows if aside is not None else 0
     done = _commit(loader, paths, entry, written, found)
     return BatchDone(
         batch=entry.batch,
         ours=done.ours,
         ranges=entry.reads,
-        records=batch.records,
-        bytes=batch.bytes,
+        records=counts.records,
+        bytes=counts.bytes,
         rows=done.rows,
         quarantined=quarantined,
-        read_s=read_s,
-        write_s=time.monotonic() - started,
+        seconds=time.monotonic() - started,
         left_out=len(found.notes),
     )
 
@@ -192,7 +192,7 @@ def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser:
         )
     done = _commit(loader, paths, entry, written)
     took = time.monotonic() - started
-    return BatchDone(entry.batch, done.ours, (), 0, 0, done.rows, -(done.rows or 0), 0.0, took)
+    return BatchDone(entry.batch, done.ours, (), 0, 0, done.rows, -(done.rows or 0), took)
 
 
 def _files(parsed: DataFrame, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> Written:

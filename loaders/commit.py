@@ -21,10 +21,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from logferry.loaders.errors import StorageAway
-from logferry.loaders.files import Written, write_files
-from logferry.loaders.jvm import sorted_errors
+from logferry.loaders.files import Written
 from logferry.loaders.ledger import APP, last_batch, open_table
-from pyspark.sql import DataFrame
 
 _TRIES: Final = 10
 _HISTORY: Final = 100
@@ -40,18 +38,6 @@ class Committed(NamedTuple):
 
     ours: bool
     rows: int | None
-
-
-def append_once(rows: DataFrame, path: Path, batch: int, run: str, partition_by: Sequence[str] = ()) -> Committed:
-    """Writes the rows unless the table holds the batch already, and says who wrote it. Safe to call again.
-
-    Raises StorageAway, or what reading the rows raises; the batch may be written all the same.
-    """
-    if done := committed(path, batch, run):
-        return done
-    with sorted_errors(f"writing batch {batch} to {path}"):
-        written = write_files(rows, path, batch, partition_by)
-    return commit_files(written, path, batch, run, partition_by)
 
 
 def commit_files(written: Written, path: Path, batch: int, run: str, partition_by: Sequence[str] = ()) -> Committed:

@@ -1,16 +1,17 @@
-"""A batch's records out of Kafka: exactly the offsets of the ledger's entry, committed ones only, read once.
+"""A batch's records out of Kafka: exactly the offsets of the ledger's entry, committed ones only.
 
-What is guaranteed: `read` returns every committed record of the ranges or raises; nothing outside of them. What was
-read stays on local disk until `Batch.release`, cut off from Kafka: what has been checked is what is written, both to
-the quarantine and to the table, even if the topic changes in between.
+What is guaranteed: evaluating `Batch.frame` gives every committed record of the ranges or raises; nothing outside of
+them. It reads Kafka each time; a batch that is looked at more than once is kept on local disk (`Batch.kept`). Whoever
+reads asks for the topics' ids after the last time: ids are never used again, so if they are still those of the entry,
+all that was read was of those topics.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 from logferry.loaders import parse
 from logferry.loaders.jvm import released, sorted_errors
@@ -19,7 +20,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-_OPTIONS: Final = {
+# Of Kafka's source, in every load.
+OPTIONS: Final = {
     # Without these two, aborted and open records come along, and what is gone is left out in silence.
     "kafka.isolation.level": "read_committed",
     "failOnDataLoss": "true",
@@ -33,19 +35,25 @@ _OPTIONS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The records of a batch on local disk. ``flawed``: how many of them no gateway wrote."""
+class Counts(NamedTuple):
+    """Of a batch. ``flawed``: records that no gateway wrote."""
 
-    frame: DataFrame
     records: int
     bytes: int
     flawed: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The records of a batch. ``counts``: known when the frame was evaluated for the first time; waits for it."""
+
+    frame: DataFrame
+    counts: Callable[[], Counts]
     release: Callable[[], None]
 
 
 def read(spark: SparkSession, bootstrap_servers: str, dc: str, ranges: Sequence[Range]) -> Batch:
-    """Raises TopicChanged when some of the records are gone, KafkaAway, StorageAway. Safe to call again."""
+    """Reads nothing yet. What evaluates the frame raises when some of the records are gone."""
     seen = Observation()
     watched = parse.records(source(spark, bootstrap_servers, ranges), dc).observe(
         seen,
@@ -53,15 +61,19 @@ def read(spark: SparkSession, bootstrap_servers: str, dc: str, ranges: Sequence[
         F.coalesce(F.sum(F.octet_length("value")), F.lit(0)).alias("bytes"),
         F.count_if(F.expr("flaw is not null")).alias("flawed"),
     )
+    return Batch(watched, lambda: Counts(**seen.get), lambda: None)
+
+
+def kept(batch: Batch, ranges: Sequence[Range]) -> Batch:
+    """The same on local disk until `Batch.release`. Raises TopicChanged, KafkaAway, StorageAway."""
     with sorted_errors(f"reading {_said(ranges)}"):
-        frame = watched.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
-    facts = seen.get
-    return Batch(frame, facts["records"], facts["bytes"], facts["flawed"], lambda: _release(frame))
+        frame = batch.frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
+    return replace(batch, frame=frame, release=lambda: _release(frame))
 
 
 def source(spark: SparkSession, bootstrap_servers: str, ranges: Sequence[Range]) -> DataFrame:
     """Kafka's records of exactly these ranges, committed ones only; reading it fails where some of them are gone."""
-    return spark.read.format("kafka").options(**_OPTIONS, **kafka_options(bootstrap_servers, ranges)).load()
+    return spark.read.format("kafka").options(**OPTIONS, **kafka_options(bootstrap_servers, ranges)).load()
 
 
 def kafka_options(bootstrap_servers: str, ranges: Sequence[Range]) -> dict[str, str]:

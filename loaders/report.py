@@ -182,9 +182,8 @@ class Reporter:
             self._progress.reset(bar, total=event.records or None, said=_said(report, 0.0))
             return
         report.add(event)
-        took = event.read_s + event.write_s
         self._progress.update(
-            bar, advance=sum(r.size for r in event.ranges), said=_said(report, event.bytes / max(took, 0.001))
+            bar, advance=sum(r.size for r in event.ranges), said=_said(report, event.bytes / max(event.seconds, 0.001))
         )
         self._say(_batch_line(report.path.name, event))
 
@@ -198,7 +197,6 @@ def _said(report: TableReport, bytes_per_s: float) -> str:
 
 
 def _batch_line(name: str, batch: BatchDone) -> str:
-    seconds = f"{batch.read_s + batch.write_s:.1f} s (read {batch.read_s:.1f}, write {batch.write_s:.1f})"
     if batch.ours:
         what = f"{_count(batch.rows)} rows, {_count(batch.quarantined)} quarantined, {batch.bytes / 1e6:.1f} MB"
         if batch.left_out:
@@ -206,7 +204,7 @@ def _batch_line(name: str, batch: BatchDone) -> str:
     else:
         what = "[yellow]another loader wrote it[/], this one goes on"
     ranges = f"\n    {escape(_ranges(batch.ranges))}" if batch.ranges else ""
-    return f"[bold]{escape(name)}[/] batch {batch.batch}: {what} in {seconds}{ranges}"
+    return f"[bold]{escape(name)}[/] batch {batch.batch}: {what} in {batch.seconds:.1f} s{ranges}"
 
 
 def _ranges(ranges: tuple[Range, ...]) -> str:
@@ -245,7 +243,6 @@ def _batch_json(batch: BatchDone) -> dict[str, Any]:
         "left_out": batch.left_out,
         "records": batch.records,
         "bytes": batch.bytes,
-        "read_s": round(batch.read_s, 3),
-        "write_s": round(batch.write_s, 3),
+        "seconds": round(batch.seconds, 3),
         "ranges": [r._asdict() for r in batch.ranges],
     }

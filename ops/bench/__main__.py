@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from logferry.ops.bench import latency, mirroring, partitions, polling, pushing, reading, sources, writing
+from logferry.ops.bench import latency, loading, mirroring, partitions, polling, pushing, reading, sources, writing
 from logferry.ops.bench.figures import Figure, keep, show
 from logferry.ops.bench.rsyslog import Missing
 
@@ -25,6 +25,9 @@ BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     "mirror_cpu_vs_mm2": mirroring.mirror_cpu_vs_mm2,
     "mirror_rss_vs_mm2": mirroring.mirror_rss_vs_mm2,
     "mirror_10k_partitions_rss_mb": partitions.mirror_10k_partitions_rss_mb,
+    "load_rows_vs_structured_streaming": loading.load_rows_vs_structured_streaming,
+    "load_small_batches_vs_structured_streaming": loading.load_small_batches_vs_structured_streaming,
+    "load_thousand_batches": loading.load_thousand_batches,
     "push_drain_vs_rsyslog": pushing.push_drain_vs_rsyslog,
     "push_cpu_vs_rsyslog": pushing.push_cpu_vs_rsyslog,
     "push_rss_mb": pushing.push_rss_mb,

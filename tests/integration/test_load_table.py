@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from logferry.loaders import load, parse
+from logferry.loaders import batches, load, parse
 from logferry.loaders.batches import BatchDone, Loader, do_batch
-from logferry.loaders.commit import append_once, committed
+from logferry.loaders.commit import commit_files, committed
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable, LedgerBroken, TopicChanged
+from logferry.loaders.files import Written, write_files
+from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.ledger import Ledger, LedgerEntry, TablePaths, last_batch, new_entry, open_table, read_ledger
 from logferry.loaders.load import LoadEvent, load_table
 from logferry.loaders.parsing.settings import VERSIONS
 from logferry.loaders.plan import Range, Stopped
-from logferry.loaders.read import read
+from logferry.loaders.read import kept, read
 from logferry.loaders.tables import prepare, read_state
 from logferry.ops.kafka import Cluster
+from pyspark.sql import DataFrame
 
 from tests.loading import Topic, check_exact, chunks_of, stored
 
@@ -210,12 +215,32 @@ async def test_a_topic_created_anew_while_it_is_read_is_noticed(
     """What was read may be either topic's: nothing of it is written."""
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
-    loads = loader()
-    ids = loads.kafka.ids
-    monkeypatch.setattr(loads.kafka, "ids", lambda topics: dict.fromkeys(ids(topics), "another"))
+    await topic.write(chunks_of("b", b"\xff\n"))
+    rounds: list[Path] = []
+
+    def anew_afterwards(rows: DataFrame, path: Path, *more: Any) -> Written:
+        """The rows are the old topic's, the lines of the quarantine the new one's."""
+        written = write_files(rows, path, *more)
+        if not rounds:
+            change = threading.Thread(target=asyncio.run, args=(anew(),))
+            change.start()
+            change.join()
+        rounds.append(path)
+        return written
+
+    async def anew() -> None:
+        await topic.delete()
+        await topic.create()
+        for number in range(3):
+            await topic.write(chunks_of("c", b"\xfe\n", start=number * 10))
+
+    monkeypatch.setattr(batches, "write_files", anew_afterwards)
     with pytest.raises(TopicChanged, match="created anew while it was read"):
-        done(load_table(loads, job(table, topic.name)))
-    assert stored(table) == []
+        done(load_table(loader(), job(table, topic.name)))
+    paths = TablePaths.of(table)
+    assert rounds == [paths.main, paths.quarantine]
+    assert stored(paths.main) == []
+    assert stored(paths.quarantine) == []
 
 
 async def test_records_removed_before_they_were_loaded_stop_the_topic(loader: Start, topic: Topic, table: Path):
@@ -239,15 +264,18 @@ async def test_records_removed_after_the_plan_are_not_left_out(loader: Start, to
     assert stored(table) == []
 
 
-async def test_reading_itself_fails_when_records_are_gone(loader: Start, topic: Topic):
+async def test_reading_itself_fails_when_records_are_gone(loader: Start, topic: Topic, tmp_path: Path):
     """Behind the plan's back: removed between the look at the offsets and the read."""
     await topic.create()
     await topic.write(chunks_of("a", b"1\n", b"2\n", b"3\n"))
     loads = loader()
     topic_id = loads.kafka.ids([topic.name])[topic.name]
     await topic.remove_before(0, 2)
-    with pytest.raises(TopicChanged, match="reading"):
-        read(loads.spark, topic.bootstrap, "dc1", [Range(topic.name, 0, topic_id, 0, 3)])
+    batch = read(loads.spark, topic.bootstrap, "dc1", [Range(topic.name, 0, topic_id, 0, 3)])
+    with pytest.raises(TopicChanged, match="reading some"):
+        kept(batch, [Range("some", 0, topic_id, 0, 3)])
+    with pytest.raises(TopicChanged, match="writing some"), sorted_errors("writing some"):
+        write_files(parse.rows(parse.parsed(batch.frame)), tmp_path, 0)
 
 
 async def test_a_topic_that_was_never_there(loader: Start, table: Path):
@@ -333,8 +361,8 @@ async def test_dead_after_the_quarantine(loader: Start, topic: Topic, table: Pat
     entry = planned(loader("dies"), table, 1000, topic.name)
     dies, paths = loader("dies"), TablePaths.of(table)
     batch = read(dies.spark, topic.bootstrap, "dc1", entry.reads)
-    append_once(parse.quarantined(batch.frame), paths.quarantine, entry.batch, "dies")
-    batch.release()
+    written = write_files(parse.quarantined(batch.frame), paths.quarantine, entry.batch)
+    commit_files(written, paths.quarantine, entry.batch, "dies")
     (again,) = done(load_table(loader("goes on"), job(table, topic.name)))
     assert again.ours
     check_exact(table, topic.committed)
