@@ -4,6 +4,7 @@
     logferry load --config load.toml --json
     logferry load --config load.toml --follow
     logferry load --state --table /data/nginx
+    logferry load --move-to dc2 --table /data/nginx --topics 'dc1.nginx' --bootstrap kafka.dc2.example:9092 --yes
 
 Exit status: 0 everything up to the start of this run is in the tables, or as much as the limits say; 1 refused
 (somebody must look); 2 wrong use or configuration; 3 Kafka, storage or Spark is away (the same call later goes on); 130
@@ -20,18 +21,21 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from logferry.loaders import config
+from logferry.loaders.agreeing import agreement
 from logferry.loaders.batches import Loader
+from logferry.loaders.books import Books
 from logferry.loaders.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, LoadError, StorageAway
 from logferry.loaders.kafka import kafka_topics
 from logferry.loaders.load import requarantine_table
+from logferry.loaders.moving_command import check_place, move_tables
 from logferry.loaders.report import Reporter
-from logferry.loaders.reset import Move, Target
+from logferry.loaders.reset import Target
 from logferry.loaders.resetting import reset_table
 from logferry.loaders.running import Tables
 from logferry.loaders.scratch import scratch_folder
@@ -39,7 +43,6 @@ from logferry.loaders.session import spark_session
 from logferry.loaders.sizes import Limits
 from logferry.loaders.state import show, table_facts
 from rich.console import Console
-from rich.markup import escape
 
 JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
 
@@ -53,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.state:
             return _state(options, console)
         _check(options)
-        return _run(options, _config(options), _jars(options), reporter)
+        settings = _config(options)
+        if options.move_to:
+            check_place(options, settings)
+        return _run(options, settings, _jars(options), reporter)
     except LoadError as error:
         return reporter.finish(error)
     except KeyboardInterrupt:
@@ -81,14 +87,18 @@ def _state(options: argparse.Namespace, console: Console) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Options that do not go together. Raises ConfigError."""
-    chosen = [name for name in ("once", "follow", "requarantine", "reset") if getattr(options, name)]
-    if len(chosen) > 1:
-        raise ConfigError(" and ".join(f"--{name}" for name in chosen) + " exclude each other")
+    chosen = [name for name in ("once", "follow", "requarantine", "reset", "move_to") if getattr(options, name)]
+    # A move may leave a topic out, or begin it anew.
+    if len(chosen) > 1 and chosen != ["reset", "move_to"]:
+        said = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        raise ConfigError(f"{said} exclude each other")
     bounds = [name for name in ("stop_records", "stop_bytes", "stop_s") if getattr(options, name) is not None]
     if bounds and chosen not in ([], ["once"]):
         raise ConfigError(f"--{bounds[0].replace('_', '-')} bounds a load --once")
-    if options.yes and not options.reset:
-        raise ConfigError("--yes agrees to a --reset")
+    if options.yes and not (options.reset or options.move_to):
+        raise ConfigError("--yes agrees to a --reset or a --move-to")
+    if options.wait and not options.move_to:
+        raise ConfigError("--wait is for the mirror, before a --move-to")
     for text in options.reset or ():
         Target.parse(text)
 
@@ -105,10 +115,13 @@ def _run(options: argparse.Namespace, settings: config.Config, jars: Sequence[Pa
             spark = stack.enter_context(spark_session(settings.spark, jars, scratch))
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka.bootstrap_servers))
         within = timedelta(days=settings.moved_days)
-        loader = Loader(spark, kafka, settings.dc, uuid.uuid4().hex, within, settings.gateways)
+        books = stack.enter_context(closing(Books(settings.kafka.bootstrap_servers, settings.prefix, settings.dc)))
+        loader = Loader(spark, kafka, settings.dc, uuid.uuid4().hex, within, settings.gateways, books)
+        tables = Tables(loader, settings, reporter, stop)
+        if options.move_to:
+            return move_tables(loader, settings, tables.jobs(), targets, options, reporter)
         if targets:
             return _reset(loader, settings, targets, options, reporter)
-        tables = Tables(loader, settings, reporter, stop)
         signals = stack.enter_context(_signals(stop))
         with reporter.showing():
             if options.requarantine:
@@ -155,17 +168,7 @@ def _reset(
     (job,) = settings.tables
     console = reporter.console
 
-    def agreed(moves: Sequence[Move]) -> bool:
-        if not options.json:
-            for move in moves:
-                console.print(_said(move), highlight=False, soft_wrap=True)
-        if options.yes:
-            return True
-        if sys.stdin.isatty() and not options.json:
-            return console.input("Do it? Type yes: ").strip() == "yes"
-        raise ConfigError("nothing is reset: call it again with --yes, having read what it does")
-
-    done = reset_table(loader, job, targets, agreed)
+    done = reset_table(loader, job, targets, agreement(options, console, "reset"))
     if done is None:
         console.print("nothing is reset")
         return EXIT_USAGE
@@ -174,12 +177,6 @@ def _reset(
     if not options.json:
         console.print(f"reset, as batch {done.batch}", highlight=False)
     return reporter.finish()
-
-
-def _said(move: Move) -> str:
-    before = "nowhere" if move.before is None else f"{move.before:,}"
-    after = "nowhere" if move.after is None else f"{move.after:,}"
-    return f"{escape(move.topic)} {move.partition}: {before} → {after}: {escape(move.means)}"
 
 
 def _jars(options: argparse.Namespace) -> list[Path]:
@@ -213,7 +210,7 @@ def _config(options: argparse.Namespace) -> config.Config:
         table["parser"] = {"format": options.parser}
     spark = {"master": options.master, "driver_memory": options.driver_memory}
     raw = {
-        "dc": options.dc,
+        "dc": options.dc or options.move_to or "dc1",
         "kafka": {"bootstrap_servers": options.bootstrap},
         "spark": {name: value for name, value in spark.items() if value is not None},
         "tables": [table],
@@ -238,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", metavar="PATH", help="folder of the table; made if it is not there")
     parser.add_argument("--topics", nargs="+", metavar="PATTERN", help="dc1.nginx, or a pattern: '*.nginx'")
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka of this data centre")
-    parser.add_argument("--dc", default="dc1", help="the data centre whose Kafka this is (default: %(default)s)")
+    parser.add_argument("--dc", help="the data centre whose Kafka this is (default: dc1)")
     parser.add_argument("--once", action="store_true", help="up to what is committed at the start, then end (default)")
     parser.add_argument("--follow", action="store_true", help="goes on for ever, until a signal")
     parser.add_argument("--stop-records", type=_count, metavar="N", help="of each table, load so many offsets at most")
@@ -251,7 +248,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOPIC[:PARTITION]=WHERE",
         help="loads nothing, but moves the table's position: earliest, latest, an offset, or forget; may be repeated",
     )
-    parser.add_argument("--yes", action="store_true", help="agrees to what --reset says")
+    parser.add_argument(
+        "--move-to",
+        metavar="DC",
+        help="loads nothing, but moves the table's position to this data centre; --bootstrap and --config are of there",
+    )
+    parser.add_argument("--wait", type=_count, default=0, metavar="S", help="for a mirror that is behind a --move-to")
+    parser.add_argument("--yes", action="store_true", help="agrees to what --reset or --move-to says")
     parser.add_argument("--parser", metavar="FORMAT", help="lines (default), chunk or access; others by --config")
     parser.add_argument(
         "--requarantine", action="store_true", help="loads nothing, but reads the lines of the quarantine again"

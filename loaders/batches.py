@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from logferry.loaders import parse
+from logferry.loaders.books import Books
 from logferry.loaders.commit import Committed, commit_files, committed, put_rows
 from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
@@ -40,6 +41,7 @@ class Loader:
     """What every table of a run shares. ``run`` is this run's name, for seeing who won.
 
     ``moved_within``: how much later the copy of a chunk may come by another data centre and be known as one.
+    ``books``: of the mirror that writes here; without them the ledger notes no originals of other centres' topics.
     """
 
     spark: SparkSession
@@ -48,6 +50,7 @@ class Loader:
     run: str
     moved_within: timedelta = timedelta(days=14)
     gateways: Mapping[str, GatewayAccess] = field(default_factory=dict)
+    books: Books | None = None
 
 
 class Looked(NamedTuple):
@@ -102,6 +105,8 @@ def _do(loader: Loader, paths: TablePaths, entry: LedgerEntry, looked: Looked | 
     if not entry.reads:
         nothing = _commit(loader, paths, entry, Written(paths.main, (), 0), None, looked)
         return BatchDone(entry.batch, nothing.ours, (), 0, 0, 0, 0, 0.0)
+    if entry.dc != loader.dc:
+        raise LedgerBroken(f"batch {entry.batch} of {paths.main} is one of {entry.dc}, this is {loader.dc}")
     parser = planned_parser(entry, paths)
     views = loader.kafka.views(r.topic for r in entry.reads)
     _refuse(entry, paths, unreadable(entry.reads, views))

@@ -125,6 +125,8 @@ class TableJob(_Strict):
 class Config(_Strict):
     """``dc``: the data centre whose Kafka this is; the ledger's offsets are that one's.
 
+    ``prefix``: the mirrors'.
+
     ``parallel``: so many tables are loaded at a time. ``follow_s``: how long a load that follows waits before it looks
     again. A table's path with ``{topic}`` stands for a table of each topic, whose name without the data centre goes
     there. ``moved_days``: a chunk that came by two data centres is kept once if the second copy was recorded at most so
@@ -135,6 +137,7 @@ class Config(_Strict):
     parallel: Annotated[int, Field(ge=1, le=64)] = 2
     follow_s: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
     moved_days: Annotated[int, Field(ge=1, le=3650)] = 14
+    prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
     kafka: KafkaSettings
     spark: SparkSettings = SparkSettings()
     gateways: dict[str, GatewayAccess] = {}

@@ -42,6 +42,10 @@ class TopicChanged(Terminal):
     """What Kafka holds is not what the ledger speaks of: topic removed or created anew, records gone."""
 
 
+class CannotMove(Terminal):
+    """A position is not known in the data centre that a table is to move to."""
+
+
 class SparkFailed(Terminal):
     """Something in Spark that nobody foresaw; the text holds the chain of Java's exceptions."""
 
@@ -60,6 +64,10 @@ class StorageAway(Transient):
 
 class GatewayAway(Transient):
     pass
+
+
+class MirrorBehind(Transient):
+    """The mirror has not brought all that the table holds."""
 
 
 class Overtaken(Transient):

@@ -22,7 +22,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from logferry.loaders.errors import LedgerBroken, StorageAway
-from logferry.loaders.plan import Range
+from logferry.loaders.plan import Range, TopicPartition
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
@@ -44,13 +44,17 @@ _SCHEMA: Final = pa.schema(
         pa.field("kind", pa.string()),
         pa.field("settings", pa.string()),
         pa.field("origin", pa.string()),
+        # Null where the topic is the data centre's own, or nobody knew.
+        pa.field("original_id", pa.string()),
+        pa.field("original", pa.int64()),
     ]
 )
 
 LOAD: Final = "load"
 REQUARANTINE: Final = "requarantine"
 RESET: Final = "reset"
-KINDS: Final = (LOAD, REQUARANTINE, RESET)
+MOVE: Final = "move"
+KINDS: Final = (LOAD, REQUARANTINE, RESET, MOVE)
 
 
 class Origin(NamedTuple):
@@ -69,12 +73,27 @@ class Origin(NamedTuple):
         return cls(said["bootstrap_servers"], tuple(said["topics"]))
 
 
+class Original(NamedTuple):
+    """A position in a topic's original: the same place in every data centre. ``topic_id``: of the original."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    offset: int
+
+    @property
+    def key(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
 class LedgerEntry(NamedTuple):
     """One batch. ``ranges`` hold every partition known by then, also those of which the batch reads nothing.
 
     ``kind``: ``load`` reads the ranges out of Kafka; ``requarantine`` brings lines of the quarantine into the table;
-    ``reset`` moves positions, by a command. ``settings``: the parser's, so that a planned batch can be finished as it
-    was planned. ``origin``: the job's addresses and topics; None in entries of older loaders.
+    ``reset`` moves positions, by a command; ``move`` brings them to another data centre, whose they are. ``settings``:
+    the parser's, so that a planned batch can be finished as it was planned. ``origin``: the job's addresses and topics;
+    None in entries of older loaders. ``originals``: where the ranges of other data centres' topics end there, as far as
+    it was known.
     """
 
     batch: int
@@ -86,11 +105,14 @@ class LedgerEntry(NamedTuple):
     kind: str = LOAD
     settings: str = ""
     origin: Origin | None = None
+    originals: tuple[Original, ...] = ()
 
     @property
     def reads(self) -> tuple[Range, ...]:
-        """The ranges with something to read."""
-        return tuple(r for r in self.ranges if r.size)
+        """The ranges with something to read. Those of a move say what the batch before it has read, in the new place:
+        it was planned in the old one, and could not be finished there.
+        """
+        return tuple(r for r in self.ranges if r.size) if self.kind != MOVE else ()
 
 
 class TablePaths(NamedTuple):
@@ -257,8 +279,11 @@ def new_entry(
     kind: str = LOAD,
     settings: str = "",
     origin: Origin | None = None,
+    originals: Iterable[Original] = (),
 ) -> LedgerEntry:
-    return LedgerEntry(batch, dc, parser, run, datetime.now(UTC), tuple(sorted(ranges)), kind, settings, origin)
+    now = datetime.now(UTC)
+    known = tuple(sorted(originals))
+    return LedgerEntry(batch, dc, parser, run, now, tuple(sorted(ranges)), kind, settings, origin, known)
 
 
 def _rows(entry: LedgerEntry) -> pa.Table:
@@ -272,7 +297,9 @@ def _rows(entry: LedgerEntry) -> pa.Table:
         "settings": entry.settings or None,
         "origin": entry.origin.as_json if entry.origin else None,
     }
-    return pa.Table.from_pylist([{**head, **r._asdict()} for r in entry.ranges], schema=_SCHEMA)
+    known = {at.key: {"original_id": at.topic_id, "original": at.offset} for at in entry.originals}
+    rows = [{**head, **r._asdict(), **known.get(r.key, {})} for r in entry.ranges]
+    return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 
 def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]:
@@ -291,9 +318,15 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
         ranges = sorted(
             Range(row["topic"], row["partition"], row["topic_id"], row["start"], row["end"]) for row in of_batch
         )
+        originals = sorted(
+            Original(row["topic"], row["partition"], row["original_id"], row["original"])
+            for row in of_batch
+            if row.get("original") is not None
+        )
         if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
             raise LedgerBroken(f"{path}: batch {batch} was written twice")
         dc, parser, run, planned, kind, settings, said = heads.pop()
         origin = Origin.parse(said) if said else None
-        found.append(LedgerEntry(batch, dc, parser, run, planned, tuple(ranges), kind, settings, origin))
+        head = (batch, dc, parser, run, planned)
+        found.append(LedgerEntry(*head, tuple(ranges), kind, settings, origin, tuple(originals)))
     return found

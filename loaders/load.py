@@ -7,8 +7,9 @@ a planned batch does that one first, exactly as it was planned. Whatever dies in
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from logferry.loaders import parse
 from logferry.loaders.announce import announce
@@ -17,13 +18,17 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import is_pattern, matches
-from logferry.loaders.ledger import LOAD, REQUARANTINE, Ledger, LedgerEntry, Origin, TablePaths, new_entry
+from logferry.loaders.ledger import LOAD, REQUARANTINE, Ledger, LedgerEntry, Origin, Original, TablePaths, new_entry
 from logferry.loaders.looking import begin, look
 from logferry.loaders.plan import Range, Stopped, TopicPartition, plan
 from logferry.loaders.requarantine import standing_lines
 from logferry.loaders.sizes import Bound, Sizes, unbounded
 from logferry.loaders.tables import TableState, prepare, read_state
+from logferry.loaders.translate import noted, to_note
 from logferry.loaders.windows import create_segments
+
+# A mirror's word of what it wrote comes with it, or within the blink of an eye.
+_NOTES_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,16 @@ def wanted_topics(loader: Loader, job: TableJob, state: TableState) -> list[str]
 
 
 def _positions(state: TableState) -> tuple[Range, ...]:
+    if state.planned is not None and not state.planned.reads:
+        # A move or a reset: what is planned on it counts already.
+        return state.planned.ranges
     return state.committed.ranges if state.committed else ()
+
+
+def originals_of(loader: Loader, state: TableState, ranges: Sequence[Range]) -> list[Original]:
+    """Where they end in the originals of other data centres' topics: without it, a job could not leave a dead one."""
+    known, asked = to_note(ranges, loader.dc, noted([state.committed] if state.committed else [], loader.dc))
+    return known if loader.books is None else [*known, *loader.books.originals(asked, _NOTES_S)]
 
 
 def _next_entry(
@@ -175,7 +189,7 @@ def _put(
     loader: Loader, job: TableJob, paths: TablePaths, state: TableState, ranges: Iterable[Range], kind: str = LOAD
 ) -> LedgerEntry:
     """The next batch as it stands in the ledger: ours, or that of a loader that was faster."""
-    parser = job.parser
+    parser, ranges = job.parser, list(ranges)
     origin = Origin(loader.kafka.bootstrap_servers, tuple(job.topics))
     entry = new_entry(
         state.last + 1,
@@ -186,6 +200,7 @@ def _put(
         kind=kind,
         settings=parser.as_json,
         origin=origin,
+        originals=originals_of(loader, state, ranges),
     )
     return Ledger(paths.ledger).put(entry)
 
@@ -193,10 +208,11 @@ def _put(
 def table_state(loader: Loader, paths: TablePaths) -> TableState:
     """Where the table stands. Raises LedgerBroken when its offsets are another data centre's."""
     state = read_state(paths)
-    for entry in (state.committed, state.planned):
-        if entry is not None and entry.dc != loader.dc:
-            raise LedgerBroken(
-                f"{paths.ledger} holds offsets of {entry.dc}, this is {loader.dc}: "
-                "offsets differ between data centres, and no row may be loaded twice"
-            )
+    # What is planned may be a move; the offsets are the new place's then.
+    entry = state.planned or state.committed
+    if entry is not None and entry.dc != loader.dc:
+        raise LedgerBroken(
+            f"{paths.ledger} holds offsets of {entry.dc}, this is {loader.dc}: offsets differ between data centres, "
+            f"and no row may be loaded twice; the job is loaded there, or moved here by --move-to {loader.dc}"
+        )
     return state

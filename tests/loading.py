@@ -62,6 +62,13 @@ class Topic:
         finally:
             await admin.close()
 
+    async def exists(self) -> bool:
+        admin = await self._admin()
+        try:
+            return self.name in await admin.list_topics()
+        finally:
+            await admin.close()
+
     async def delete(self) -> None:
         admin = await self._admin()
         try:
