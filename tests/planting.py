@@ -190,7 +190,7 @@ class World:
             entries.append(new_entry(batch, DC, "lines/1", "run", ranges))
         rows, quarantine = [], []
         for one in sorted(self.stored, key=lambda one: (one.partition, one.offset)):
-            for row in _rows(self.topic, one):
+            for row in rows_of(self.topic, one):
                 (quarantine if "bytes" in row else rows).append(row)
         return Load(entries, rows, quarantine)
 
@@ -254,7 +254,7 @@ def _chained(data: Iterable[bytes]) -> Iterable[Chunk]:
         position += len(part)
 
 
-def _rows(topic: str, one: Stored) -> Iterable[dict[str, Any]]:
+def rows_of(topic: str, one: Stored) -> Iterable[dict[str, Any]]:
     head = {"topic": topic, "dc": DC, "partition": one.partition, "offset": one.offset}
     head["recorded"] = datetime.fromtimestamp(_NOW_MS / 1000, UTC)
     if one.source_id is None:

@@ -35,16 +35,18 @@ class Break(NamedTuple):
 
 @dataclass(slots=True)
 class Forgotten:
-    """A source that was forgotten. ``bases``: with which ``prev`` it may begin anew, once for each time."""
+    """A source that was forgotten. ``bases``: with which ``prev`` it may begin anew, once for each time; ``used``:
+    with which it did."""
 
     bases: list[int | None]
-    _covered: Ranges = field(default_factory=Ranges)
+    covered: Ranges = field(default_factory=Ranges)
+    used: list[int | None] = field(default_factory=list)
 
     def cover(self, seqno: int, prev: int | None, size_bytes: int) -> bool:
         """Whether some of what this chunk stands for was recorded before. At most its bytes: seqnos may jump."""
         begin = max(seqno - 1 if prev is None else prev, seqno - max(1, size_bytes))
-        before = self._covered.overlaps(begin, seqno)
-        self._covered.add(begin, seqno)
+        before = self.covered.overlaps(begin, seqno)
+        self.covered.add(begin, seqno)
         return before
 
 
@@ -65,6 +67,7 @@ class Chain:
     chunks: int = 0
     lines: int = 0
     size_bytes: int = 0
+    digest: int = 0
     last_ms: int = 0
     breaks: dict[str, int] = field(default_factory=dict)
     settled: int | None = None
@@ -72,7 +75,7 @@ class Chain:
     cut: bool = False
     head_seen: bool = False
     forgotten: Forgotten | None = None
-    _holes: list[tuple[int, int]] = field(default_factory=list)
+    holes: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
     def begin(
@@ -94,6 +97,26 @@ class Chain:
         self.cut = False
         return broken
 
+    def go_on(self, reborn: list[int | None] | None) -> None:
+        """For the next audit: what lay above the fence is settled by then. ``reborn``: with which bases its states
+        have begun anew, if they have."""
+        self.settled = max([*self.later, *([] if self.settled is None else [self.settled])], default=None)
+        self.later.clear()
+        if reborn is None:
+            return
+        if self.forgotten is None:
+            covered = Ranges()
+            covered.add(self.first - 1 if self.base is None else self.base, self.last)
+            self.forgotten = Forgotten([], covered)
+            for low, high in self.holes:
+                covered = covered.minus(Ranges([low], [high]))
+            self.forgotten.covered = covered
+        left = list(reborn)
+        for base in self.forgotten.used:
+            if base in left:
+                left.remove(base)
+        self.forgotten.bases = left
+
     def note(self, seqno: int, *, is_settled: bool) -> None:
         """Called for each record: what the states are compared with."""
         if is_settled:
@@ -107,9 +130,10 @@ class Chain:
         reached = self.last
         if broken is not None and prev in forgotten.bases:
             forgotten.bases.remove(prev)
+            forgotten.used.append(prev)
             self.base, self.last, self.settled = prev, seqno, None
             self.later.clear()
-            self._holes.clear()
+            self.holes.clear()
             broken = Break("begins-anew", f"seqno {seqno} after {reached}: the source was forgotten between", False)
         if forgotten.cover(seqno, prev, size_bytes):
             return Break("double", f"seqno {seqno} after {reached}: recorded again after the source was forgotten")
@@ -123,18 +147,18 @@ class Chain:
         if prev > self.last:
             if self.cut:
                 return None
-            if len(self._holes) < _KEPT_HOLES:
-                self._holes.append((self.last, prev))
+            if len(self.holes) < _KEPT_HOLES:
+                self.holes.append((self.last, prev))
             return Break("gap", f"prev is {prev}, but the log had reached {self.last}: what lies between is not there")
         return Break("overlap", f"prev is {prev}, but the log had reached {self.last}: cut anew and recorded twice")
 
     def _passed(self, seqno: int, prev: int | None) -> Break:
         if self.base is not None and seqno <= self.base:
             return Break("out-of-order", f"seqno {seqno} lies before the first chunk, which follows {self.base}")
-        for index, (below, upto) in enumerate(self._holes):
+        for index, (below, upto) in enumerate(self.holes):
             if below < seqno <= upto:
                 begin = below if prev is None else max(prev, below)
                 left = [(low, high) for low, high in ((below, begin), (seqno, upto)) if low < high]
-                self._holes[index : index + 1] = left
+                self.holes[index : index + 1] = left
                 return Break("out-of-order", f"seqno {seqno} comes after {self.last}")
         return Break("double", f"seqno {seqno} again: the log had reached {self.last}")

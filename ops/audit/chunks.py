@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from aiokafka import errors
@@ -13,7 +13,7 @@ from logferry.gateway.kafka import Kafka
 from logferry.ops.audit.account import Account
 from logferry.ops.audit.damage import Damage, name_damage
 from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.lines import Line, lines_of, whole_record
+from logferry.ops.audit.lines import Line, rows_of, whole_record
 from logferry.ops.audit.loaded import Place
 from logferry.ops.audit.partition import decoded
 from logferry.ops.audit.tables import ChunkRows, Tables
@@ -31,36 +31,51 @@ class Damaged(NamedTuple):
     missing: int
 
 
-def damaged(accounts: Mapping[Place, Account]) -> Iterable[Damaged]:
-    for place, account in sorted(accounts.items()):
+@dataclass
+class Namer:
+    """``budget``: of so many more chunks each line is named."""
+
+    kafka: Kafka
+    tables: Tables
+    findings: Findings
+    budget: int = DETAILED
+
+    async def name(self, dc: str, place: Place, account: Account) -> int:
+        """Adds what is left in the account to the findings; how many chunks that were. Raises Unavailable, KafkaError.
+
+        ``dc``: whose offsets they are.
+        """
+        count = 0
+        first: list[Damaged] = []
         for offset, missing in account.unsettled():
-            yield Damaged(place, offset, missing)
-
-
-async def name_damaged(kafka: Kafka, tables: Tables, accounts: Mapping[Place, Account], findings: Findings) -> None:
-    """Adds what is left in the accounts to the findings. Raises Unavailable, KafkaError."""
-    left = iter(damaged(accounts))
-    first = list(islice(left, DETAILED))
-    if first:
-        rows = _rows_of(tables, first)
+            count += 1
+            if len(first) < self.budget:
+                first.append(Damaged(place, offset, missing))
+            else:
+                self.findings.add(_unnamed(Damaged(place, offset, missing)))
+        self.budget -= len(first)
+        rows: dict[int, list[ChunkRows]] = {one.offset: [] for one in first}
+        if first:
+            for row in self.tables.rows(*place, first[0].offset, first[-1].offset + 1):
+                if row.dc == dc and row.offset in rows:
+                    rows[row.offset].append(row)
         for one in first:
-            record = await _record(kafka, one)
+            record = await _record(self.kafka, one)
             if record is None:
-                findings.add(_unnamed(one))
+                self.findings.add(_unnamed(one))
                 continue
-            for finding in name(one.place, record, rows.get((one.place, one.offset), [])):
-                findings.add(finding)
-    for one in left:
-        findings.add(_unnamed(one))
+            for finding in name(place, record, rows[one.offset], self.tables.whole_chunks):
+                self.findings.add(finding)
+        return count
 
 
-def name(place: Place, record: KafkaRecord, rows: Iterable[ChunkRows]) -> list[Finding]:
+def name(place: Place, record: KafkaRecord, rows: Iterable[ChunkRows], whole_chunks: bool = False) -> list[Finding]:
     """``rows``: all that the table has at the record's place."""
     source_id: str | None = None
     seqno: int | None = None
     try:
         source_id, chunk = decoded(record)
-        seqno, expected = chunk.seqno, lines_of(chunk.data)
+        seqno, expected = chunk.seqno, rows_of(chunk.data, whole_chunks)
     except Malformed:
         expected = [whole_record(record.value or b"")]
     own: list[Line] = []
@@ -89,16 +104,6 @@ def _unnamed(one: Damaged) -> Finding:
         kind, detail = "changed-row", "as many rows as the chunk has lines, but not the same"
     where = f"{one.place[0]}-{one.place[1]}"
     return Finding(kind, where, detail, None, one.offset, one.offset, max(1, abs(one.missing)))
-
-
-def _rows_of(tables: Tables, wanted: Iterable[Damaged]) -> dict[tuple[Place, int], list[ChunkRows]]:
-    places = {(one.place, one.offset) for one in wanted}
-    found: dict[tuple[Place, int], list[ChunkRows]] = {}
-    for row in tables.rows({place[0] for place, _ in places}, {offset for _, offset in places}):
-        key = ((row.topic, row.partition), row.offset)
-        if key in places:
-            found.setdefault(key, []).append(row)
-    return found
 
 
 async def _record(kafka: Kafka, one: Damaged) -> KafkaRecord | None:

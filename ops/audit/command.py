@@ -7,18 +7,19 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from logferry.gateway.config import ConfigError, load
+from logferry.gateway.config import ConfigError, KafkaSettings, load
 from logferry.gateway.contract import Malformed, check_dc
 from logferry.gateway.tls import kafka_options
 from logferry.mirror.config import load as load_mirror
+from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit
+from logferry.ops.audit.config import load as load_audit
 from logferry.ops.audit.mirror import audit_mirror
-from logferry.ops.audit.proof import SOURCE_RETENTION_MS, audit
+from logferry.ops.audit.proof import Copy, audit
 from logferry.ops.audit.report import Report
-from logferry.ops.audit.show import console_for_output, progress, show
+from logferry.ops.audit.show import brief, console_for_output, progress, show
 from logferry.ops.problems import Problem, WrongUse
 from rich.console import Console
 
@@ -26,18 +27,8 @@ EXACT: Final = 0
 REFUTED: Final = 1
 
 
-class _Where(NamedTuple):
-    """The cluster, and the gateway's settings. ``dc`` None: the only one that it has."""
-
-    bootstrap: str
-    dc: str | None
-    prefix: str = "logferry"
-    source_retention_ms: int = SOURCE_RETENTION_MS
-    security: Mapping[str, Any] | None = None
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 exact, 1 refuted, 2 wrong use, 3 Kafka or the table cannot be read."""
+    """Exit status: 0 exact, 1 refuted, 2 wrong use, 3 Kafka or a table cannot be read."""
     args = _parser().parse_args(argv)
     console = Console(stderr=True)
     # What the client library has to say comes as an error, once, and in our words.
@@ -51,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         return problem.exit_status
     if args.json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
+    elif args.brief:
+        brief(report, console_for_output())
     else:
         show(report, console_for_output())
     return EXACT if report.exact else REFUTED
@@ -69,7 +62,7 @@ def _audit_mirror(args: argparse.Namespace, console: Console) -> int:
     if copy != config.dc:
         raise WrongUse(f"--mirror: {args.config} is the configuration of {config.dc}'s mirror, not of {copy}'s")
     with progress(console) as advance:
-        report = asyncio.run(audit_mirror(config, original, args.topic, args.keep, advance))
+        report = asyncio.run(audit_mirror(config, original, args.topic, args.keep, advance, full=args.full))
     if args.json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
         return EXACT if report.exact else REFUTED
@@ -81,17 +74,27 @@ def _audit_mirror(args: argparse.Namespace, console: Console) -> int:
 
 
 async def _audit(args: argparse.Namespace, console: Console) -> Report:
-    where = _where(args)
+    config = _configuration(args)
+    try:
+        security = kafka_options(config.kafka)
+        copies = [Copy(copy.dc, kafka_options(copy.kafka), copy.topics) for copy in config.copies]
+    except ConfigError as error:
+        raise WrongUse(str(error)) from None
+    if args.full and config.keep is None:
+        raise WrongUse("--full: everything is read anyway, unless --keep FILE says what was proven before")
     with progress(console) as advance:
         return await audit(
-            where.bootstrap,
-            where.dc,
-            topics=args.topic,
-            table=args.table,
-            files=args.file,
-            prefix=where.prefix,
-            source_retention_ms=where.source_retention_ms,
-            security=where.security,
+            config.kafka.bootstrap_servers,
+            config.dc,
+            topics=config.topics,
+            tables=config.tables,
+            files=found_files(config.files) + args.file,
+            prefix=config.prefix,
+            source_retention_ms=config.source_retention_ms,
+            security=security,
+            copies=copies,
+            keep=config.keep,
+            full=args.full,
             progress=advance,
         )
 
@@ -100,11 +103,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="logferry audit",
         description="Proves or refutes, by reading what is stored, that nothing was lost and nothing doubled: in "
-        "Kafka, between Kafka and the gateway's states, in the table, and against the original files.",
-        epilog="example: logferry audit --config gateway.toml --table /data/nginx --file /var/log/nginx/access.log",
+        "Kafka, between Kafka and the gateway's states, in another data centre's copy, in the tables and their "
+        "segments, and against the original files.",
+        epilog="example: logferry audit --config audit.toml --keep /var/lib/logferry/audit.kept --brief",
     )
     parser.add_argument("--topic", action="append", default=[], metavar="T", help="this topic only; may be repeated")
-    parser.add_argument("--table", type=Path, metavar="PATH", help="the table that the topics are loaded into")
+    parser.add_argument(
+        "--table",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="a table that topics are loaded into; may be repeated",
+    )
     parser.add_argument(
         "--file",
         nargs="+",
@@ -116,28 +127,66 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's address (default: that of --config)")
     parser.add_argument("--dc", help="the data centre (default: that of --config, else the only one in this Kafka)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the configuration of the gateway")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the configuration of the audit, or of the gateway")
+    parser.add_argument(
+        "--copy",
+        action="append",
+        default=[],
+        metavar="DC=HOST:PORT",
+        help="another data centre that mirrors the topics, and its Kafka; may be repeated",
+    )
     parser.add_argument(
         "--mirror", metavar="DC1:DC2", help="instead: compare a copy with its original; --config is the mirror's"
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="with --mirror: what is proven, to go on from it later"
+        "--keep", type=Path, metavar="FILE", help="what is proven is kept there, and only what is new is read"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--full", action="store_true", help="read everything again, whatever --keep says, and keep it")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print one JSON object")
+    shown.add_argument("--brief", action="store_true", help="print one line if all is well, else what is not")
     return parser
 
 
-def _where(args: argparse.Namespace) -> _Where:
-    """The options go before the configuration. Raises WrongUse."""
+def _configuration(args: argparse.Namespace) -> AuditConfig:
+    """The options go before the configuration: an audit's, or a gateway's. Raises WrongUse."""
     try:
-        dc = check_dc(args.dc) if args.dc is not None else None
-        config = load(args.config) if args.config is not None else None
-        options = kafka_options(config.kafka) if config is not None else None
+        config = _configured(args)
+        dc = check_dc(args.dc) if args.dc is not None else config.dc
+        copies = [_copy(text) for text in args.copy] or config.copies
+        kafka = config.kafka
     except (ConfigError, Malformed) as error:
         raise WrongUse(str(error)) from None
-    if config is not None:
-        bootstrap = args.bootstrap or config.kafka.bootstrap_servers
-        return _Where(bootstrap, dc or config.dc, config.prefix, config.source_retention_ms, options)
-    if args.bootstrap is None:
-        raise WrongUse("which Kafka? Give --config FILE or --bootstrap HOST:PORT")
-    return _Where(args.bootstrap, dc)
+    if args.bootstrap is not None:
+        kafka = kafka.model_copy(update={"bootstrap_servers": args.bootstrap})
+    return config.model_copy(
+        update={
+            "dc": dc,
+            "kafka": kafka,
+            "copies": copies,
+            "topics": args.topic or config.topics,
+            "tables": args.table or config.tables,
+            "keep": args.keep or config.keep,
+            "files": [] if args.file else config.files,
+        }
+    )
+
+
+def _configured(args: argparse.Namespace) -> AuditConfig:
+    if args.config is None:
+        if args.bootstrap is None:
+            raise WrongUse("which Kafka? Give --config FILE or --bootstrap HOST:PORT")
+        return AuditConfig(kafka=KafkaSettings(bootstrap_servers=args.bootstrap))
+    if is_audit(args.config):
+        return load_audit(args.config)
+    gateway = load(args.config)
+    return AuditConfig(
+        dc=gateway.dc, prefix=gateway.prefix, kafka=gateway.kafka, source_retention_ms=gateway.source_retention_ms
+    )
+
+
+def _copy(text: str) -> CopySettings:
+    dc, equals, bootstrap = text.partition("=")
+    if not (dc and equals and bootstrap):
+        raise WrongUse(f"--copy: {text!r} is not like dc2=HOST:PORT, a data centre and its Kafka")
+    return CopySettings(dc=check_dc(dc), kafka=KafkaSettings(bootstrap_servers=bootstrap))

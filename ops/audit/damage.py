@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from logferry.ops.audit.lines import WHOLE_RECORD, Line, first_difference
+from logferry.ops.audit.lines import WHOLE_CHUNK, WHOLE_RECORD, Line, first_difference
 
 
 class Damage(NamedTuple):
@@ -56,8 +56,8 @@ def _changed(line: Line, row: Line) -> Damage:
 def _spans(numbers: Iterable[int]) -> str:
     """``lines 3, 5 to 9``; at most a few spans are spelt out."""
     ordered = sorted(set(numbers))
-    if ordered == [WHOLE_RECORD]:
-        return "the whole record"
+    if ordered in ([WHOLE_RECORD], [WHOLE_CHUNK]):
+        return "the whole record" if ordered == [WHOLE_RECORD] else "the whole chunk"
     spans = [f"{low}" if low == high else f"{low} to {high}" for low, high in _runs(ordered)]
     shown = ", ".join(spans[:5]) + (f" and {len(spans) - 5} more spans" if len(spans) > 5 else "")
     return f"{'line' if len(ordered) == 1 else 'lines'} {shown}"

@@ -13,18 +13,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from logferry.client.names import printable
 from logferry.gateway.contract import Chunk
-from logferry.ops.audit.lines import first_difference
+from logferry.ops.audit.lines import MODULUS, first_difference
+from logferry.ops.audit.sums import chunk_digest, shown
 from logferry.ops.problems import Unavailable, WrongUse
 
 _NAME: Final = re.compile(r"[^/]*:(?P<path>/.*)#[0-9]+")
 _HEAD_BYTES: Final = 256
+
+
+@dataclass
+class KeptFile:
+    """What is kept of an original file: which one it is for the file system, and the state of its pairs."""
+
+    inode: list[int]
+    pairs: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -32,6 +41,7 @@ class Pair:
     """One source next to one file. ``begin`` to ``reached``: the positions that are stored.
 
     ``equal_to``: up to where they are equal without a hole; ``flaw``: what is wrong there, empty while nothing is.
+    ``digest``: of the file's own bytes, cut as the chunks are.
     """
 
     topic: str
@@ -43,6 +53,8 @@ class Pair:
     equal_to: int
     recorded_ms: int = 0
     flaw: str = ""
+    chunks: int = 0
+    digest: int = 0
 
     @property
     def equal_bytes(self) -> int:
@@ -55,6 +67,7 @@ class Pair:
 
     def take(self, original: Original, chunk: Chunk, recorded_ms: int) -> None:
         self.recorded_ms = recorded_ms
+        self.chunks += 1
         start = self.reached
         if self.by_position:
             start = chunk.seqno - len(chunk.data) if chunk.prev is None else chunk.prev
@@ -63,6 +76,7 @@ class Pair:
             self.flaw = f"the bytes {self.reached} to {start - 1} are not stored"
         if not self.flaw:
             there = original.read(start, len(chunk.data))
+            self.digest = (self.digest + chunk_digest(chunk.seqno, there)) % MODULUS
             same = first_difference(there, chunk.data) if there != chunk.data else len(there)
             if same < len(chunk.data):
                 self.equal_to = max(self.equal_to, start + same)
@@ -75,11 +89,13 @@ class Pair:
 
 @dataclass(slots=True)
 class Original:
-    """``names``: its absolute path, and where it really lies, as sources write them."""
+    """``names``: its absolute path, and where it really lies, as sources write them. ``is_known``: an earlier audit
+    has compared it, and this one goes on."""
 
     path: Path
     fd: int
     names: frozenset[str]
+    is_known: bool = False
     pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)
 
     def read(self, start: int, size: int) -> bytes:
@@ -113,7 +129,8 @@ class Original:
 class FileReport(NamedTuple):
     """``begin`` to ``recorded``: the positions that are stored of it. ``not_sent_bytes``: what comes after that.
 
-    ``flaw``: empty when the stored bytes are the file's. ``topic`` and ``source_id`` are None where no source is it.
+    ``flaw``: empty when the stored bytes are the file's. ``hash``: of its bytes, cut as the chunks are.
+    ``topic`` and ``source_id`` are None where no source is it.
     """
 
     path: str
@@ -124,6 +141,8 @@ class FileReport(NamedTuple):
     recorded: int
     not_sent_bytes: int
     flaw: str
+    chunks: int = 0
+    hash: str = ""
 
     @property
     def equal(self) -> bool:
@@ -136,17 +155,34 @@ def _report(path: str, size: int, pairs: list[Pair]) -> FileReport:
         flaw = "no source holds the beginning of this file" if size else ""
         return FileReport(path, None, None, size, 0, 0, size, flaw)
     rest = max(0, size - best.reached)
-    return FileReport(path, best.topic, best.source_id, size, best.begin, best.reached, rest, best.flaw)
+    return FileReport(
+        path,
+        best.topic,
+        best.source_id,
+        size,
+        best.begin,
+        best.reached,
+        rest,
+        best.flaw,
+        best.chunks,
+        shown(best.digest),
+    )
 
 
 class OriginalFiles:
-    """Files that are held open until `close`, and the pairs of each with the sources that may be it."""
+    """Files that are held open until `close`, and the pairs of each with the sources that may be it.
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    With what an earlier audit kept, a file goes on from there; one that was put in another's place begins anew.
+    """
+
+    def __init__(self, paths: Iterable[Path], kept: Mapping[str, KeptFile] | None = None) -> None:
         """Raises WrongUse where one is not a file that can be read."""
+        self._kept = kept or {}
         self._by_folder: dict[str, list[Original]] = {}
         self._pairs: dict[tuple[str, str], list[tuple[Original, Pair]]] = {}
+        self._fresh: dict[tuple[str, str], list[tuple[Original, Pair]]] = {}
         self._all: list[Original] = []
+        self.replaced: list[str] = []
         try:
             for path in paths:
                 self._open(path)
@@ -156,6 +192,8 @@ class OriginalFiles:
 
     def _open(self, path: Path) -> None:
         absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow symbolic links
+        if any(original.path == absolute for original in self._all):
+            return
         try:
             if not absolute.is_file():
                 raise WrongUse(f"--file {path}: there is no such file")
@@ -164,30 +202,74 @@ class OriginalFiles:
             raise WrongUse(f"--file {path}: {error.strerror}") from None
         names = frozenset(printable(str(name)) for name in (absolute, absolute.resolve()))
         original = Original(absolute, fd, names)
+        self._restore(original)
         self._all.append(original)
         for folder in {os.path.dirname(name) for name in names}:  # noqa: PTH120 - text, with escapes
             self._by_folder.setdefault(folder, []).append(original)
+
+    def _restore(self, original: Original) -> None:
+        kept, stat = self._kept.get(str(original.path)), os.fstat(original.fd)
+        if kept is None:
+            return
+        pairs = [Pair(*said) for said in kept.pairs]
+        if kept.inode != [stat.st_dev, stat.st_ino] or stat.st_size < max((p.equal_to for p in pairs), default=0):
+            self.replaced.append(str(original.path))
+            return
+        original.is_known = True
+        for pair in pairs:
+            original.pairs[pair.topic, pair.source_id] = pair
+            self._pairs.setdefault((pair.topic, pair.source_id), []).append((original, pair))
+
+    def to_keep(self) -> dict[str, KeptFile]:
+        found = {}
+        for original in self._all:
+            stat = os.fstat(original.fd)
+            pairs = [list(astuple(pair)) for pair in original.pairs.values()]
+            found[str(original.path)] = KeptFile([stat.st_dev, stat.st_ino], pairs)
+        return found
 
     def close(self) -> None:
         for original in self._all:
             os.close(original.fd)
         self._all.clear()
 
-    def take(self, topic: str, source_id: str, chunk: Chunk, recorded_ms: int) -> None:
-        """The next chunk of a source, in the order of the log."""
+    def concerns(self, source_id: str) -> bool:
+        """Whether a source that was read before may be a file that no audit has compared."""
+        named = _NAME.fullmatch(source_id)
+        folder = os.path.dirname(named["path"]) if named else None  # noqa: PTH120
+        return any(not original.is_known for original in self._by_folder.get(folder or "", []))
+
+    def take(
+        self,
+        topic: str,
+        source_id: str,
+        chunk: Chunk,
+        recorded_ms: int,
+        *,
+        is_first: bool = True,
+        is_new: bool = True,
+    ) -> None:
+        """The next chunk of a source, in the order of the log. ``is_first``: no earlier audit read one of it.
+
+        ``is_new`` False: an earlier audit read it, and it is for the files alone that were not there then.
+        """
         source = (topic, source_id)
-        pairs = self._pairs.get(source)
-        if pairs is None:
-            pairs = self._pairs[source] = self._begin(source, chunk)
+        if source not in self._fresh:
+            self._fresh[source] = self._begin(source, chunk, of_known=False)
+        pairs = self._fresh[source]
+        if is_new:
+            if source not in self._pairs:
+                self._pairs[source] = self._begin(source, chunk, of_known=True) if is_first else []
+            pairs = pairs + self._pairs[source]
         for original, pair in pairs:
             pair.take(original, chunk, recorded_ms)
 
-    def _begin(self, source: tuple[str, str], chunk: Chunk) -> list[tuple[Original, Pair]]:
+    def _begin(self, source: tuple[str, str], chunk: Chunk, *, of_known: bool) -> list[tuple[Original, Pair]]:
         named = _NAME.fullmatch(source[1])
         path = chunk.attributes.get("path") or (named["path"] if named else "")
         found = []
         for original in self._by_folder.get(os.path.dirname(path), []):  # noqa: PTH120
-            pair = original.begin(*source, path, chunk)
+            pair = original.begin(*source, path, chunk) if original.is_known == of_known else None
             if pair is not None:
                 original.pairs[source] = pair
                 found.append((original, pair))

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 FIRST_LINE: Final = 0
 # A record that no gateway wrote is no lines: the loader puts it aside whole, as this line of no source.
 WHOLE_RECORD: Final = -1
+# A table of whole chunks has one row for each, of whatever bytes.
+WHOLE_CHUNK: Final = -2
 NO_IDENTITY: Final = 0
 MODULUS: Final = 1 << 128
 _HEAD = struct.Struct("<q?")
@@ -54,6 +56,11 @@ def lines_of(data: bytes) -> list[Line]:
 
 def whole_record(value: bytes) -> Line:
     return Line(WHOLE_RECORD, value, False)
+
+
+def rows_of(data: bytes, whole_chunks: bool) -> list[Line]:
+    """What a table must hold of a chunk: its lines, or the chunk as one row."""
+    return [Line(WHOLE_CHUNK, data, False)] if whole_chunks else lines_of(data)
 
 
 def sum_of(lines: Iterable[tuple[int, bytes, bool]]) -> Sum:

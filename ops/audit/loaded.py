@@ -23,6 +23,7 @@ class Loaded:
     """``committed``: what the table must hold. ``planned``: what a loader may have begun to write.
 
     ``strange``: topics whose entries speak of another incarnation than Kafka's, so that offsets mean nothing.
+    ``dcs``: whose offsets there are. ``topics``: those that are audited; ``others``: that the ledger has besides.
     """
 
     last: int
@@ -31,9 +32,12 @@ class Loaded:
     planned: dict[Place, Ranges] = field(default_factory=dict)
     strange: set[str] = field(default_factory=set)
     dcs: set[str] = field(default_factory=set)
+    topics: frozenset[str] = frozenset()
+    others: set[str] = field(default_factory=set)
 
     def covers(self, place: Place) -> Ranges:
-        return self.committed.get(place, Ranges())
+        """The offsets of the batches that can be compared."""
+        return Ranges() if place[0] in self.strange else self.committed.get(place, Ranges())
 
 
 def printed_id(topic_id: bytes) -> str:
@@ -54,7 +58,7 @@ def check_ledger(
 
     ``ids``: the printed ids of the audited topics. Only offsets of this ``dc`` are judged.
     """
-    found = Loaded(last, len(entries), dcs={entry.dc for entry in entries})
+    found = Loaded(last, len(entries), dcs={entry.dc for entry in entries}, topics=frozenset(ids))
     there = {entry.batch for entry in entries}
     for batch in range(last + 1):
         if batch not in there:
@@ -66,7 +70,10 @@ def check_ledger(
     before: dict[Place, tuple[int, Range]] = {}
     for entry in entries:
         for r in entry.ranges:
-            if entry.dc != dc or r.topic not in ids:
+            if entry.dc != dc:
+                continue
+            if r.topic not in ids:
+                found.others.add(r.topic)
                 continue
             if r.topic_id != ids[r.topic]:
                 found.strange.add(r.topic)

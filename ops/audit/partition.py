@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from logferry.gateway.contract import Chunk, Malformed, chunk_of_record
 from logferry.gateway.fetch import KafkaRecord
-from logferry.ops.audit.account import Account
 from logferry.ops.audit.chain import Break, Chain, Forgotten
 from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.lines import NO_IDENTITY, count_lines, identity_of, lines_of, sum_of, whole_record
+from logferry.ops.audit.lines import MODULUS, Line, count_lines, identity_of, rows_of, sum_of, whole_record
 from logferry.ops.audit.ranges import Ranges
+from logferry.ops.audit.sums import Tally, chunk_digest, weighed, weight_of
 
 
 class Span(NamedTuple):
@@ -31,31 +32,96 @@ class Expected(NamedTuple):
     reborn: Mapping[str, list[int | None]]
 
 
+class Tail(NamedTuple):
+    """A record by its bytes: 64 bits of them."""
+
+    offset: int
+    digest: int
+
+
 class Originals(Protocol):
     """Who compares chunks with the files that they came from."""
 
-    def take(self, topic: str, source_id: str, chunk: Chunk, recorded_ms: int) -> None: ...
+    def take(
+        self,
+        topic: str,
+        source_id: str,
+        chunk: Chunk,
+        recorded_ms: int,
+        *,
+        is_first: bool = True,
+        is_new: bool = True,
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class LogSide:
+    """What the log says that one table must hold of one partition.
+
+    ``wanted``: the offsets of its batches that no audit has read yet; of them ``tallies`` takes the lines of each
+    source. ``left_out``: offset → identity of chunks of which the table has the copy that came by another data centre.
+    ``behind``: where its last batch ends; ``not_loaded``: how many chunks came after that, counted from
+    ``counted_from`` on.
+    """
+
+    wanted: Ranges
+    behind: int
+    counted_from: int = 0
+    whole_chunks: bool = False
+    left_out: dict[int, int] = field(default_factory=dict)
+    tallies: dict[str | None, Tally] = field(default_factory=dict)
+    not_loaded: int = 0
+
+    def take(self, offset: int, source_id: str, chunk: Chunk) -> None:
+        if offset not in self.wanted:
+            self.not_loaded += offset >= max(self.behind, self.counted_from)
+            return
+        if self.left_out and self.left_out.get(offset) == identity_of(source_id, chunk.seqno):
+            del self.left_out[offset]
+            return
+        self._add(source_id, weight_of(source_id, chunk.seqno, offset), rows_of(chunk.data, self.whole_chunks))
+
+    def take_foreign(self, offset: int, value: bytes) -> None:
+        if offset in self.wanted:
+            self._add(None, weight_of(None, None, offset), [whole_record(value)])
+
+    def _add(self, source_id: str | None, weight: int, lines: list[Line]) -> None:
+        total = sum_of(lines)
+        size = sum(len(line.text) for line in lines)
+        self.tallies.setdefault(source_id, Tally()).add(total.lines, size, weighed(total, weight))
 
 
 @dataclass(slots=True)
 class PartitionLog:
-    """``account`` takes the chunks whose offsets are ``loaded``; None: there is no table. ``unloaded``: the others.
+    """The records of one partition from ``chains_from`` on are judged as those of their sources; from wherever reading
+    began they are counted for the tables.
 
     ``removed``: offsets that retention had removed before they could be read. ``expected``: what the states say of
-    the sources.
+    the sources. ``is_own``: its gateway's states are known; of a copy from elsewhere the order is not judged.
+    ``tail``: the last record that an earlier audit proved, and its digest; it must still be there. ``known``: the
+    sources that earlier audits read; ``again``: those of them that are read again, for files that are new.
     """
 
     topic: str
     partition: int
     span: Span
     findings: Findings
-    account: Account | None = None
-    loaded: Ranges = field(default_factory=Ranges)
+    sides: Sequence[LogSide] = ()
     originals: Originals | None = None
     expected: Expected = field(default_factory=lambda: Expected({}, {}))
     chains: dict[str, Chain] = field(default_factory=dict)
-    unloaded: int = 0
+    chains_from: int = 0
+    is_own: bool = True
+    tail: Tail | None = None
+    known: frozenset[str] = frozenset()
+    again: frozenset[str] = frozenset()
     removed: Ranges = field(default_factory=Ranges)
+    reached: int = 0
+    is_rewritten: bool = False
+    records: int = 0
+    read_bytes: int = 0
+    last: Tail | None = None
+    found: list[Finding] = field(default_factory=list)
     _runs: dict[str, Finding] = field(default_factory=dict)
 
     @property
@@ -70,23 +136,73 @@ class PartitionLog:
         """Retention removed something: a source may start in the middle, or have nothing left."""
         return bool(self.removed)
 
+    def reading_from(self, concerns: Callable[[str], bool]) -> int:
+        """The first offset that has to be read. ``concerns``: which sources are read again from their beginning."""
+        self.again = frozenset(source_id for source_id in self.known if concerns(source_id))
+        begins = [self.chains_from, *(side.wanted.start for side in self.sides if side.wanted)]
+        begins += [self.chains[source_id].first_offset for source_id in self.again]
+        if self.tail is not None:
+            begins.append(self.tail.offset)
+        return min(begins)
+
     def take(self, records: Iterable[KafkaRecord]) -> None:
         """The next records in offset order."""
+        newest: KafkaRecord | None = None
         for record in records:
             if record.offset >= self.span.end:
                 break
+            if self.tail is not None and record.offset >= self.tail.offset:
+                self._check_tail(record)
+            is_new = record.offset >= self.chains_from
+            self.records += 1
+            self.read_bytes += len(record.value or b"")
+            newest = record if is_new else newest
             try:
                 source_id, chunk = decoded(record)
             except Malformed as error:
-                self._foreign(record, str(error))
+                for side in self.sides:
+                    side.take_foreign(record.offset, record.value or b"")
+                if is_new:
+                    self._tell(Finding("foreign-record", self.where, str(error), None, record.offset, record.offset))
                 continue
-            self._take(record, source_id, chunk)
+            for side in self.sides:
+                side.take(record.offset, source_id, chunk)
+            if is_new:
+                self._take(record, source_id, chunk)
+            elif source_id in self.again and self.originals is not None:
+                self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_new=False)
+        if newest is not None:
+            self.last = Tail(newest.offset, record_digest(newest))
 
     def overtaken(self, start: int, end: int) -> None:
         """Retention removed [start, end) before it was read: the next record of a source may follow on one of it."""
         self.removed.add(start, end)
         for chain in self.chains.values():
             chain.cut = True
+
+    def ended(self) -> None:
+        """Everything up to the end was read."""
+        self.reached = max(self.reached, self.span.end)
+        if self.tail is not None and self.tail.offset not in self.removed:
+            self._rewritten(self.tail.offset)
+
+    def _check_tail(self, record: KafkaRecord) -> None:
+        assert self.tail is not None
+        tail, self.tail = self.tail, None
+        if record.offset == tail.offset and record_digest(record) == tail.digest:
+            return
+        if tail.offset not in self.removed:
+            self._rewritten(tail.offset)
+
+    def _rewritten(self, offset: int) -> None:
+        self.tail, self.is_rewritten = None, True
+        detail = "an earlier audit proved another record here: the log was cut back and written anew"
+        self.findings.add(Finding("log-rewritten", self.where, detail, None, offset, offset))
+
+    def _tell(self, finding: Finding) -> None:
+        """Findings of the log stay true: the next audit, which does not read it again, has them, too."""
+        self.found.append(finding)
+        self.findings.add(finding)
 
     def _take(self, record: KafkaRecord, source_id: str, chunk: Chunk) -> None:
         size = len(chunk.data)
@@ -98,7 +214,7 @@ class PartitionLog:
             self.chains[source_id] = chain
         else:
             broken = chain.follow(record.offset, chunk.seqno, chunk.prev, size)
-            if broken is None:
+            if broken is None or not self.is_own:
                 self._runs.pop(source_id, None)
             else:
                 self._broken(record.offset, source_id, broken)
@@ -108,18 +224,11 @@ class PartitionLog:
         chain.last_ms = record.timestamp_ms
         chain.chunks += 1
         chain.size_bytes += size
-        chain.lines += self._account(record.offset, source_id, chunk)
+        chain.lines += count_lines(chunk.data)
+        chain.digest = (chain.digest + chunk_digest(chunk.seqno, chunk.data)) % MODULUS
         if self.originals is not None:
-            self.originals.take(self.topic, source_id, chunk, record.timestamp_ms)
-
-    def _account(self, offset: int, source_id: str, chunk: Chunk) -> int:
-        """Returns how many lines the chunk has."""
-        if self.account is None or offset not in self.loaded:
-            self.unloaded += 1
-            return count_lines(chunk.data)
-        total = sum_of(lines_of(chunk.data))
-        self.account.expect(offset, identity_of(source_id, chunk.seqno), total)
-        return total.lines
+            is_first = source_id not in self.known
+            self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_first=is_first)
 
     def _broken(self, offset: int, source_id: str, broken: Break) -> None:
         """Breaks of one kind in consecutive records of a source are one finding with a range."""
@@ -130,12 +239,14 @@ class PartitionLog:
             return
         run = Finding(broken.kind, self.where, broken.detail, source_id, offset, offset, refutes=broken.refutes)
         self._runs[source_id] = run
-        self.findings.add(run)
+        self._tell(run)
 
-    def _foreign(self, record: KafkaRecord, detail: str) -> None:
-        self.findings.add(Finding("foreign-record", self.where, detail, first=record.offset, last=record.offset))
-        if self.account is not None and record.offset in self.loaded:
-            self.account.expect(record.offset, NO_IDENTITY, sum_of([whole_record(record.value or b"")]))
+
+def record_digest(record: KafkaRecord) -> int:
+    """64 bits of a record's bytes."""
+    digest = blake2b(repr((record.key, record.headers, record.timestamp_ms)).encode(), digest_size=8)
+    digest.update(record.value or b"")
+    return int.from_bytes(digest.digest(), "little")
 
 
 def decoded(record: KafkaRecord) -> tuple[str, Chunk]:

@@ -2,41 +2,49 @@
 
 The order of looking, which lets everything go on meanwhile without a false word:
 
-1. the table's version, then its ledger: every range of that version lies below the ends that are taken next;
+1. each table's version, then its ledger: every range of that version lies below the ends that are taken next;
 2. the committed ends of the partitions (the fences);
 3. the states, up to an end at which every transaction is decided;
 4. the partitions, likewise, up to ends taken after the states;
-5. the rows of the table's version.
+5. the rows of the tables' versions.
+
+With a file of what was proven (`kept`), 4 and 5 read only what came since. The states are read as a whole: their topic
+is compacted, as large as there are sources.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from logferry.gateway.fetch import CorruptBatch, KafkaRecord
 from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.metadata import TopicView
-from logferry.ops.audit.account import Account
 from logferry.ops.audit.agreement import compare
-from logferry.ops.audit.chunks import name_damaged
+from logferry.ops.audit.by_source import source_reports
 from logferry.ops.audit.files import FileReport, OriginalFiles
 from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.loaded import Loaded, Place, check_ledger, printed_id
+from logferry.ops.audit.kept import Kept, KeptTable, read_kept, write_kept
+from logferry.ops.audit.loaded import Place, check_ledger, printed_id
+from logferry.ops.audit.mirror import MISSING, Copies, Link, compare_copies
+from logferry.ops.audit.naming import name_differences
 from logferry.ops.audit.partition import Expected, PartitionLog, Span
-from logferry.ops.audit.ranges import Ranges
 from logferry.ops.audit.reading import committed, connected, high_watermarks
-from logferry.ops.audit.report import Report, TableReport, source_reports
-from logferry.ops.audit.rows import RowCounts, beyond_the_log, take_off
+from logferry.ops.audit.report import ReadReport, Report, SourceCopy, TableReport
+from logferry.ops.audit.resuming import Resumed, kept_partitions, resume
+from logferry.ops.audit.rows import beyond_the_log
 from logferry.ops.audit.scope import audited_topics, only_dc, state_topic_of
 from logferry.ops.audit.states import Known, States
-from logferry.ops.audit.tables import ChunkRows, Tables
-from logferry.ops.problems import Unavailable
+from logferry.ops.audit.sums import Cell, shown
+from logferry.ops.audit.tabled import TableProof
+from logferry.ops.audit.tables import Tables
+from logferry.ops.problems import Unavailable, WrongUse
 
 # Called with a stage (`STAGES`) and how much of it is done, of how much.
 Progress = Callable[[str, int, int], None]
@@ -45,73 +53,161 @@ SOURCE_RETENTION_MS: Final = 14 * 86_400_000
 STAGES: Final = ("states", "log", "table")
 
 
+class Copy(NamedTuple):
+    """A data centre that mirrors the topics. ``options``: of Kafka's clients; ``topics``: patterns of their names
+    without the data centre."""
+
+    dc: str
+    options: Mapping[str, Any]
+    topics: Sequence[str] = ("*",)
+
+
 async def audit(
     bootstrap: str,
     dc: str | None = None,
     *,
     topics: Sequence[str] = (),
     table: Path | None = None,
+    tables: Sequence[Path] = (),
     files: Sequence[Path] = (),
     prefix: str = "logferry",
     source_retention_ms: int = SOURCE_RETENTION_MS,
     security: Mapping[str, Any] | None = None,
+    copies: Sequence[Copy] = (),
+    keep: Path | None = None,
+    full: bool = False,
     progress: Progress = lambda _stage, _done, _total: None,
 ) -> Report:
-    """Proves or refutes the promise over what is stored now. Reads only; safe at any time and again.
+    """Proves or refutes the promise over what is stored now. Safe at any time and again; writes nothing but ``keep``.
 
     ``dc``: None for the only one that the cluster has. ``topics``: as writers name them, none for all of the dc.
-    ``prefix`` and ``source_retention_ms``: the gateway's settings. ``security``: options of Kafka's clients.
-    Raises WrongUse for a topic, dc or file that is not there, Unavailable when Kafka or the table cannot be read.
+    ``table``, ``tables``: that are loaded from this Kafka. ``prefix`` and ``source_retention_ms``: the gateway's
+    settings. ``security``: options of Kafka's clients. ``copies``: data centres that mirror the topics. ``keep``: a
+    file with what was proven; only what is new is read, and the file is written anew. ``full``: everything is read,
+    whatever the file says.
+
+    Raises WrongUse for a topic, dc, file or kept file that cannot be used, Unavailable when Kafka or a table cannot be
+    read.
     """
+    every = list(dict.fromkeys([*([] if table is None else [table.absolute()]), *(one.absolute() for one in tables)]))
     with ExitStack() as stack:
-        originals = OriginalFiles(files)
-        stack.callback(originals.close)
-        tables = Tables.open(table) if table is not None else None
+        opened = [Tables.open(path) for path in every]
         async with connected({**(security or {}), "bootstrap_servers": bootstrap}) as kafka:
             views = (await kafka.describe()).topics
             dc = dc or only_dc(views, prefix)
+            scope = {"dc": dc, "prefix": prefix, "topics": sorted(set(topics))}
+            kept = Kept(scope) if keep is None or full else read_kept(keep, scope)
+            originals = OriginalFiles(files, kept.files)
+            stack.callback(originals.close)
             state_topic, audited = state_topic_of(views, dc, prefix), audited_topics(views, dc, topics)
+            copied = {} if topics else _copied(views, dc, opened)
             expired_ms = int(time.time() * 1000) - source_retention_ms
-            proof = _Proof(kafka, dc, state_topic, audited, not topics, expired_ms, tables, originals, progress)
-            return await proof.run()
+            proof = _Proof(
+                kafka, dc, state_topic, audited, copied, not topics, expired_ms, opened, originals, kept, progress
+            )
+            report = await proof.run()
+            kept_copies = dict(kept.copies)
+            for copy in copies:
+                await _copy(kafka, copy, report, prefix, topics, kept_copies, progress)
+            _beside(report)
+            if keep is not None:
+                write_kept(keep, proof.to_keep(kept_copies))
+            return report
+
+
+async def _copy(
+    kafka: Kafka,
+    copy: Copy,
+    report: Report,
+    prefix: str,
+    topics: Sequence[str],
+    kept: Copies,
+    progress: Progress,
+) -> None:
+    """Compares another data centre's copies with the originals, and adds what it finds to the report."""
+    if copy.dc == report.dc:
+        raise WrongUse(f"copies: {copy.dc} is the data centre of the originals itself")
+
+    def takes(topic: str) -> bool:
+        return any(fnmatchcase(topic.partition(".")[2], pattern) for pattern in copy.topics)
+
+    link = Link(report.dc, report.dc, copy.dc, prefix, takes)
+    named = [topic for topic in report.topics if takes(topic)] if topics else []
+    async with connected(dict(copy.options)) as here:
+        found = await compare_copies(kafka, here, link, named, kept, progress)
+    report.copies.append(found)
+    for partition in found.partitions:
+        where = f"{copy.dc}: {partition.topic}-{partition.partition}"
+        if partition.wrong is not None:
+            kind = "copy-missing" if partition.wrong == MISSING else "copy-differs"
+            report.findings.add(Finding(kind, where, partition.wrong))
+        elif partition.behind:
+            detail = f"{partition.behind} records are not mirrored yet"
+            report.findings.add(Finding("not-mirrored-yet", where, detail, count=partition.behind, refutes=False))
+
+
+def _beside(report: Report) -> None:
+    """Puts what the copies hold of each source beside the originals."""
+    found: dict[tuple[str, int, str], list[SourceCopy]] = {}
+    for copy in report.copies:
+        for partition in copy.partitions:
+            for source_id, tally in partition.sources.items():
+                one = SourceCopy(copy.copy, tally.lines, tally.size_bytes, shown(tally.digest))
+                found.setdefault((partition.topic, partition.partition, source_id), []).append(one)
+    for index, source in enumerate(report.sources):
+        copies = tuple(found.get((source.topic, source.partition, source.source_id), ()))
+        report.sources[index] = source._replace(copies=copies)
+
+
+def _copied(views: Mapping[str, TopicView], dc: str, tables: Iterable[Tables]) -> dict[str, TopicView]:
+    """Topics of other data centres whose copies here were loaded into the tables."""
+    loaded = {r.topic for one in tables for entry in one.entries if entry.dc == dc for r in entry.ranges}
+    return {name: views[name] for name in sorted(loaded) if name in views and not name.startswith(f"{dc}.")}
 
 
 @dataclass
 class _Proof:
     """``is_whole``: all topics of the data centre are audited, so that what is missing among them is noticed.
 
-    ``expired_ms``: a source that was silent since then may have been forgotten.
+    ``copied``: topics of other data centres, of which only what the tables hold is proven. ``expired_ms``: a source
+    that was silent since then may have been forgotten.
     """
 
     kafka: Kafka
     dc: str
     state_topic: TopicView
     topics: dict[str, TopicView]
+    copied: dict[str, TopicView]
     is_whole: bool
     expired_ms: int
-    tables: Tables | None
+    tables: list[Tables]
     originals: OriginalFiles
+    kept: Kept
     progress: Progress
     findings: Findings = field(default_factory=Findings)
     logs: dict[Place, PartitionLog] = field(default_factory=dict)
+    resumed: dict[Place, Resumed] = field(default_factory=dict)
+    proofs: list[TableProof] = field(default_factory=list)
+    sources: set[tuple[str, str]] = field(default_factory=set)
 
     async def run(self) -> Report:
         started = time.monotonic()
-        loaded = self._ledger()
-        places = [(topic, p.partition) for topic, view in self.topics.items() for p in view.partitions]
+        self.proofs = [proof for tables in self.tables if (proof := self._ledger(tables)) is not None]
+        every = {**self.topics, **self.copied}
+        places = [(topic, p.partition) for topic, view in every.items() for p in view.partitions]
         starts = await self.kafka.offsets(places, EARLIEST)
         fences = await self.kafka.offsets(places, LATEST)
         states = await self._states()
         known = self._by_topic(states)
         ends = await high_watermarks(self.kafka, places)
         spans = {place: Span(starts[place], fences[place], ends[place]) for place in places}
-        self._prepare(spans, loaded, states, known)
-        await self._read("log", spans, self._take, self._overtaken)
-        existing = await self._still_there()
+        self._prepare(every, spans, states, known)
+        await self._read("log", self._new(spans), self._take, self._overtaken, self._ended)
+        existing = await self._still_there(every)
         self._agree(states, known, existing)
-        rows = await self._table(loaded, ends)
+        reports = [await self._table(proof, ends) for proof in self.proofs]
         files = self._files()
-        sources = source_reports(self.logs.values(), rows)
+        sources = source_reports(self.logs.values(), self.proofs)
         return Report(
             dc=self.dc,
             topics=sorted(self.topics),
@@ -119,30 +215,64 @@ class _Proof:
             lines=sum(source.lines for source in sources),
             size_bytes=sum(source.size_bytes for source in sources),
             sources=sources,
-            table=self._table_report(rows),
+            tables=reports,
             files=files,
             findings=self.findings,
             seconds=time.monotonic() - started,
+            read=ReadReport(
+                records=sum(log.records for log in self.logs.values()),
+                size_bytes=sum(log.read_bytes for log in self.logs.values()),
+                files=sum(proof.files_read for proof in self.proofs),
+                rows=sum(proof.rows_read for proof in self.proofs),
+                goes_on=bool(self.kept.partitions),
+            ),
         )
+
+    def to_keep(self, copies: Copies) -> Kept:
+        """What the next audit goes on from."""
+        partitions = kept_partitions(self.logs, self.resumed, self.sources)
+
+        def is_retired(cell: Cell) -> bool:
+            partition = partitions.get(cell.place)
+            return partition is not None and cell.source_id not in partition.chains
+
+        tables = {proof.path: proof.to_keep(is_retired) for proof in self.proofs}
+        for (_, place), copy in copies.items():
+            chains = partitions[place].chains if place in partitions else {}
+            copy.sources = {name: tally for name, tally in copy.sources.items() if name in chains}
+        tables = {**self.kept.tables, **tables}
+        return Kept(self.kept.scope, partitions, tables, dict(copies), self.originals.to_keep())
 
     # ---- reading ------------------------------------------------------------------------------------------
 
-    def _ledger(self) -> Loaded | None:
-        """What the table must hold; None where there is no table, or nobody can say."""
-        tables = self.tables
-        if tables is None:
-            return None
+    def _ledger(self, tables: Tables) -> TableProof | None:
+        """What the table must hold; None where nobody can say."""
         ledger = str(tables.paths.ledger)
         if tables.broken:
             self.findings.add(Finding("ledger-broken", ledger, tables.broken))
             return None
-        ids = {topic: printed_id(view.id) for topic, view in self.topics.items()}
+        ids = {topic: printed_id(view.id) for topic, view in {**self.topics, **self.copied}.items()}
         if self.is_whole:
             loaded_topics = {r.topic for entry in tables.entries if entry.dc == self.dc for r in entry.ranges}
             for topic in sorted(name for name in loaded_topics - ids.keys() if name.startswith(f"{self.dc}.")):
                 detail = "the topic does not exist any more: what was loaded of it cannot be compared"
                 self.findings.add(Finding("loaded-topic-gone", topic, detail, refutes=False))
-        return check_ledger(ledger, tables.entries, tables.last, tables.last_now, self.dc, ids, self.findings)
+        loaded = check_ledger(ledger, tables.entries, tables.last, tables.last_now, self.dc, ids, self.findings)
+        return TableProof(tables, {self.dc: loaded}, self._kept_table(tables), self.findings)
+
+    def _kept_table(self, tables: Tables) -> KeptTable:
+        path, nothing = str(tables.paths.main), KeptTable(tables.id, -1)
+        kept = self.kept.tables.get(path)
+        if kept is None:
+            return nothing
+        if kept.table_id != tables.id:
+            detail = f"an earlier audit proved another table here, up to batch {kept.batch}; this one was made anew"
+            self.findings.add(Finding("table-made-anew", path, detail))
+            return nothing
+        if kept.batch > tables.last:
+            detail = f"an earlier audit proved it up to batch {kept.batch}, now it ends with {tables.last}"
+            self.findings.add(Finding("table-put-back", path, detail))
+        return kept
 
     async def _states(self) -> States:
         name, lanes = self.state_topic.name, len(self.state_topic.partitions)
@@ -152,57 +282,81 @@ class _Proof:
         ends = await high_watermarks(self.kafka, places)
         spans = {place: Span(starts[place], starts[place], ends[place]) for place in places}
 
-        def apply(place: Place, records: Iterable[KafkaRecord]) -> None:
+        def apply(place: Place, records: Iterable[KafkaRecord], _next: int) -> None:
             for record in records:
                 states.apply(place[1], record.offset, record.key or b"", record.value)
 
-        await self._read("states", spans, apply, lambda _place, _start, _end: None)
+        await self._read("states", spans, apply, lambda *_: None, lambda *_: None)
         return states
 
-    def _prepare(self, spans: dict[Place, Span], loaded: Loaded | None, states: States, known: ByTopic) -> None:
-        """Makes the `PartitionLog` of each partition, with what is expected of it."""
-        for topic, view in self.topics.items():
+    def _prepare(
+        self, every: Mapping[str, TopicView], spans: dict[Place, Span], states: States, known: ByTopic
+    ) -> None:
+        """Makes the `PartitionLog` of each partition, with what is expected of it and what is known of it."""
+        self.sources = {(topic, one.source.source_id) for topic, found in known.items() for one in found}
+        for topic, view in every.items():
             bases = {
                 one.source.source_id: one.state.base for one in known.get(topic, ()) if one.state.topic_id == view.id
             }
             reborn = {source_id: again for (name, source_id), again in states.reborn.items() if name == topic}
-            expected = Expected(bases, reborn)
             for place in ((topic, p.partition) for p in view.partitions):
-                account = None if loaded is None else Account()
-                ranges = Ranges() if loaded is None else loaded.covers(place)
-                self.logs[place] = PartitionLog(
-                    *place, spans[place], self.findings, account, ranges, self.originals, expected
-                )
+                log = PartitionLog(*place, spans[place], self.findings, originals=self.originals)
+                log.expected, log.is_own = Expected(bases, reborn), topic in self.topics
+                self.resumed[place] = resume(log, printed_id(view.id), self.kept.partitions.get(place))
+                log.sides = [
+                    side for proof in self.proofs if (side := proof.side(self.dc, place, log.chains_from)) is not None
+                ]
+                self.logs[place] = log
+        gone = {topic for topic, _ in self.kept.partitions.keys() - self.logs.keys()}
+        anew = {topic for (topic, _), one in self.resumed.items() if one.is_anew}
+        for topic in sorted(gone | anew):
+            what = "it was deleted and created anew" if topic in anew else "it does not exist any more"
+            detail = f"{what} since the last audit: what was proven of it is gone"
+            self.findings.add(Finding("topic-created-anew" if topic in anew else "topic-deleted", topic, detail))
 
-    def _take(self, place: Place, records: Sequence[KafkaRecord]) -> None:
+    def _new(self, spans: Mapping[Place, Span]) -> dict[Place, Span]:
+        """From where each partition is read."""
+        found = {}
+        for place, span in spans.items():
+            begin = self.logs[place].reading_from(self.originals.concerns)
+            found[place] = Span(min(max(begin, span.start), span.end), span.fence, span.end)
+        return found
+
+    def _take(self, place: Place, records: Sequence[KafkaRecord], next_offset: int) -> None:
         self.logs[place].take(records)
+        self.logs[place].reached = next_offset
 
     def _overtaken(self, place: Place, start: int, end: int) -> None:
         self.logs[place].overtaken(start, end)
+
+    def _ended(self, place: Place) -> None:
+        self.logs[place].ended()
 
     async def _read(
         self,
         stage: str,
         spans: dict[Place, Span],
-        take: Callable[[Place, Sequence[KafkaRecord]], None],
+        take: Callable[[Place, Sequence[KafkaRecord], int], None],
         overtaken: Callable[[Place, int, int], None],
+        ended: Callable[[Place], None],
     ) -> None:
         """Partition after partition; one whose stored bytes are damaged is left at the place of the damage."""
         done, total = 0, sum(span.end - span.start for span in spans.values())
         for place, span in spans.items():
             try:
                 async for fetched in committed(self.kafka, place, span.start, span.end, partial(overtaken, place)):
-                    take(place, fetched.records)
+                    take(place, fetched.records, fetched.next_offset)
                     self.progress(stage, done + fetched.next_offset - span.start, total)
+                ended(place)
             except CorruptBatch as error:
                 where = f"{place[0]}-{place[1]}"
                 self.findings.add(Finding("corrupt-batch", where, f"{error}; what follows was not read"))
             done += span.end - span.start
 
-    async def _still_there(self) -> set[str]:
+    async def _still_there(self, every: Mapping[str, TopicView]) -> set[str]:
         """The topics that exist now. Raises Unavailable when an audited one is not what it was at the beginning."""
         now = (await self.kafka.describe()).topics
-        for topic, view in self.topics.items():
+        for topic, view in every.items():
             if topic not in now or now[topic].id != view.id:
                 raise Unavailable(f"{topic} was deleted while it was read; run the audit again")
             if len(now[topic].partitions) != len(view.partitions):
@@ -228,37 +382,18 @@ class _Proof:
             detail = f"the topic does not exist any more; chunks of {recorded} sources were recorded in it"
             self.findings.add(Finding("topic-gone", topic, detail, count=recorded, refutes=False))
 
-    async def _table(self, loaded: Loaded | None, ends: dict[Place, int]) -> RowCounts | None:
-        if self.tables is None or loaded is None:
-            return None
-        beyond_the_log(loaded, ends, self.findings)
-        accounts = {place: log.account for place, log in self.logs.items() if log.account is not None}
-        removed = {place: log.removed for place, log in self.logs.items()}
-        rows = self._counted(self.tables.rows(self.topics.keys()), self.tables.count())
-        counts = take_off(rows, accounts, removed, loaded, self.dc, self.findings, self.tables.left_out)
-        await name_damaged(self.kafka, self.tables, accounts, self.findings)
-        return counts
-
-    def _counted(self, rows: Iterable[ChunkRows], total: int) -> Iterator[ChunkRows]:
-        done = 0
-        for row in rows:
-            yield row
-            done += len(row.lines)
-            self.progress("table", done, total)
-
-    def _table_report(self, rows: RowCounts | None) -> TableReport | None:
-        if self.tables is None or rows is None:
-            return None
-        return TableReport(
-            path=str(self.tables.paths.main),
-            batches=self.tables.last + 1,
-            rows=sum(rows.by_source.values()) + rows.of_no_source,
-            compared=rows.compared,
-            not_comparable=rows.removed + rows.elsewhere,
-            not_loaded=sum(log.unloaded for log in self.logs.values()),
-        )
+    async def _table(self, proof: TableProof, ends: dict[Place, int]) -> TableReport:
+        beyond_the_log(proof.loaded[self.dc], ends, self.findings)
+        proof.read(self.dc, self.logs)
+        proof.compare(partial(self.progress, "table"))
+        if proof.bad:
+            await name_differences({self.dc: self.kafka}, proof, self.findings)
+        return proof.report()
 
     def _files(self) -> list[FileReport]:
+        for path in self.originals.replaced:
+            detail = "another file lies there than at the last audit, or it was cut: it is compared from its beginning"
+            self.findings.add(Finding("file-replaced", path, detail, refutes=False))
         reports = self.originals.reports()
         for file in reports:
             source = f"{file.topic} {file.source_id}" if file.source_id else None

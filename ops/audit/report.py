@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from logferry.ops.audit.files import FileReport
 from logferry.ops.audit.findings import Findings
-from logferry.ops.audit.partition import PartitionLog
-from logferry.ops.audit.rows import RowCounts
+from logferry.ops.audit.mirror import MirrorReport
 
 JSON_SOURCES: Final = 1000
+JSON_SEGMENTS: Final = 1000
+
+
+class SourceCopy(NamedTuple):
+    """What another data centre has of a source."""
+
+    dc: str
+    chunks: int
+    size_bytes: int
+    hash: str
 
 
 class SourceReport(NamedTuple):
     """One source in one partition. ``is_cut``: retention removed its beginning, so ``base`` could not be checked.
 
-    ``rows``: its rows in the table, None where no table was audited. The last four count what is wrong.
+    ``rows``: its rows in the tables, None where no table was audited. ``gaps`` to ``out_of_order`` count what is wrong.
+    ``hash``: of its chunks; ``rows_hash``: of its rows, proven to be that of the lines of the chunks that were loaded.
+    ``copies``: in other data centres.
     """
 
     topic: str
@@ -35,10 +45,30 @@ class SourceReport(NamedTuple):
     overlaps: int
     doubles: int
     out_of_order: int
+    hash: str = ""
+    rows_hash: str | None = None
+    copies: tuple[SourceCopy, ...] = ()
 
     @property
     def breaks(self) -> int:
         return self.gaps + self.overlaps + self.doubles + self.out_of_order
+
+
+class SegmentReport(NamedTuple):
+    """``rows`` and ``size_bytes``: of the table; ``said_rows``, ``said_bytes``: what the table of segments says."""
+
+    start: str
+    state: str
+    version: int
+    rows: int
+    size_bytes: int
+    hash: str
+    said_rows: int
+    said_bytes: int
+
+    @property
+    def equal(self) -> bool:
+        return (self.rows, self.size_bytes) == (self.said_rows, self.said_bytes)
 
 
 class TableReport(NamedTuple):
@@ -53,6 +83,19 @@ class TableReport(NamedTuple):
     compared: int
     not_comparable: int
     not_loaded: int
+    hash: str = ""
+    segments: tuple[SegmentReport, ...] = ()
+
+
+class ReadReport(NamedTuple):
+    """What this audit had to read: records and bytes of the log, files and rows of the tables. ``goes_on``: from what
+    an earlier one had proven."""
+
+    records: int
+    size_bytes: int
+    files: int
+    rows: int
+    goes_on: bool
 
 
 @dataclass(frozen=True)
@@ -65,10 +108,17 @@ class Report:
     lines: int
     size_bytes: int
     sources: list[SourceReport]
-    table: TableReport | None
+    tables: list[TableReport]
     files: list[FileReport]
     findings: Findings
     seconds: float
+    read: ReadReport | None = None
+    copies: list[MirrorReport] = field(default_factory=list)
+
+    @property
+    def table(self) -> TableReport | None:
+        """The first one."""
+        return self.tables[0] if self.tables else None
 
     @property
     def exact(self) -> bool:
@@ -109,36 +159,21 @@ class Report:
                 "findings": dict(self.findings.counts),
                 "refuting": dict(self.findings.refuting),
             },
-            "table": self.table._asdict() if self.table else None,
+            "table": _table(self.table) if self.table else None,
+            "tables": [_table(table) for table in self.tables],
+            "read": self.read._asdict() if self.read else None,
+            "copies": [copy.as_dict() for copy in self.copies],
             "files": [{**file._asdict(), "equal": file.equal} for file in self.files],
             "findings": [asdict(finding) for finding in self.findings],
-            "sources": [source._asdict() for source in self.worst_first()[:JSON_SOURCES]],
+            "sources": [_source(source) for source in self.worst_first()[:JSON_SOURCES]],
             "seconds": round(self.seconds, 3),
         }
 
 
-def source_reports(logs: Iterable[PartitionLog], rows: RowCounts | None) -> list[SourceReport]:
-    found = []
-    for log in logs:
-        for source_id, chain in log.chains.items():
-            breaks = chain.breaks
-            found.append(
-                SourceReport(
-                    topic=log.topic,
-                    source_id=source_id,
-                    partition=log.partition,
-                    chunks=chain.chunks,
-                    lines=chain.lines,
-                    size_bytes=chain.size_bytes,
-                    base=chain.base,
-                    first=chain.first,
-                    last=chain.last,
-                    is_cut=log.is_cut and not chain.head_seen,
-                    rows=None if rows is None else rows.by_source[log.topic, source_id],
-                    gaps=breaks.get("gap", 0),
-                    overlaps=breaks.get("overlap", 0),
-                    doubles=breaks.get("double", 0),
-                    out_of_order=breaks.get("out-of-order", 0),
-                )
-            )
-    return found
+def _table(table: TableReport) -> dict[str, Any]:
+    segments = [{**segment._asdict(), "equal": segment.equal} for segment in table.segments[-JSON_SEGMENTS:]]
+    return {**table._asdict(), "segments": segments}
+
+
+def _source(source: SourceReport) -> dict[str, Any]:
+    return {**source._asdict(), "copies": [copy._asdict() for copy in source.copies]}

@@ -1,107 +1,118 @@
-"""The rows of a table against the log: taken off the accounts of the partitions one by one. Pure but for its input."""
+"""The rows of a table, file by file: what each file holds of which chunks, and rows that belong to none. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
-from logferry.loaders.notes import Note
-from logferry.ops.audit.account import Account
 from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.lines import NO_IDENTITY, WHOLE_RECORD, identity_of, sum_of
+from logferry.ops.audit.lines import WHOLE_RECORD, sum_of
 from logferry.ops.audit.loaded import Loaded, Place
 from logferry.ops.audit.ranges import Ranges
-from logferry.ops.audit.tables import ChunkRows
+from logferry.ops.audit.sums import Cell, Tally, weighed, weight_of
+from logferry.ops.audit.tables import MAIN, ChunkRows, FileId, Stat, stands
+
+AGAIN: Final = Stat(-1, -1)
+
+# ``compared``: rows of chunks that were read from the log. ``removed``: of records that retention removed before any
+# audit read them, or whose topic was created anew. ``elsewhere``: of a data centre's offsets that is not audited.
+# ``underway``: rows of the quarantine whose batch is not in the main table yet. ``outside``: of no batch at all.
+Kind = Literal["compared", "removed", "elsewhere", "underway", "outside"]
 
 
 @dataclass(slots=True)
-class RowCounts:
-    """``compared``: rows of chunks that Kafka still holds. ``removed``: rows whose records retention removed, or
-    whose topic was created anew. ``elsewhere``: rows of another data centre's offsets. ``underway``: quarantined
-    rows of a batch that is not in the main table yet. ``by_source``: rows of each (topic, source)."""
+class FileFacts:
+    """``rows``: that stand in it. ``compared``: those that were held against the log; ``left``: those that cannot be.
 
-    compared: int = 0
-    removed: int = 0
-    elsewhere: int = 0
-    underway: int = 0
-    outside: int = 0
-    of_no_source: int = 0
-    by_source: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-
-def take_off(
-    rows: Iterable[ChunkRows],
-    accounts: Mapping[Place, Account],
-    removed: Mapping[Place, Ranges],
-    loaded: Loaded,
-    dc: str,
-    findings: Findings,
-    left_out: Iterable[Note] = (),
-) -> RowCounts:
-    """``removed``: the offsets that retention had removed before they could be read. ``left_out``: chunks that the
-    table does not hold, for it has their copies.
-
-    What is left in the accounts afterwards is damage of single chunks; rows that belong to no chunk are found here.
+    ``windows``: the rows of each window of the segments, by its start in seconds.
     """
-    counts = RowCounts()
-    for note in left_out:
-        _leave_out(note, accounts, removed, findings)
-    strays: dict[tuple[str, Place], Finding] = {}
-    for row in rows:
+
+    stat: Stat
+    rows: int = 0
+    compared: Tally = field(default_factory=Tally)
+    left: int = 0
+    windows: dict[int, Tally] = field(default_factory=dict)
+
+
+@dataclass
+class Sorter:
+    """Says of rows which chunks they are to be held against.
+
+    ``seen``: the offsets of each data centre and partition that were read from the log, by this audit or by those that
+    it goes on from.
+    """
+
+    loaded: Mapping[str, Loaded]
+    seen: Mapping[tuple[str, Place], Ranges]
+    dcs: frozenset[str]
+    last: int
+    strays: dict[tuple[str, Place], Finding] = field(default_factory=dict)
+
+    def kind_of(self, row: ChunkRows) -> Kind:
         place = (row.topic, row.partition)
-        number = len(row.lines)
-        if row.source_id is None:
-            counts.of_no_source += number
-        else:
-            counts.by_source[row.topic, row.source_id] += number
-        if row.dc != dc and row.dc in loaded.dcs:
-            counts.elsewhere += number
-        elif row.topic in loaded.strange:
-            counts.removed += number
-        elif row.dc != dc or row.offset not in loaded.covers(place):
-            if row.dc == dc and row.offset in loaded.planned.get(place, ()):
-                counts.underway += number
+        loaded = self.loaded.get(row.dc)
+        if loaded is None:
+            return "elsewhere" if row.dc in self.dcs else "outside"
+        if row.topic in loaded.strange:
+            return "removed"
+        if row.topic not in loaded.topics:
+            return "elsewhere" if row.topic in loaded.others else "outside"
+        if row.offset in loaded.covers(place):
+            return "compared" if row.offset in self.seen.get((row.dc, place), ()) else "removed"
+        return "underway" if row.offset in loaded.planned.get(place, ()) else "outside"
+
+    def take(self, file: FileId, stat: Stat, rows: Iterable[ChunkRows], cells: dict[Cell, Tally]) -> FileFacts:
+        """``cells``: gets what is compared, by source."""
+        facts = FileFacts(stat)
+        for row in rows:
+            if row.resolved is not None and row.resolved > self.last:
+                facts.stat = AGAIN
+            if not stands(row, self.last):
+                continue
+            number = len(row.lines)
+            facts.rows += number
+            tally = tally_of(row)
+            if row.window is not None and file.table == MAIN:
+                _add(facts.windows, row.window, tally)
+            kind = self.kind_of(row)
+            if kind == "compared":
+                facts.compared.add(tally.lines, tally.size_bytes, tally.digest)
+                _add(cells, cell_of(row), tally)
+            elif kind in ("removed", "elsewhere"):
+                facts.left += number
             else:
-                counts.outside += number
-                _stray(strays, "rows-outside-ledger", "rows that no batch of the ledger accounts for", row)
-        elif row.offset in removed.get(place, ()):
-            counts.removed += number
-        elif _found(accounts, place, row):
-            counts.compared += number
-        else:
-            _stray(strays, "rows-without-record", "rows of which the log has no record", row)
-    for stray in strays.values():
-        findings.add(stray)
-    return counts
+                facts.stat = AGAIN
+                if kind == "outside":
+                    stray(self.strays, "rows-outside-ledger", "rows that no batch of the ledger accounts for", row)
+        return facts
+
+    def tell(self, findings: Findings) -> None:
+        for finding in self.strays.values():
+            findings.add(finding)
 
 
-def _leave_out(
-    note: Note, accounts: Mapping[Place, Account], removed: Mapping[Place, Ranges], findings: Findings
-) -> None:
-    """That the copy is there shows in the account of its own topic."""
-    place = (note.topic, note.partition)
-    account = accounts.get(place)
-    if account is None or note.offset in removed.get(place, ()):
-        return
-    if note.kept == note.topic or not account.leave_out(note.offset, identity_of(note.source_id, note.seqno)):
-        detail = f"the table says that it left out seqno {note.seqno}, for it came by {note.kept}; the log has it not"
-        where = f"{note.topic}-{note.partition}"
-        findings.add(Finding("left-out-without-record", where, detail, note.source_id, note.offset))
+def is_whole_record(row: ChunkRows) -> bool:
+    return row.source_id is None or row.seqno is None or row.lines[0].number == WHOLE_RECORD
 
 
-def _found(accounts: Mapping[Place, Account], place: Place, row: ChunkRows) -> bool:
-    account = accounts.get(place)
-    if account is None:
-        return False
-    if row.source_id is None or row.seqno is None or row.lines[0].number == WHOLE_RECORD:
-        identity = NO_IDENTITY
-    else:
-        identity = identity_of(row.source_id, row.seqno)
-    return account.found(row.offset, identity, sum_of(row.lines))
+def cell_of(row: ChunkRows) -> Cell:
+    return Cell(row.topic, row.partition, None if is_whole_record(row) else row.source_id)
 
 
-def _stray(strays: dict[tuple[str, Place], Finding], kind: str, detail: str, row: ChunkRows) -> None:
+def tally_of(row: ChunkRows) -> Tally:
+    total = sum_of(row.lines)
+    whole = is_whole_record(row)
+    weight = weight_of(None if whole else row.source_id, row.seqno, row.offset)
+    return Tally(total.lines, sum(len(line.text) for line in row.lines), weighed(total, weight))
+
+
+def _add(tallies: dict[Cell, Tally] | dict[int, Tally], key: Cell | int, tally: Tally) -> None:
+    found: Tally = tallies.setdefault(key, Tally())  # type: ignore[arg-type]
+    found.add(tally.lines, tally.size_bytes, tally.digest)
+
+
+def stray(strays: dict[tuple[str, Place], Finding], kind: str, detail: str, row: ChunkRows) -> None:
     """One finding for each kind and partition, with the range of offsets."""
     key = (kind, (row.topic, row.partition))
     found = strays.get(key)
@@ -124,3 +135,11 @@ def beyond_the_log(loaded: Loaded, ends: Mapping[Place, int], findings: Findings
         if ranges.end > end:
             detail = f"loaded up to {ranges.end}, but the log ends at {end}: it was cut back"
             findings.add(Finding("ledger-beyond-log", f"{topic}-{partition}", detail, first=end, last=ranges.end - 1))
+
+
+def pooled(cells: Mapping[Cell, Tally], is_known: Callable[[Cell], bool]) -> dict[Cell, Tally]:
+    """The rows of sources of which nothing is kept any more count together, as those of no source."""
+    found: dict[Cell, Tally] = {}
+    for cell, tally in cells.items():
+        _add(found, cell if is_known(cell) else cell._replace(source_id=None), tally)
+    return found

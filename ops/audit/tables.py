@@ -1,7 +1,8 @@
 """The tables of a load, as an audit reads them: the ledger's entries, and rows grouped by chunk. Without Spark.
 
 The only module here that knows columns. A table is taken as of one version, so that what a loader adds meanwhile
-changes nothing; the ledger and the quarantine, which are written before it, may then be ahead of it.
+changes nothing; the ledger and the quarantine, which are written before it, may then be ahead of it. Files of a table
+are never changed, only added and taken away: one that was proven and is there as it was need not be read again.
 """
 
 from __future__ import annotations
@@ -18,18 +19,26 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from logferry.loaders.errors import LedgerBroken, LoadError
+from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
 from logferry.loaders.ledger import LedgerEntry, TablePaths, last_batch, open_table, read_ledger
 from logferry.loaders.notes import Note, read_notes
-from logferry.ops.audit.lines import WHOLE_RECORD, Line
+from logferry.loaders.segments import Segment
+from logferry.loaders.windows import read_segments, window_s
+from logferry.ops.audit.lines import WHOLE_CHUNK, WHOLE_RECORD, Line
 from logferry.ops.problems import Unavailable
 
 _CHUNK: Final = ("dc", "topic", "partition", "offset", "source_id", "seqno")
 _BATCH_ROWS: Final = 32_768
+MAIN: Final = "main"
+QUARANTINE: Final = "quarantine"
 
 
 class ChunkRows(NamedTuple):
-    """Rows of one chunk that stand together in the table: all of them, or some."""
+    """Rows of one chunk that stand together in the table: all of them, or some.
+
+    ``window``: of the segments, its start in seconds since 1970; None where the table has none, or the row no time.
+    ``resolved``: the batch that brings, or brought, a row of the quarantine into the table.
+    """
 
     dc: str
     topic: str
@@ -38,13 +47,30 @@ class ChunkRows(NamedTuple):
     source_id: str | None
     seqno: int | None
     lines: list[Line]
+    window: int | None = None
+    resolved: int | None = None
+
+
+class FileId(NamedTuple):
+    """A file of a table: ``table`` is `MAIN` or `QUARANTINE`, ``name`` its path within."""
+
+    table: str
+    name: str
+
+
+class Stat(NamedTuple):
+    """What the file system says of a file; -1: to be read again whatever it says."""
+
+    size_bytes: int
+    changed_ns: int
 
 
 @dataclass(frozen=True)
 class Tables:
     """``last``: the last batch that the main table holds. ``broken``: why the ledger cannot be read, else empty.
 
-    ``left_out``: chunks of which the table has the copy that came by another data centre.
+    ``left_out``: chunks of which the table has the copy that came by another data centre. ``window_s``: the length of
+    the segments, None where there are none. ``whole_chunks``: a row is a chunk, not a line.
     """
 
     paths: TablePaths
@@ -55,6 +81,7 @@ class Tables:
     entries: list[LedgerEntry]
     broken: str
     left_out: list[Note]
+    window_s: int | None = None
 
     @classmethod
     def open(cls, path: Path) -> Tables:
@@ -75,34 +102,103 @@ class Tables:
                 entries,
                 broken,
                 read_notes(paths.moved, last),
+                window_s(paths.segments),
             )
-        except LoadError as error:
+        except (LoadError, ForeignTable) as error:
             raise Unavailable(str(error)) from error
 
-    def rows(self, topics: Collection[str], offsets: Collection[int] | None = None) -> Iterator[ChunkRows]:
-        """The rows of these topics (and offsets), main table first, a batch at a time. Raises Unavailable."""
-        yield from _rows(self.main, "text", topics, offsets)
-        if self.quarantine is not None:
-            yield from _rows(self.quarantine, "bytes", topics, offsets, standing(self.quarantine, self.last))
+    @property
+    def id(self) -> str:
+        """Delta's own, which a table that is made anew does not keep."""
+        return str(self.main.metadata().id)
 
-    def count(self) -> int:
-        """How many rows there are, of any topic. Raises Unavailable."""
-        with _readable(self.main):
-            total: int = self.main.to_pyarrow_dataset().count_rows()
-        if self.quarantine is not None:
-            with _readable(self.quarantine):
-                stands = standing(self.quarantine, self.last)
-                total += self.quarantine.to_pyarrow_dataset().count_rows(filter=stands)
+    @property
+    def whole_chunks(self) -> bool:
+        names = {field.name for field in self.main.schema().fields}
+        return "data" in names and "line" not in names
+
+    def segments(self) -> dict[int, Segment]:
+        """The windows by their start in seconds since 1970, as the table's last batch left them. Raises Unavailable."""
+        try:
+            found = read_segments(self.paths.segments, self.last) if self.window_s is not None else {}
+        except LoadError as error:
+            raise Unavailable(str(error)) from error
+        return {int(start.timestamp()): segment for start, segment in found.items()}
+
+    def files(self) -> dict[FileId, Stat]:
+        """All files of both tables. Raises Unavailable."""
+        found: dict[FileId, Stat] = {}
+        for name, table in self._both():
+            folder = self.paths.main if name == MAIN else self.paths.quarantine
+            with readable(table):
+                for fragment in table.to_pyarrow_dataset().get_fragments():
+                    stat = (folder / fragment.path).stat()
+                    found[FileId(name, fragment.path)] = Stat(stat.st_size, stat.st_mtime_ns)
+        return found
+
+    def read(self, wanted: Collection[FileId]) -> Iterator[tuple[FileId, Iterator[ChunkRows]]]:
+        """The rows of these files, one file after the other, main table first. Raises Unavailable."""
+        for name, table in self._both():
+            with readable(table):
+                dataset = table.to_pyarrow_dataset()
+                fragments = [f for f in dataset.get_fragments() if FileId(name, f.path) in wanted]
+            for fragment in fragments:
+                yield FileId(name, fragment.path), self._scanned(name, table, fragment, dataset.schema)
+
+    def rows(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChunkRows]:
+        """The rows at these offsets of a partition that stand in the tables, main table first. Raises Unavailable."""
+        wanted = (
+            (ds.field("topic") == topic)
+            & (ds.field("partition") == partition)
+            & (ds.field("offset") >= start)
+            & (ds.field("offset") < end)
+        )
+        for name, table in self._both():
+            with readable(table):
+                dataset = table.to_pyarrow_dataset()
+                for fragment in dataset.get_fragments(filter=wanted):
+                    for row in self._scanned(name, table, fragment, dataset.schema, wanted):
+                        if stands(row, self.last):
+                            yield row
+
+    def count(self, files: Collection[FileId]) -> int:
+        """How many rows these files have. Raises Unavailable."""
+        total = 0
+        for name, table in self._both():
+            with readable(table):
+                fragments = table.to_pyarrow_dataset().get_fragments()
+                total += sum(f.count_rows() for f in fragments if FileId(name, f.path) in files)
         return total
 
+    def _both(self) -> Iterator[tuple[str, DeltaTable]]:
+        yield MAIN, self.main
+        if self.quarantine is not None:
+            yield QUARANTINE, self.quarantine
 
-def standing(quarantine: DeltaTable, last: int) -> Any:
-    """Which rows stand in the quarantine beside a table whose last batch this is: a line that a batch brought into the
-    table after all leaves the quarantine in the instant in which the table holds that batch.
+    def _scanned(self, name: str, table: DeltaTable, fragment: Any, schema: Any, wanted: Any = None) -> Any:
+        have = set(schema.names)
+        columns = list(_CHUNK)
+        if name == QUARANTINE:
+            columns += ["line", "bytes", "newline", *(["resolved"] if "resolved" in have else [])]
+        elif self.whole_chunks:
+            columns += ["data"]
+        else:
+            columns += ["line", "text", "newline"]
+        if name == MAIN and self.window_s is not None and "event_time" in have:
+            columns.append("event_time")
+        with readable(table):
+            scanner = fragment.scanner(
+                schema=schema, columns=columns, filter=wanted, batch_size=_BATCH_ROWS, batch_readahead=2
+            )
+            for batch in scanner.to_batches():
+                yield from _grouped(batch, self.window_s)
+
+
+def stands(row: ChunkRows, last: int) -> bool:
+    """Whether a row stands beside a table whose last batch this is: a line that a batch brought into the table after
+    all leaves the quarantine in the instant in which the table holds that batch.
     """
-    if "resolved" not in {field.name for field in quarantine.schema().fields}:
-        return None
-    return ds.field("resolved").is_null() | (ds.field("resolved") > last)
+    return row.resolved is None or row.resolved > last
 
 
 def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
@@ -113,7 +209,7 @@ def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
 
 
 @contextmanager
-def _readable(table: DeltaTable) -> Iterator[None]:
+def readable(table: DeltaTable) -> Iterator[None]:
     """A file that is missing or damaged is not a finding: nobody can say what was in it."""
     try:
         yield
@@ -121,32 +217,31 @@ def _readable(table: DeltaTable) -> Iterator[None]:
         raise Unavailable(f"{table.table_uri} cannot be read: {error}") from error
 
 
-def _rows(
-    table: DeltaTable, content: str, topics: Collection[str], offsets: Collection[int] | None, stands: Any = None
-) -> Iterator[ChunkRows]:
-    wanted = ds.field("topic").isin(sorted(topics))
-    if stands is not None:
-        wanted = wanted & stands
-    if offsets is not None:
-        wanted = wanted & ds.field("offset").isin(sorted(offsets))
-    columns = [*_CHUNK, "line", content, "newline"]
-    with _readable(table):
-        scanner = table.to_pyarrow_dataset().scanner(
-            columns=columns, filter=wanted, batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
-        )
-        for batch in scanner.to_batches():
-            yield from _grouped(batch)
-
-
-def _grouped(batch: Any) -> Iterator[ChunkRows]:
-    *chunk, numbers, content, newlines = batch.columns
-    places = zip(*(column.to_pylist() for column in chunk), strict=True)
-    texts = content.cast(pa.binary()).to_pylist()
-    rows = zip(places, numbers.to_pylist(), texts, newlines.to_pylist(), strict=True)
-    for place, group in groupby(rows, key=itemgetter(0)):
+def _grouped(batch: Any, length_s: int | None) -> Iterator[ChunkRows]:
+    """Rows that stand together and are of one chunk, one window and one fate."""
+    have, count = batch.schema.names, batch.num_rows
+    nothing = [None] * count
+    windows = _windows(batch.column("event_time"), length_s) if "event_time" in have and length_s else nothing
+    resolved = batch.column("resolved").to_pylist() if "resolved" in have else nothing
+    keys = zip(*(batch.column(name).to_pylist() for name in _CHUNK), windows, resolved, strict=True)
+    content = next(name for name in ("text", "bytes", "data") if name in have)
+    texts = batch.column(content).cast(pa.binary()).to_pylist()
+    if content == "data":
+        numbers: list[int | None] = [WHOLE_CHUNK] * count
+        newlines: list[bool | None] = [False] * count
+    else:
+        numbers, newlines = batch.column("line").to_pylist(), batch.column("newline").to_pylist()
+    rows = zip(keys, numbers, texts, newlines, strict=True)
+    for key, group in groupby(rows, key=itemgetter(0)):
         lines = [
             Line(WHOLE_RECORD if number is None else number, text or b"", bool(newline))
             for _, number, text, newline in group
         ]
-        dc, topic, partition, offset, source_id, seqno = place
-        yield ChunkRows(dc, topic, partition, offset, source_id, seqno, lines)
+        dc, topic, partition, offset, source_id, seqno, window, brought = key
+        yield ChunkRows(dc, topic, partition, offset, source_id, seqno, lines, window, brought)
+
+
+def _windows(times: Any, length_s: int) -> list[int | None]:
+    length_us = length_s * 1_000_000
+    micros = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+    return [None if at is None else at // length_us * length_s for at in micros]

@@ -38,7 +38,7 @@ def report(sources: list[SourceReport], *findings: Finding, files: tuple[FileRep
     for finding in findings:
         found.add(finding)
     table = TableReport("/data/t", 2, 8, 7, 1, 5)
-    return Report("dc1", ["dc1.nginx"], 6, 8, 1234567, sources, table, list(files), found, 1.0)
+    return Report("dc1", ["dc1.nginx"], 6, 8, 1234567, sources, [table], list(files), found, 1.0)
 
 
 def shown(told: Report) -> list[str]:

@@ -102,7 +102,7 @@ def report(**changes: object) -> Report:
     """One file of 30 bytes in two chunks and three lines, all well."""
     table = TableReport("/warehouse/nginx", batches=1, rows=3, compared=3, not_comparable=0, not_loaded=0)
     file = FileReport("/logs/a", "dc1.nginx", "a", 30, 0, 30, 0, "")
-    good = Report("dc1", ["dc1.nginx"], 2, 3, 30, [], table, [file], Findings(), 0.1)
+    good = Report("dc1", ["dc1.nginx"], 2, 3, 30, [], [table], [file], Findings(), 0.1)
     return dataclasses.replace(good, **changes)  # type: ignore[arg-type]
 
 
@@ -116,9 +116,9 @@ class TestShortfalls:
     @pytest.mark.parametrize(
         ("changed", "account", "word"),
         [
-            (report(table=None), GOOD, "not audited"),
-            (report(table=report().table._replace(not_loaded=1)), GOOD, "1 chunks are not loaded"),  # type: ignore[union-attr]
-            (report(table=report().table._replace(rows=4)), GOOD, "4 rows for 3 lines"),  # type: ignore[union-attr]
+            (report(tables=[]), GOOD, "not audited"),
+            (report(tables=[report().table._replace(not_loaded=1)]), GOOD, "1 chunks are not loaded"),  # type: ignore[union-attr]
+            (report(tables=[report().table._replace(rows=4)]), GOOD, "4 rows for 3 lines"),  # type: ignore[union-attr]
             (report(files=[report().files[0]._replace(not_sent_bytes=9)]), GOOD, "9 bytes of the files"),
             (report(chunks=3), GOOD, "live reader got 2 chunks"),
             (report(size_bytes=31), GOOD, "30 bytes"),
