@@ -34,6 +34,8 @@ from logferry.loaders.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, Con
 from logferry.loaders.kafka import kafka_topics
 from logferry.loaders.load import requarantine_table
 from logferry.loaders.moving_command import check_place, move_tables
+from logferry.loaders.reload import Target as ReloadTarget
+from logferry.loaders.reload_command import reload_tables
 from logferry.loaders.report import Reporter
 from logferry.loaders.reset import Target
 from logferry.loaders.resetting import reset_table
@@ -87,7 +89,9 @@ def _state(options: argparse.Namespace, console: Console) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Options that do not go together. Raises ConfigError."""
-    chosen = [name for name in ("once", "follow", "requarantine", "reset", "move_to") if getattr(options, name)]
+    chosen = [
+        name for name in ("once", "follow", "requarantine", "reset", "move_to", "reload") if getattr(options, name)
+    ]
     # A move may leave a topic out, or begin it anew.
     if len(chosen) > 1 and chosen != ["reset", "move_to"]:
         said = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
@@ -95,12 +99,14 @@ def _check(options: argparse.Namespace) -> None:
     bounds = [name for name in ("stop_records", "stop_bytes", "stop_s") if getattr(options, name) is not None]
     if bounds and chosen not in ([], ["once"]):
         raise ConfigError(f"--{bounds[0].replace('_', '-')} bounds a load --once")
-    if options.yes and not (options.reset or options.move_to):
-        raise ConfigError("--yes agrees to a --reset or a --move-to")
+    if options.yes and not (options.reset or options.move_to or options.reload):
+        raise ConfigError("--yes agrees to a --reset, a --reload or a --move-to")
     if options.wait and not options.move_to:
         raise ConfigError("--wait is for the mirror, before a --move-to")
     for text in options.reset or ():
         Target.parse(text)
+    for text in options.reload or ():
+        ReloadTarget.parse(text)
 
 
 def _run(options: argparse.Namespace, settings: config.Config, jars: Sequence[Path], reporter: Reporter) -> int:
@@ -122,6 +128,9 @@ def _run(options: argparse.Namespace, settings: config.Config, jars: Sequence[Pa
             return move_tables(loader, settings, tables.jobs(), targets, options, reporter)
         if targets:
             return _reset(loader, settings, targets, options, reporter)
+        if options.reload:
+            again = [ReloadTarget.parse(text) for text in options.reload]
+            return reload_tables(loader, tables.jobs(), again, options, reporter)
         signals = stack.enter_context(_signals(stop))
         with reporter.showing():
             if options.requarantine:
@@ -254,7 +263,14 @@ def _parser() -> argparse.ArgumentParser:
         help="loads nothing, but moves the table's position to this data centre; --bootstrap and --config are of there",
     )
     parser.add_argument("--wait", type=_count, default=0, metavar="S", help="for a mirror that is behind a --move-to")
-    parser.add_argument("--yes", action="store_true", help="agrees to what --reset or --move-to says")
+    parser.add_argument(
+        "--reload",
+        action="append",
+        metavar="WHAT",
+        help="loads again, in place of what the table holds of it: TOPIC, TOPIC:PARTITION, TOPIC:PARTITION=START..END "
+        "(offsets), or TIME..TIME of recording, like 2026-11-20T10..2026-11-20T12 (UTC); may be repeated",
+    )
+    parser.add_argument("--yes", action="store_true", help="agrees to what --reset, --reload or --move-to says")
     parser.add_argument("--parser", metavar="FORMAT", help="lines (default), chunk or access; others by --config")
     parser.add_argument(
         "--requarantine", action="store_true", help="loads nothing, but reads the lines of the quarantine again"

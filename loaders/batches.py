@@ -10,25 +10,27 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from logferry.loaders import parse
 from logferry.loaders.books import Books
 from logferry.loaders.commit import Committed, commit_files, committed, put_rows
 from logferry.loaders.config import GatewayAccess
+from logferry.loaders.drop import drop
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.files import Written, write_files
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import KafkaTopics
 from logferry.loaders.known import put_known
-from logferry.loaders.ledger import REQUARANTINE, LedgerEntry, TablePaths
+from logferry.loaders.ledger import DROP, KINDS, RELOAD, REQUARANTINE, LedgerEntry, TablePaths, last_batch, open_table
 from logferry.loaders.moved import Once, batch_facts, create_moved, known_before, once
 from logferry.loaders.notes import notes_table
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.plan import Range, replaced, unreadable
 from logferry.loaders.read import Batch, kept, read
+from logferry.loaders.reloading import recounted, replace_main, replace_quarantined
 from logferry.loaders.requarantine import resolve, resolved_rows
-from logferry.loaders.segments import Added, Look, Rules, add_rows, look_at
+from logferry.loaders.segments import Added, Look, Recounted, Rules, add_rows, look_at, replace_rows
 from logferry.loaders.sources import several_centres, with_events
 from logferry.loaders.tables import partition_columns
 from logferry.loaders.windows import added_by, put_segments, segments_before, window_s
@@ -51,6 +53,12 @@ class Loader:
     moved_within: timedelta = timedelta(days=14)
     gateways: Mapping[str, GatewayAccess] = field(default_factory=dict)
     books: Books | None = None
+
+
+GIVE_UP: Final = (
+    "this reload can be given up, the rows stay as they are: --reset TOPIC:PARTITION=POSITION with the position that "
+    "--state tells"
+)
 
 
 class Looked(NamedTuple):
@@ -86,7 +94,9 @@ def do_batch(
     ``given_up``: topics that somebody has decided to do without. ``looked``: a look at the segments, which goes with a
     batch that reads nothing.
     """
-    entry = entry._replace(ranges=tuple(r for r in entry.ranges if r.topic not in given_up))
+    if given_up:
+        ranges, again = ([r for r in some if r.topic not in given_up] for some in (entry.ranges, entry.reload))
+        entry = entry._replace(ranges=tuple(ranges), reload=tuple(again))
     try:
         return _do(loader, paths, entry, looked)
     except Overtaken:
@@ -100,8 +110,15 @@ def _do(loader: Loader, paths: TablePaths, entry: LedgerEntry, looked: Looked | 
     done = committed(paths.main, entry.batch, loader.run)
     if done is not None:
         return _already(entry, done)
+    if entry.kind not in KINDS:
+        raise LedgerBroken(f"batch {entry.batch} of {paths.main} is a {entry.kind}, which this loader does not know")
+    if entry.kind == DROP:
+        dropped, _ = drop(paths, entry, loader.run)
+        return BatchDone(entry.batch, dropped.ours, (), 0, 0, 0, 0, 0.0)
     if entry.kind == REQUARANTINE:
         return _requarantine(loader, paths, entry, planned_parser(entry, paths))
+    if entry.kind == RELOAD and not entry.reload and last_batch(open_table(paths.quarantine)) >= entry.batch:
+        raise LedgerBroken(f"batch {entry.batch} of {paths.main} cannot be given up: its quarantine is changed by now")
     if not entry.reads:
         nothing = _commit(loader, paths, entry, Written(paths.main, (), 0), None, looked)
         return BatchDone(entry.batch, nothing.ours, (), 0, 0, 0, 0, 0.0)
@@ -166,12 +183,16 @@ def _write(
     written = _files(parsed, paths, entry, parser)
     counts, aside = batch.counts(), None
     if counts.flawed or seen.get["bad"]:
-        with sorted_errors(f"writing batch {entry.batch} to {paths.quarantine}"):
-            aside = write_files(parse.quarantined(batch.frame, parser), paths.quarantine, entry.batch)
+        aside = _quarantined(batch, paths, entry, parser)
+    counted = _recounted(loader, paths, entry, batch, parser) if entry.reload else {}
     # Nothing is read after this: if the topics are still the same, these were their records.
     _refuse(entry, paths, replaced(entry.reads, loader.kafka.ids(r.topic for r in entry.reads)))
-    quarantined = commit_files(aside, paths.quarantine, entry.batch, loader.run).rows if aside is not None else 0
-    done = _commit(loader, paths, entry, written, found)
+    quarantined: int | None = 0
+    if entry.reload:
+        quarantined = replace_quarantined(aside, paths, entry, loader.run)
+    elif aside is not None:
+        quarantined = commit_files(aside, paths.quarantine, entry.batch, loader.run).rows
+    done = _commit(loader, paths, entry, written, found, counted=counted)
     return BatchDone(
         batch=entry.batch,
         ours=done.ours,
@@ -181,8 +202,26 @@ def _write(
         rows=done.rows,
         quarantined=quarantined,
         seconds=time.monotonic() - started,
-        left_out=len(found.notes),
+        left_out=sum(note.kept is not None for note in found.notes),
     )
+
+
+def _quarantined(batch: Batch, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> Written:
+    rows = parse.quarantined(batch.frame, parser)
+    if entry.reload:
+        rows = rows.withColumn("since", F.lit(entry.batch).cast("long"))
+    with sorted_errors(f"writing batch {entry.batch} to {paths.quarantine}"):
+        return write_files(rows, paths.quarantine, entry.batch)
+
+
+def _recounted(
+    loader: Loader, paths: TablePaths, entry: LedgerEntry, batch: Batch, parser: ParserSettings
+) -> Mapping[datetime, Recounted]:
+    """The windows whose rows a reload replaces, where the table has segments."""
+    if (length := window_s(paths.segments)) is None:
+        return {}
+    rows = parse.rows(parse.parsed(batch.frame, parser), parser, _dates(paths))
+    return recounted(loader.spark, paths, entry, rows, Rules(length))
 
 
 def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> BatchDone:
@@ -201,10 +240,13 @@ def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser:
 
 
 def _files(parsed: DataFrame, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> Written:
-    partition_by = partition_columns(paths.main)
-    dates = [name for name in partition_by if name in parse.DATES]
+    rows = parse.rows(parsed, parser, _dates(paths))
     with sorted_errors(f"writing batch {entry.batch} to {paths.main}"):
-        return write_files(parse.rows(parsed, parser, dates), paths.main, entry.batch, partition_by)
+        return write_files(rows, paths.main, entry.batch, partition_columns(paths.main))
+
+
+def _dates(paths: TablePaths) -> list[str]:
+    return [name for name in partition_columns(paths.main) if name in parse.DATES]
 
 
 def _commit(
@@ -214,6 +256,7 @@ def _commit(
     written: Written,
     found: Once | None = None,
     looked: Looked | None = None,
+    counted: Mapping[datetime, Recounted] | None = None,
 ) -> Committed:
     """What goes with the rows first: what is known of sources, what was left out, segments. The rows last."""
     facts = found.facts if found else {}
@@ -221,7 +264,7 @@ def _commit(
     if length is not None:
         added, newest = added_by(written, Rules(length))
         facts = with_events(facts, newest)
-        keep_segments(paths, entry, loader.run, added, length, looked)
+        keep_segments(paths, entry, loader.run, {} if entry.reload else added, length, looked, counted or {})
     if length is not None or several_centres(r.topic for r in entry.ranges):
         create_moved(paths)
         # Where nobody has kept what is known, the batch's own part would pass for all of it.
@@ -229,7 +272,10 @@ def _commit(
         put_known(paths.sources, entry.batch, loader.run, facts)
     if found and found.notes:
         put_rows(notes_table(found.notes), paths.moved, entry.batch, loader.run)
-    return commit_files(written, paths.main, entry.batch, loader.run, partition_columns(paths.main))
+    partition_by = partition_columns(paths.main)
+    if entry.reload:
+        return replace_main(written, paths, entry, loader.run, partition_by)
+    return commit_files(written, paths.main, entry.batch, loader.run, partition_by)
 
 
 def keep_segments(
@@ -239,10 +285,12 @@ def keep_segments(
     added: Mapping[datetime, Added],
     length: int,
     looked: Looked | None,
+    counted: Mapping[datetime, Recounted],
 ) -> None:
     """Writes what the batch, or the look that it is for, changes of the segments. Safe to call again."""
     before = segments_before(paths, entry.batch, run, Rules(length))
-    changed = add_rows(before, added, entry.batch, datetime.now(UTC))
+    now = datetime.now(UTC)
+    changed = add_rows(before, added, entry.batch, now) | replace_rows(before, counted, entry.batch, now)
     if looked is not None:
         changed |= look_at({**before, **changed}, looked.look, entry.batch, looked.rules)
     put_segments(paths.segments, entry.batch, run, changed.values())
@@ -250,4 +298,5 @@ def keep_segments(
 
 def _refuse(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:
     if reason is not None:
-        raise TopicChanged(f"batch {entry.batch} of {paths.main} is planned and cannot be read: {reason}")
+        way_on = f"; {GIVE_UP}" if entry.kind == RELOAD else ""
+        raise TopicChanged(f"batch {entry.batch} of {paths.main} is planned and cannot be read: {reason}{way_on}")

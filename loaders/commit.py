@@ -68,7 +68,7 @@ def replace_files(written: Written, path: Path, batch: int, run: str) -> Committ
             post_commithook_properties=HOOKS,
         )
 
-    return commit_once(write, path, batch, run, written.rows)
+    return commit_once(write, path, batch, run, written.rows, alone=True)
 
 
 def put_rows(rows: pa.Table, path: Path, batch: int, run: str, *, replace: bool = False) -> Committed:
@@ -80,11 +80,15 @@ def put_rows(rows: pa.Table, path: Path, batch: int, run: str, *, replace: bool 
         given: dict[str, Any] = {"mode": mode, "commit_properties": properties, "post_commithook_properties": HOOKS}
         write_deltalake(table, rows, **given)
 
-    return commit_once(write, path, batch, run, rows.num_rows)
+    return commit_once(write, path, batch, run, rows.num_rows, alone=replace)
 
 
-def commit_once(write: Write, path: Path, batch: int, run: str, rows: int) -> Committed:
-    """One commit with the batch as its transaction version. ``write`` makes it; it may be called again."""
+def commit_once(write: Write, path: Path, batch: int, run: str, rows: int, *, alone: bool = False) -> Committed:
+    """One commit with the batch as its transaction version. ``write`` makes it; it may be called again.
+
+    ``alone``: no other commit may come between the version that ``write`` was given and its own. What removes files
+    needs it: delta-rs lets a removal pass whose files a compaction has just replaced, and their rows would stay.
+    """
     said = json.dumps({"app": APP, "batch": batch, "run": run, "rows": rows})
     for _ in range(_TRIES):
         failure: Exception | None = None
@@ -93,7 +97,9 @@ def commit_once(write: Write, path: Path, batch: int, run: str, rows: int) -> Co
             raise StorageAway(f"{path} is not there any more")
         if last_batch(table) < batch:
             properties = CommitProperties(
-                app_transactions=[Transaction(APP, batch)], custom_metadata={"userMetadata": said}
+                app_transactions=[Transaction(APP, batch)],
+                custom_metadata={"userMetadata": said},
+                max_commit_retries=0 if alone else None,
             )
             try:
                 write(table, properties)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from logferry.gateway.contract import Malformed, split_topic
 from logferry.loaders.errors import TopicChanged
 from logferry.loaders.jvm import released, sorted_errors
-from logferry.loaders.plan import PartitionOffsets, TopicView
+from logferry.loaders.plan import PartitionOffsets, TopicPartition, TopicView
 from pyspark.sql import SparkSession
 
 _CLIENT: Final = {"request.timeout.ms": "5000", "default.api.timeout.ms": "15000", "client.id": "logferry-load"}
@@ -60,6 +60,16 @@ class KafkaTopics:
             offsets = {n: PartitionOffsets(earliest[name, n], stable[name, n]) for n in numbers}
             views[name] = TopicView(name, topic.topicId().toString(), offsets)
         return views
+
+    def first_since(self, partitions: Iterable[TopicPartition], ms: int) -> dict[TopicPartition, int | None]:
+        """Of each partition the first offset whose time is not before ``ms``, be it of a control record; None: all that
+        is committed is older. What comes behind it may be older all the same.
+        """
+        made = [self._jvm.org.apache.kafka.common.TopicPartition(*key) for key in sorted(set(partitions))]
+        with sorted_errors(f"asking {self.bootstrap_servers} for offsets by time"):
+            spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(ms)
+            found = self._offsets(made, spec)
+        return {TopicPartition(*key): None if offset < 0 else offset for key, offset in found.items()}
 
     def ids(self, topics: Iterable[str]) -> dict[str, str]:
         """The topics' ids now; those that do not exist are left out."""

@@ -47,6 +47,8 @@ _SCHEMA: Final = pa.schema(
         # Null where the topic is the data centre's own, or nobody knew.
         pa.field("original_id", pa.string()),
         pa.field("original", pa.int64()),
+        pa.field("reload", pa.string()),
+        pa.field("cutoff", pa.timestamp("us", "UTC")),
     ]
 )
 
@@ -54,7 +56,9 @@ LOAD: Final = "load"
 REQUARANTINE: Final = "requarantine"
 RESET: Final = "reset"
 MOVE: Final = "move"
-KINDS: Final = (LOAD, REQUARANTINE, RESET, MOVE)
+RELOAD: Final = "reload"
+DROP: Final = "drop"
+KINDS: Final = (LOAD, REQUARANTINE, RESET, MOVE, RELOAD, DROP)
 
 
 class Origin(NamedTuple):
@@ -90,10 +94,11 @@ class LedgerEntry(NamedTuple):
     """One batch. ``ranges`` hold every partition known by then, also those of which the batch reads nothing.
 
     ``kind``: ``load`` reads the ranges out of Kafka; ``requarantine`` brings lines of the quarantine into the table;
-    ``reset`` moves positions, by a command; ``move`` brings them to another data centre, whose they are. ``settings``:
-    the parser's, so that a planned batch can be finished as it was planned. ``origin``: the job's addresses and topics;
-    None in entries of older loaders. ``originals``: where the ranges of other data centres' topics end there, as far as
-    it was known.
+    ``reset`` moves positions, by a command; ``move`` brings them to another data centre, whose they are; ``reload``
+    reads the ranges of ``reload`` again, in place of the rows that the table holds of them; ``drop`` removes the rows
+    from before ``cutoff``. ``settings``: the parser's, so that a planned batch can be finished as it was planned.
+    ``origin``: the job's addresses and topics; None in entries of older loaders. ``originals``: where the ranges of
+    other data centres' topics end there, as far as it was known.
     """
 
     batch: int
@@ -106,13 +111,15 @@ class LedgerEntry(NamedTuple):
     settings: str = ""
     origin: Origin | None = None
     originals: tuple[Original, ...] = ()
+    reload: tuple[Range, ...] = ()
+    cutoff: datetime | None = None
 
     @property
     def reads(self) -> tuple[Range, ...]:
-        """The ranges with something to read. Those of a move say what the batch before it has read, in the new place:
-        it was planned in the old one, and could not be finished there.
+        """The ranges with something to read out of Kafka. Those of a move say what the batch before it has read, in
+        the new place: it was planned in the old one, and could not be finished there.
         """
-        return tuple(r for r in self.ranges if r.size) if self.kind != MOVE else ()
+        return tuple(r for r in self.reload or self.ranges if r.size) if self.kind != MOVE else ()
 
 
 class TablePaths(NamedTuple):
@@ -280,10 +287,12 @@ def new_entry(
     settings: str = "",
     origin: Origin | None = None,
     originals: Iterable[Original] = (),
+    reload: Iterable[Range] = (),
+    cutoff: datetime | None = None,
 ) -> LedgerEntry:
-    now = datetime.now(UTC)
-    known = tuple(sorted(originals))
-    return LedgerEntry(batch, dc, parser, run, now, tuple(sorted(ranges)), kind, settings, origin, known)
+    head = (batch, dc, parser, run, datetime.now(UTC))
+    more = (tuple(sorted(originals)), tuple(sorted(reload)), cutoff)
+    return LedgerEntry(*head, tuple(sorted(ranges)), kind, settings, origin, *more)
 
 
 def _rows(entry: LedgerEntry) -> pa.Table:
@@ -296,6 +305,8 @@ def _rows(entry: LedgerEntry) -> pa.Table:
         "kind": entry.kind,
         "settings": entry.settings or None,
         "origin": entry.origin.as_json if entry.origin else None,
+        "reload": json.dumps([r._asdict() for r in entry.reload]) if entry.reload else None,
+        "cutoff": entry.cutoff,
     }
     known = {at.key: {"original_id": at.topic_id, "original": at.offset} for at in entry.originals}
     rows = [{**head, **r._asdict(), **known.get(r.key, {})} for r in entry.ranges]
@@ -312,6 +323,7 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
             (
                 *(row["dc"], row["parser"], row["run"], row["planned"]),
                 *(row.get("kind") or LOAD, row.get("settings") or "", row.get("origin") or ""),
+                *(row.get("reload") or "", row.get("cutoff")),
             )
             for row in of_batch
         }
@@ -325,8 +337,10 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
         )
         if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
             raise LedgerBroken(f"{path}: batch {batch} was written twice")
-        dc, parser, run, planned, kind, settings, said = heads.pop()
+        dc, parser, run, planned, kind, settings, said, again, cutoff = heads.pop()
         origin = Origin.parse(said) if said else None
+        reload = tuple(Range(**r) for r in json.loads(again)) if again else ()
         head = (batch, dc, parser, run, planned)
-        found.append(LedgerEntry(*head, tuple(ranges), kind, settings, origin, tuple(originals)))
+        more = (tuple(originals), reload, cutoff)
+        found.append(LedgerEntry(*head, tuple(ranges), kind, settings, origin, *more))
     return found

@@ -12,7 +12,7 @@ written before the main table's commit, with the batch as transaction version, l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -25,8 +25,10 @@ from logferry.loaders.errors import Overtaken, StorageAway
 from logferry.loaders.jvm import collected, sorted_errors
 from logferry.loaders.known import create_sources, facts_of, known_up_to, moment, put_known, read_known
 from logferry.loaders.ledger import LedgerEntry, TablePaths, create_table, last_batch, open_table
-from logferry.loaders.notes import NOTES, Note, notes_table
+from logferry.loaders.notes import NOTES, Note, notes_table, read_notes
+from logferry.loaders.rewrite import rows_of, text
 from logferry.loaders.sources import Known, SourceFacts, SourceKey, maybe_twice, merged, several_centres
+from logferry.loaders.standing import standing
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -73,16 +75,28 @@ def once(paths: TablePaths, entry: LedgerEntry, records: DataFrame, within: time
     known = known_before(paths, entry.batch, entry.run)
     topics = several_centres(r.topic for r in entry.ranges)
     suspects = maybe_twice(_of(known, topics), _of(facts, topics))
-    if not suspects:
+    if not suspects and not entry.reload:
         return Once(records, facts, ())
     notes = _copies(paths, entry, records, suspects, within)
+    told = told_of(read_notes(paths.moved, entry.batch - 1), notes, entry)
     if not notes:
-        return Once(records, facts, ())
+        return Once(records, facts, told)
     left_out = records.sparkSession.createDataFrame(
         notes_table(notes).select(list(_CHUNK)),
     )
     kept = records.join(F.broadcast(left_out), list(_CHUNK), "left_anti")
-    return Once(kept, facts, notes)
+    return Once(kept, facts, told)
+
+
+def told_of(before: Iterable[Note], now: Sequence[Note], entry: LedgerEntry) -> tuple[Note, ...]:
+    """The notes that a batch writes. A reload repeats none, and takes back those that hold no more. Pure."""
+    if not entry.reload:
+        return tuple(now)
+    left_out = {note.place: note for note in now}
+    known = {note.place: note for note in before if any(note.is_in(r) for r in entry.reload)}
+    new = [note for place, note in left_out.items() if place not in known or known[place].kept != note.kept]
+    back = [note._replace(batch=entry.batch, kept=None) for place, note in known.items() if place not in left_out]
+    return tuple(sorted([*new, *back], key=lambda note: note.place))
 
 
 def known_before(paths: TablePaths, batch: int, run: str) -> dict[SourceKey, SourceFacts]:
@@ -129,12 +143,15 @@ def _copies(
         oldest = moment(min(chunk["recorded"] for chunk in chunks)) - within
         seqnos = [chunk["seqno"] for chunk in chunks]
         wanted = (
-            ds.field("topic").isin(sorted(several_centres(r.topic for r in entry.ranges)))
+            text("topic").isin(sorted(several_centres(r.topic for r in entry.ranges)))
             & (ds.field("seqno") >= min(seqnos))
             & (ds.field("seqno") <= max(seqnos))
             & (ds.field("recorded") >= pa.scalar(oldest, pa.timestamp("us", "UTC")))
-            & ds.field("source_id").isin(sorted({chunk["source_id"] for chunk in chunks}))
+            & text("source_id").isin(sorted({chunk["source_id"] for chunk in chunks}))
         )
+        if entry.reload:
+            # What is replaced says nothing of what is to stand there.
+            wanted = wanted & ~rows_of(entry.reload, entry.dc)
         for rows_there in _stored(paths, entry.batch - 1, ["topic", "source_id", "seqno"], wanted):
             distinct = pa.Table.from_batches([rows_there]).group_by(["topic", "source_id", "seqno"]).aggregate([])
             stored.update((row["topic"], row["source_id"], row["seqno"]) for row in distinct.to_pylist())
@@ -172,6 +189,8 @@ def _stored(paths: TablePaths, batch: int, columns: list[str], wanted: Any) -> I
             raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader goes on")
         try:
             stored = table.to_pyarrow_dataset()
+            if path == paths.quarantine:
+                wanted = wanted & standing(stored.schema.names, batch)
             have = [name for name in columns if name in stored.schema.names]
             scanner = stored.scanner(columns=have, filter=wanted, batch_readahead=4)
             yield from (rows for rows in scanner.to_batches() if rows.num_rows)

@@ -1,6 +1,7 @@
 """Notes of the chunks that a table has left out, since it has the copy that came by another data centre. Without Spark.
 
-A note counts when the table holds its batch.
+A note counts when the table holds its batch, and of several of one record the newest. One that names no other topic
+takes the earlier one back: the chunk was loaded again, and is in the table after all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import StorageAway
 from logferry.loaders.ledger import open_table
+from logferry.loaders.plan import Range
 
 NOTES: Final = pa.schema(
     [
@@ -28,7 +30,7 @@ NOTES: Final = pa.schema(
 
 
 class Note(NamedTuple):
-    """A chunk that was left out. ``kept``: the topic by which the other copy came."""
+    """A chunk that was left out. ``kept``: the topic by which the other copy came; None: it is left out no more."""
 
     batch: int
     topic: str
@@ -36,7 +38,14 @@ class Note(NamedTuple):
     offset: int
     source_id: str
     seqno: int
-    kept: str
+    kept: str | None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.topic, self.partition, self.offset
+
+    def is_in(self, r: Range) -> bool:
+        return (self.topic, self.partition) == r.key and r.start <= self.offset < r.end
 
 
 def notes_table(notes: Iterable[Note]) -> Any:
@@ -52,4 +61,5 @@ def read_notes(path: Path, last: int) -> list[Note]:
         rows = table.to_pyarrow_table(filters=[("batch", "<=", last)]).to_pylist()
     except (DeltaError, OSError) as error:
         raise StorageAway(f"{path} cannot be read: {error}") from error
-    return sorted(Note(**row) for row in rows)
+    found = {note.place: note for note in sorted((Note(**row) for row in rows), key=lambda note: note.batch)}
+    return sorted(note for note in found.values() if note.kept is not None)

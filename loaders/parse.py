@@ -65,8 +65,9 @@ _CHUNK: Final = [field for field in _IDENTITY if field.name != "line"]
 DATES: Final = {"event_date": "event_time", "recorded_date": "recorded"}
 
 # ``key`` and ``headers`` only where a whole record is quarantined; ``line`` and ``newline`` only where a line is.
-# ``parser``: which one could not read the line. ``resolved``: the batch that brought it into the table after all; a row
-# stands in the quarantine as long as that batch is not in the table, so both change in one instant.
+# ``parser``: which one could not read the line. ``resolved``: the batch that brought it into the table after all, or
+# took it away; ``since``: the batch that put it in place of others. A row stands in the quarantine from the one batch
+# to the other, as the main table holds them: so both tables change in one instant (see `standing`).
 QUARANTINE: Final = StructType(
     [
         *_IDENTITY,
@@ -78,6 +79,7 @@ QUARANTINE: Final = StructType(
         StructField("headers", _HEADERS),
         StructField("parser", StringType()),
         StructField("resolved", LongType()),
+        StructField("since", LongType()),
     ]
 )
 
@@ -184,7 +186,8 @@ def rows(parsed: DataFrame, parser: ParserSettings = LINES, dates: Sequence[str]
 
 def quarantined(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
     """The rows of the quarantine: lines that are no rows, and whole records with a flaw."""
-    more = {"parser": F.lit(parser.name), "resolved": F.lit(None).cast("long")}
+    nothing = F.lit(None).cast("long")
+    more = {"parser": F.lit(parser.name), "resolved": nothing, "since": nothing}
     whole = records.where("flaw is not null").withColumns(
         {
             "line": F.lit(None).cast("int"),

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
 from logferry.loaders import parse
 from logferry.loaders.jvm import released, sorted_errors
-from logferry.loaders.plan import Range
+from logferry.loaders.plan import Range, TopicPartition
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -73,11 +74,26 @@ def kept(batch: Batch, ranges: Sequence[Range]) -> Batch:
 
 def source(spark: SparkSession, bootstrap_servers: str, ranges: Sequence[Range]) -> DataFrame:
     """Kafka's records of exactly these ranges, committed ones only; reading it fails where some of them are gone."""
-    return spark.read.format("kafka").options(**OPTIONS, **kafka_options(bootstrap_servers, ranges)).load()
+    frames = [
+        spark.read.format("kafka").options(**OPTIONS, **kafka_options(bootstrap_servers, chosen)).load()
+        for chosen in _one_a_partition(ranges)
+    ]
+    return reduce(DataFrame.unionAll, frames)
+
+
+def _one_a_partition(ranges: Sequence[Range]) -> list[list[Range]]:
+    """Spark takes one range of a partition; of a second one it would forget the first without a word."""
+    found: list[dict[TopicPartition, Range]] = []
+    for r in ranges:
+        free = next((chosen for chosen in found if r.key not in chosen), None)
+        if free is None:
+            found.append(free := {})
+        free[r.key] = r
+    return [list(chosen.values()) for chosen in found]
 
 
 def kafka_options(bootstrap_servers: str, ranges: Sequence[Range]) -> dict[str, str]:
-    """The ranges as Spark's Kafka source takes them; all of them hold something to read."""
+    """The ranges as Spark's Kafka source takes them: one a partition; all of them hold something to read."""
     partitions: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}

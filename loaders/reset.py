@@ -94,9 +94,14 @@ def reset(committed: Sequence[Range], views: Mapping[str, TopicView], targets: S
     return Reset(tuple(sorted(positions.values())), tuple(moves))
 
 
-def given_up(planned: Sequence[Range], views: Mapping[str, TopicView], targets: Sequence[Target]) -> set[str]:
-    """The topics of a planned batch that Kafka cannot give any more, and that the reset names. Pure."""
-    named = {target.topic for target in targets if target.partition is None}
+def given_up(
+    planned: Sequence[Range], views: Mapping[str, TopicView], targets: Sequence[Target], *, reload: bool = False
+) -> set[str]:
+    """The topics of a planned batch that Kafka cannot give any more, and that the reset names. Pure.
+
+    ``reload``: what the batch is to load again is in the table, so naming a partition is enough.
+    """
+    named = {target.topic for target in targets if reload or target.partition is None}
     return {r.topic for r in planned if r.topic in named and unreadable([r], views) is not None}
 
 

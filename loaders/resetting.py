@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from logferry.loaders.batches import BatchDone, Loader, do_batch
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ConfigError, LedgerBroken
-from logferry.loaders.ledger import RESET, Ledger, Origin, TablePaths, new_entry
+from logferry.loaders.ledger import RELOAD, RESET, Ledger, Origin, TablePaths, new_entry
 from logferry.loaders.load import originals_of, table_state
 from logferry.loaders.reset import Move, Target, given_up, reset
 from logferry.loaders.tables import prepare
@@ -31,7 +31,8 @@ def reset_table(
         return None
     prepare(paths, job.parser, job.partition_by)
     if state.planned is not None:
-        do_batch(loader, paths, state.planned, given_up(state.planned.reads, views, targets))
+        is_reload = state.planned.kind == RELOAD
+        do_batch(loader, paths, state.planned, given_up(state.planned.reads, views, targets, reload=is_reload))
     last = (state.planned.batch if state.planned else state.last) + 1
     entry = new_entry(
         last,

@@ -3,6 +3,7 @@
     ACTIVE      rows are still to be expected
     IMMUTABLE   closed: the low watermark is past its end, and a sliding wait went by without rows
     READY       and a look that began after the closing found that nobody owes rows: jobs may begin
+    DROPPED     its rows were dropped by the table's retention; it stays so, whatever comes late
 
 The law of this file: READY is never said while a live source may owe rows of the window, or while Kafka holds something
 that is not loaded. So a state changes only in a look that found everything loaded that Kafka had when it began, and the
@@ -26,7 +27,8 @@ from typing import Final, NamedTuple
 ACTIVE: Final = "ACTIVE"
 IMMUTABLE: Final = "IMMUTABLE"
 READY: Final = "READY"
-STATES: Final = (ACTIVE, IMMUTABLE, READY)
+DROPPED: Final = "DROPPED"
+STATES: Final = (ACTIVE, IMMUTABLE, READY, DROPPED)
 
 # So many windows in which nothing happened are segments all the same; a longer silence is none.
 GAP_WINDOWS: Final = 48
@@ -168,9 +170,10 @@ def _with(before: Segment | None, start: datetime, added: Added, batch: int, now
     if before is None:
         return Segment(start, 1, ACTIVE, *added, 0, None, now, None, batch)
     is_late = before.state != ACTIVE
+    is_dropped = before.state == DROPPED
     return before._replace(
-        version=before.version + is_late,
-        state=ACTIVE,
+        version=before.version + (is_late and not is_dropped),
+        state=DROPPED if is_dropped else ACTIVE,
         rows=before.rows + added.rows,
         bytes=before.bytes + added.bytes,
         first=added.first if before.first is None else min(before.first, added.first),
@@ -180,8 +183,75 @@ def _with(before: Segment | None, start: datetime, added: Added, batch: int, now
         touched=now,
         closed=None,
         batch=batch,
-        reason="",
+        reason=before.reason if is_dropped else "",
     )
+
+
+class Recounted(NamedTuple):
+    """A window some of whose rows were replaced. ``rows``: all that the table holds of it then; ``is_changed``: whether
+    it holds other rows than before."""
+
+    rows: Added | None
+    is_changed: bool
+
+
+def replace_rows(
+    segments: Mapping[datetime, Segment], counted: Mapping[datetime, Recounted], batch: int, now: datetime
+) -> dict[datetime, Segment]:
+    """The windows whose rows a batch replaces, where that changes something of them; a closed one opens anew.
+
+    A window that holds just the rows that it held keeps its state and its version. Late are those by which a closed one
+    has grown.
+    """
+    found: dict[datetime, Segment] = {}
+    for start, window in sorted(counted.items()):
+        before, rows = segments.get(start), window.rows or _NO_ROWS
+        if before is None:
+            if window.rows is not None:
+                found[start] = Segment(start, 1, ACTIVE, *window.rows, 0, None, now, None, batch)
+            continue
+        is_new = window.is_changed or (before.rows, before.bytes) != (rows.rows, rows.bytes)
+        is_late = before.state != ACTIVE and before.state != DROPPED
+        after = before._replace(
+            rows=rows.rows,
+            bytes=rows.bytes,
+            first=window.rows.first if window.rows else None,
+            last=window.rows.last if window.rows else None,
+            late_rows=min(rows.rows, before.late_rows + is_late * max(0, rows.rows - before.rows)),
+        )
+        if is_new and before.state != DROPPED:
+            after = after._replace(
+                version=before.version + is_late,
+                state=ACTIVE,
+                passed=None if is_late else before.passed,
+                touched=now,
+                closed=None,
+                reason="",
+            )
+        if is_new or _differs(before, after):
+            found[start] = after._replace(batch=batch)
+    return found
+
+
+def drop_before(
+    segments: Mapping[datetime, Segment], cutoff: datetime, batch: int, now: datetime, rules: Rules
+) -> dict[datetime, Segment]:
+    """The windows that ended by then, where they are not dropped and empty already."""
+    said_so = f"before {said(cutoff)}, by batch {batch}"
+    return {
+        start: segment._replace(
+            state=DROPPED,
+            rows=0,
+            bytes=0,
+            first=None,
+            last=None,
+            touched=now,
+            batch=batch,
+            reason=f"dropped {segment.rows:,} rows, {segment.bytes:,} bytes: {said_so}",
+        )
+        for start, segment in segments.items()
+        if end_of(start, rules) <= cutoff and (segment.state != DROPPED or segment.rows)
+    }
 
 
 def look_at(segments: Mapping[datetime, Segment], look: Look, batch: int, rules: Rules) -> dict[datetime, Segment]:
@@ -197,7 +267,7 @@ def look_at(segments: Mapping[datetime, Segment], look: Look, batch: int, rules:
 
 
 def _looked_at(segment: Segment, look: Look, batch: int, rules: Rules) -> Segment:
-    if segment.state == READY:
+    if segment.state in (READY, DROPPED):
         return segment
     is_past = look.low.is_past(end_of(segment.start, rules))
     if segment.state == IMMUTABLE:
@@ -241,7 +311,7 @@ def _silent(segments: Mapping[datetime, Segment], look: Look, rules: Rules) -> l
 
 def reasons(segments: Iterable[Segment], look: Look, rules: Rules) -> dict[datetime, str]:
     """Why each window is not READY, as of this look."""
-    return {s.start: _looked_at(s, look, s.batch, rules).reason for s in segments if s.state != READY}
+    return {s.start: _looked_at(s, look, s.batch, rules).reason for s in segments if s.state not in (READY, DROPPED)}
 
 
 def said(moment: datetime) -> str:
@@ -249,3 +319,4 @@ def said(moment: datetime) -> str:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_ROWS: Final = Added(0, 0, _EPOCH, _EPOCH)

@@ -3,8 +3,8 @@
     logferry segments list /warehouse/nginx
     logferry segments wait /warehouse/nginx 2026-11-20T10 && spark-submit hourly.py 2026-11-20T10
 
-Exit status of ``wait``: 0 the window is READY, 1 it is not after ``--timeout-s``, 2 wrong use or a table without
-segments, 3 the table cannot be read.
+Exit status of ``wait``: 0 the window is READY, 1 it is not after ``--timeout-s``, or its rows were dropped, 2 wrong use
+or a table without segments, 3 the table cannot be read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from logferry.loaders.announce import window_name
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, ConfigError, LoadError
 from logferry.loaders.ledger import TablePaths, last_batch, open_table
-from logferry.loaders.segments import ACTIVE, READY, Rules, Segment, end_of, said, window_of
+from logferry.loaders.segments import ACTIVE, DROPPED, READY, Rules, Segment, end_of, said, window_of
 from logferry.loaders.windows import last_look, read_segments, window_s
 from rich.console import Console
 from rich.markup import escape
@@ -78,6 +78,9 @@ def _wait(paths: TablePaths, options: argparse.Namespace) -> int:
         if segment is not None and segment.state == READY and segment.version >= options.version:
             print(f"{options.window} is READY: version {segment.version}, {segment.rows:,} rows")
             return EXIT_DONE
+        if segment is not None and segment.state == DROPPED:
+            print(f"{options.window} was dropped: {segment.reason}")
+            return EXIT_REFUSED
         if deadline is not None and time.monotonic() >= deadline:
             look = last_look(paths.segments)
             if segment is None:
@@ -119,6 +122,8 @@ def _why(segment: Segment, rules: Rules, look: dict[str, Any]) -> str:
     """What is between the window and READY, as of the last look."""
     if segment.state == READY:
         return ""
+    if segment.state == DROPPED:
+        return segment.reason
     if not look:
         return "no look was made yet"
     low = look.get("low")

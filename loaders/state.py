@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
 from logferry.loaders.errors import ConfigError
 from logferry.loaders.ledger import LedgerEntry, TablePaths, open_table
+from logferry.loaders.standing import standing
 from logferry.loaders.tables import read_state
 from rich.console import Console
 from rich.markup import escape
@@ -50,10 +50,9 @@ def _standing(paths: TablePaths, last: int) -> dict[str, int]:
     table = open_table(paths.quarantine)
     if table is None:
         return {}
-    resolved = ds.field("resolved")
-    stands = resolved.is_null() | (resolved > last) if "resolved" in table.schema().to_arrow().names else None
+    stored = table.to_pyarrow_dataset()
     found: dict[str, int] = {}
-    for batch in table.to_pyarrow_dataset().scanner(columns=["reason"], filter=stands).to_batches():
+    for batch in stored.scanner(columns=["reason"], filter=standing(stored.schema.names, last)).to_batches():
         for count in batch.column(0).value_counts().to_pylist():
             found[count["values"]] = found.get(count["values"], 0) + count["counts"]
     return dict(sorted(found.items()))

@@ -75,10 +75,15 @@ def prepare(paths: TablePaths, parser: ParserSettings = parse.LINES, partition_b
         raise ForeignTable(f"{paths.main} is not empty, and not a Delta table")
     read_state(paths)
     Ledger(paths.ledger).create()
-    _create(paths.quarantine, parse.QUARANTINE, "logferry quarantine", (), {"parser", "resolved"})
+    _create(paths.quarantine, parse.QUARANTINE, "logferry quarantine", (), {"parser", "resolved", "since"})
     dates = [name for name in partition_by if name in parse.DATES]
     own = set(parser.kinds) | {"fields", "event_time"}
     _create(paths.main, parse.schema(parser, dates), "logferry rows", partition_by, own)
+
+
+def add_quarantine_columns(paths: TablePaths) -> None:
+    """Gives an older quarantine the columns that it lacks. Raises StorageAway."""
+    add_columns(paths.quarantine, Schema.from_json(parse.QUARANTINE.json()))
 
 
 def _create(path: Path, schema: StructType, name: str, partition_by: Sequence[str], addable: set[str]) -> None:

@@ -38,6 +38,7 @@ COMMANDS = {
     "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
     "query": Command("logferry.ops.query", "query", "SQL over a table and what is not loaded yet, without Spark"),
     "segments": Command("logferry.loaders.segments_command", "ops", "which hours of a table are complete"),
+    "compact": Command("logferry.loaders.compact_command", "ops", "merges a table's small files, drops old rows"),
     "audit": Command("logferry.ops.audit", "ops", "proves or refutes the promise over what is stored"),
     "status": Command("logferry.ops.status.command", "ops", "what is wrong with the gateway or a mirror, and why"),
     "topics": Command("logferry.ops.topics", "ops", "lists, creates and grows topics"),

@@ -66,7 +66,7 @@ class Sorter:
         """``cells``: gets what is compared, by source."""
         facts = FileFacts(stat)
         for row in rows:
-            if row.resolved is not None and row.resolved > self.last:
+            if not row.is_for(self.last):
                 facts.stat = AGAIN
             if not stands(row, self.last):
                 continue

@@ -22,12 +22,14 @@ from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
 from logferry.loaders.ledger import LedgerEntry, TablePaths, last_batch, open_table, read_ledger
 from logferry.loaders.notes import Note, read_notes
+from logferry.loaders.rewrite import text
 from logferry.loaders.segments import Segment
 from logferry.loaders.windows import read_segments, window_s
 from logferry.ops.audit.lines import WHOLE_CHUNK, WHOLE_RECORD, Line
 from logferry.ops.problems import Unavailable
 
 _CHUNK: Final = ("dc", "topic", "partition", "offset", "source_id", "seqno")
+_FATE: Final = ("resolved", "since")
 _BATCH_ROWS: Final = 32_768
 MAIN: Final = "main"
 QUARANTINE: Final = "quarantine"
@@ -37,7 +39,8 @@ class ChunkRows(NamedTuple):
     """Rows of one chunk that stand together in the table: all of them, or some.
 
     ``window``: of the segments, its start in seconds since 1970; None where the table has none, or the row no time.
-    ``resolved``: the batch that brings, or brought, a row of the quarantine into the table.
+    ``resolved``: the batch that brings, or brought, a row of the quarantine into the table, or takes it away; ``since``:
+    the one that puts it there in place of others.
     """
 
     dc: str
@@ -49,6 +52,11 @@ class ChunkRows(NamedTuple):
     lines: list[Line]
     window: int | None = None
     resolved: int | None = None
+    since: int | None = None
+
+    def is_for(self, last: int) -> bool:
+        """Whether it is all the same for later batches, too."""
+        return all(batch is None or batch <= last for batch in (self.resolved, self.since))
 
 
 class FileId(NamedTuple):
@@ -148,7 +156,7 @@ class Tables:
     def rows(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChunkRows]:
         """The rows at these offsets of a partition that stand in the tables, main table first. Raises Unavailable."""
         wanted = (
-            (ds.field("topic") == topic)
+            (text("topic") == topic)
             & (ds.field("partition") == partition)
             & (ds.field("offset") >= start)
             & (ds.field("offset") < end)
@@ -179,7 +187,7 @@ class Tables:
         have = set(schema.names)
         columns = list(_CHUNK)
         if name == QUARANTINE:
-            columns += ["line", "bytes", "newline", *(["resolved"] if "resolved" in have else [])]
+            columns += ["line", "bytes", "newline", *(name for name in _FATE if name in have)]
         elif self.whole_chunks:
             columns += ["data"]
         else:
@@ -198,7 +206,7 @@ def stands(row: ChunkRows, last: int) -> bool:
     """Whether a row stands beside a table whose last batch this is: a line that a batch brought into the table after
     all leaves the quarantine in the instant in which the table holds that batch.
     """
-    return row.resolved is None or row.resolved > last
+    return (row.resolved is None or row.resolved > last) and (row.since is None or row.since <= last)
 
 
 def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
@@ -222,8 +230,8 @@ def _grouped(batch: Any, length_s: int | None) -> Iterator[ChunkRows]:
     have, count = batch.schema.names, batch.num_rows
     nothing = [None] * count
     windows = _windows(batch.column("event_time"), length_s) if "event_time" in have and length_s else nothing
-    resolved = batch.column("resolved").to_pylist() if "resolved" in have else nothing
-    keys = zip(*(batch.column(name).to_pylist() for name in _CHUNK), windows, resolved, strict=True)
+    fate = [batch.column(name).to_pylist() if name in have else nothing for name in _FATE]
+    keys = zip(*(batch.column(name).to_pylist() for name in _CHUNK), windows, *fate, strict=True)
     content = next(name for name in ("text", "bytes", "data") if name in have)
     texts = batch.column(content).cast(pa.binary()).to_pylist()
     if content == "data":
@@ -237,8 +245,7 @@ def _grouped(batch: Any, length_s: int | None) -> Iterator[ChunkRows]:
             Line(WHOLE_RECORD if number is None else number, text or b"", bool(newline))
             for _, number, text, newline in group
         ]
-        dc, topic, partition, offset, source_id, seqno, window, brought = key
-        yield ChunkRows(dc, topic, partition, offset, source_id, seqno, lines, window, brought)
+        yield ChunkRows(*key[: len(_CHUNK)], lines, *key[len(_CHUNK) :])
 
 
 def _windows(times: Any, length_s: int) -> list[int | None]:

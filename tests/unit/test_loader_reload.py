@@ -1,0 +1,152 @@
+"""What a reload means: how it is written, which offsets it names, and what it refuses."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from logferry.loaders.errors import ConfigError, TopicChanged
+from logferry.loaders.ledger import LOAD, RELOAD, RESET, Ledger, LedgerEntry, new_entry
+from logferry.loaders.moved import told_of
+from logferry.loaders.notes import Note
+from logferry.loaders.plan import PartitionOffsets, Range, TopicPartition, TopicView
+from logferry.loaders.read import _one_a_partition
+from logferry.loaders.reload import Held, Span, Target, held, wanted
+
+T, P0, P1 = "dc1.nginx", TopicPartition("dc1.nginx", 0), TopicPartition("dc1.nginx", 1)
+TEN, NOON = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("dc1.nginx", Target("", "dc1.nginx")),
+        ("dc1.nginx:3", Target("", "dc1.nginx", 3)),
+        ("dc1.nginx:3=1000..2000", Target("", "dc1.nginx", 3, (1000, 2000))),
+        ("2026-11-20T10..2026-11-20T12", Target("", None, span=Span(TEN, NOON))),
+        ("2026-11-20T10:00..2026-11-20T12:00:00Z", Target("", None, span=Span(TEN, NOON))),
+        ("dc1.nginx=2026-11-20T10Z..2026-11-20T12", Target("", "dc1.nginx", span=Span(TEN, NOON))),
+        ("dc1.20.nginx", Target("", "dc1.20.nginx")),
+    ],
+)
+def test_what_is_written(text: str, target: Target):
+    assert Target.parse(text) == target._replace(text=text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "dc1.nginx:3=2000..2000",
+        "dc1.nginx:3=2000..1000",
+        "dc1.nginx:3=2000",
+        "dc1.nginx=10..20",
+        "dc1.nginx:x",
+        "*.nginx",
+        "2026-11-20T12..2026-11-20T10",
+        "2026-11-20T10..",
+        "2026-11-31..2026-12-02",
+        "dc1.nginx..dc1.other",
+    ],
+)
+def test_what_is_no_target(text: str):
+    with pytest.raises(ConfigError, match="--reload"):
+        Target.parse(text)
+
+
+def entry(batch: int, *ranges: tuple[int, int, int], dc: str = "dc1", id_: str = "A", kind: str = LOAD) -> LedgerEntry:
+    return new_entry(batch, dc, "lines/1", "run", [Range(T, p, id_, start, end) for p, start, end in ranges], kind=kind)
+
+
+def test_what_a_table_has_by_its_ledger():
+    entries = [entry(0, (0, 5, 10)), entry(1, (0, 10, 30), (1, 0, 4)), entry(2, (0, 30, 99))]
+    assert held(entries, entries[1]) == {P0: Held(5, 30, 0), P1: Held(0, 4, 0)}, "what is planned does not count"
+    skipped = [*entries[:2], entry(2, (0, 50, 50), (1, 4, 4), kind=RESET), entry(3, (0, 50, 60), (1, 4, 4))]
+    assert held(skipped, skipped[-1])[P0] == Held(5, 60, 0)
+    forgotten = [entries[1], entry(2, (0, 30, 30), kind=RESET)]
+    assert set(held(forgotten, forgotten[-1])) == {P0}
+
+
+def test_offsets_of_another_data_centre_are_not_ours():
+    moved = [
+        entry(0, (0, 0, 100), dc="dc1"),
+        entry(1, (0, 70, 70), dc="dc2"),
+        entry(2, (0, 70, 90), (1, 3, 5), dc="dc2"),
+    ]
+    assert held(moved, moved[-1]) == {P0: Held(70, 90, 70), P1: Held(3, 5, 0)}
+
+
+def test_a_topic_that_was_another_one_is_refused():
+    with pytest.raises(TopicChanged, match="rows of the older one have the same offsets"):
+        held([entry(0, (0, 0, 9)), entry(1, (0, 0, 5), id_="B")], entry(1, (0, 0, 5), id_="B"))
+
+
+def meant(*texts: str, earliest: int = 0, lowest: int = 0, id_: str = "A", spans: Any = None) -> list[tuple[int, ...]]:
+    have = {P0: Held(0, 100, lowest), P1: Held(0, 50, 0)}
+    view = TopicView(T, id_, {0: PartitionOffsets(earliest, 120), 1: PartitionOffsets(0, 50)})
+    committed = entry(7, (0, 90, 100), (1, 50, 50))
+    found = wanted([Target.parse(text) for text in texts], have, committed, {T: view}, spans or {})
+    assert all(r.topic_id == "A" for r in found)
+    return [(r.partition, r.start, r.end) for r in found]
+
+
+def test_which_offsets_are_read():
+    assert meant(f"{T}:0=10..20") == [(0, 10, 20)]
+    assert meant(T) == [(0, 0, 100), (1, 0, 50)]
+    assert meant(f"{T}:1") == [(1, 0, 50)]
+    assert meant(f"{T}:0=10..20", f"{T}:0=40..50", f"{T}:0=15..30", f"{T}:0=30..31") == [(0, 10, 31), (0, 40, 50)]
+    spans = {Span(TEN, NOON): {P0: (30, 110)}}
+    assert meant("2026-11-20T10..2026-11-20T12", spans=spans) == [(0, 30, 100)], "up to the position"
+    assert meant(f"{T}=2026-11-20T10..2026-11-20T12", f"{T}:1=0..1", spans=spans) == [(0, 30, 100), (1, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "more", "error", "why"),
+    [
+        ([f"{T}:0=90..101"], {}, ConfigError, "is loaded up to 100"),
+        (["dc1.other"], {}, ConfigError, "has no positions of it; it has those of dc1.nginx"),
+        ([f"{T}:2=0..1"], {}, ConfigError, "no positions"),
+        ([f"{T}:0=10..20", "dc1.other"], {}, ConfigError, "no positions"),
+        (["2026-11-20T10..2026-11-20T12"], {}, ConfigError, "holds nothing of it"),
+        ([f"{T}:0=10..20"], {"earliest": 15}, TopicChanged, "so 10 to 14 cannot be read again; nothing was replaced"),
+        ([f"{T}:0=10..20"], {"earliest": 110}, TopicChanged, "so 10 to 19"),
+        ([T], {"earliest": 1}, TopicChanged, "so 0 to 0"),
+        ([T], {"id_": "B"}, TopicChanged, "created anew"),
+        ([f"{T}:0=10..20"], {"lowest": 11}, ConfigError, "loaded in another data centre"),
+    ],
+)
+def test_what_is_refused(texts: list[str], more: Any, error: type[Exception], why: str):
+    with pytest.raises(error, match=why):
+        meant(*texts, **more)
+
+
+def test_a_time_of_which_kafka_may_have_dropped_something_is_refused():
+    spans = {Span(TEN, NOON): {P0: (15, 30)}}
+    with pytest.raises(TopicChanged, match="begin later, or name offsets"):
+        meant("2026-11-20T10..2026-11-20T12", earliest=15, spans=spans)
+    assert meant("2026-11-20T10..2026-11-20T12", earliest=14, spans=spans) == [(0, 15, 30)]
+
+
+def test_the_ledger_keeps_a_reload_apart_from_the_positions(tmp_path: Any):
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.create()
+    again = [Range(T, 0, "A", 40, 50), Range(T, 0, "A", 10, 20)]
+    put = new_entry(0, "dc1", "lines/1", "run", [Range(T, 0, "A", 90, 90)], kind=RELOAD, reload=again)
+    assert ledger.put(put) == put
+    assert ledger.get(0).reads == tuple(sorted(again))
+    assert ledger.get(0).ranges == (Range(T, 0, "A", 90, 90),)
+
+
+def test_two_ranges_of_a_partition_are_read_apart():
+    a, b, c = (Range(T, 0, "A", n, n + 5) for n in (0, 10, 20))
+    other = Range(T, 1, "A", 0, 5)
+    assert _one_a_partition([a, b, other, c]) == [[a, other], [b], [c]]
+
+
+def test_notes_of_a_reload():
+    was = [Note(1, T, 0, n, "s", n, "dc2.nginx") for n in (11, 12, 30)]
+    now = [was[0]._replace(batch=5), Note(5, T, 0, 13, "s", 13, "dc2.nginx")]
+    planned = new_entry(5, "dc1", "p", "r", [], kind=RELOAD, reload=[Range(T, 0, "A", 10, 20)])
+    assert told_of(was, now, planned) == (was[1]._replace(batch=5, kept=None), now[1])
+    assert told_of(was, now, planned._replace(reload=())) == tuple(now)
