@@ -9,11 +9,16 @@ import asyncio
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from logferry.loaders import compact_command
+from logferry.loaders.compact import compact
 from logferry.loaders.ledger import TablePaths, last_batch, open_table, read_ledger
 from logferry.loaders.notes import read_notes
 from logferry.ops.kafka import Cluster
@@ -148,8 +153,9 @@ async def test_two_racing_and_killed_at_random(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("by", ["hand", "command"])
 async def test_a_frozen_loader_that_wakes_up_after_all_was_done_and_tidied(
-    start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+    by: str, start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
 ):
     """Stopped in mid-write; others finish; table and quarantine are compacted and their history dropped; it goes on."""
     table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
@@ -166,8 +172,11 @@ async def test_a_frozen_loader_that_wakes_up_after_all_was_done_and_tidied(
     assert status == 0, err
     check_kept(table, topic.committed)
     tidied = last_batch(open_table(paths.main))
-    for path in (paths.main, paths.quarantine):
-        tidy(path)
+    if by == "hand":
+        for path in (paths.main, paths.quarantine):
+            tidy(path)
+    else:
+        assert compact_command.main([str(table)]) == 0
     check_kept(table, topic.committed)
     os.kill(jvm, signal.SIGCONT)
     os.kill(zombie.process.pid, signal.SIGCONT)
@@ -179,6 +188,78 @@ async def test_a_frozen_loader_that_wakes_up_after_all_was_done_and_tidied(
     assert last_batch(open_table(paths.main)) == tidied
     status, summary, err = start(table, topic.name).finish()
     assert (status, summary["rows"]) == (0, 0), err
+    check_kept(table, topic.committed)
+
+
+@pytest.mark.long
+async def test_a_frozen_loader_whose_batch_nobody_did_finds_its_files_after_a_compaction(
+    start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+):
+    """Whatever is not named goes, however young it is, but for what belongs to a batch that is not in the table yet."""
+    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    await topic.write(logs(8, 100), partitions=2)
+    assert start(table, topic.name).finish()[0] == 0
+    await topic.write(logs(8, 300, round_=1), partitions=2)
+    before, files = last_batch(open_table(table)), data_files(paths.main)
+    zombie = start(table, topic.name)
+    wait_for(lambda: data_files(paths.main) > files, "the first file of rows", zombie)
+    jvm = zombie.jvm()
+    assert jvm is not None
+    os.kill(jvm, signal.SIGSTOP)
+    os.kill(zombie.process.pid, signal.SIGSTOP)
+    assert last_batch(open_table(table)) == before, "it was stopped too late to show anything"
+    removed = sum(tidied.removed for tidied in compact(table, timedelta(0)))
+    assert removed > 0
+    os.kill(jvm, signal.SIGCONT)
+    os.kill(zombie.process.pid, signal.SIGCONT)
+    status, summary, err = zombie.finish()
+    assert status == 0, (summary, err)
+    assert summary["tables"][0]["batches"][0]["ours"]
+    check_kept(table, topic.committed)
+
+
+@pytest.mark.long
+async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
+    start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+):
+    table = tmp_path / "logs"
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    await topic.write(logs(8, 200), partitions=2)
+    racers = [start(table, topic.name) for _ in range(2)]
+    ended, merged = threading.Event(), []
+
+    def compact_again_and_again() -> None:
+        while not ended.wait(0.2):
+            if last_batch(open_table(table)) >= 0:
+                tidied = list(compact(table, timedelta(hours=1)))
+                merged.append(sum(one.before - one.after for one in tidied))
+
+    with ThreadPoolExecutor(1) as pool:
+        compacting = pool.submit(compact_again_and_again)
+        try:
+            for round_ in range(1, 7):
+                await topic.write(logs(8, 200, round_), partitions=2)
+                await asyncio.sleep(3 + dice.random() * 6)
+                victim = dice.randrange(2)
+                racers[victim].kill(python=dice.random() < 0.7, jvm=dice.random() < 0.7)
+                for i, racer in enumerate(racers):
+                    if i == victim or racer.process.poll() is not None:
+                        racer.kill()
+                        racer.finish()
+                        racers[i] = start(table, topic.name)
+            for racer in racers:
+                status, summary, err = racer.finish()
+                assert status in (0, 3), (summary, err)
+        finally:
+            ended.set()
+        compacting.result()
+    assert sum(merged) > 0
+    status, summary, err = start(table, topic.name).finish()
+    assert status == 0, (summary, err)
+    check_kept(table, topic.committed)
+    assert sum(tidied.removed for tidied in compact(table, timedelta(0))) > 0
     check_kept(table, topic.committed)
 
 
