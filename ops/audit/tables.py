@@ -39,8 +39,8 @@ class ChunkRows(NamedTuple):
     """Rows of one chunk that stand together in the table: all of them, or some.
 
     ``window``: of the segments, its start in seconds since 1970; None where the table has none, or the row no time.
-    ``resolved``: the batch that brings, or brought, a row of the quarantine into the table, or takes it away; ``since``:
-    the one that puts it there in place of others.
+    ``resolved``: the batch that brings, or brought, a row of the quarantine into the table, or takes it away;
+    ``since``: the one that puts it there in place of others.
     """
 
     dc: str
@@ -245,7 +245,8 @@ def _grouped(batch: Any, length_s: int | None) -> Iterator[ChunkRows]:
             Line(WHOLE_RECORD if number is None else number, text or b"", bool(newline))
             for _, number, text, newline in group
         ]
-        yield ChunkRows(*key[: len(_CHUNK)], lines, *key[len(_CHUNK) :])
+        dc, topic, partition, offset, source_id, seqno, window, brought, since = key
+        yield ChunkRows(dc, topic, partition, offset, source_id, seqno, lines, window, brought, since)
 
 
 def _windows(times: Any, length_s: int) -> list[int | None]:
