@@ -44,6 +44,7 @@ from logferry.loaders.scratch import scratch_folder
 from logferry.loaders.session import spark_session
 from logferry.loaders.sizes import Limits
 from logferry.loaders.state import show, table_facts
+from logferry.loaders.submitted import is_submitted, submit_options
 from rich.console import Console
 
 JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
@@ -57,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.state:
             return _state(options, console)
+        if options.print_submit:
+            print(submit_options(_jars(options)))
+            return EXIT_DONE
         _check(options)
         settings = _config(options)
         if options.move_to:
@@ -190,6 +194,8 @@ def _reset(
 
 def _jars(options: argparse.Namespace) -> list[Path]:
     """Spark's connector to Kafka and the table format, already on this machine: nothing is fetched here."""
+    if is_submitted():
+        return []
     given: str | None = options.jars or os.environ.get(JARS_VARIABLE)
     if not given:
         raise ConfigError(
@@ -217,7 +223,7 @@ def _config(options: argparse.Namespace) -> config.Config:
         table["max_records"] = options.max_records
     if options.parser is not None:
         table["parser"] = {"format": options.parser}
-    spark = {"master": options.master, "driver_memory": options.driver_memory}
+    spark = {"master": options.master, "driver_memory": options.driver_memory, "conf": _spark_conf(options)}
     raw = {
         "dc": options.dc or options.move_to or "dc1",
         "kafka": {"bootstrap_servers": options.bootstrap},
@@ -225,6 +231,13 @@ def _config(options: argparse.Namespace) -> config.Config:
         "tables": [table],
     }
     return config.check(raw, "options")
+
+
+def _spark_conf(options: argparse.Namespace) -> dict[str, str] | None:
+    pairs = [text.partition("=") for text in options.spark_conf or ()]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
+        raise ConfigError(f"--spark-conf {wrong[0]!r}: NAME=VALUE")
+    return {name: value for name, _, value in pairs} or None
 
 
 def _count(text: str) -> int:
@@ -278,6 +291,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-records", type=int, metavar="N", help="offsets in a batch, at most")
     parser.add_argument("--master", metavar="URL", help="Spark's master (default: local[*])")
     parser.add_argument("--driver-memory", metavar="SIZE", help="heap of Spark's driver, 1g say")
+    parser.add_argument("--spark-conf", action="append", metavar="NAME=VALUE", help="one of Spark's own settings")
+    parser.add_argument(
+        "--print-submit", action="store_true", help="loads nothing, but says what to put behind spark-submit --master …"
+    )
     parser.add_argument("--jars", metavar="JAR:JAR…", help=f"else {JARS_VARIABLE}")
     parser.add_argument("--json", action="store_true", help="one line of JSON at the end, nothing else")
     return parser

@@ -20,6 +20,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 _BATCH_RECORDS = 50_000
 _MIB = 1 << 20
 TOPIC = "{topic}"
+# By settings of ours, or because rows depend on them.
+_TAKEN = {
+    "spark.master",
+    "spark.jars",
+    "spark.driver.memory",
+    "spark.driver.extraClassPath",
+    "spark.driver.extraJavaOptions",
+    "spark.sql.session.timeZone",
+    "spark.sql.extensions",
+    "spark.sql.catalog.spark_catalog",
+    "spark.sql.parquet.outputTimestampType",
+    "spark.sql.legacy.timeParserPolicy",
+    "spark.sql.mapKeyDedupPolicy",
+}
 
 
 class _Strict(BaseModel):
@@ -33,11 +47,22 @@ class KafkaSettings(_Strict):
 
 
 class SparkSettings(_Strict):
-    """``scratch``: where a batch is kept between reading and writing, and Spark's log; none: the system's folder."""
+    """``scratch``: where a batch is kept between reading and writing, and Spark's log; none: the system's folder. With
+    a master that is not local, executors keep batches on disks of their own. ``conf``: more of Spark's own settings.
+    Under spark-submit, what that was told comes first, master and memory above all.
+    """
 
     master: Annotated[str, Field(min_length=1)] = "local[*]"
     driver_memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "1g"
     scratch: Path | None = None
+    conf: dict[Annotated[str, Field(pattern=r"^spark\.[a-zA-Z0-9._-]+$")], str] = {}
+
+    @field_validator("conf")
+    @classmethod
+    def _conf(cls, conf: dict[str, str]) -> dict[str, str]:
+        if taken := sorted(conf.keys() & _TAKEN):
+            raise ValueError(f"{', '.join(taken)}: that is set by the loader")
+        return conf
 
 
 class GatewayAccess(_Strict):

@@ -70,6 +70,10 @@ class MirrorBehind(Transient):
     """The mirror has not brought all that the table holds."""
 
 
+class ExecutorLost(Transient):
+    """An executor of the cluster has ended, and with it what it kept of a batch."""
+
+
 class Overtaken(Transient):
     """Another loader has done what this one was at."""
 

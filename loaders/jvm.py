@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from logferry.loaders.errors import KafkaAway, LoadError, SparkAway, SparkFailed, StorageAway, TopicChanged
+from logferry.loaders.errors import (
+    ExecutorLost,
+    KafkaAway,
+    LoadError,
+    SparkAway,
+    SparkFailed,
+    StorageAway,
+    TopicChanged,
+)
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame
@@ -27,6 +35,10 @@ _RACES: Final = re.compile(
     r"|\S*FileAlreadyExistsException"
 )
 _KAFKA_LOST: Final = re.compile(r"\S*(OffsetOutOfRange|UnknownTopicOrPartition|UnknownTopicId)Exception")
+# Spark tries again what it can; what an executor alone had is gone with it.
+_EXECUTOR: Final = re.compile(
+    r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd_\S+ not found|ExecutorLostFailure"
+)
 _LOST_TEXT: Final = "Some data may have been lost"
 _KAFKA: Final = re.compile(r"org\.apache\.kafka\..*|java\.util\.concurrent\.TimeoutException")
 _STORAGE: Final = re.compile(r"java\.io\.\w+|java\.nio\.file\.\w+|org\.apache\.hadoop\.\S+")
@@ -59,6 +71,8 @@ def sorted_error(error: BaseException, doing: str) -> LoadError:
     names = [n for n, _ in chain]
     if any(_KAFKA_LOST.fullmatch(n) for n in names) or any(_LOST_TEXT in text for _, text in chain):
         return TopicChanged(said)
+    if any(_EXECUTOR.search(text) for _, text in chain):
+        return ExecutorLost(said)
     if any(_KAFKA.fullmatch(n) for n in names):
         return KafkaAway(said)
     if any(_STORAGE.fullmatch(n) for n in names):

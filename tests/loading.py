@@ -239,12 +239,19 @@ class LoaderProcess:
     """``python -m logferry.loaders`` and its JVM."""
 
     def __init__(
-        self, bootstrap: str, table: Path, topic: str, *options: str, scratch: Path, settings: str = ""
+        self,
+        bootstrap: str,
+        table: Path,
+        topic: str,
+        *options: str,
+        scratch: Path,
+        settings: str = "",
+        dc: str = "dc1",
     ) -> None:
         """``settings``: more of the table's, as TOML."""
-        file = scratch / f"load-{table.name}-{crc32(settings.encode())}.toml"
+        file = scratch / f"load-{dc}-{table.name}-{crc32(settings.encode())}.toml"
         file.write_text(
-            f'dc = "dc1"\nkafka.bootstrap_servers = "{bootstrap}"\n'
+            f'dc = "{dc}"\nkafka.bootstrap_servers = "{bootstrap}"\n'
             f'[spark]\nmaster = "local[2]"\ndriver_memory = "512m"\nscratch = "{scratch / "runs"}"\n'
             f'[[tables]]\npath = "{table}"\ntopics = ["{topic}"]\nmax_records = 400\n{settings}\n'
         )

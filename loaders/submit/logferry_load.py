@@ -1,0 +1,10 @@
+"""``logferry load`` as a program for spark-submit, in a folder of its own: Python searches a script's folder first."""
+
+from __future__ import annotations
+
+import sys
+
+from logferry.loaders.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""What Spark is told: what rows depend on is not a matter of configuration, and a cluster's driver is no loopback's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logferry.loaders.config import SparkSettings, check
+from logferry.loaders.errors import ConfigError
+from logferry.loaders.session import OWN, spark_conf
+
+JARS = [Path("/jars/a.jar"), Path("/jars/b.jar")]
+
+
+def told(tmp_path: Path, **settings: object) -> dict[str, str]:
+    conf = spark_conf(SparkSettings.model_validate(settings), JARS, tmp_path)
+    return dict(conf.getAll())
+
+
+def test_a_local_session_stays_on_this_machine(tmp_path: Path):
+    conf = told(tmp_path)
+    assert conf["spark.master"] == "local[*]"
+    assert conf["spark.driver.host"] == conf["spark.driver.bindAddress"] == "127.0.0.1"
+    assert conf["spark.local.dir"] == str(tmp_path / "blocks")
+
+
+def test_executors_elsewhere_reach_the_driver_and_keep_batches_on_disks_of_their_own(tmp_path: Path):
+    conf = told(tmp_path, master="spark://master:7077")
+    assert conf["spark.master"] == "spark://master:7077"
+    assert conf["spark.jars"] == "/jars/a.jar,/jars/b.jar"
+    assert conf.keys() & {"spark.driver.host", "spark.driver.bindAddress", "spark.local.dir"} == set()
+    assert conf["spark.executor.extraJavaOptions"] == "-Xss128m"
+
+
+def test_settings_of_sparks_own(tmp_path: Path):
+    more = {
+        "spark.executor.memory": "4g",
+        "spark.ui.enabled": "true",
+        "spark.executor.extraJavaOptions": "-XX:+UseG1GC",
+    }
+    conf = told(tmp_path, conf=more)
+    assert (conf["spark.executor.memory"], conf["spark.ui.enabled"]) == ("4g", "true")
+    assert conf["spark.executor.extraJavaOptions"] == "-XX:+UseG1GC -Xss128m"
+    assert OWN.items() <= conf.items()
+
+
+@pytest.mark.parametrize("name", [*OWN, "spark.master", "spark.jars", "spark.driver.memory", "master", "spark.a b"])
+def test_what_the_loader_sets_is_refused(name: str):
+    raw = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "spark": {"conf": {name: "x"}},
+        "tables": [{"path": "/t", "topics": ["dc1.a"]}],
+    }
+    with pytest.raises(ConfigError, match=r"spark\.conf"):
+        check(raw, "file")
