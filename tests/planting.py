@@ -211,18 +211,19 @@ class Load:
         ]
         self.entries[batch] = entry._replace(ranges=tuple(ranges))
 
-    def write(self, path: Path, *, strays: bool = True) -> Path:
-        """``strays``: write the rows that no entry covers, too."""
+    def write(self, path: Path, *, strays: bool = True, main: pa.Schema | None = None) -> Path:
+        """``strays``: write the rows that no entry covers, too. ``main``: the main table's columns, if others."""
         paths = TablePaths.of(path)
+        main = MAIN if main is None else main
         Ledger(paths.ledger).create()
-        for place, schema in ((paths.main, MAIN), (paths.quarantine, QUARANTINE)):
+        for place, schema in ((paths.main, main), (paths.quarantine, QUARANTINE)):
             DeltaTable.create(str(place), Schema.from_arrow(schema))
         for entry in self.entries:
             Ledger(paths.ledger).put(entry)
             batches = [entry.batch, None] if strays and entry is self.entries[-1] else [entry.batch]
             for place, schema, rows in (
                 (paths.quarantine, QUARANTINE, self.quarantine),
-                (paths.main, MAIN, self.rows),
+                (paths.main, main, self.rows),
             ):
                 chosen = [row for row in rows if _batch_of(row, self.entries) in batches]
                 commit(place, entry.batch, pa.Table.from_pylist(chosen, schema=schema))
@@ -280,4 +281,6 @@ _IDENTITY = [
     ("recorded", pa.timestamp("us", "UTC")),
 ]
 MAIN = pa.schema([*_IDENTITY, ("text", pa.string()), ("newline", pa.bool_())])
+TIMED = pa.schema([*MAIN, ("event_time", pa.timestamp("us", "UTC"))])
+CHUNKS = pa.schema([*(column for column in _IDENTITY if column[0] != "line"), ("data", pa.binary())])
 QUARANTINE = pa.schema([*_IDENTITY, ("bytes", pa.binary()), ("newline", pa.bool_()), ("reason", pa.string())])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,7 +16,7 @@ from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.lines import Line, rows_of, whole_record
 from logferry.ops.audit.loaded import Place
 from logferry.ops.audit.partition import decoded
-from logferry.ops.audit.tables import ChunkRows, Tables
+from logferry.ops.audit.tables import ChunkRows
 
 # So many are named line by line, each with a look into Kafka; of the others, how many rows are missing or too many.
 DETAILED: Final = 50
@@ -36,14 +36,16 @@ class Namer:
     """``budget``: of so many more chunks each line is named."""
 
     kafka: Kafka
-    tables: Tables
+    whole_chunks: bool
     findings: Findings
     budget: int = DETAILED
 
-    async def name(self, dc: str, place: Place, account: Account) -> int:
+    async def name(
+        self, place: Place, account: Account, rows_at: Callable[[Collection[int]], Iterable[tuple[int, ChunkRows]]]
+    ) -> int:
         """Adds what is left in the account to the findings; how many chunks that were. Raises Unavailable, KafkaError.
 
-        ``dc``: whose offsets they are.
+        ``rows_at``: gives the rows of the chunks at some offsets.
         """
         count = 0
         first: list[Damaged] = []
@@ -56,15 +58,14 @@ class Namer:
         self.budget -= len(first)
         rows: dict[int, list[ChunkRows]] = {one.offset: [] for one in first}
         if first:
-            for row in self.tables.rows(*place, first[0].offset, first[-1].offset + 1):
-                if row.dc == dc and row.offset in rows:
-                    rows[row.offset].append(row)
+            for offset, row in rows_at(rows.keys()):
+                rows[offset].append(row)
         for one in first:
             record = await _record(self.kafka, one)
             if record is None:
                 self.findings.add(_unnamed(one))
                 continue
-            for finding in name(place, record, rows[one.offset], self.tables.whole_chunks):
+            for finding in name(place, record, rows[one.offset], self.whole_chunks):
                 self.findings.add(finding)
         return count
 

@@ -49,14 +49,18 @@ class KeptPartition:
 
 @dataclass
 class KeptTable:
-    """``seen``: the offsets of (data centre, partition) whose chunks stand in ``cells``."""
+    """``home``: the data centre whose log it was compared with. ``seen``: the offsets of each partition there, whose
+    chunks stand in ``cells``. ``firsts``: of a table that moved, the first seqno that was read of each source; None: it
+    did not, and offsets were compared, too."""
 
     table_id: str
     batch: int
-    seen: dict[tuple[str, Place], Ranges] = field(default_factory=dict)
+    home: str
+    firsts: dict[Cell, int] | None = None
+    seen: dict[Place, Ranges] = field(default_factory=dict)
     cells: dict[Cell, Tally] = field(default_factory=dict)
     files: dict[FileId, FileFacts] = field(default_factory=dict)
-    not_loaded: dict[tuple[str, Place], int] = field(default_factory=dict)
+    not_loaded: dict[Place, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,7 +82,7 @@ class Kept:
     """``scope``: what was audited; a file of another scope is refused."""
 
     scope: dict[str, Any]
-    partitions: dict[Place, KeptPartition] = field(default_factory=dict)
+    partitions: dict[tuple[str, Place], KeptPartition] = field(default_factory=dict)
     tables: dict[str, KeptTable] = field(default_factory=dict)
     copies: dict[tuple[str, Place], KeptCopy] = field(default_factory=dict)
     files: dict[str, KeptFile] = field(default_factory=dict)
@@ -139,18 +143,20 @@ def write_kept(file: Path, kept: Kept) -> None:
 
 def _documents(kept: Kept) -> Iterator[dict[str, Any]]:
     yield {"format": FORMAT, "scope": kept.scope}
-    for place, partition in kept.partitions.items():
+    for (dc, place), partition in kept.partitions.items():
         findings = [finding.as_dict() for finding in partition.findings]
         tail = None if partition.tail is None else list(partition.tail)
-        yield {"at": list(place), "id": partition.topic_id, "end": partition.end, "tail": tail, "findings": findings}
+        yield {"at": [dc, *place], "id": partition.topic_id, "end": partition.end, "tail": tail, "findings": findings}
         for source_id, chain in partition.chains.items():
             yield {"source": source_id, "chain": _of_chain(chain)}
     for path, table in kept.tables.items():
-        yield {"table": path, "id": table.table_id, "batch": table.batch}
-        for (dc, place), seen in table.seen.items():
-            yield {"seen": [dc, *place], "ranges": list(seen), "not": table.not_loaded.get((dc, place), 0)}
+        moved = table.firsts is not None
+        yield {"table": path, "id": table.table_id, "batch": table.batch, "home": table.home, "moved": moved}
+        for place, seen in table.seen.items():
+            yield {"seen": list(place), "ranges": list(seen), "not": table.not_loaded.get(place, 0)}
         for cell, tally in table.cells.items():
-            yield {"cell": list(cell), "sum": tally.as_list}
+            first = {"first": table.firsts[cell]} if table.firsts is not None and cell in table.firsts else {}
+            yield {"cell": list(cell), "sum": tally.as_list, **first}
         for file, facts in table.files.items():
             windows = [[start, *tally.as_list] for start, tally in facts.windows.items()]
             yield {
@@ -175,17 +181,21 @@ def _parsed(documents: list[Any]) -> Kept:
             findings = [Finding(**finding) for finding in said["findings"]]
             tail = None if said["tail"] is None else Tail(*said["tail"])
             partition = KeptPartition(said["id"], said["end"], tail, findings)
-            kept.partitions[_place(said["at"])] = partition
+            dc, *place = said["at"]
+            kept.partitions[dc, _place(place)] = partition
         elif "chain" in said and partition is not None:
             partition.chains[said["source"]] = _chain(said["chain"])
         elif "table" in said:
-            table = kept.tables[said["table"]] = KeptTable(said["id"], said["batch"])
+            firsts: dict[Cell, int] | None = {} if said["moved"] else None
+            table = kept.tables[said["table"]] = KeptTable(said["id"], said["batch"], said["home"], firsts)
         elif "seen" in said and table is not None:
-            dc, *place = said["seen"]
-            table.seen[dc, _place(place)] = _ranges(said["ranges"])
-            table.not_loaded[dc, _place(place)] = said["not"]
+            at = _place(said["seen"])
+            table.seen[at], table.not_loaded[at] = _ranges(said["ranges"]), said["not"]
         elif "cell" in said and table is not None:
-            table.cells[Cell(*said["cell"])] = Tally.of_list(said["sum"])
+            cell = Cell(*said["cell"])
+            table.cells[cell] = Tally.of_list(said["sum"])
+            if table.firsts is not None and "first" in said:
+                table.firsts[cell] = said["first"]
         elif "file" in said and table is not None:
             size, changed, rows, left = said["is"]
             windows = {start: Tally.of_list(rest) for start, *rest in said["windows"]}

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from logferry.loaders.ledger import LedgerEntry
+from logferry.loaders.ledger import MOVE, LedgerEntry
 from logferry.loaders.plan import Range
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.ranges import Ranges
@@ -24,6 +24,7 @@ class Loaded:
 
     ``strange``: topics whose entries speak of another incarnation than Kafka's, so that offsets mean nothing.
     ``dcs``: whose offsets there are. ``topics``: those that are audited; ``others``: that the ledger has besides.
+    ``first``: where the first batch of each partition begins.
     """
 
     last: int
@@ -34,6 +35,7 @@ class Loaded:
     dcs: set[str] = field(default_factory=set)
     topics: frozenset[str] = frozenset()
     others: set[str] = field(default_factory=set)
+    first: dict[Place, int] = field(default_factory=dict)
 
     def covers(self, place: Place) -> Ranges:
         """The offsets of the batches that can be compared."""
@@ -56,7 +58,8 @@ def check_ledger(
 ) -> Loaded:
     """``last``: the last batch of the table as it is audited; ``last_now``: as it was after the ledger was read.
 
-    ``ids``: the printed ids of the audited topics. Only offsets of this ``dc`` are judged.
+    ``ids``: the printed ids of the audited topics. Only offsets of this ``dc`` are judged. Where a table moved, a batch
+    that was planned in the old place may have been read in the new one: then the entry of the move has its ranges.
     """
     found = Loaded(last, len(entries), dcs={entry.dc for entry in entries}, topics=frozenset(ids))
     there = {entry.batch for entry in entries}
@@ -68,10 +71,14 @@ def check_ledger(
         detail = f"the ledger goes up to batch {entries[-1].batch}, the table to {last_now}: the table was put back"
         findings.add(Finding("ledger-ahead", ledger, detail))
     before: dict[Place, tuple[int, Range]] = {}
+    read_elsewhere = {entry.batch - 1 for entry in entries if entry.kind == MOVE and any(r.size for r in entry.ranges)}
     for entry in entries:
+        if entry.dc != dc:
+            continue
+        if entry.kind == MOVE:
+            # What was loaded in between has other offsets; that nothing is missing or twice shows in the rows.
+            before.clear()
         for r in entry.ranges:
-            if entry.dc != dc:
-                continue
             if r.topic not in ids:
                 found.others.add(r.topic)
                 continue
@@ -79,6 +86,9 @@ def check_ledger(
                 found.strange.add(r.topic)
                 continue
             _follow(ledger, entry.batch, r, before, findings)
+            found.first.setdefault((r.topic, r.partition), r.start)
+            if entry.batch in read_elsewhere:
+                continue
             target = found.committed if entry.batch <= last else found.planned
             target.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
     for topic in sorted(found.strange):
@@ -103,3 +113,19 @@ def _follow(ledger: str, batch: int, r: Range, before: dict[Place, tuple[int, Ra
     elif r.start < earlier.end:
         detail = f"{ledger}: batch {number} ends at {earlier.end}, batch {batch} starts at {r.start}: loaded twice"
         findings.add(Finding("ledger-overlap", where, detail, first=r.start, last=earlier.end - 1))
+
+
+def loaded_there(entries: Sequence[LedgerEntry], last: int, dc: str) -> Loaded:
+    """What was loaded by offsets of a data centre whose Kafka is not asked."""
+    ids = {r.topic: r.topic_id for entry in entries if entry.dc == dc for r in entry.ranges}
+    return check_ledger("", entries, last, last, dc, ids, Findings())
+
+
+def home_of(entries: Sequence[LedgerEntry], last: int) -> str | None:
+    """The data centre in which the table is loaded, as of its last batch."""
+    return next((entry.dc for entry in reversed(entries) if entry.batch <= last), None)
+
+
+def is_moved(entries: Sequence[LedgerEntry], last: int) -> bool:
+    """Whether its rows were read in several data centres."""
+    return len({entry.dc for entry in entries if entry.batch <= last}) > 1

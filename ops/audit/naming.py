@@ -6,7 +6,8 @@ the rows at these offsets. So memory does not grow with what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from logferry.gateway.contract import Malformed
@@ -22,74 +23,94 @@ from logferry.ops.audit.reading import committed
 from logferry.ops.audit.rows import is_whole_record, stray
 from logferry.ops.audit.sums import Cell, Tally
 from logferry.ops.audit.tabled import TableProof
+from logferry.ops.audit.tables import ChunkRows
 
 # 40 bytes of memory for each chunk.
 _WINDOW: Final = 200_000
+_FAR: Final = (1 << 63) - 1
 
 
-async def name_differences(kafkas: Mapping[str, Kafka], proof: TableProof, findings: Findings) -> None:
-    """Adds to the findings what is wrong with the table. Raises Unavailable, KafkaError."""
+async def name_differences(kafka: Kafka, proof: TableProof, findings: Findings) -> None:
+    """Adds to the findings what is wrong with the table. ``kafka``: of its home. Raises Unavailable, KafkaError."""
     places = {cell.place for cell in proof.bad}
     explained: set[Place] = set()
-    namers = {dc: Namer(kafka, proof.tables, findings) for dc, kafka in kafkas.items()}
-    for dc, place in sorted(proof.seen):
-        if place in places and dc in namers and await _named(namers[dc], proof, dc, place):
+    namer = Namer(kafka, proof.tables.whole_chunks, findings)
+    for place in sorted(proof.seen):
+        if place in places and await _named(namer, proof, place):
             explained.add(place)
     for cell, (expected, rows) in sorted(proof.bad.items(), key=lambda one: (one[0].place, one[0].source_id or "")):
         if cell.place not in explained:
             findings.add(_unexplained(proof, cell, expected, rows))
 
 
-async def _named(namer: Namer, proof: TableProof, dc: str, place: Place) -> bool:
+async def _named(namer: Namer, proof: TableProof, place: Place) -> bool:
     """Whether something wrong was found, chunk by chunk."""
     earliest = await namer.kafka.offset(*place, EARLIEST)
-    seen = proof.seen[dc, place]
+    seen = proof.seen[place]
     found = False
     for low, high in seen.within(earliest, max(earliest, seen.end)):
         for start in range(low, high, _WINDOW):
-            end = min(high, start + _WINDOW)
-            found |= await _window(namer, proof, dc, place, start, end)
+            window = await _Window.read(namer.kafka, proof, place, start, min(high, start + _WINDOW))
+            strays: dict[tuple[str, Place], Finding] = {}
+            for offset, row in window.rows(None):
+                identity = NO_IDENTITY if is_whole_record(row) else identity_of(row.source_id or "", row.seqno or 0)
+                if not window.account.found(offset, identity, sum_of(row.lines)):
+                    stray(strays, "rows-without-record", "rows of which the log has no record", row)
+            for finding in strays.values():
+                namer.findings.add(finding)
+            found |= await namer.name(place, window.account, window.rows) > 0 or bool(strays)
     return found
 
 
-async def _window(namer: Namer, proof: TableProof, dc: str, place: Place, start: int, end: int) -> bool:
-    account = await _account(namer.kafka, proof, place, start, end)
-    strays: dict[tuple[str, Place], Finding] = {}
-    for row in proof.tables.rows(*place, start, end):
-        if row.dc != dc:
-            continue
-        whole = is_whole_record(row) or row.source_id is None or row.seqno is None
-        identity = NO_IDENTITY if whole else identity_of(row.source_id or "", row.seqno or 0)
-        if not account.found(row.offset, identity, sum_of(row.lines)):
-            stray(strays, "rows-without-record", "rows of which the log has no record", row)
-    for finding in strays.values():
-        namer.findings.add(finding)
-    return await namer.name(dc, place, account) > 0 or bool(strays)
+@dataclass
+class _Window:
+    """Offsets of one partition in the home's log. ``places``: of a table that moved, where each chunk is in there."""
 
+    proof: TableProof
+    place: Place
+    start: int
+    end: int
+    account: Account
+    places: dict[int, int]
 
-async def _account(kafka: Kafka, proof: TableProof, place: Place, start: int, end: int) -> Account:
-    """The chunks of these offsets that must be in the table."""
-    account, gone = Account(), Ranges()
-    left_out = {
-        note.offset: identity_of(note.source_id, note.seqno)
-        for note in proof.tables.left_out
-        if (note.topic, note.partition) == place and note.kept != note.topic
-    }
-    async for fetched in committed(kafka, place, start, end, gone.add):
-        for record in fetched.records:
-            if record.offset >= end:
-                break
-            try:
-                source_id, chunk = decoded(record)
-            except Malformed:
-                account.expect(record.offset, NO_IDENTITY, sum_of([whole_record(record.value or b"")]))
+    @classmethod
+    async def read(cls, kafka: Kafka, proof: TableProof, place: Place, start: int, end: int) -> _Window:
+        """With the chunks that must be in the table."""
+        found, gone = cls(proof, place, start, end, Account(), {}), Ranges()
+        notes = [n for n in proof.tables.left_out if (n.topic, n.partition) == place and n.kept != n.topic]
+        left_out = {(n.offset, identity_of(n.source_id, n.seqno)) for n in notes}
+        copies = {identity for _, identity in left_out} if proof.moved else set()
+        async for fetched in committed(kafka, place, start, end, gone.add):
+            for record in fetched.records:
+                if record.offset >= end:
+                    break
+                try:
+                    source_id, chunk = decoded(record)
+                    identity = identity_of(source_id, chunk.seqno)
+                    rows = rows_of(chunk.data, proof.tables.whole_chunks)
+                except Malformed:
+                    identity, rows = NO_IDENTITY, [whole_record(record.value or b"")]
+                if (record.offset, identity) in left_out or identity in copies:
+                    rows = []
+                found.account.expect(record.offset, identity, sum_of(rows))
+                if proof.moved:
+                    found.places[identity] = record.offset
+        return found
+
+    def rows(self, offsets: Collection[int] | None) -> Iterator[tuple[int, ChunkRows]]:
+        """Rows of these chunks (None: all) with the offset of the chunk in the home's log. Raises Unavailable."""
+        tables, home = self.proof.tables, self.proof.home
+        if not self.proof.moved:
+            for row in tables.rows(*self.place, self.start, self.end):
+                if row.dc == home and (offsets is None or row.offset in offsets):
+                    yield row.offset, row
+            return
+        for row in tables.rows(*self.place, 0, _FAR):
+            if is_whole_record(row):
                 continue
-            identity = identity_of(source_id, chunk.seqno)
-            if left_out.get(record.offset) != identity:
-                account.expect(record.offset, identity, sum_of(rows_of(chunk.data, proof.tables.whole_chunks)))
-            else:
-                account.expect(record.offset, identity, sum_of([]))
-    return account
+            offset = self.places.get(identity_of(row.source_id or "", row.seqno or 0))
+            if offset is not None and (offsets is None or offset in offsets):
+                yield offset, row
 
 
 def _unexplained(proof: TableProof, cell: Cell, expected: Tally, rows: Tally) -> Finding:

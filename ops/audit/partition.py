@@ -13,7 +13,7 @@ from logferry.ops.audit.chain import Break, Chain, Forgotten
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.lines import MODULUS, Line, count_lines, identity_of, rows_of, sum_of, whole_record
 from logferry.ops.audit.ranges import Ranges
-from logferry.ops.audit.sums import Tally, chunk_digest, weighed, weight_of
+from logferry.ops.audit.sums import ANY_OFFSET, Tally, chunk_digest, weighed, weight_of
 
 
 class Span(NamedTuple):
@@ -61,7 +61,9 @@ class LogSide:
     ``wanted``: the offsets of its batches that no audit has read yet; of them ``tallies`` takes the lines of each
     source. ``left_out``: offset → identity of chunks of which the table has the copy that came by another data centre.
     ``behind``: where its last batch ends; ``not_loaded``: how many chunks came after that, counted from
-    ``counted_from`` on.
+    ``counted_from`` on. ``by_offset`` False: of a table that moved, whose rows name offsets of several data centres:
+    chunks are what they are by source and seqno alone; ``copies``: those that are left out, ``firsts``: the first one
+    that was read of each source.
     """
 
     wanted: Ranges
@@ -71,19 +73,33 @@ class LogSide:
     left_out: dict[int, int] = field(default_factory=dict)
     tallies: dict[str | None, Tally] = field(default_factory=dict)
     not_loaded: int = 0
+    by_offset: bool = True
+    copies: frozenset[int] = frozenset()
+    firsts: dict[str, int] = field(default_factory=dict)
 
     def take(self, offset: int, source_id: str, chunk: Chunk) -> None:
         if offset not in self.wanted:
             self.not_loaded += offset >= max(self.behind, self.counted_from)
             return
-        if self.left_out and self.left_out.get(offset) == identity_of(source_id, chunk.seqno):
-            del self.left_out[offset]
+        if not self.by_offset:
+            self.firsts[source_id] = min(chunk.seqno, self.firsts.get(source_id, chunk.seqno))
+        if self._is_left_out(offset, source_id, chunk.seqno):
             return
-        self._add(source_id, weight_of(source_id, chunk.seqno, offset), rows_of(chunk.data, self.whole_chunks))
+        weight = weight_of(source_id, chunk.seqno, offset if self.by_offset else ANY_OFFSET)
+        self._add(source_id, weight, rows_of(chunk.data, self.whole_chunks))
 
     def take_foreign(self, offset: int, value: bytes) -> None:
         if offset in self.wanted:
-            self._add(None, weight_of(None, None, offset), [whole_record(value)])
+            weight = weight_of(None, None, offset if self.by_offset else ANY_OFFSET)
+            self._add(None, weight, [whole_record(value)])
+
+    def _is_left_out(self, offset: int, source_id: str, seqno: int) -> bool:
+        if self.copies:
+            return identity_of(source_id, seqno) in self.copies
+        if self.left_out and self.left_out.get(offset) == identity_of(source_id, seqno):
+            del self.left_out[offset]
+            return True
+        return False
 
     def _add(self, source_id: str | None, weight: int, lines: list[Line]) -> None:
         total = sum_of(lines)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -28,16 +28,17 @@ from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
 from logferry.gateway.metadata import TopicView
 from logferry.ops.audit.agreement import compare
 from logferry.ops.audit.by_source import source_reports
+from logferry.ops.audit.centres import Centre, begins_of
 from logferry.ops.audit.files import FileReport, OriginalFiles
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.kept import Kept, KeptTable, read_kept, write_kept
-from logferry.ops.audit.loaded import Place, check_ledger, printed_id
+from logferry.ops.audit.loaded import Place, check_ledger, home_of, is_moved, loaded_there, printed_id
 from logferry.ops.audit.mirror import MISSING, Copies, Link, compare_copies
 from logferry.ops.audit.naming import name_differences
 from logferry.ops.audit.partition import Expected, PartitionLog, Span
 from logferry.ops.audit.reading import committed, connected, high_watermarks
 from logferry.ops.audit.report import ReadReport, Report, SourceCopy, TableReport
-from logferry.ops.audit.resuming import Resumed, kept_partitions, resume
+from logferry.ops.audit.resuming import kept_partitions, resume
 from logferry.ops.audit.rows import beyond_the_log
 from logferry.ops.audit.scope import audited_topics, only_dc, state_topic_of
 from logferry.ops.audit.states import Known, States
@@ -90,34 +91,40 @@ async def audit(
     read.
     """
     every = list(dict.fromkeys([*([] if table is None else [table.absolute()]), *(one.absolute() for one in tables)]))
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         opened = [Tables.open(path) for path in every]
-        async with connected({**(security or {}), "bootstrap_servers": bootstrap}) as kafka:
-            views = (await kafka.describe()).topics
-            dc = dc or only_dc(views, prefix)
-            scope = {"dc": dc, "prefix": prefix, "topics": sorted(set(topics))}
-            kept = Kept(scope) if keep is None or full else read_kept(keep, scope)
-            originals = OriginalFiles(files, kept.files)
-            stack.callback(originals.close)
-            state_topic, audited = state_topic_of(views, dc, prefix), audited_topics(views, dc, topics)
-            copied = {} if topics else _copied(views, dc, opened)
-            expired_ms = int(time.time() * 1000) - source_retention_ms
-            proof = _Proof(
-                kafka, dc, state_topic, audited, copied, not topics, expired_ms, opened, originals, kept, progress
-            )
-            report = await proof.run()
-            kept_copies = dict(kept.copies)
-            for copy in copies:
-                await _copy(kafka, copy, report, prefix, topics, kept_copies, progress)
-            _beside(report)
-            if keep is not None:
-                write_kept(keep, proof.to_keep(kept_copies))
-            return report
+        options = {**(security or {}), "bootstrap_servers": bootstrap}
+        kafka = await stack.enter_async_context(connected(options))
+        views = (await kafka.describe()).topics
+        dc = dc or only_dc(views, prefix)
+        scope = {"dc": dc, "prefix": prefix, "topics": sorted(set(topics))}
+        kept = Kept(scope) if keep is None or full else read_kept(keep, scope)
+        originals = OriginalFiles(files, kept.files)
+        stack.callback(originals.close)
+        here = Centre(dc, kafka, views, audited_topics(views, dc, topics))
+        centres = {dc: here}
+        for copy in copies:
+            if copy.dc in centres:
+                raise WrongUse(f"copies: {copy.dc} is the data centre of the originals itself")
+            there = await stack.enter_async_context(connected(dict(copy.options)))
+            centres[copy.dc] = Centre(copy.dc, there, (await there.describe()).topics)
+        expired_ms = int(time.time() * 1000) - source_retention_ms
+        state_topic = state_topic_of(views, dc, prefix)
+        proof = _Proof(here, centres, state_topic, prefix, not topics, expired_ms, opened, originals, kept, progress)
+        report = await proof.run()
+        kept_copies = dict(kept.copies)
+        for copy in copies:
+            await _copy(here, centres[copy.dc], copy.topics, report, prefix, topics, kept_copies, progress)
+        _beside(report)
+        if keep is not None:
+            write_kept(keep, proof.to_keep(kept_copies))
+        return report
 
 
 async def _copy(
-    kafka: Kafka,
-    copy: Copy,
+    here: Centre,
+    there: Centre,
+    patterns: Sequence[str],
     report: Report,
     prefix: str,
     topics: Sequence[str],
@@ -125,19 +132,16 @@ async def _copy(
     progress: Progress,
 ) -> None:
     """Compares another data centre's copies with the originals, and adds what it finds to the report."""
-    if copy.dc == report.dc:
-        raise WrongUse(f"copies: {copy.dc} is the data centre of the originals itself")
 
     def takes(topic: str) -> bool:
-        return any(fnmatchcase(topic.partition(".")[2], pattern) for pattern in copy.topics)
+        return any(fnmatchcase(topic.partition(".")[2], pattern) for pattern in patterns)
 
-    link = Link(report.dc, report.dc, copy.dc, prefix, takes)
+    link = Link(here.dc, here.dc, there.dc, prefix, takes)
     named = [topic for topic in report.topics if takes(topic)] if topics else []
-    async with connected(dict(copy.options)) as here:
-        found = await compare_copies(kafka, here, link, named, kept, progress)
+    found = await compare_copies(here.kafka, there.kafka, link, named, kept, progress)
     report.copies.append(found)
     for partition in found.partitions:
-        where = f"{copy.dc}: {partition.topic}-{partition.partition}"
+        where = f"{there.dc}: {partition.topic}-{partition.partition}"
         if partition.wrong is not None:
             kind = "copy-missing" if partition.wrong == MISSING else "copy-differs"
             report.findings.add(Finding(kind, where, partition.wrong))
@@ -159,25 +163,18 @@ def _beside(report: Report) -> None:
         report.sources[index] = source._replace(copies=copies)
 
 
-def _copied(views: Mapping[str, TopicView], dc: str, tables: Iterable[Tables]) -> dict[str, TopicView]:
-    """Topics of other data centres whose copies here were loaded into the tables."""
-    loaded = {r.topic for one in tables for entry in one.entries if entry.dc == dc for r in entry.ranges}
-    return {name: views[name] for name in sorted(loaded) if name in views and not name.startswith(f"{dc}.")}
-
-
 @dataclass
 class _Proof:
-    """``is_whole``: all topics of the data centre are audited, so that what is missing among them is noticed.
+    """``here``: the data centre that is audited, ``topics`` its own. ``centres``: it, and those that have copies.
 
-    ``copied``: topics of other data centres, of which only what the tables hold is proven. ``expired_ms``: a source
-    that was silent since then may have been forgotten.
+    ``is_whole``: all of its topics are audited, so that what is missing among them is noticed. ``expired_ms``: a source
+    that was silent since then may have been forgotten. ``sources``: (topic, source) of which there is a state.
     """
 
-    kafka: Kafka
-    dc: str
+    here: Centre
+    centres: dict[str, Centre]
     state_topic: TopicView
-    topics: dict[str, TopicView]
-    copied: dict[str, TopicView]
+    prefix: str
     is_whole: bool
     expired_ms: int
     tables: list[Tables]
@@ -185,43 +182,41 @@ class _Proof:
     kept: Kept
     progress: Progress
     findings: Findings = field(default_factory=Findings)
-    logs: dict[Place, PartitionLog] = field(default_factory=dict)
-    resumed: dict[Place, Resumed] = field(default_factory=dict)
     proofs: list[TableProof] = field(default_factory=list)
     sources: set[tuple[str, str]] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.dc, self.kafka, self.topics = self.here.dc, self.here.kafka, dict(self.here.topics)
+
     async def run(self) -> Report:
         started = time.monotonic()
-        self.proofs = [proof for tables in self.tables if (proof := self._ledger(tables)) is not None]
-        every = {**self.topics, **self.copied}
-        places = [(topic, p.partition) for topic, view in every.items() for p in view.partitions]
-        starts = await self.kafka.offsets(places, EARLIEST)
-        fences = await self.kafka.offsets(places, LATEST)
-        states = await self._states()
-        known = self._by_topic(states)
-        ends = await high_watermarks(self.kafka, places)
-        spans = {place: Span(starts[place], fences[place], ends[place]) for place in places}
-        self._prepare(every, spans, states, known)
-        await self._read("log", self._new(spans), self._take, self._overtaken, self._ended)
-        existing = await self._still_there(every)
-        self._agree(states, known, existing)
-        reports = [await self._table(proof, ends) for proof in self.proofs]
+        for tables in self.tables:
+            proof = await self._ledger(tables)
+            if proof is not None:
+                self.proofs.append(proof)
+        ends = await self._logs()
+        for centre in self.centres.values():
+            if centre is not self.here and centre.topics:
+                ends[centre.dc] = await self._log_elsewhere(centre)
+        reports = [await self._table(proof, ends[proof.home]) for proof in self.proofs]
         files = self._files()
-        sources = source_reports(self.logs.values(), self.proofs)
+        sources = source_reports(self.here.logs.values(), self.proofs)
+        own = [source for source in sources if source.topic in self.topics]
+        logs = [log for centre in self.centres.values() for log in centre.logs.values()]
         return Report(
             dc=self.dc,
             topics=sorted(self.topics),
-            chunks=sum(source.chunks for source in sources),
-            lines=sum(source.lines for source in sources),
-            size_bytes=sum(source.size_bytes for source in sources),
+            chunks=sum(source.chunks for source in own),
+            lines=sum(source.lines for source in own),
+            size_bytes=sum(source.size_bytes for source in own),
             sources=sources,
             tables=reports,
             files=files,
             findings=self.findings,
             seconds=time.monotonic() - started,
             read=ReadReport(
-                records=sum(log.records for log in self.logs.values()),
-                size_bytes=sum(log.read_bytes for log in self.logs.values()),
+                records=sum(log.records for log in logs),
+                size_bytes=sum(log.read_bytes for log in logs),
                 files=sum(proof.files_read for proof in self.proofs),
                 rows=sum(proof.rows_read for proof in self.proofs),
                 goes_on=bool(self.kept.partitions),
@@ -230,38 +225,105 @@ class _Proof:
 
     def to_keep(self, copies: Copies) -> Kept:
         """What the next audit goes on from."""
-        partitions = kept_partitions(self.logs, self.resumed, self.sources)
+        partitions = {
+            (centre.dc, place): kept
+            for centre in self.centres.values()
+            for place, kept in kept_partitions(centre.logs, centre.resumed, self.sources).items()
+        }
+        tables = dict(self.kept.tables)
+        for proof in self.proofs:
 
-        def is_retired(cell: Cell) -> bool:
-            partition = partitions.get(cell.place)
-            return partition is not None and cell.source_id not in partition.chains
+            def is_retired(cell: Cell, home: str = proof.home) -> bool:
+                partition = partitions.get((home, cell.place))
+                return partition is not None and cell.source_id not in partition.chains
 
-        tables = {proof.path: proof.to_keep(is_retired) for proof in self.proofs}
+            tables[proof.path] = proof.to_keep(is_retired)
         for (_, place), copy in copies.items():
-            chains = partitions[place].chains if place in partitions else {}
+            own = partitions.get((self.dc, place))
+            chains = own.chains if own is not None else {}
             copy.sources = {name: tally for name, tally in copy.sources.items() if name in chains}
-        tables = {**self.kept.tables, **tables}
         return Kept(self.kept.scope, partitions, tables, dict(copies), self.originals.to_keep())
 
     # ---- reading ------------------------------------------------------------------------------------------
 
-    def _ledger(self, tables: Tables) -> TableProof | None:
+    async def _logs(self) -> dict[str, dict[Place, int]]:
+        """Reads the states and the log of this data centre, and compares them. Returns its ends."""
+        places = self.here.places
+        starts = await self.kafka.offsets(places, EARLIEST)
+        fences = await self.kafka.offsets(places, LATEST)
+        states = await self._states()
+        known = self._by_topic(states)
+        ends = await high_watermarks(self.kafka, places)
+        spans = {place: Span(starts[place], fences[place], ends[place]) for place in places}
+        self._prepare(self.here, spans, states, known)
+        await self._read_logs(self.here, spans)
+        existing = await _still_there(self.here)
+        self._agree(states, known, existing)
+        return {self.dc: ends}
+
+    async def _log_elsewhere(self, centre: Centre) -> dict[Place, int]:
+        """Reads what another data centre has of the topics that a table is loaded from there. Returns its ends."""
+        starts = await centre.kafka.offsets(centre.places, EARLIEST)
+        ends = await high_watermarks(centre.kafka, centre.places)
+        spans = {place: Span(starts[place], ends[place], ends[place]) for place in centre.places}
+        self._prepare(centre, spans, None, {})
+        await self._read_logs(centre, spans)
+        await _still_there(centre)
+        return ends
+
+    async def _read_logs(self, centre: Centre, spans: Mapping[Place, Span]) -> None:
+        """From where each partition has to be read."""
+        found = {}
+        for place, span in spans.items():
+            begin = centre.logs[place].reading_from(self.originals.concerns)
+            found[place] = Span(min(max(begin, span.start), span.end), span.fence, span.end)
+
+        def take(place: Place, records: Sequence[KafkaRecord], next_offset: int) -> None:
+            centre.logs[place].take(records)
+            centre.logs[place].reached = next_offset
+
+        def overtaken(place: Place, start: int, end: int) -> None:
+            centre.logs[place].overtaken(start, end)
+
+        await self._read(centre.kafka, "log", found, take, overtaken, lambda place: centre.logs[place].ended())
+
+    async def _ledger(self, tables: Tables) -> TableProof | None:
         """What the table must hold; None where nobody can say."""
         ledger = str(tables.paths.ledger)
         if tables.broken:
             self.findings.add(Finding("ledger-broken", ledger, tables.broken))
             return None
-        ids = {topic: printed_id(view.id) for topic, view in {**self.topics, **self.copied}.items()}
+        last, entries = tables.last, tables.entries
+        home = home_of(entries, last) or self.dc
+        if home not in self.centres:
+            home = self.dc
+        centre = self.centres[home]
+        named = {r.topic for entry in entries if entry.dc == home for r in entry.ranges}
+        if self.is_whole or home != self.dc:
+            # Topics of other data centres, too, whose copies there were loaded.
+            for name in sorted(named & centre.views.keys()):
+                if not (home == self.dc and name.startswith(f"{home}.")):
+                    centre.topics[name] = centre.views[name]
+        ids = {topic: printed_id(view.id) for topic, view in centre.topics.items()}
         if self.is_whole:
-            loaded_topics = {r.topic for entry in tables.entries if entry.dc == self.dc for r in entry.ranges}
-            for topic in sorted(name for name in loaded_topics - ids.keys() if name.startswith(f"{self.dc}.")):
+            for topic in sorted(name for name in named - ids.keys() if name.startswith(f"{home}.")):
                 detail = "the topic does not exist any more: what was loaded of it cannot be compared"
                 self.findings.add(Finding("loaded-topic-gone", topic, detail, refutes=False))
-        loaded = check_ledger(ledger, tables.entries, tables.last, tables.last_now, self.dc, ids, self.findings)
-        return TableProof(tables, {self.dc: loaded}, self._kept_table(tables), self.findings)
+        dcs = list(dict.fromkeys(entry.dc for entry in entries))
+        loaded = {dc: loaded_there(entries, last, dc) for dc in dcs}
+        loaded[home] = check_ledger(ledger, entries, last, tables.last_now, home, ids, self.findings)
+        moved = is_moved(entries, last) and home == home_of(entries, last)
+        proof = TableProof(tables, loaded, home, moved, self._kept_table(tables, home, moved), self.findings)
+        if moved:
+            proof.begins, unknown = await begins_of(loaded, self.centres, home, self.prefix)
+            for topic, partition in unknown:
+                detail = f"the table moved to {home}, and nobody tells where its first rows are in the log there"
+                self.findings.add(Finding("moved-not-comparable", f"{topic}-{partition}", detail, refutes=False))
+                loaded[home].strange.add(topic)
+        return proof
 
-    def _kept_table(self, tables: Tables) -> KeptTable:
-        path, nothing = str(tables.paths.main), KeptTable(tables.id, -1)
+    def _kept_table(self, tables: Tables, home: str, moved: bool) -> KeptTable:
+        path, nothing = str(tables.paths.main), KeptTable(tables.id, -1, home, {} if moved else None)
         kept = self.kept.tables.get(path)
         if kept is None:
             return nothing
@@ -272,7 +334,8 @@ class _Proof:
         if kept.batch > tables.last:
             detail = f"an earlier audit proved it up to batch {kept.batch}, now it ends with {tables.last}"
             self.findings.add(Finding("table-put-back", path, detail))
-        return kept
+        # In another data centre it is compared with another log, from the beginning.
+        return kept if (kept.home, kept.firsts is not None) == (home, moved) else nothing
 
     async def _states(self) -> States:
         name, lanes = self.state_topic.name, len(self.state_topic.partitions)
@@ -286,54 +349,42 @@ class _Proof:
             for record in records:
                 states.apply(place[1], record.offset, record.key or b"", record.value)
 
-        await self._read("states", spans, apply, lambda *_: None, lambda *_: None)
+        await self._read(self.kafka, "states", spans, apply, lambda *_: None, lambda *_: None)
         return states
 
-    def _prepare(
-        self, every: Mapping[str, TopicView], spans: dict[Place, Span], states: States, known: ByTopic
-    ) -> None:
-        """Makes the `PartitionLog` of each partition, with what is expected of it and what is known of it."""
-        self.sources = {(topic, one.source.source_id) for topic, found in known.items() for one in found}
-        for topic, view in every.items():
+    def _prepare(self, centre: Centre, spans: dict[Place, Span], states: States | None, known: ByTopic) -> None:
+        """Makes the `PartitionLog` of each partition, with what is expected of it and what is known of it.
+
+        ``states``: None where nobody knows them.
+        """
+        self.sources |= {(topic, one.source.source_id) for topic, found in known.items() for one in found}
+        before = {place: kept for (dc, place), kept in self.kept.partitions.items() if dc == centre.dc}
+        for topic, view in centre.topics.items():
             bases = {
                 one.source.source_id: one.state.base for one in known.get(topic, ()) if one.state.topic_id == view.id
             }
-            reborn = {source_id: again for (name, source_id), again in states.reborn.items() if name == topic}
+            born = states.reborn.items() if states is not None else ()
+            reborn = {source_id: again for (name, source_id), again in born if name == topic}
+            is_own = states is not None and topic in self.topics
             for place in ((topic, p.partition) for p in view.partitions):
-                log = PartitionLog(*place, spans[place], self.findings, originals=self.originals)
-                log.expected, log.is_own = Expected(bases, reborn), topic in self.topics
-                self.resumed[place] = resume(log, printed_id(view.id), self.kept.partitions.get(place))
-                log.sides = [
-                    side for proof in self.proofs if (side := proof.side(self.dc, place, log.chains_from)) is not None
-                ]
-                self.logs[place] = log
-        gone = {topic for topic, _ in self.kept.partitions.keys() - self.logs.keys()}
-        anew = {topic for (topic, _), one in self.resumed.items() if one.is_anew}
+                log = PartitionLog(*place, spans[place], self.findings, is_own=is_own)
+                log.originals = self.originals if is_own else None
+                log.expected = Expected(bases, reborn)
+                centre.resumed[place] = resume(log, printed_id(view.id), before.get(place))
+                sides = (proof.side(centre.dc, place, log.chains_from) for proof in self.proofs)
+                log.sides = [side for side in sides if side is not None]
+                centre.logs[place] = log
+        gone = {topic for topic, _ in before.keys() - centre.logs.keys() if topic not in centre.views}
+        anew = {topic for (topic, _), one in centre.resumed.items() if one.is_anew}
         for topic in sorted(gone | anew):
             what = "it was deleted and created anew" if topic in anew else "it does not exist any more"
+            where = topic if centre is self.here else f"{centre.dc}: {topic}"
             detail = f"{what} since the last audit: what was proven of it is gone"
-            self.findings.add(Finding("topic-created-anew" if topic in anew else "topic-deleted", topic, detail))
-
-    def _new(self, spans: Mapping[Place, Span]) -> dict[Place, Span]:
-        """From where each partition is read."""
-        found = {}
-        for place, span in spans.items():
-            begin = self.logs[place].reading_from(self.originals.concerns)
-            found[place] = Span(min(max(begin, span.start), span.end), span.fence, span.end)
-        return found
-
-    def _take(self, place: Place, records: Sequence[KafkaRecord], next_offset: int) -> None:
-        self.logs[place].take(records)
-        self.logs[place].reached = next_offset
-
-    def _overtaken(self, place: Place, start: int, end: int) -> None:
-        self.logs[place].overtaken(start, end)
-
-    def _ended(self, place: Place) -> None:
-        self.logs[place].ended()
+            self.findings.add(Finding("topic-created-anew" if topic in anew else "topic-deleted", where, detail))
 
     async def _read(
         self,
+        kafka: Kafka,
         stage: str,
         spans: dict[Place, Span],
         take: Callable[[Place, Sequence[KafkaRecord], int], None],
@@ -344,7 +395,7 @@ class _Proof:
         done, total = 0, sum(span.end - span.start for span in spans.values())
         for place, span in spans.items():
             try:
-                async for fetched in committed(self.kafka, place, span.start, span.end, partial(overtaken, place)):
+                async for fetched in committed(kafka, place, span.start, span.end, partial(overtaken, place)):
                     take(place, fetched.records, fetched.next_offset)
                     self.progress(stage, done + fetched.next_offset - span.start, total)
                 ended(place)
@@ -352,16 +403,6 @@ class _Proof:
                 where = f"{place[0]}-{place[1]}"
                 self.findings.add(Finding("corrupt-batch", where, f"{error}; what follows was not read"))
             done += span.end - span.start
-
-    async def _still_there(self, every: Mapping[str, TopicView]) -> set[str]:
-        """The topics that exist now. Raises Unavailable when an audited one is not what it was at the beginning."""
-        now = (await self.kafka.describe()).topics
-        for topic, view in every.items():
-            if topic not in now or now[topic].id != view.id:
-                raise Unavailable(f"{topic} was deleted while it was read; run the audit again")
-            if len(now[topic].partitions) != len(view.partitions):
-                raise Unavailable(f"{topic} got more partitions while it was read; run the audit again")
-        return set(now)
 
     # ---- judging ------------------------------------------------------------------------------------------
 
@@ -374,7 +415,7 @@ class _Proof:
     def _agree(self, states: States, known: ByTopic, existing: set[str]) -> None:
         """Compares states and log."""
         for topic, view in self.topics.items():
-            logs = {p.partition: self.logs[topic, p.partition] for p in view.partitions}
+            logs = {p.partition: self.here.logs[topic, p.partition] for p in view.partitions}
             forgotten = [source_id for name, source_id in states.forgotten if name == topic]
             compare(topic, view.id, logs, known.get(topic, ()), forgotten, self.expired_ms, self.findings)
         for topic in sorted(known.keys() - existing):
@@ -383,11 +424,12 @@ class _Proof:
             self.findings.add(Finding("topic-gone", topic, detail, count=recorded, refutes=False))
 
     async def _table(self, proof: TableProof, ends: dict[Place, int]) -> TableReport:
-        beyond_the_log(proof.loaded[self.dc], ends, self.findings)
-        proof.read(self.dc, self.logs)
+        centre = self.centres[proof.home]
+        beyond_the_log(proof.loaded[proof.home], ends, self.findings)
+        proof.read(centre.logs)
         proof.compare(partial(self.progress, "table"))
         if proof.bad:
-            await name_differences({self.dc: self.kafka}, proof, self.findings)
+            await name_differences(centre.kafka, proof, self.findings)
         return proof.report()
 
     def _files(self) -> list[FileReport]:
@@ -407,3 +449,14 @@ class _Proof:
                 detail = f"stored from position {file.begin} on; what is before was removed by retention or never sent"
                 self.findings.add(Finding("file-begins-late", file.path, detail, source, refutes=False))
         return reports
+
+
+async def _still_there(centre: Centre) -> set[str]:
+    """The topics that exist now. Raises Unavailable when one that was read is not what it was at the beginning."""
+    now = (await centre.kafka.describe()).topics
+    for topic, view in centre.topics.items():
+        if topic not in now or now[topic].id != view.id:
+            raise Unavailable(f"{topic} was deleted while it was read; run the audit again")
+        if len(now[topic].partitions) != len(view.partitions):
+            raise Unavailable(f"{topic} got more partitions while it was read; run the audit again")
+    return set(now)

@@ -10,7 +10,7 @@ from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.lines import WHOLE_RECORD, sum_of
 from logferry.ops.audit.loaded import Loaded, Place
 from logferry.ops.audit.ranges import Ranges
-from logferry.ops.audit.sums import Cell, Tally, weighed, weight_of
+from logferry.ops.audit.sums import ANY_OFFSET, Cell, Tally, weighed, weight_of
 from logferry.ops.audit.tables import MAIN, ChunkRows, FileId, Stat, stands
 
 AGAIN: Final = Stat(-1, -1)
@@ -39,28 +39,44 @@ class FileFacts:
 class Sorter:
     """Says of rows which chunks they are to be held against.
 
-    ``seen``: the offsets of each data centre and partition that were read from the log, by this audit or by those that
-    it goes on from.
+    ``home``: the data centre whose log they are compared with. ``seen``: the offsets of each partition there that were
+    read, by this audit or by those that it goes on from. ``firsts``: of a table that moved, whose rows name offsets of
+    several data centres: the first seqno that was read of each source; None: offsets are compared.
     """
 
     loaded: Mapping[str, Loaded]
-    seen: Mapping[tuple[str, Place], Ranges]
-    dcs: frozenset[str]
+    home: str
+    seen: Mapping[Place, Ranges]
     last: int
+    firsts: Mapping[Cell, int] | None = None
     strays: dict[tuple[str, Place], Finding] = field(default_factory=dict)
 
     def kind_of(self, row: ChunkRows) -> Kind:
         place = (row.topic, row.partition)
-        loaded = self.loaded.get(row.dc)
+        here, loaded = self.loaded[self.home], self.loaded.get(row.dc)
         if loaded is None:
-            return "elsewhere" if row.dc in self.dcs else "outside"
-        if row.topic in loaded.strange:
+            return "outside"
+        if row.dc != self.home and self.firsts is None:
+            return "elsewhere"
+        if row.topic in here.strange:
             return "removed"
-        if row.topic not in loaded.topics:
-            return "elsewhere" if row.topic in loaded.others else "outside"
+        if row.topic not in here.topics:
+            return "elsewhere" if row.topic in loaded.others | loaded.topics else "outside"
         if row.offset in loaded.covers(place):
-            return "compared" if row.offset in self.seen.get((row.dc, place), ()) else "removed"
+            return "compared" if self._was_read(row, place) else "removed"
         return "underway" if row.offset in loaded.planned.get(place, ()) else "outside"
+
+    def _was_read(self, row: ChunkRows, place: Place) -> bool:
+        seen = self.seen.get(place)
+        if not seen:
+            return False
+        if self.firsts is None:
+            return row.offset in seen
+        # Offsets differ between data centres, the order of a source does not.
+        if seen.start == 0:
+            return True
+        first = self.firsts.get(cell_of(row))
+        return first is not None and row.seqno is not None and row.seqno >= first
 
     def take(self, file: FileId, stat: Stat, rows: Iterable[ChunkRows], cells: dict[Cell, Tally]) -> FileFacts:
         """``cells``: gets what is compared, by source."""
@@ -72,7 +88,7 @@ class Sorter:
                 continue
             number = len(row.lines)
             facts.rows += number
-            tally = tally_of(row)
+            tally = tally_of(row, by_offset=self.firsts is None)
             if row.window is not None and file.table == MAIN:
                 _add(facts.windows, row.window, tally)
             kind = self.kind_of(row)
@@ -100,10 +116,10 @@ def cell_of(row: ChunkRows) -> Cell:
     return Cell(row.topic, row.partition, None if is_whole_record(row) else row.source_id)
 
 
-def tally_of(row: ChunkRows) -> Tally:
+def tally_of(row: ChunkRows, *, by_offset: bool) -> Tally:
     total = sum_of(row.lines)
     whole = is_whole_record(row)
-    weight = weight_of(None if whole else row.source_id, row.seqno, row.offset)
+    weight = weight_of(None if whole else row.source_id, row.seqno, row.offset if by_offset else ANY_OFFSET)
     return Tally(total.lines, sum(len(line.text) for line in row.lines), weighed(total, weight))
 
 

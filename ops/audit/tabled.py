@@ -28,12 +28,12 @@ from logferry.ops.audit.segments import compare_segments
 from logferry.ops.audit.sums import Cell, Tally, shown, totals
 from logferry.ops.audit.tables import FileId, Tables
 
-Spot = tuple[str, Place]
-
 
 @dataclass
 class TableProof:
-    """``loaded``: what the ledger says, by the data centre whose offsets it names. ``kept``: of earlier audits.
+    """``loaded``: what the ledger says, by the data centre whose offsets it names; ``home``: the one whose log is
+    compared. ``moved``: its rows were read in several, and their offsets are not compared; the log of ``home`` must
+    have everything. ``kept``: of earlier audits.
 
     After `compare`: ``expected`` and ``rows``: of each source, all that was ever proven with it; ``bad``: where they
     differ. ``changed``: files that are gone or changed.
@@ -41,10 +41,13 @@ class TableProof:
 
     tables: Tables
     loaded: dict[str, Loaded]
+    home: str
+    moved: bool
     kept: KeptTable
     findings: Findings
-    sides: dict[Spot, LogSide] = field(default_factory=dict)
-    seen: dict[Spot, Ranges] = field(default_factory=dict)
+    begins: dict[Place, int] = field(default_factory=dict)
+    sides: dict[Place, LogSide] = field(default_factory=dict)
+    seen: dict[Place, Ranges] = field(default_factory=dict)
     files: dict[FileId, FileFacts] = field(default_factory=dict)
     expected: dict[Cell, Tally] = field(default_factory=dict)
     rows: dict[Cell, Tally] = field(default_factory=dict)
@@ -62,49 +65,60 @@ class TableProof:
     def side(self, dc: str, place: Place, chains_from: int) -> LogSide | None:
         """What is to be read of a partition; None: the table has nothing of its topic. ``chains_from``: up to there
         earlier audits read the log."""
-        loaded = self.loaded.get(dc)
-        if loaded is None:
+        loaded = self.loaded[self.home]
+        if dc != self.home or not any(topic == place[0] for topic, _ in loaded.committed):
             return None
         covers = loaded.covers(place)
-        if not covers and not any(topic == place[0] for topic, _ in loaded.committed):
-            return None
-        wanted = covers.minus(self.kept.seen.get((dc, place), Ranges()))
-        notes = {
-            note.offset: identity_of(note.source_id, note.seqno)
-            for note in self.tables.left_out
-            if (note.topic, note.partition) == place and note.kept != note.topic and note.offset in wanted
-        }
+        if self.moved:
+            # All before the end, wherever it was read.
+            begin, end, covers = self.begins.get(place, 0), covers.end, Ranges()
+            covers.add(begin, end)
+        wanted = covers.minus(self.kept.seen.get(place, Ranges()))
         # Where nothing new is loaded, what is not was counted before.
-        before = 0 if wanted else self.kept.not_loaded.get((dc, place), 0)
-        side = LogSide(
-            wanted, covers.end, 0 if wanted else chains_from, self.tables.whole_chunks, notes, not_loaded=before
-        )
-        self.sides[dc, place] = side
+        before = 0 if wanted else self.kept.not_loaded.get(place, 0)
+        side = LogSide(wanted, covers.end, 0 if wanted else chains_from, self.tables.whole_chunks, not_loaded=before)
+        notes = [note for note in self.tables.left_out if (note.topic, note.partition) == place]
+        if self.moved:
+            side.by_offset, side.copies = False, frozenset(identity_of(note.source_id, note.seqno) for note in notes)
+        else:
+            side.left_out = {
+                note.offset: identity_of(note.source_id, note.seqno)
+                for note in notes
+                if note.kept != note.topic and note.offset in wanted
+            }
+        self.sides[place] = side
         return side
 
-    def read(self, dc: str, logs: Mapping[Place, PartitionLog]) -> None:
-        """Called when the partitions of a data centre were read."""
-        for (of, place), side in self.sides.items():
-            log = logs.get(place)
-            if of != dc or log is None:
-                continue
+    def read(self, logs: Mapping[Place, PartitionLog]) -> None:
+        """Called when the partitions of the home were read."""
+        for place, side in self.sides.items():
+            log = logs[place]
             fresh = side.wanted.within(0, log.reached).minus(log.removed)
-            self.seen[dc, place] = self.kept.seen.get((dc, place), Ranges()).copy()
-            self.seen[dc, place].update(fresh)
+            self.seen[place] = self.kept.seen.get(place, Ranges()).copy()
+            self.seen[place].update(fresh)
             for offset in sorted(offset for offset in side.left_out if offset in fresh):
                 self._not_left_out(place, offset)
-        for spot, ranges in self.kept.seen.items():
-            self.seen.setdefault(spot, ranges)
+        for place, ranges in self.kept.seen.items():
+            self.seen.setdefault(place, ranges)
 
     def _not_left_out(self, place: Place, offset: int) -> None:
         for note in self.tables.left_out:
             if (note.topic, note.partition, note.offset) == (*place, offset):
-                detail = (
-                    f"the table says that it left out seqno {note.seqno}, for it came by {note.kept}; the log has it "
-                    "not"
-                )
+                said = f"the table says that it left out seqno {note.seqno}, for it came by {note.kept}"
+                detail = f"{said}; the log has it not"
                 where = f"{note.topic}-{note.partition}"
                 self.findings.add(Finding("left-out-without-record", where, detail, note.source_id, offset))
+
+    def _firsts(self) -> dict[Cell, int] | None:
+        """The first seqno that was ever read of each source."""
+        if not self.moved:
+            return None
+        found = {
+            Cell(*place, source_id): seqno
+            for place, side in self.sides.items()
+            for source_id, seqno in side.firsts.items()
+        }
+        return {**found, **(self.kept.firsts or {})}
 
     # ---- the rows' side ------------------------------------------------------------------------------------------
 
@@ -112,7 +126,7 @@ class TableProof:
         """Reads what is new of the table and compares. Raises Unavailable."""
         new = {
             Cell(*place, source_id): tally
-            for (_, place), side in self.sides.items()
+            for place, side in self.sides.items()
             for source_id, tally in side.tallies.items()
             if tally
         }
@@ -143,8 +157,7 @@ class TableProof:
         cells: dict[Cell, Tally],
         advance: Callable[[int, int], None],
     ) -> dict[FileId, FileFacts]:
-        dcs = frozenset(dc for loaded in self.loaded.values() for dc in loaded.dcs)
-        sorter = Sorter(self.loaded, self.seen, dcs, self.tables.last)
+        sorter = Sorter(self.loaded, self.home, self.seen, self.tables.last, self._firsts())
         wanted = set(wanted)
         total, done = self.tables.count(wanted), 0
         found: dict[FileId, FileFacts] = {}
@@ -185,9 +198,12 @@ class TableProof:
         """What the next audit goes on from. ``retired``: sources of which nothing is left in the log."""
         if self.bad:
             return self.kept
-        cells = pooled({cell: tally for cell, tally in self.expected.items() if tally}, lambda cell: not retired(cell))
-        not_loaded = {spot: side.not_loaded for spot, side in self.sides.items()}
-        return KeptTable(self.tables.id, self.tables.last, self.seen, cells, self.files, not_loaded)
+        cells = {cell: tally for cell, tally in self.expected.items() if tally}
+        if not self.moved:
+            cells = pooled(cells, lambda cell: not retired(cell))
+        not_loaded = {place: side.not_loaded for place, side in self.sides.items()}
+        head = (self.tables.id, self.tables.last, self.home, self._firsts())
+        return KeptTable(*head, self.seen, cells, self.files, not_loaded)
 
 
 def _plus(one: Mapping[Cell, Tally], other: Mapping[Cell, Tally]) -> dict[Cell, Tally]:
