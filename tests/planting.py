@@ -69,9 +69,12 @@ class Plan:
 
 @dataclass
 class World:
+    """``at_ms``: the time of its records; None: when they are written."""
+
     bootstrap: str
     name: str
     topic_id: bytes = b""
+    at_ms: int | None = None
     stored: list[Stored] = field(default_factory=list)
 
     @property
@@ -174,7 +177,9 @@ class World:
     async def _send(self, producer: AIOKafkaProducer, record: Planned) -> Any:
         headers = record_headers(record.chunk)
         key, value = record.source_id.encode(), record.chunk.data
-        return await producer.send(self.topic, value, key=key, partition=record.partition, headers=headers)
+        return await producer.send(
+            self.topic, value, key=key, partition=record.partition, headers=headers, timestamp_ms=self.at_ms
+        )
 
     # ---- tables ------------------------------------------------------------------------------------------
 
