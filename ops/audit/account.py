@@ -65,6 +65,13 @@ class Account:
         self._digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES] = bytes(_DIGEST_BYTES)
         return True
 
+    def settle(self, offset: int) -> None:
+        """Whatever is left of the chunk is accounted for otherwise."""
+        index = bisect_left(self._offsets, offset)
+        self._lines[index] = 0
+        self._digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES] = bytes(_DIGEST_BYTES)
+        self._foreign.discard(offset)
+
     def unsettled(self) -> Iterator[tuple[int, int]]:
         """(offset, lines that are missing; negative: too many; 0: as many, but not the same) of what is left."""
         zero = bytes(_DIGEST_BYTES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,6 +22,8 @@ from logferry.ops.audit.tables import ChunkRows
 DETAILED: Final = 50
 _FETCH_BYTES: Final = 1 << 20
 
+RowsAt = Callable[[Collection[int]], Iterable[tuple[int, ChunkRows]]]
+
 
 class Damaged(NamedTuple):
     """``missing``: lines without a row; negative: rows too many; 0: as many, but not the same."""
@@ -40,9 +42,7 @@ class Namer:
     findings: Findings
     budget: int = DETAILED
 
-    async def name(
-        self, place: Place, account: Account, rows_at: Callable[[Collection[int]], Iterable[tuple[int, ChunkRows]]]
-    ) -> int:
+    async def name(self, place: Place, account: Account, rows_at: RowsAt) -> int:
         """Adds what is left in the account to the findings; how many chunks that were. Raises Unavailable, KafkaError.
 
         ``rows_at``: gives the rows of the chunks at some offsets.
@@ -68,6 +68,21 @@ class Namer:
             for finding in name(place, record, rows[one.offset], self.whole_chunks):
                 self.findings.add(finding)
         return count
+
+
+async def only_missing(namer: Namer, place: Place, rows_at: RowsAt, offsets: Sequence[int]) -> dict[int, int]:
+    """Of these chunks those whose rows are all right, but not all there: how many are not. Raises as `Namer.name`."""
+    rows: dict[int, list[ChunkRows]] = {offset: [] for offset in offsets}
+    for offset, row in rows_at(rows.keys()):
+        rows[offset].append(row)
+    found: dict[int, int] = {}
+    for offset, there in rows.items():
+        record = await _record(namer.kafka, Damaged(place, offset, 0))
+        if record is not None:
+            wrong = name(place, record, there, namer.whole_chunks)
+            if all(one.kind == "missing-row" for one in wrong):
+                found[offset] = sum(one.count for one in wrong)
+    return found
 
 
 def name(place: Place, record: KafkaRecord, rows: Iterable[ChunkRows], whole_chunks: bool = False) -> list[Finding]:

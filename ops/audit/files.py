@@ -90,12 +90,14 @@ class Pair:
 @dataclass(slots=True)
 class Original:
     """``names``: its absolute path, and where it really lies, as sources write them. ``is_known``: an earlier audit
-    has compared it, and this one goes on."""
+    has compared it, and this one goes on. ``is_replaced``: it lies where another file was, so that a source may name
+    it and be that one."""
 
     path: Path
     fd: int
     names: frozenset[str]
     is_known: bool = False
+    is_replaced: bool = False
     pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)
 
     def read(self, start: int, size: int) -> bytes:
@@ -113,7 +115,7 @@ class Original:
         if not by_position:
             start = 0
         head = chunk.data[:_HEAD_BYTES]
-        if not names_it and (not head or self.read(start, len(head)) != head):
+        if (not names_it or self.is_replaced) and (not head or self.read(start, len(head)) != head):
             return None
         return Pair(topic, source_id, names_it, by_position, start, start, start)
 
@@ -214,6 +216,7 @@ class OriginalFiles:
         pairs = [Pair(*said) for said in kept.pairs]
         if kept.inode != [stat.st_dev, stat.st_ino] or stat.st_size < max((p.equal_to for p in pairs), default=0):
             self.replaced.append(str(original.path))
+            original.is_replaced = True
             return
         original.is_known = True
         for pair in pairs:

@@ -61,6 +61,7 @@ class KeptTable:
     cells: dict[Cell, Tally] = field(default_factory=dict)
     files: dict[FileId, FileFacts] = field(default_factory=dict)
     not_loaded: dict[Place, int] = field(default_factory=dict)
+    notes: str = ""
 
 
 @dataclass
@@ -151,7 +152,14 @@ def _documents(kept: Kept) -> Iterator[dict[str, Any]]:
             yield {"source": source_id, "chain": _of_chain(chain)}
     for path, table in kept.tables.items():
         moved = table.firsts is not None
-        yield {"table": path, "id": table.table_id, "batch": table.batch, "home": table.home, "moved": moved}
+        yield {
+            "table": path,
+            "id": table.table_id,
+            "batch": table.batch,
+            "home": table.home,
+            "moved": moved,
+            "notes": table.notes,
+        }
         for place, seen in table.seen.items():
             yield {"seen": list(place), "ranges": list(seen), "not": table.not_loaded.get(place, 0)}
         for cell, tally in table.cells.items():
@@ -188,6 +196,7 @@ def _parsed(documents: list[Any]) -> Kept:
         elif "table" in said:
             firsts: dict[Cell, int] | None = {} if said["moved"] else None
             table = kept.tables[said["table"]] = KeptTable(said["id"], said["batch"], said["home"], firsts)
+            table.notes = said["notes"]
         elif "seen" in said and table is not None:
             at = _place(said["seen"])
             table.seen[at], table.not_loaded[at] = _ranges(said["ranges"]), said["not"]

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from logferry.loaders.ledger import MOVE, LedgerEntry
+from logferry.loaders.ledger import DROP, MOVE, LedgerEntry
 from logferry.loaders.plan import Range
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.ranges import Ranges
@@ -24,7 +24,8 @@ class Loaded:
 
     ``strange``: topics whose entries speak of another incarnation than Kafka's, so that offsets mean nothing.
     ``dcs``: whose offsets there are. ``topics``: those that are audited; ``others``: that the ledger has besides.
-    ``first``: where the first batch of each partition begins.
+    ``first``: where the first batch of each partition begins. ``dropped``: the offsets of which rows may have been
+    dropped since, because they were old.
     """
 
     last: int
@@ -36,6 +37,7 @@ class Loaded:
     topics: frozenset[str] = frozenset()
     others: set[str] = field(default_factory=set)
     first: dict[Place, int] = field(default_factory=dict)
+    dropped: dict[Place, Ranges] = field(default_factory=dict)
 
     def covers(self, place: Place) -> Ranges:
         """The offsets of the batches that can be compared."""
@@ -72,6 +74,7 @@ def check_ledger(
         findings.add(Finding("ledger-ahead", ledger, detail))
     before: dict[Place, tuple[int, Range]] = {}
     read_elsewhere = {entry.batch - 1 for entry in entries if entry.kind == MOVE and any(r.size for r in entry.ranges)}
+    dropped = last_drop(entries, last)
     for entry in entries:
         if entry.dc != dc:
             continue
@@ -91,6 +94,11 @@ def check_ledger(
                 continue
             target = found.committed if entry.batch <= last else found.planned
             target.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
+            if entry.batch < dropped:
+                found.dropped.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
+        for r in entry.reload:
+            if r.topic in ids and r.topic_id == ids[r.topic] and entry.batch <= last:
+                found.committed.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
     for topic in sorted(found.strange):
         detail = "entries speak of an older topic of this name, or of another cluster: its rows cannot be compared"
         findings.add(Finding("loaded-from-older-topic", topic, detail, refutes=False))
@@ -129,3 +137,8 @@ def home_of(entries: Sequence[LedgerEntry], last: int) -> str | None:
 def is_moved(entries: Sequence[LedgerEntry], last: int) -> bool:
     """Whether its rows were read in several data centres."""
     return len({entry.dc for entry in entries if entry.batch <= last}) > 1
+
+
+def last_drop(entries: Sequence[LedgerEntry], last: int) -> int:
+    """The last batch that dropped old rows; -1: none did."""
+    return max((entry.batch for entry in entries if entry.kind == DROP and entry.batch <= last), default=-1)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Final
 
 from logferry.gateway.contract import Malformed
 from logferry.gateway.kafka import EARLIEST, Kafka
 from logferry.ops.audit.account import Account
-from logferry.ops.audit.chunks import Namer
+from logferry.ops.audit.chunks import Namer, only_missing
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.lines import NO_IDENTITY, identity_of, rows_of, sum_of, whole_record
 from logferry.ops.audit.loaded import Place
@@ -27,20 +28,35 @@ from logferry.ops.audit.tables import ChunkRows
 
 # 40 bytes of memory for each chunk.
 _WINDOW: Final = 200_000
+# So many chunks with their rows are looked at together.
+_AT_ONCE: Final = 100
 _FAR: Final = (1 << 63) - 1
 
 
 async def name_differences(kafka: Kafka, proof: TableProof, findings: Findings) -> None:
-    """Adds to the findings what is wrong with the table. ``kafka``: of its home. Raises Unavailable, KafkaError."""
+    """Adds to the findings what is wrong with the table. ``kafka``: of its home. Raises Unavailable, KafkaError.
+
+    Rows that the ledger says were dropped are missing rightly; which ones that were is not known, so there it is only
+    seen that whatever rows there are are right. What is explained by that is wrong no more (`TableProof.bad`).
+    """
     places = {cell.place for cell in proof.bad}
-    explained: set[Place] = set()
     namer = Namer(kafka, proof.tables.whole_chunks, findings)
-    for place in sorted(proof.seen):
-        if place in places and await _named(namer, proof, place):
-            explained.add(place)
+    named = {place: await _named(namer, proof, place) for place in sorted(proof.seen) if place in places}
+    dropped = 0
     for cell, (expected, rows) in sorted(proof.bad.items(), key=lambda one: (one[0].place, one[0].source_id or "")):
-        if cell.place not in explained:
+        if named.get(cell.place):
+            continue
+        if proof.drops and rows.lines < expected.lines:
+            dropped += expected.lines - rows.lines
+            proof.accept(cell)
+        else:
             findings.add(_unexplained(proof, cell, expected, rows))
+    if dropped:
+        cutoff = proof.drops[-1].cutoff
+        before = "" if cutoff is None else f" from before {cutoff.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        batches = ", ".join(str(entry.batch) for entry in proof.drops)
+        detail = f"{dropped} rows{before} were dropped by retention (batch {batches}): not checked"
+        findings.add(Finding("dropped-by-retention", proof.path, detail, count=dropped, refutes=False))
 
 
 async def _named(namer: Namer, proof: TableProof, place: Place) -> bool:
@@ -58,8 +74,19 @@ async def _named(namer: Namer, proof: TableProof, place: Place) -> bool:
                     stray(strays, "rows-without-record", "rows of which the log has no record", row)
             for finding in strays.values():
                 namer.findings.add(finding)
+            await _forgive(namer, proof, window)
             found |= await namer.name(place, window.account, window.rows) > 0 or bool(strays)
     return found
+
+
+async def _forgive(namer: Namer, proof: TableProof, window: _Window) -> None:
+    """Settles chunks of which nothing is wrong but that old rows were dropped."""
+    dropped = proof.dropped(window.place)
+    suspects = [offset for offset, missing in window.account.unsettled() if missing > 0 and offset in dropped]
+    for at in range(0, len(suspects), _AT_ONCE):
+        offsets = suspects[at : at + _AT_ONCE]
+        for offset in await only_missing(namer, window.place, window.rows, offsets):
+            window.account.settle(offset)
 
 
 @dataclass

@@ -43,7 +43,7 @@ from logferry.ops.audit.rows import beyond_the_log
 from logferry.ops.audit.scope import audited_topics, only_dc, state_topic_of
 from logferry.ops.audit.states import Known, States
 from logferry.ops.audit.sums import Cell, shown
-from logferry.ops.audit.tabled import TableProof
+from logferry.ops.audit.tabled import TableProof, notes_digest
 from logferry.ops.audit.tables import Tables
 from logferry.ops.problems import Unavailable, WrongUse
 
@@ -334,8 +334,10 @@ class _Proof:
         if kept.batch > tables.last:
             detail = f"an earlier audit proved it up to batch {kept.batch}, now it ends with {tables.last}"
             self.findings.add(Finding("table-put-back", path, detail))
-        # In another data centre it is compared with another log, from the beginning.
-        return kept if (kept.home, kept.firsts is not None) == (home, moved) else nothing
+        # In another data centre it is compared with another log, and where a repair has left out other chunks with
+        # others: from the beginning.
+        is_other = (kept.home, kept.firsts is not None) != (home, moved)
+        return nothing if is_other or kept.notes != notes_digest(tables.left_out, kept.seen) else kept
 
     async def _states(self) -> States:
         name, lanes = self.state_topic.name, len(self.state_topic.partitions)
@@ -439,7 +441,9 @@ class _Proof:
         reports = self.originals.reports()
         for file in reports:
             source = f"{file.topic} {file.source_id}" if file.source_id else None
-            if file.flaw:
+            if file.flaw and source is None and file.path in self.originals.replaced:
+                self.findings.add(Finding("not-sent-yet", file.path, f"new here: {file.flaw}", refutes=False))
+            elif file.flaw:
                 kind = "file-differs" if source else "file-not-stored"
                 self.findings.add(Finding(kind, file.path, file.flaw, source))
             elif file.not_sent_bytes:

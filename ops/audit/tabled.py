@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
+from logferry.loaders.ledger import DROP, LedgerEntry
+from logferry.loaders.notes import Note
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.kept import KeptTable
 from logferry.ops.audit.lines import identity_of
-from logferry.ops.audit.loaded import Loaded, Place
+from logferry.ops.audit.loaded import Loaded, Place, last_drop
 from logferry.ops.audit.partition import LogSide, PartitionLog
 from logferry.ops.audit.ranges import Ranges
 from logferry.ops.audit.report import SegmentReport, TableReport
@@ -170,6 +173,25 @@ class TableProof:
         sorter.tell(self.findings)
         return found
 
+    @property
+    def drops(self) -> list[LedgerEntry]:
+        """The batches that dropped old rows since the last audit, oldest first."""
+        entries = (entry for entry in self.tables.entries if entry.kind == DROP)
+        return [entry for entry in entries if self.kept.batch < entry.batch <= self.tables.last]
+
+    def dropped(self, place: Place) -> Ranges:
+        """The offsets of which rows may have been dropped at any time."""
+        found = Ranges()
+        if self.moved and last_drop(self.tables.entries, self.tables.last) >= 0:
+            found.add(0, self.loaded[self.home].covers(place).end)
+            return found
+        return self.loaded[self.home].dropped.get(place, found)
+
+    def accept(self, cell: Cell) -> None:
+        """The rows of a source are what they must be, though fewer than its lines."""
+        self.expected[cell] = self.rows.get(cell, Tally())
+        del self.bad[cell]
+
     def segments(self) -> list[SegmentReport]:
         """The windows, and whether the table of segments says of each what the rows say. Raises Unavailable."""
         if self.tables.window_s is None:
@@ -203,7 +225,17 @@ class TableProof:
             cells = pooled(cells, lambda cell: not retired(cell))
         not_loaded = {place: side.not_loaded for place, side in self.sides.items()}
         head = (self.tables.id, self.tables.last, self.home, self._firsts())
-        return KeptTable(*head, self.seen, cells, self.files, not_loaded)
+        notes = notes_digest(self.tables.left_out, self.seen)
+        return KeptTable(*head, self.seen, cells, self.files, not_loaded, notes)
+
+
+def notes_digest(notes: Iterable[Note], seen: Mapping[Place, Ranges]) -> str:
+    """Which of the chunks that were read the table has left out: a repair may leave out others."""
+    digest = blake2b(digest_size=8)
+    for note in notes:
+        if note.offset in seen.get((note.topic, note.partition), ()):
+            digest.update(repr((note.place, note.source_id, note.seqno)).encode())
+    return digest.hexdigest()
 
 
 def _plus(one: Mapping[Cell, Tally], other: Mapping[Cell, Tally]) -> dict[Cell, Tally]:

@@ -1,4 +1,4 @@
-"""One command over the whole chain: files, the log, its copy in another data centre, and the table; damage at each hop."""
+"""One command over the whole chain: files, the log, its copy in another data centre, the table; damage at each hop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Chain:
         now = int(time.time() * 1000)
         self.here, self.there = World(near, name, at_ms=now), World(far, name, at_ms=now)
         self.folder, self.table, self.plan = folder, folder / "t", Plan([], {})
-        self.files = {source: folder / f"{source}.log" for source in ("web1", "api1")}
+        self.files = {f"host:{folder}/{name}.log#1": folder / f"{name}.log" for name in ("web1", "api1")}
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
 
     async def begin(self) -> None:
         await self.here.create()
@@ -121,7 +124,7 @@ async def test_one_command_proves_every_hop(chain: Chain):
 
 async def test_damage_is_named_at_its_hop(chain: Chain):
     assert chain.told()["exact"]
-    path = chain.files["api1"]
+    path = chain.path("api1")
     data = path.read_bytes()
 
     # A copy that has one more than the original.
@@ -148,34 +151,44 @@ async def test_damage_is_named_at_its_hop(chain: Chain):
 
 
 @pytest.mark.long
-async def test_a_copy_that_lost_what_was_proven(chain: Chain):
+async def test_settings_that_cannot_be_used(chain: Chain):
     assert chain.told()["exact"]
-    kept = chain.folder / "kept"
-    kept.rename(chain.folder / "old")
-    config = chain.config.read_text()
-    chain.config.write_text(config.replace(f'topics = ["{chain.here.name}"]', 'topics = ["missing"]'))
-    done = chain.audit()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no topic dc1.missing" in done.stderr
-    (chain.folder / "old").rename(kept)
-    chain.config.write_text(config.replace('dc = "dc2"', 'dc = "dc1"'))
-    assert "dc1 is the data centre of the originals itself" in chain.audit().stderr
-    other = World(chain.there.bootstrap, f"{chain.here.name}-2", at_ms=chain.here.at_ms)
-    chain.config.write_text(config.replace(chain.here.name + '"]', other.name + '"]'))
-    assert "it is of an audit of topics" in chain.audit().stderr or "there is no topic" in chain.audit().stderr
+    right = chain.config.read_text()
+    for before, after, said in (
+        ('dc = "dc2"', 'dc = "dc1"', "dc1 is the data centre of the originals itself"),
+        ("[[copies]]", "speed = 7\n[[copies]]", "kafka.speed: Extra inputs are not permitted"),
+        (str(chain.table), "/nowhere/t", "there is no Delta table"),
+        (f'["{chain.here.name}"]', "[]", "it is of an audit of topics"),
+    ):
+        assert before in right
+        chain.config.write_text(right.replace(before, after))
+        done = chain.audit()
+        assert (done.returncode in (2, 3), done.stdout) == (True, "")
+        assert said in done.stderr
 
 
 async def test_a_file_that_was_rotated_and_one_that_comes_later(chain: Chain):
-    """The new file of that name is compared from its beginning, though its source's first chunks were read before."""
-    chain.files["web1"].unlink()
+    """What no audit has compared is compared from its beginning, though its first chunks were read before."""
+    web, api = chain.path("web1"), chain.path("api1")
+    aside = chain.folder / "aside"
+    web.rename(aside)
     assert chain.told()["exact"]
-    data = b"".join(one.chunk.data for one in chain.plan.records if one.source_id == "web1")
-    chain.files["web1"].write_bytes(data)
+    aside.rename(web)
     await chain.write(chain.plan.records[8:])
-    chain.files["api1"].rename(chain.folder / "api1.log.1")
-    chain.files["api1"].write_bytes(b"")
+    await chain.mirror(chain.plan.records[8:])
+    api.rename(chain.folder / "api1.1.log")
+    api.write_bytes(b"another line\n")
     told = chain.told()
     assert told["exact"], told["findings"]
-    by_name = {Path(file["path"]).name: file for file in told["files"]}
-    assert told["counts"]["findings"]["file-replaced"] == 1
-    assert by_name["api1.log"]["size_bytes"] == 0
+    assert told["counts"]["findings"] == {"file-replaced": 1, "not-sent-yet": 1}
+    files = {Path(file["path"]).name: file for file in told["files"]}
+    size = sum(len(one.chunk.data) for one in chain.plan.records) // 2
+    for name, source_id in (("web1.log", f"host:{web}#1"), ("api1.1.log", f"host:{api}#1")):
+        assert (files[name]["source_id"], files[name]["begin"], files[name]["recorded"]) == (source_id, 0, size)
+    assert (files["api1.log"]["source_id"], files["api1.log"]["not_sent_bytes"]) == (None, 13)
+    assert chain.told()["counts"]["refuting"] == {"file-not-stored": 1}, "by the next audit something of it is stored"
+    api.unlink()
+    web.write_bytes(web.read_bytes().replace(b"chunk 0", b"chunk X"))
+    assert chain.told()["exact"], "what was compared, and has its place and size, is compared by a full audit"
+    done = chain.audit("--full", "--brief")
+    assert f"file-differs: {web}" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
-from logferry.loaders.ledger import Ledger, TablePaths, new_entry
+from deltalake import CommitProperties, DeltaTable, Transaction
+from logferry.loaders.ledger import APP, DROP, Ledger, TablePaths, new_entry
 from logferry.loaders.plan import Range
 from logferry.ops.audit.loaded import printed_id
 from logferry.ops.audit.report import ReadReport, Report
@@ -73,6 +74,16 @@ class Site:
         commit(paths.quarantine, self.batch, pa.Table.from_pylist([], schema=QUARANTINE))
         commit(paths.main, self.batch, pa.Table.from_pylist(rows, schema=MAIN))
         self.loaded = ends
+
+    def drop(self, where: str) -> None:
+        """As retention does: a batch of the ledger, and the rows go."""
+        self.batch += 1
+        world, cutoff = self.world, datetime(2026, 9, 1, tzinfo=UTC)
+        ranges = [Range(world.topic, p, printed_id(world.topic_id), end, end) for p, end in enumerate(self.loaded)]
+        paths = TablePaths.of(self.table)
+        Ledger(paths.ledger).put(new_entry(self.batch, DC, "lines/1", "run", ranges, kind=DROP, cutoff=cutoff))
+        properties = CommitProperties(app_transactions=[Transaction(APP, self.batch)])
+        self.delta().delete(where, commit_properties=properties)
 
     async def audit(self, **options: Any) -> Report:
         return await self.world.audit(table=self.table, keep=self.keep, **options)
@@ -254,6 +265,40 @@ async def test_a_loss_in_what_the_log_has_no_more(site: Site):
     assert whole.exact, "a full audit has nothing to compare them with"
     assert whole.table is not None
     assert whole.table.not_comparable == 35
+
+
+async def test_rows_that_retention_dropped_are_told_and_not_blamed(site: Site):
+    site.drop("line = 1")
+    second = await site.audit()
+    assert second.exact, [str(finding) for finding in second.findings]
+    (note,) = second.findings
+    assert (note.kind, note.count) == ("dropped-by-retention", 9)
+    assert note.detail == "9 rows from before 2026-09-01T00:00:00Z were dropped by retention (batch 2): not checked"
+    third = await site.audit()
+    assert (third.exact, len(third.findings), read(third).rows) == (True, 0, 0), "said once, and no row read again"
+    await site.write_rest()
+    site.load_rest()
+    assert (await site.audit()).exact
+    whole = await site.audit(full=True)
+    assert whole.exact
+    assert [finding.count for finding in whole.findings] == [9]
+    # What goes now was dropped by no batch.
+    row = site.world.stored[0]
+    where = f"source_id = '{row.source_id}' and seqno = {row.chunk.seqno}"
+    site.delta().delete(f"{where} and line = 2")
+    lost = await site.audit()
+    assert refuting(lost) == {"missing-row": 1}
+    assert [finding.source_id for finding in lost.findings if finding.refutes] == [row.source_id]
+
+
+@pytest.mark.long
+async def test_what_is_wrong_beside_what_retention_dropped(site: Site):
+    row = site.world.stored[0]
+    where = f"source_id = '{row.source_id}' and seqno = {row.chunk.seqno} and line = 2"
+    site.delta().update(predicate=where, new_values={"text": "forged"})
+    site.drop("line = 1")
+    assert refuting(await site.audit()) == {"changed-row": 1, "missing-row": 1}
+    assert "changed-row" in refuting(await site.audit(full=True))
 
 
 @pytest.mark.long
