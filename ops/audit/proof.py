@@ -99,6 +99,7 @@ async def audit(
         dc = dc or only_dc(views, prefix)
         scope = {"dc": dc, "prefix": prefix, "topics": sorted(set(topics))}
         kept = Kept(scope) if keep is None or full else read_kept(keep, scope)
+        state_topic = state_topic_of(views, dc, prefix)
         originals = OriginalFiles(files, kept.files)
         stack.callback(originals.close)
         here = Centre(dc, kafka, views, audited_topics(views, dc, topics))
@@ -109,7 +110,6 @@ async def audit(
             there = await stack.enter_async_context(connected(dict(copy.options)))
             centres[copy.dc] = Centre(copy.dc, there, (await there.describe()).topics)
         expired_ms = int(time.time() * 1000) - source_retention_ms
-        state_topic = state_topic_of(views, dc, prefix)
         proof = _Proof(here, centres, state_topic, prefix, not topics, expired_ms, opened, originals, kept, progress)
         report = await proof.run()
         kept_copies = dict(kept.copies)

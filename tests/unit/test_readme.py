@@ -16,6 +16,7 @@ from logferry.loaders.config import Config as LoaderConfig
 from logferry.loaders.config import GatewayAccess, SegmentSettings
 from logferry.loaders.segments import Rules
 from logferry.mirror.config import MirrorConfig
+from logferry.ops.audit.config import AuditConfig
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -43,6 +44,12 @@ def test_the_configuration_of_the_mirror() -> None:
     config = MirrorConfig.model_validate(shown('listen = "127.0.0.1:8180"'))
     assert config.url(0) == "http://127.0.0.1:8180"
     assert [(remote.dc, remote.bytes_per_s) for remote in config.remotes] == [("dc1", 50_000_000)]
+
+
+def test_the_configuration_of_the_audit() -> None:
+    config = AuditConfig.model_validate(shown('keep = "/var/lib/logferry/audit.kept"'))
+    assert [(copy.dc, copy.kafka.bootstrap_servers) for copy in config.copies] == [("dc2", "kafka2:9092")]
+    assert (config.dc, config.tables) == ("dc1", [Path("/warehouse/nginx")])
 
 
 def test_the_programs_of_the_readme_name_what_there_is() -> None:
