@@ -17,11 +17,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 from logferry.loaders.agreeing import Agreed
 from logferry.loaders.batches import BatchDone, Loader, do_batch
@@ -40,6 +38,7 @@ from logferry.loaders.kafka import kafka_topics
 from logferry.loaders.ledger import LOAD, MOVE, Ledger, LedgerEntry, Origin, Original, TablePaths, new_entry, open_table
 from logferry.loaders.plan import Range, TopicPartition, TopicView
 from logferry.loaders.reset import FORGET, Target, reset
+from logferry.loaders.rewrite import rows_of
 from logferry.loaders.tables import read_state
 from logferry.loaders.translate import Told, Translated, home_of, noted, original_of, told_at_home, translated
 
@@ -246,27 +245,16 @@ def _read_there(moving: Moving, entry: LedgerEntry) -> tuple[Range, ...]:
     except (CannotMove, MirrorBehind):
         return ()
     for path in (moving.paths.main, moving.paths.quarantine):
-        if any(_has_rows(path, moving.dc, r) for r in ranges):
-            return tuple(ranges)
+        table = open_table(path)
+        try:
+            if (
+                table is not None
+                and table.to_pyarrow_dataset().head(1, columns=["offset"], filter=rows_of(ranges, moving.dc)).num_rows
+            ):
+                return tuple(ranges)
+        except (DeltaError, pa.ArrowException, OSError) as error:
+            raise StorageAway(f"{path} cannot be read: {error}") from error
     return ()
-
-
-def _has_rows(path: Path, dc: str, r: Range) -> bool:
-    table = open_table(path)
-    if table is None:
-        return False
-    wanted = (
-        (ds.field("dc") == dc)
-        & (ds.field("topic") == r.topic)
-        & (ds.field("partition") == r.partition)
-        & (ds.field("offset") >= r.start)
-        & (ds.field("offset") < r.end)
-    )
-    try:
-        found: int = table.to_pyarrow_dataset().head(1, columns=["offset"], filter=wanted).num_rows
-    except (DeltaError, pa.ArrowException, OSError) as error:
-        raise StorageAway(f"{path} cannot be read: {error}") from error
-    return found > 0
 
 
 @contextmanager

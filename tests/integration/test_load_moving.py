@@ -12,15 +12,18 @@ import pytest
 from logferry.loaders import load, moving_job
 from logferry.loaders.batches import Loader
 from logferry.loaders.books import Books
+from logferry.loaders.config import SegmentSettings, TableJob
 from logferry.loaders.errors import CannotMove, LedgerBroken, MirrorBehind
-from logferry.loaders.ledger import MOVE, read_ledger
+from logferry.loaders.known import read_known
+from logferry.loaders.ledger import MOVE, TablePaths, read_ledger
 from logferry.loaders.plan import Range, TopicPartition
 from logferry.loaders.state import table_facts
 from logferry.loaders.view import realtime
+from logferry.loaders.windows import read_segments
 from logferry.ops.stack import Stack
 from pyspark.sql import SparkSession
 
-from tests.loading import Topic, check_exact, chunks_of, stored
+from tests.loading import Sent, Topic, check_exact, chunks_of, quarantine, stored
 from tests.mirrored import read_log
 from tests.two_centres import PREFIX, Places, both_ways, loader_at
 
@@ -238,6 +241,51 @@ async def test_what_nobody_noted_is_asked_for(at: At, places: Places):
     await write(places, "dc2", 1)
     places.load(at("dc2"))
     check_exact(places.table, places.sent)
+
+
+def _job(places: Places, letters: str) -> TableJob:
+    """Lines are a time and a letter, one of these; others go to the quarantine."""
+    parser = {
+        "format": "regex",
+        "pattern": f"(?<at>\\d+) (?<what>[{letters}]\\d*)",
+        "event_time": {"column": "at", "formats": ["epoch_s"]},
+    }
+    segments = SegmentSettings(window_s=60, wait_s=0, idle_s=1)
+    return TableJob.model_validate({**places.job.model_dump(), "parser": parser, "segments": segments.model_dump()})
+
+
+@pytest.mark.long
+async def test_what_belongs_to_a_table_goes_along(at: At, places: Places):
+    """Quarantine, segments, what is known of sources, and of chunks that came by two data centres."""
+
+    def chunks(round_: int, *sources: str) -> list[Sent]:
+        lines = b"".join(b"%d %c%d\n" % (1_700_000_000 + round_, letter, round_) for letter in b"ab")
+        return [one for source in sources for one in chunks_of(source, lines, start=round_ * 1000)]
+
+    twice = chunks(5, "moves")
+    await places.topics["dc1"].write([*chunks(1, "one"), *twice], partitions=2)
+    await places.topics["dc2"].write(chunks(1, "two"), partitions=2)
+    await places.mirrored()
+    one, two = at("dc1"), at("dc2")
+    places.job = _job(places, "a")
+    places.load(one)
+    places.move(two, wait_s=30)
+    # The copy of a chunk that was loaded in the other place, and what is new.
+    await places.topics["dc2"].write([*twice, *chunks(6, "moves")], partitions=2)
+    await places.topics["dc1"].write(chunks(2, "one"), partitions=2)
+    await places.mirrored()
+    assert sum(batch.left_out for batch in places.load(two)) == 1
+    assert len(stored(places.table)) == len(quarantine(places.table)) == 5
+
+    places.job = _job(places, "ab")
+    assert sum(1 for _ in load.requarantine_table(two, places.job)) == 1
+    rows = [(row["source_id"], row["seqno"], row["line"]) for row in stored(places.table)]
+    assert len(rows) == len(set(rows)) == 10
+    assert quarantine(places.table) == []
+    paths = TablePaths.of(places.table)
+    held = read_segments(paths.segments, table_facts(places.table)["last"]["batch"])
+    assert sum(segment.rows for segment in held.values()) == 10
+    assert {key.source_id for key in read_known(paths.sources)} == {"one", "two", "moves"}
 
 
 class _Dead(Exception):
