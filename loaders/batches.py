@@ -22,13 +22,13 @@ from logferry.loaders.files import Written, write_files
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import KafkaTopics
 from logferry.loaders.known import put_known
-from logferry.loaders.ledger import DROP, KINDS, RELOAD, REQUARANTINE, LedgerEntry, TablePaths, last_batch, open_table
+from logferry.loaders.ledger import DROP, KINDS, RELOAD, REQUARANTINE, LedgerEntry, TablePaths
 from logferry.loaders.moved import Once, batch_facts, create_moved, known_before, once
 from logferry.loaders.notes import notes_table
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.plan import Range, replaced, unreadable
 from logferry.loaders.read import Batch, kept, read
-from logferry.loaders.reloading import recounted, replace_main, replace_quarantined
+from logferry.loaders.reloading import give_up, is_given_up, recounted, replace_main, replace_quarantined
 from logferry.loaders.requarantine import resolve, resolved_rows
 from logferry.loaders.segments import Added, Look, Recounted, Rules, add_rows, look_at, replace_rows
 from logferry.loaders.sources import several_centres, with_events
@@ -91,12 +91,14 @@ def do_batch(
 ) -> BatchDone:
     """Does what the entry says, once. Raises TopicChanged when Kafka cannot give exactly that any more.
 
-    ``given_up``: topics that somebody has decided to do without. ``looked``: a look at the segments, which goes with a
-    batch that reads nothing.
+    ``given_up``: topics that somebody has decided to do without; a reload is given up as a whole. ``looked``: a look at
+    the segments, which goes with a batch that reads nothing.
     """
-    if given_up:
-        ranges, again = ([r for r in some if r.topic not in given_up] for some in (entry.ranges, entry.reload))
-        entry = entry._replace(ranges=tuple(ranges), reload=tuple(again))
+    if given_up and entry.kind == RELOAD:
+        if not give_up(paths, entry.batch, loader.run):
+            raise LedgerBroken(f"batch {entry.batch} of {paths.main} cannot be given up: its quarantine is changed")
+    elif given_up:
+        entry = entry._replace(ranges=tuple(r for r in entry.ranges if r.topic not in given_up))
     try:
         return _do(loader, paths, entry, looked)
     except Overtaken:
@@ -117,8 +119,8 @@ def _do(loader: Loader, paths: TablePaths, entry: LedgerEntry, looked: Looked | 
         return BatchDone(entry.batch, dropped.ours, (), 0, 0, 0, 0, 0.0)
     if entry.kind == REQUARANTINE:
         return _requarantine(loader, paths, entry, planned_parser(entry, paths))
-    if entry.kind == RELOAD and not entry.reload and last_batch(open_table(paths.quarantine)) >= entry.batch:
-        raise LedgerBroken(f"batch {entry.batch} of {paths.main} cannot be given up: its quarantine is changed by now")
+    if entry.kind == RELOAD and is_given_up(paths, entry.batch):
+        entry = entry._replace(reload=())
     if not entry.reads:
         nothing = _commit(loader, paths, entry, Written(paths.main, (), 0), None, looked)
         return BatchDone(entry.batch, nothing.ours, (), 0, 0, 0, 0, 0.0)

@@ -83,11 +83,21 @@ def put_rows(rows: pa.Table, path: Path, batch: int, run: str, *, replace: bool 
     return commit_once(write, path, batch, run, rows.num_rows, alone=replace)
 
 
-def commit_once(write: Write, path: Path, batch: int, run: str, rows: int, *, alone: bool = False) -> Committed:
+def commit_once(
+    write: Write,
+    path: Path,
+    batch: int,
+    run: str,
+    rows: int,
+    *,
+    alone: bool = False,
+    beside: Sequence[Transaction] = (),
+) -> Committed:
     """One commit with the batch as its transaction version. ``write`` makes it; it may be called again.
 
     ``alone``: no other commit may come between the version that ``write`` was given and its own. What removes files
     needs it: delta-rs lets a removal pass whose files a compaction has just replaced, and their rows would stay.
+    ``beside``: what else the table is to hold of the batch, for ever.
     """
     said = json.dumps({"app": APP, "batch": batch, "run": run, "rows": rows})
     for _ in range(_TRIES):
@@ -97,7 +107,7 @@ def commit_once(write: Write, path: Path, batch: int, run: str, rows: int, *, al
             raise StorageAway(f"{path} is not there any more")
         if last_batch(table) < batch:
             properties = CommitProperties(
-                app_transactions=[Transaction(APP, batch)],
+                app_transactions=[Transaction(APP, batch), *beside],
                 custom_metadata={"userMetadata": said},
                 max_commit_retries=0 if alone else None,
             )

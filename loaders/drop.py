@@ -11,6 +11,7 @@ batch planned does it; it takes neither Spark nor Kafka. Crash windows: as with 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -70,11 +71,12 @@ def old(paths: TablePaths, last: int, before: datetime) -> Old:
         if table is None:
             counts.append(0)
             continue
+        if path == paths.main:
+            counts.append(Rewriter(path, last, _rule(before, has_events=_has_events(table))).count(table))
+            continue
         try:
             stored = table.to_pyarrow_dataset()
-            meant = is_old(stored.schema.names, before)
-            if path == paths.quarantine:
-                meant = meant & standing(stored.schema.names, last)
+            meant = (ds.field("recorded") < _at(before)) & standing(stored.schema.names, last)
             counts.append(int(stored.count_rows(filter=meant)))
         except (DeltaError, pa.ArrowException, OSError) as error:
             raise StorageAway(f"{path} cannot be read: {error}") from error
@@ -110,12 +112,15 @@ def drop(paths: TablePaths, entry: LedgerEntry, run: str) -> tuple[Committed, in
     return done, rewriter.taken if done.ours else None
 
 
-def is_old(columns: list[str], before: datetime) -> Any:
+def is_old(columns: Sequence[str], before: datetime) -> Any:
     """A filter of pyarrow: rows from before that time."""
-    at = pa.scalar(before, pa.timestamp("us", "UTC"))
     if "event_time" not in columns:
-        return ds.field("recorded") < at
-    return pc.coalesce(ds.field("event_time"), ds.field("recorded")) < at
+        return ds.field("recorded") < _at(before)
+    return pc.coalesce(ds.field("event_time"), ds.field("recorded")) < _at(before)
+
+
+def _at(moment: datetime) -> Any:
+    return pa.scalar(moment, pa.timestamp("us", "UTC"))
 
 
 def _has_events(table: DeltaTable | None) -> bool:
@@ -139,7 +144,7 @@ def _rule(before: datetime, *, has_events: bool) -> Rule:
             return _high(file, "recorded") < before
         return file.nulls.get("event_time", 1) == 0 and _high(file, "event_time") < before
 
-    return Rule(may_hold, is_old(list(columns), before), columns, holds_only)
+    return Rule(may_hold, is_old(columns, before), columns, holds_only)
 
 
 def _low(file: StoredFile, column: str) -> datetime:

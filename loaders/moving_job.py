@@ -35,7 +35,18 @@ from logferry.loaders.errors import (
     TopicChanged,
 )
 from logferry.loaders.kafka import kafka_topics
-from logferry.loaders.ledger import LOAD, MOVE, Ledger, LedgerEntry, Origin, Original, TablePaths, new_entry, open_table
+from logferry.loaders.ledger import (
+    LOAD,
+    MOVE,
+    RELOAD,
+    Ledger,
+    LedgerEntry,
+    Origin,
+    Original,
+    TablePaths,
+    new_entry,
+    open_table,
+)
 from logferry.loaders.plan import Range, TopicPartition, TopicView
 from logferry.loaders.reset import FORGET, Target, reset
 from logferry.loaders.rewrite import rows_of
@@ -208,6 +219,10 @@ def _finish(moving: Moving, planned: LedgerEntry) -> BatchDone:
         with kafka_topics(moving.loader.spark, origin.bootstrap_servers) as kafka:
             return do_batch(replace(moving.loader, kafka=kafka, dc=planned.dc), paths, planned)
     except (KafkaAway, TopicChanged) as error:
+        if planned.kind == RELOAD:
+            # What it was to replace stays as it is.
+            given_up = {r.topic for r in planned.reload}
+            return do_batch(replace(moving.loader, dc=planned.dc), paths, planned, given_up)
         if planned.kind != LOAD:
             raise
         try:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from logferry.loaders.commit import Committed
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from logferry.loaders.commit import HOOKS, Committed, commit_once
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.files import Written
 from logferry.loaders.jvm import collected, sorted_errors
 from logferry.loaders.known import moment
-from logferry.loaders.ledger import LedgerEntry, TablePaths, last_batch, open_table
+from logferry.loaders.ledger import APP, LedgerEntry, TablePaths, last_batch, open_table
 from logferry.loaders.plan import Range, TopicPartition
 from logferry.loaders.read import source
 from logferry.loaders.reload import Span
@@ -128,11 +129,38 @@ def _ms(at: datetime) -> int:
 def replace_quarantined(written: Written | None, paths: TablePaths, entry: LedgerEntry, run: str) -> int | None:
     """The lines of the ranges that stand in the quarantine go with the batch, these come with it. Safe to call again.
 
-    Returns how many come, as far as it is known. Raises StorageAway.
+    Returns how many come, as far as it is known. Raises Overtaken where the reload was given up, StorageAway.
     """
     rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, resolved_by(entry.batch)))
     come = written or Written(paths.quarantine, (), 0)
-    return commit_rewritten(come, rewriter, paths.quarantine, entry.batch, run).rows
+    done = commit_rewritten(come, rewriter, paths.quarantine, entry.batch, run)
+    if is_given_up(paths, entry.batch):
+        raise Overtaken(f"batch {entry.batch} of {paths.main} was given up meanwhile: nothing is replaced")
+    return done.rows
+
+
+# ---- one that cannot be done any more ----------------------------------------------------------------------------
+
+_GIVEN_UP: Final = f"{APP}.given-up"
+
+
+def give_up(paths: TablePaths, batch: int, run: str) -> bool:
+    """Decides for all loaders that a reload is not done. False: it is half done already. Raises StorageAway.
+
+    The quarantine's commit of the batch is the decision: it says what is replaced there, or that nothing is.
+    """
+
+    def write(table: DeltaTable, properties: CommitProperties) -> None:
+        nothing = pa.Table.from_batches([], schema=pa.schema(table.schema().to_arrow()))
+        write_deltalake(table, nothing, mode="append", commit_properties=properties, post_commithook_properties=HOOKS)
+
+    commit_once(write, paths.quarantine, batch, run, 0, beside=[Transaction(_GIVEN_UP, batch)])
+    return is_given_up(paths, batch)
+
+
+def is_given_up(paths: TablePaths, batch: int) -> bool:
+    table = open_table(paths.quarantine)
+    return table is not None and table.transaction_version(_GIVEN_UP) == batch
 
 
 def resolved_by(batch: int) -> Change:

@@ -103,6 +103,17 @@ class Rewriter:
         self.taken = found.rows
         return found
 
+    def count(self, table: DeltaTable) -> int:
+        """How many rows are meant in this version; nothing is written. Raises StorageAway."""
+        try:
+            return sum(
+                file.rows if self._rule.holds_only(file) else self._count(file)[0]
+                for file in stored_files(table)
+                if self._rule.may_hold(file)
+            )
+        except (DeltaError, pa.ArrowException, OSError) as error:
+            raise StorageAway(f"{self._path} cannot be read: {error}") from error
+
     def _rewritten(self, file: StoredFile) -> tuple[AddAction | None, int]:
         """The file that takes the place of this one, None: none is needed; and how many rows are meant."""
         change = self._rule.changed

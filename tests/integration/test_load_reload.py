@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.gateway.contract import record_headers
-from logferry.loaders import batches
+from logferry.loaders import batches, reset, resetting
 from logferry.loaders.batches import BatchDone, Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.errors import ConfigError, TopicChanged
+from logferry.loaders.errors import ConfigError, LedgerBroken, TopicChanged
 from logferry.loaders.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
 from logferry.loaders.load import load_table, requarantine_table
 from logferry.loaders.notes import read_notes
@@ -189,6 +189,53 @@ async def test_a_compaction_comes_between_the_look_and_the_commit(
     again(loader(), work, topic.name)
     assert len(times) == 2
     assert state(table) == exact
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("died", ["read", "_commit"])
+async def test_a_planned_one_that_kafka_cannot_give_any_more_is_given_up(
+    died: str, loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By somebody, for all loaders; but not where its quarantine is changed already."""
+    table = tmp_path / "logs"
+    await topic.write(chunks_of("a", *LINES))
+    work = job(table, topic)
+    done(load_table(loader(), work))
+    end = read_ledger(table)[-1].ranges[0].end
+    damage(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, died, _die)
+        with pytest.raises(_Dead):
+            again(loader("dies"), work, topic.name)
+    damaged = state(table)
+    await topic.remove_before(0, 10)
+    with pytest.raises(TopicChanged, match="can be given up, the rows stay as they are: --reset TOPIC:PARTITION=POSI"):
+        done(load_table(loader(), work))
+    target = reset.Target.parse(f"{topic.name}:0={end}")
+    if died == "_commit":
+        with pytest.raises(LedgerBroken, match="cannot be given up: its quarantine is changed"):
+            resetting.reset_table(loader(), work, [target], lambda _: True)
+        assert state(table) == damaged
+        return
+    late: list[Any] = []
+    commit = batches.replace_quarantined
+
+    def given_up_first(*given: Any) -> Any:
+        batches.replace_quarantined = commit
+        late.append(resetting.reset_table(loader("gives up"), work, [target], lambda _: True))
+        return commit(*given)
+
+    # One that has read before it was removed comes too late, too.
+    planned = read_ledger(table)[-1]
+    shorter = planned._replace(reload=tuple(r._replace(start=10) for r in planned.reload))
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "replace_quarantined", given_up_first)
+        slow = batches.do_batch(loader("slow"), TablePaths.of(table), shorter)
+    assert len(late) == 1
+    assert (slow.ours, state(table)) == (False, damaged)
+    await topic.write(chunks_of("b", b"new\n"))
+    assert [one.rows for one in done(load_table(loader(), work))] == [1]
+    assert read_ledger(table)[-1].ranges[0].start == end
 
 
 @pytest.mark.long
