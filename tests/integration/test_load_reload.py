@@ -107,8 +107,10 @@ async def test_what_was_damaged_by_hand_is_as_kafka_holds_it(
     assert state(table) != exact
     # All of it, and a load that goes on.
     await topic.write(chunks_of("b", b"new\n\xfe\n"))
+    version = DeltaTable(str(table)).version()
     again(loader(), work, topic.name)
     assert state(table) == exact
+    assert DeltaTable(str(table)).version() == version + 1, "in one transaction"
     entry = read_ledger(table)[-1]
     assert (entry.kind, entry.ranges) == (RELOAD, tuple(r._replace(start=r.end) for r in positions))
     assert [(r.start, r.end) for r in entry.reload] == [(0, positions[0].end)]

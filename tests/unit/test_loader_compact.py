@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from logferry.loaders import compact as compacting
 from logferry.loaders import drop as dropping
 from logferry.loaders import parse
-from logferry.loaders.commit import commit_once
+from logferry.loaders.commit import replace_files
 from logferry.loaders.compact import batch_of, compact, removable
 from logferry.loaders.compact_command import drop_old, main
 from logferry.loaders.drop import Old, cutoff
@@ -240,31 +240,48 @@ def test_rows_go_and_the_others_stay_as_they_are(tmp_path: Path, parted: list[st
         assert world.offsets == [0, 2, 6, 7, 8]
 
 
-def test_what_removes_files_takes_no_commit_in_between(tmp_path: Path):
+def test_what_removes_files_takes_no_commit_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """delta-rs lets a removal pass whose file a compaction has replaced meanwhile: its rows would stand twice."""
     world = World(tmp_path, segments=False)
     for _ in range(3):
         world.load(NOON, NOON)
     path, times = world.paths.main, []
+    looked = Rewriter.actions
+
+    def merged_after_the_look(self: Rewriter, table: DeltaTable) -> Any:
+        actions = looked(self, table)
+        times.append(table.version())
+        if len(times) == 1:
+            DeltaTable(str(path)).optimize.compact()
+        elif len(times) == 2:
+            write_deltalake(str(path), pa.Table.from_pylist([], schema=MAIN), mode="append")
+        return actions
+
+    monkeypatch.setattr(Rewriter, "actions", merged_after_the_look)
     rewriter = Rewriter(path, 3, of_ranges([Range(T, 0, "id", 0, 3)], "dc1"))
-
-    def write(table: DeltaTable, properties: CommitProperties) -> None:
-        actions = rewriter.actions(table)
-        if len(times) < 2:
-            times.append(1)
-            DeltaTable(str(path)).optimize.compact() if len(times) == 1 else commit_nothing(path)
-        table.create_write_transaction(
-            [*actions.adds, *actions.removes], "append", table.schema(), commit_properties=properties
-        )
-
-    commit_once(write, path, 3, "run", 0, alone=True)
-    assert len(times) == 2
+    commit_rewritten(Written(path, (), 0), rewriter, path, 3, "run")
+    assert len(times) == 3
+    assert DeltaTable(str(path)).version() == times[-1] + 1, "what goes and what comes are one commit"
     assert world.offsets == [3, 4, 5]
     assert last_batch(open_table(path)) == 3
 
 
-def commit_nothing(path: Path) -> None:
-    write_deltalake(str(path), pa.Table.from_pylist([], schema=MAIN), mode="append")
+def test_what_takes_the_place_of_all_takes_no_commit_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    world = World(tmp_path, segments=False)
+    for _ in range(3):
+        world.load(NOON, NOON)
+    path, create, times = world.paths.main, DeltaTable.create_write_transaction, []
+
+    def merged_first(self: DeltaTable, *given: Any, **more: Any) -> None:
+        if not times:
+            times.append(1)
+            DeltaTable(str(path)).optimize.compact()
+        create(self, *given, **more)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", merged_first)
+    replace_files(Written(path, (), 0), path, 3, "run")
+    assert times
+    assert world.offsets == []
 
 
 # ---- dropping --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from logferry.loaders.__main__ import main
 from logferry.loaders.errors import ConfigError, TopicChanged
 from logferry.loaders.ledger import LOAD, RELOAD, RESET, Ledger, LedgerEntry, new_entry
 from logferry.loaders.moved import told_of
@@ -13,6 +14,7 @@ from logferry.loaders.notes import Note
 from logferry.loaders.plan import PartitionOffsets, Range, TopicPartition, TopicView
 from logferry.loaders.read import _one_a_partition
 from logferry.loaders.reload import Held, Span, Target, held, wanted
+from logferry.loaders.reload_command import Means, said
 
 T, P0, P1 = "dc1.nginx", TopicPartition("dc1.nginx", 0), TopicPartition("dc1.nginx", 1)
 TEN, NOON = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -150,3 +152,29 @@ def test_notes_of_a_reload():
     planned = new_entry(5, "dc1", "p", "r", [], kind=RELOAD, reload=[Range(T, 0, "A", 10, 20)])
     assert told_of(was, now, planned) == (was[1]._replace(batch=5, kept=None), now[1])
     assert told_of(was, now, planned._replace(reload=())) == tuple(now)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--reload", "dc1.nginx:0=5..1"], "no offsets"),
+        (["--reload", "dc1.nginx", "--once"], "--once and --reload exclude each other"),
+        (["--reload", "dc1.nginx", "--reset", "dc1.nginx=latest"], "--reset and --reload exclude each other"),
+        (["--reload", "dc1.nginx", "--stop-records", "5"], "--stop-records bounds a load --once"),
+        (["--yes"], "--yes agrees to a --reset, a --reload or a --move-to"),
+    ],
+)
+def test_wrong_use_is_said_before_anything_starts(more: list[str], why: str, capsys: pytest.CaptureFixture[str]):
+    table = ["--table", "/nowhere", "--topics", "dc1.nginx", "--bootstrap", "127.0.0.1:1", "--json"]
+    assert main([*table, *more]) == 2
+    assert why in capsys.readouterr().out
+
+
+def test_it_says_what_it_will_do():
+    means = Means((Range(T, 0, "A", 1000, 2000), Range(T, 1, "A", 5, 6)), rows=12_345, quarantined=7)
+    assert said(means) == [
+        "dc1.nginx 0: offsets 1,000 to 1,999 are read again",
+        "dc1.nginx 1: offsets 5 to 5 are read again",
+        "12,345 rows of the table and 7 of its quarantine are replaced by what is in these 1,001 offsets, in one "
+        "transaction; positions stay",
+    ]
