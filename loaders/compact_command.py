@@ -78,7 +78,7 @@ def drop_old(
     for _ in range(_TRIES):
         state = read_state(paths)
         if state.planned is not None and state.planned.kind == DROP:
-            drop(paths, state.planned, run)
+            _do(paths, state.planned, run)
             continue
         if state.planned is not None:
             if time.monotonic() >= deadline:
@@ -109,13 +109,18 @@ def drop_old(
         Ledger(paths.ledger).create()
         add_quarantine_columns(paths)
         if Ledger(paths.ledger).put(entry).run == run:
-            try:
-                drop(paths, entry, run)
-            except Overtaken:
-                if committed(paths.main, entry.batch, run) is None:
-                    raise
+            _do(paths, entry, run)
             return entry, found
     raise StorageAway(f"{paths.main}: other loaders came first {_TRIES} times; nothing was dropped")
+
+
+def _do(paths: TablePaths, entry: LedgerEntry, run: str) -> None:
+    """Raises Overtaken only where the batch is not done."""
+    try:
+        drop(paths, entry, run)
+    except Overtaken:
+        if committed(paths.main, entry.batch, run) is None:
+            raise
 
 
 def _say(options: argparse.Namespace, text: str) -> None:

@@ -23,10 +23,13 @@ from deltalake.exceptions import DeltaError
 from logferry.loaders.commit import Committed, committed
 from logferry.loaders.errors import LedgerBroken, StorageAway
 from logferry.loaders.files import Written
+from logferry.loaders.known import put_known
 from logferry.loaders.ledger import LedgerEntry, TablePaths, open_table
+from logferry.loaders.moved import create_moved, known_before
 from logferry.loaders.reloading import resolved_by
 from logferry.loaders.rewrite import Rewriter, Rule, StoredFile, commit_rewritten
 from logferry.loaders.segments import Rules, drop_before, window_of
+from logferry.loaders.sources import several_centres
 from logferry.loaders.standing import standing
 from logferry.loaders.tables import partition_columns
 from logferry.loaders.windows import put_segments, read_segments, segments_before, window_s
@@ -101,7 +104,13 @@ def drop(paths: TablePaths, entry: LedgerEntry, run: str) -> tuple[Committed, in
         rule = _rule(before, has_events=False)._replace(holds_only=_never, changed=resolved_by(entry.batch))
         rewriter = Rewriter(paths.quarantine, entry.batch, rule)
         commit_rewritten(nothing, rewriter, paths.quarantine, entry.batch, run)
-    if (length := window_s(paths.segments)) is not None:
+    length = window_s(paths.segments)
+    if length is not None or several_centres(r.topic for r in entry.ranges):
+        create_moved(paths)
+        # What is known of sources stays, whatever is left of their rows: they owe nothing of what was dropped.
+        known_before(paths, entry.batch, run)
+        put_known(paths.sources, entry.batch, run, {})
+    if length is not None:
         rules = Rules(length)
         segments = segments_before(paths, entry.batch, run, rules)
         changed = drop_before(segments, before, entry.batch, datetime.now(UTC), rules)

@@ -42,6 +42,7 @@ def _facts(entry: LedgerEntry | None) -> dict[str, Any] | None:
         "parser": entry.parser,
         "planned": entry.planned.isoformat(),
         "reads": sum(r.size for r in entry.reads),
+        "cutoff": entry.cutoff.isoformat() if entry.cutoff else None,
     }
 
 

@@ -22,6 +22,7 @@ from logferry.loaders.drop import Old, cutoff
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.files import INDEXED, Written
 from logferry.loaders.ledger import APP, DROP, Ledger, TablePaths, last_batch, new_entry, open_table, read_ledger
+from logferry.loaders.moved import create_moved, known_before
 from logferry.loaders.plan import Range
 from logferry.loaders.rewrite import Rewriter, commit_rewritten, of_ranges
 from logferry.loaders.segments import (
@@ -48,13 +49,21 @@ HOUR = timedelta(hours=1)
 RULES = Rules()
 _TIME = pa.timestamp("us", "UTC")
 _PLACE = [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("dc", pa.string())]
+_PLACE += [("source_id", pa.string()), ("seqno", pa.int64())]
 MAIN = pa.schema([*_PLACE, ("recorded", _TIME), ("event_time", _TIME), ("text", pa.string())])
 QUARANTINE = pa.schema(Schema.from_json(parse.QUARANTINE.json()).to_arrow())
 
 
 def row(offset: int, event: datetime | None, recorded: datetime | None = None) -> dict[str, Any]:
     at = recorded or (event or NOON) + timedelta(minutes=1)
-    place = {"topic": T, "partition": 0, "offset": offset, "dc": "dc1"}
+    place = {
+        "topic": T,
+        "partition": 0,
+        "offset": offset,
+        "dc": "dc1",
+        "source_id": f"web{offset % 3}",
+        "seqno": offset,
+    }
     return {**place, "recorded": at, "event_time": event, "text": f"line {offset}"}
 
 
@@ -305,8 +314,16 @@ def test_what_is_old_goes_exactly_and_is_told(tmp_path: Path, capsys: pytest.Cap
     world.load(old + HOUR, new, None, old + HOUR - timedelta(microseconds=1))
     world.load(new, new)
     ranges = read_ledger(world.paths.main)[-1].ranges
+    create_moved(world.paths)
+    known = known_before(world.paths, 3, "run")
+    assert {key.source_id: (one.first_seqno, one.last_seqno) for key, one in known.items()} == {
+        "web0": (0, 6),
+        "web1": (1, 7),
+        "web2": (2, 8),
+    }
     entry, found = drop_old(world.paths.main, timedelta(days=3) - HOUR, now=NOON + timedelta(minutes=59))
     assert entry is not None
+    assert known_before(world.paths, 4, "run") == known, "what is known of sources does not go with their rows"
     assert (entry.kind, entry.cutoff, found) == (DROP, old + HOUR, Old(3, 1, 1))
     assert world.offsets == [2, 3, 4, 5, 7, 8], "the row without an event was recorded later"
     assert world.quarantined == 1
@@ -344,6 +361,15 @@ def test_whole_files_go_without_being_read(tmp_path: Path, parted: list[str] | N
     _, found = drop_old(world.paths.main, timedelta(days=5), now=NOON)
     assert found == Old(2, 0, 0)
     assert world.offsets == [2, 3]
+
+
+def test_a_row_without_an_event_goes_by_when_it_was_recorded(tmp_path: Path):
+    world = World(tmp_path, segments=False)
+    world.load(NOON - timedelta(days=9), None)
+    drop_old(world.paths.main, timedelta(days=5), now=NOON)
+    assert world.offsets == [1]
+    drop_old(world.paths.main, timedelta(days=5), now=NOON + timedelta(days=7))
+    assert world.offsets == []
 
 
 def test_a_planned_batch_comes_first(tmp_path: Path):
