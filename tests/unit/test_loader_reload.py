@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from logferry.loaders.__main__ import main
 from logferry.loaders.errors import ConfigError, TopicChanged
@@ -15,6 +17,7 @@ from logferry.loaders.plan import PartitionOffsets, Range, TopicPartition, Topic
 from logferry.loaders.read import _one_a_partition
 from logferry.loaders.reload import Held, Span, Target, held, wanted
 from logferry.loaders.reload_command import Means, said
+from logferry.loaders.standing import standing
 
 T, P0, P1 = "dc1.nginx", TopicPartition("dc1.nginx", 0), TopicPartition("dc1.nginx", 1)
 TEN, NOON = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -178,3 +181,26 @@ def test_it_says_what_it_will_do():
         "12,345 rows of the table and 7 of its quarantine are replaced by what is in these 1,001 offsets, in one "
         "transaction; positions stay",
     ]
+
+
+def test_which_rows_of_a_quarantine_stand():
+    rows = [
+        {"line": 0, "resolved": None, "since": None},
+        {"line": 1, "resolved": 4, "since": None},
+        {"line": 2, "resolved": 5, "since": None},
+        {"line": 3, "resolved": None, "since": 5},
+        {"line": 4, "resolved": None, "since": 4},
+        {"line": 5, "resolved": 5, "since": 4},
+        {"line": 6, "resolved": 4, "since": 2},
+    ]
+    schema = pa.schema([(name, pa.int64()) for name in ("line", "resolved", "since")])
+    table = ds.dataset(pa.Table.from_pylist(rows, schema=schema))
+
+    def stand(last: int, columns: list[str]) -> list[int]:
+        found: list[int] = table.to_table(filter=standing(columns, last))["line"].to_pylist()
+        return found
+
+    assert stand(4, schema.names) == [0, 2, 4, 5]
+    assert stand(5, schema.names) == [0, 3, 4]
+    assert stand(4, ["line", "resolved"]) == [0, 2, 3, 4, 5]
+    assert stand(4, ["line"]) == [0, 1, 2, 3, 4, 5, 6], "an older quarantine"
