@@ -247,7 +247,7 @@ def drop_before(
             last=None,
             touched=now,
             batch=batch,
-            reason=f"dropped {segment.rows:,} rows, {segment.bytes:,} bytes: {said_so}",
+            reason=f"{segment.rows:,} rows, {segment.bytes:,} bytes, {said_so}",
         )
         for start, segment in segments.items()
         if end_of(start, rules) <= cutoff and (segment.state != DROPPED or segment.rows)

@@ -329,7 +329,7 @@ def test_what_is_old_goes_exactly_and_is_told(tmp_path: Path, capsys: pytest.Cap
     assert world.quarantined == 1
     assert world.states == {-72: (DROPPED, 1, 0), -71: (ACTIVE, 1, 1), -70: (ACTIVE, 1, 1), -1: (ACTIVE, 1, 3)}
     (dropped,) = [s for s in read_segments(world.paths.segments, 3).values() if s.state == DROPPED]
-    assert dropped.reason == "dropped 3 rows, 18 bytes: before 2026-11-17T13:00:00Z, by batch 3"
+    assert dropped.reason == "3 rows, 18 bytes, before 2026-11-17T13:00:00Z, by batch 3"
     stands = read_ledger(world.paths.main)[-1]
     assert (stands.cutoff, stands.ranges) == (old + HOUR, tuple(r._replace(start=r.end) for r in ranges))
     assert drop_old(world.paths.main, timedelta(days=3) - HOUR, now=NOON) == (None, Old(0, 0, 0)), (
