@@ -1,7 +1,7 @@
 """Chunks into the rows of a table without Spark, by the rules of `parse`: for the few rows that are not loaded yet.
 
-Lines and whole chunks only: what the other formats make of a line is said in expressions of the JVM, and a second
-telling in Python could differ in some corner. Lines that are not UTF-8 are no rows, as there.
+Lines, whole chunks and access logs only: what the other formats make of a line is said in expressions of the JVM, and a
+second telling in Python could differ in some corner. Lines that are not UTF-8 are no rows, as there.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+from logferry.loaders.parsing import access
 
 # The versions of the parsers whose rules these are.
 LINES: Final = "lines/1"
 CHUNK: Final = "chunk/1"
+ACCESS: Final = "access/1"
 
+_DATES: Final = {"event_date": "event_time", "recorded_date": "recorded"}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # As in `parse`: the end of the year 9999.
 _LAST_MS: Final = 253_402_300_799_999
@@ -48,7 +51,7 @@ class Chunk(Protocol):
 
 def can_read(parser: str) -> bool:
     """Whether lines of this parser of the ledger are read here."""
-    return parser in (LINES, CHUNK)
+    return parser in (LINES, CHUNK, ACCESS)
 
 
 def rows(chunks: Iterable[Chunk], dc: str, parser: str, schema: pa.Schema) -> pa.Table:
@@ -63,9 +66,13 @@ def rows(chunks: Iterable[Chunk], dc: str, parser: str, schema: pa.Schema) -> pa
             found.append({**row, "data": chunk.data})
         else:
             found += [{**row, **line} for line in lines(chunk.data)]
+    if parser == ACCESS:
+        read = ((row, access.columns(row["text"])) for row in found)
+        found = [{**row, **more} for row, more in read if more is not None]
     for row in found:
-        if "recorded_date" in schema.names:
-            row["recorded_date"] = row["recorded"].date()
+        for name, of in _DATES.items():
+            if name in schema.names:
+                row[name] = row[of].date() if row.get(of) is not None else None
     return pa.Table.from_pylist(found, schema=schema)
 
 

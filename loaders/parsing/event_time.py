@@ -10,6 +10,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 _EPOCHS: Final = {"epoch_s": 1_000_000, "epoch_ms": 1_000}
+# The years 1 to 9999, which every reader of the table can show; what is outside was no time.
+_FIRST_US: Final = -62_135_596_800_000_000
 _LAST_US: Final = 253_402_300_799_999_999
 _ZONES: Final = frozenset("VzOXxZ")
 _YEARS: Final = frozenset("yu")
@@ -19,7 +21,8 @@ _NAMES_ZONE: Final = r"(Z|[+-]\d\d:?\d\d)$"
 def event_time(said: Column, settings: EventTime, made: Column) -> Column:
     """``made``: about when the line was written; it tells the year where the text does not."""
     text = F.trim(F.regexp_replace(said, r"\s+", " "))
-    return F.coalesce(*(_by(text, pattern, settings.zone, made) for pattern in settings.formats))
+    found = F.coalesce(*(_by(text, pattern, settings.zone, made) for pattern in settings.formats))
+    return F.when(F.unix_micros(found).between(_FIRST_US, _LAST_US), found)
 
 
 def _by(text: Column, pattern: str, zone: str, made: Column) -> Column:

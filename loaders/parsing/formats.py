@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from logferry.loaders.parsing import access
+from logferry.loaders.parsing.access import MARK
 from logferry.loaders.parsing.columns import column_type
 from logferry.loaders.parsing.groups import named_groups
 from logferry.loaders.parsing.settings import FIELDS, ParserSettings
@@ -19,7 +21,6 @@ from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 LINE: Final = "line_text"
 _PARTS: Final = "line_parts"
-_MARK: Final = "\x01"
 # Texts that stand for nothing where a number, a date, … is wanted.
 _NOTHING: Final = ("", "-")
 
@@ -35,14 +36,6 @@ NOT_LOGFMT: Final = "the line is not logfmt: key=value …"
 
 _QUOTED: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PAIR: Final = rf'[^\s="]++(?:=(?:{_QUOTED}|[^\s"]*+))?+'
-# Host, identity, user, [time], "request", status, bytes; and of the combined format "referer" and "user agent".
-_INSIDE: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
-_ACCESS: Final = (
-    r"(?<remote_host>\S++) (?<ident>\S++) (?<user>.+?) \[(?<time>[^\]]++)\] "
-    rf'"(?<request>{_INSIDE})" (?<status>\d{{3}}|-) (?<body_bytes>\d++|-)'
-    rf'(?: "(?<referer>{_INSIDE})" "(?<user_agent>{_INSIDE})")?+ ?+'
-)
-_REQUEST: Final = r"\A([A-Za-z0-9_-]+) (.+?)(?: ([A-Za-z]+/[0-9.]+))?\z"
 
 
 class Read(NamedTuple):
@@ -93,13 +86,13 @@ def _regex(frame: DataFrame, settings: ParserSettings) -> Read:
 
 
 def _access(frame: DataFrame, settings: ParserSettings) -> Read:
-    read = _matched(frame, _ACCESS)
+    read = _matched(frame, access.LINE)
     request = read.columns["request"]
-    parts = {name: F.nullif(F.regexp_extract(request, _REQUEST, i), F.lit("")) for name, i in _REQUEST_PARTS.items()}
+    parts = {
+        name: F.nullif(F.regexp_extract(request, access.REQUEST, i), F.lit(""))
+        for name, i in access.REQUEST_PARTS.items()
+    }
     return read._replace(columns={**read.columns, **parts})
-
-
-_REQUEST_PARTS: Final = {"method": 1, "path": 2, "protocol": 3}
 
 
 def _matched(frame: DataFrame, pattern: str, longest: int | None = None) -> Read:
@@ -109,11 +102,11 @@ def _matched(frame: DataFrame, pattern: str, longest: int | None = None) -> Read
         line = F.when(F.length(line) <= longest, line)
     plain, groups = named_groups(pattern)
     whole = rf"(?s)\A(?:{plain})\z"
-    parts_of_it = "".join(f"{_MARK}${number}" for number in groups.values())
+    parts_of_it = "".join(f"{MARK}${number}" for number in groups.values())
     marked = F.regexp_replace(line, F.lit(whole), F.lit(parts_of_it))
-    read = frame.withColumn(_PARTS, F.split(marked, _MARK))
+    read = frame.withColumn(_PARTS, F.split(marked, MARK))
     parts = F.col(_PARTS)
-    flaw = F.when(F.contains(F.col(LINE), F.lit(_MARK)), F.lit(MARKED)).when(
+    flaw = F.when(F.contains(F.col(LINE), F.lit(MARK)), F.lit(MARKED)).when(
         F.coalesce(F.size(parts) != len(groups) + 1, F.lit(True)), F.lit(NO_FIT)
     )
     if longest is not None:
@@ -125,9 +118,9 @@ def _logfmt(frame: DataFrame, settings: ParserSettings) -> Read:
     line = F.col(LINE)
     fits = line.rlike(rf"(?s)\A\s*+(?:{_PAIR}(?:\s++|\z))++\z")
     pairs = F.transform(F.regexp_extract_all(line, F.lit(f"(?s){_PAIR}"), F.lit(0)), _entry)
-    read = frame.withColumn(_PARTS, F.when(fits & ~F.contains(line, F.lit(_MARK)), F.map_from_entries(pairs)))
+    read = frame.withColumn(_PARTS, F.when(fits & ~F.contains(line, F.lit(MARK)), F.map_from_entries(pairs)))
     parts = F.col(_PARTS)
-    flaw = F.when(F.contains(line, F.lit(_MARK)), F.lit(MARKED)).when(parts.isNull(), F.lit(NOT_LOGFMT))
+    flaw = F.when(F.contains(line, F.lit(MARK)), F.lit(MARKED)).when(parts.isNull(), F.lit(NOT_LOGFMT))
     names = list(settings.kinds)
     columns = {name: F.try_element_at(parts, F.lit(name)) for name in names}
     rest = F.map_filter(parts, lambda key, _: ~key.isin(*names))
@@ -138,7 +131,7 @@ def _entry(pair: Column) -> Column:
     """``key``, ``key=value`` or ``key="value with \\" and \\n"``."""
     value = F.when(F.contains(pair, F.lit("=")), F.regexp_replace(pair, F.lit(r"(?s)\A[^=]*+="), F.lit("")))
     inner = value.substr(F.lit(2), F.length(value) - 2)
-    for escaped, meant in (("\\\\", _MARK), ('\\"', '"'), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), (_MARK, "\\")):
+    for escaped, meant in (("\\\\", MARK), ('\\"', '"'), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), (MARK, "\\")):
         inner = F.replace(inner, F.lit(escaped), F.lit(meant))
     plain = F.when(F.startswith(value, F.lit('"')), inner).otherwise(value)
     return F.struct(F.substring_index(pair, "=", 1).alias("key"), F.coalesce(plain, F.lit("")).alias("value"))

@@ -11,6 +11,7 @@ import json
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal
 
+from logferry.loaders.parsing.access import TIME
 from logferry.loaders.parsing.columns import check_name, column_type, is_simple
 from logferry.loaders.parsing.groups import named_groups
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -182,7 +183,7 @@ class ParserSettings(BaseModel):
     def time(self) -> EventTime | None:
         """An access log has its time where all of them have it, unless told otherwise."""
         if self.event_time is None and self.format == "access":
-            return EventTime(column="time", formats=["dd/MMM/yyyy:HH:mm:ss Z"])
+            return EventTime(column="time", formats=[TIME])
         return self.event_time
 
     @property

@@ -15,8 +15,8 @@ import pytest
 from logferry.gateway.contract import record_headers
 from logferry.loaders import parse
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.parsing import formats
-from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.parsing import access, formats
+from logferry.loaders.parsing.settings import ACCESS, ParserSettings
 from pyspark.sql import SparkSession
 
 from tests.loading import chunks_of
@@ -131,6 +131,98 @@ def test_access(read: Callable[..., dict[str, Any]]):
     assert columns(found[TLS], "request", "method", "path", "status") == ("\\x16\\x03\\x01", None, None, 400)
     assert columns(found[lines[3]], "path", "body_bytes") == ("/crlf", None)
     assert {line: found[line] for line in ACCESS_WRONG} == ACCESS_WRONG
+
+
+ODD_TIMES = [
+    "29/Feb/2024:00:00:00 +0000",
+    "29/Feb/2023:00:00:00 +0000",
+    "31/Apr/2024:23:59:59 +1400",
+    "1/Oct/2000:1:2:3 -0700",
+    "10/oct/2000:13:55:60 -0700",
+    "10/OCT/2000:24:00:00 -0700",
+    "10/Oct/2000:13:55:36 +1800",
+    "10/Oct/2000:13:55:36 +1801",
+    "10/Oct/2000:13:55:36  -0700",
+    " 10/Oct/2000:13:55:36 -0700 ",
+    "10/Oct/2000:13:55:36 Z",
+    "10/Oct/2000:13:55:36 -07:00",
+    "10/Oct/0000:13:55:36 +0000",
+    "10/Oct/9999:13:55:36 +0000",
+    "10/Oct/2000:13:55:36 GMT",
+    "10/Okt/2000:13:55:36 +0000",
+    "10/Oct/2000:13:55:36 +0060",
+    "10/Oct/2000:13:55:36 -0000",
+    "00/Oct/2000:13:55:36 +0000",
+    "10/Oct/2000:13:55:36\t+0000",
+    "01/Jan/0001:00:00:00 +0100",
+    "31/Dec/9999:23:59:59 -0001",
+    "10/Oct/12000:13:55:36 +0000",
+    "10/Oct/+12000:13:55:36 +0000",
+]
+ODD_PIECES = [
+    "",
+    " ",
+    "-",
+    '"',
+    "\\",
+    '\\"',
+    "\r",
+    "\x01",
+    "\x0b",
+    "\x85",
+    "\u2028",
+    "\xa0",
+    "ü",
+    "😀",
+    "٣",
+    "[",
+    "]",
+    "9223372036854775807",
+    "9223372036854775808",
+    "007",
+    "99",
+    "1000",
+    "GET",
+    "GET  / HTTP/1.1",
+    "GET / HTTP/1.1 X/2",
+    "GËT / HTTP/2",
+    "get a b c",
+    "POST /\x85x HTTP/1.0",
+    "\x16\x03",
+    "+5",
+    "1e3",
+]
+SOUND = '1.2.3.4~ ~-~ ~frank~ ~[~10/Oct/2000:13:55:36 -0700~]~ ~"~GET /a?b=1 HTTP/1.1~"~ ~200~ ~2326'
+SOUND += '~ ~"~http://x/~"~ ~"~Mozilla/4.08 [en] (Win98)~"'
+
+
+def odd_access_lines(count: int) -> list[bytes]:
+    """Lines of access logs with pieces replaced, removed, doubled: most are wrong in one place or two."""
+    dice = random.Random(7)
+    found = []
+    for number in range(count):
+        parts = SOUND.split("~")
+        if number < len(ODD_TIMES):
+            parts[7] = ODD_TIMES[number]
+            found.append("".join(parts).encode())
+            continue
+        for _ in range(dice.choice((0, 1, 1, 2))):
+            place, piece = dice.randrange(len(parts)), dice.choice((*ODD_PIECES, *ODD_TIMES))
+            parts[place] = dice.choice((piece, parts[place] + piece, parts[place] * 2, ""))
+        cut = dice.choice((len(parts), len(parts), 17, dice.randrange(len(parts))))
+        found.append(("".join(parts[:cut]) + dice.choice(("", "", "", "\r", " "))).encode())
+    return found
+
+
+def test_access_logs_are_told_alike_without_spark(read: Callable[..., dict[str, Any]]):
+    """What `logferry query` shows of lines that are not loaded yet is what the loader will make of them."""
+    lines = sorted(set(odd_access_lines(4000)))
+    names = (*ACCESS, "event_time")
+    found = read(lines, format="access").items()
+    rows = {line: {name: row[name] for name in names} for line, row in found if isinstance(row, dict)}
+    told = {line.decode(): access.columns(line.decode()) for line in lines}
+    assert rows == {line: row for line, row in told.items() if row is not None}
+    assert 300 < len(rows) < len(lines) - 300
 
 
 def test_logfmt(read: Callable[..., dict[str, Any]]):

@@ -44,7 +44,9 @@ def test_lines_are_those_of_the_reference(parts: list[bytes]):
     assert {(row["line"], row["text"].encode(), row["newline"]) for row in plain.lines(data)} == want
 
 
-@pytest.mark.parametrize(("parser", "format_"), [(plain.LINES, "lines"), (plain.CHUNK, "chunk")])
+@pytest.mark.parametrize(
+    ("parser", "format_"), [(plain.LINES, "lines"), (plain.CHUNK, "chunk"), (plain.ACCESS, "access")]
+)
 def test_the_loader_reads_by_the_same_version(parser: str, format_: str):
     assert ParserSettings.model_validate({"format": format_}).name == parser
     assert plain.can_read(parser)
@@ -82,3 +84,12 @@ def test_a_time_that_was_none(created_ms: int | None):
 def test_a_whole_chunk_is_one_row():
     (row,) = plain.rows([chunk(b"\xff\n\x00")], "dc1", plain.CHUNK, SCHEMA).to_pylist()
     assert (row["data"], row["text"]) == (b"\xff\n\x00", None)
+
+
+def test_lines_of_an_access_log_that_are_none_are_left_out():
+    schema = SCHEMA.append(pa.field("status", pa.int32())).append(pa.field("event_time", pa.timestamp("us", "UTC")))
+    schema = schema.append(pa.field("event_date", pa.date32())).append(pa.field("protocol", pa.string()))
+    line = b'10.0.0.1 - - [31/Dec/2025:23:30:00 -0100] "GET /" 304 -'
+    (row,) = plain.rows([chunk(b"none\n" + line + b"\r\n")], "dc1", plain.ACCESS, schema).to_pylist()
+    assert (row["line"], row["text"], row["status"], row["protocol"]) == (1, line.decode() + "\r", 304, None)
+    assert (row["event_time"], row["event_date"]) == (datetime(2026, 1, 1, 0, 30, tzinfo=UTC), date(2026, 1, 1))
