@@ -86,7 +86,7 @@ class SegmentSettings(_Strict):
     READY gets a folder with a file ``_SUCCESS``. ``webhook``: an address that is told so.
     """
 
-    window_s: Annotated[int, Field(ge=60, le=7 * 86_400)] = 3600
+    window_s: Annotated[int, Field(ge=10, le=7 * 86_400)] = 3600
     wait_s: Annotated[float, Field(ge=0, le=86_400)] = 3600.0
     wait_most_s: Annotated[float, Field(ge=0, le=7 * 86_400)] = 12 * 3600.0
     idle_s: Annotated[float, Field(ge=1, le=7 * 86_400)] = 900.0

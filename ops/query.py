@@ -32,7 +32,7 @@ _EXAMPLE = """examples:
   logferry query "SELECT count(*) FROM logs" --table /warehouse/nginx --no-tail
 
 The rows are in the view logs, which also has the name of the table's folder. What is not loaded yet is read from a
-gateway of the data centre that the table is loaded in; of a table with a parser of its own (access, json, …) it is
+gateway of the data centre that the table is loaded in; of a table with a parser of its own (json, regex, …) it is
 not: the answer is the table's alone then, and standard error says so.
 
 Exit status: 0 done, 1 the answer is no (the topics do not continue the table, they may not be read), 2 wrong use

@@ -1,4 +1,5 @@
-"""The loader's runs: the first is killed in mid-write, the second repeats its batch, the last brings the rest.
+"""The loader's runs: the first is killed in mid-write, the second repeats its batch, the last brings the rest, and
+follows until every segment is READY.
 
 What makes the first kill certain: a batch is in the ledger before its rows are written, its data files appear in the
 table's folder before the commit that makes them rows. So the kill comes when the first data file is there, and
@@ -13,15 +14,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from logferry.loaders.ledger import Ledger, TablePaths, last_batch, open_table
+from logferry.loaders.segments import READY
+from logferry.loaders.windows import Segments, read_segments
 from logferry.ops.children import Child
-from logferry.ops.demo.plan import DC, FULL_TOPIC, Plan
+from logferry.ops.demo.plan import DC, FULL_TOPIC, SEGMENT_S, Plan
 from logferry.ops.demo.waiting import failure
 from logferry.ops.gateways import Setting, configuration
 from logferry.ops.jars import spark_jars
@@ -29,6 +32,12 @@ from logferry.ops.java import find_java
 from logferry.ops.kafka import QUICK_START
 
 _LOOK_S: Final = 0.005
+_FOLLOW_S: Final = 0.5
+_SEGMENTS_LOOK_S: Final = 0.2
+# Short ones: in a warehouse a window is an hour, and late rows are waited for as long.
+_SEGMENTS: Final = {"window_s": SEGMENT_S, "wait_s": 1, "idle_s": 5}
+_READY_S: Final = 90.0
+_STOP_S: Final = 60.0
 RUN_S: Final = 600.0
 
 
@@ -60,15 +69,21 @@ class Torn:
 class Loads:
     """One run at a time. Safe to be ended by another thread."""
 
-    def __init__(self, plan: Plan, bootstrap: str) -> None:
+    def __init__(self, plan: Plan, bootstrap: str, urls: Sequence[str]) -> None:
         self.paths = TablePaths.of(plan.table)
         self._config = plan.data / "loader.toml"
         settings: dict[str, Setting] = {
             "dc": DC,
             "kafka": {"bootstrap_servers": bootstrap},
             "spark": {"scratch": str(plan.data / "scratch")},
+            "follow_s": _FOLLOW_S,
+            "gateways": {DC: {"urls": list(urls)}},
         }
-        job = configuration({"path": str(plan.table), "topics": [FULL_TOPIC]})
+        table: dict[str, Setting] = {"path": str(plan.table), "topics": [FULL_TOPIC]}
+        if plan.is_live:
+            table["parser.format"] = "access"
+            table |= {f"segments.{name}": value for name, value in _SEGMENTS.items()}
+        job = configuration(table)
         self._config.write_text(f"{configuration(settings)}\n[[tables]]\n{job}", encoding="utf-8")
         self._logs = plan.runs
         self._starting = threading.Lock()
@@ -76,10 +91,10 @@ class Loads:
         self.child: Child | None = None
         self.runs = 0
 
-    def start(self) -> Child:
+    def start(self, *options: str) -> Child:
         """A process group of its own holds the loader and its JVM."""
         self.runs += 1
-        command = [sys.executable, "-m", "logferry.loaders", "--config", str(self._config), "--json"]
+        command = [sys.executable, "-m", "logferry.loaders", "--config", str(self._config), "--json", *options]
         child = Child(f"loader run {self.runs}", command, self._logs / f"loader-{self.runs}.log", _environment())
         with self._starting:
             if self._ending.is_set():
@@ -125,13 +140,34 @@ class Loads:
         self._until(child, lambda: False)
         return self._said(child)
 
-    def _until(self, child: Child, done: Callable[[], bool]) -> None:
+    def follow_until_ready(self, rows: int, seen: Callable[[Segments], None]) -> Loaded:
+        """A run that follows, until so many rows are in windows, and all of these are READY; ``seen`` is told how they
+        are. Raises Unavailable, Interrupted.
+        """
+        child = self.start("--follow")
+
+        def all_ready() -> bool:
+            found = self.segments()
+            seen(found)
+            have = sum(segment.rows for segment in found.values())
+            return have >= rows and all(segment.state == READY for segment in found.values())
+
+        self._until(child, all_ready, _READY_S, look_s=_SEGMENTS_LOOK_S)
+        if child.running and not child.stop(_STOP_S):
+            raise child.failed(f"did not stop within {_STOP_S:.0f} s")
+        return self._said(child)
+
+    def segments(self) -> Segments:
+        """As they are now; none where the table has none."""
+        return read_segments(self.paths.segments, last_batch(open_table(self.paths.main)))
+
+    def _until(self, child: Child, done: Callable[[], bool], limit_s: float = RUN_S, look_s: float = _LOOK_S) -> None:
         """Returns when that is so or the run has ended."""
-        deadline = time.monotonic() + RUN_S
+        deadline = time.monotonic() + limit_s
         while child.running and not done():
             if time.monotonic() > deadline:
-                raise child.failed(f"is not done after {RUN_S:.0f} s")
-            time.sleep(_LOOK_S)
+                raise child.failed(f"is not done after {limit_s:.0f} s")
+            time.sleep(look_s)
 
     def _has_more_than(self, before: dict[str, int]) -> bool:
         return self._rows_files() != before
@@ -155,7 +191,8 @@ class Loads:
 def _loaded(run: int, child: Child) -> Loaded:
     summary: dict[str, Any] = json.loads(child.said().splitlines()[-1])
     table = summary["tables"][0]
-    return Loaded(run, len(table["batches"]), summary["rows"], summary["quarantined"], table["seconds"])
+    batches = sum(bool(batch["ranges"]) for batch in table["batches"])
+    return Loaded(run, batches, summary["rows"], summary["quarantined"], table["seconds"])
 
 
 def _environment() -> Mapping[str, str]:

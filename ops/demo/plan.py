@@ -16,6 +16,7 @@ PARTITIONS: Final = 4
 WORKERS: Final = 2
 LANES: Final = 8
 RATE_MB_S: Final = 3.0
+SEGMENT_S: Final = 10
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Plan:
     @property
     def generated(self) -> Path:
         return self.data / "logs"
+
+    @property
+    def is_live(self) -> bool:
+        """The files grow while they are sent, and their lines have times: those of the user are as they are."""
+        return not self.files
 
     @property
     def runs(self) -> Path:

@@ -1,8 +1,8 @@
 """The end of the demo: the audit's verdict, rows of the table read without Spark, and how fast it was.
 
-The verdict is the audit's, over what is stored. Three things are asked beside, because the demo knows that all was
-sent and loaded: nothing of the files is left to send, no chunk is left to load, and an independent reader has got
-exactly what is stored, in the order of every source.
+The verdict is the audit's, over what is stored. More is asked beside, because the demo knows that all was sent and
+loaded: nothing of the files is left to send, no chunk is left to load, an independent reader has got exactly what is
+stored, in the order of every source, the query had every row before it was loaded, and every segment is READY.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 from logferry.loaders.ledger import open_table
+from logferry.loaders.segments import READY
+from logferry.loaders.segments import said as time_of
 from logferry.mirror.config import load
 from logferry.ops.audit.mirror import MirrorReport, audit_mirror
 from logferry.ops.audit.proof import audit
 from logferry.ops.audit.report import Report
 from logferry.ops.audit.show import progress, show
-from logferry.ops.demo.plan import DC, Plan
+from logferry.ops.demo.asking import stored_rows
+from logferry.ops.demo.plan import DC, SEGMENT_S, Plan
 from logferry.ops.demo.reader import Account, percentile
 from logferry.ops.demo.story import Story, Told
 from logferry.ops.problems import Unavailable
@@ -84,15 +87,33 @@ def shortfalls(report: Report, account: Account) -> list[str]:
     return found
 
 
+def shown(told: Told, rows: int, *, is_live: bool) -> list[str]:
+    """What the query and the segments told otherwise. ``rows``: of the table in the end. Pure."""
+    found = []
+    if told.asked is None or told.asked.rows != rows:
+        found.append(f"the query told of {told.asked.rows if told.asked else 0:,} rows, the table has {rows:,}")
+    if is_live:
+        counted = sum(segment.rows for segment in told.segments.values())
+        if counted != rows:
+            found.append(f"the segments tell of {counted:,} rows, the table has {rows:,}")
+        waiting = [segment for segment in told.segments.values() if segment.state != READY]
+        if waiting:
+            found.append(f"{len(waiting):,} segments are not READY")
+    return found
+
+
 def end(plan: Plan, report: Report, copy: MirrorReport, story: Story, console: Console) -> bool:
     """Shows it all; whether the promise was kept."""
     account = story.reader.account
     wrong = shortfalls(report, account) + copied(report, copy, story.traveller.account)
+    wrong += shown(story.told, stored_rows(plan.table), is_live=plan.is_live)
     if report.exact:
         console.print(_files(report))
     else:
         show(report, console)
     console.print(_rows(plan.table))
+    if story.told.segments:
+        console.print(_segments(story.told))
     console.print(_waits(report, story))
     for text in _throughput(story):
         console.print(text, highlight=False)
@@ -148,6 +169,15 @@ def _rows(path: Path) -> Table:
         name = row["source_id"].rpartition("/")[2].rpartition("#")[0]
         text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in row["text"])
         table.add_row(escape(name), f"{row['seqno']:,}", f"{row['line']:,}", escape(text))
+    return table
+
+
+def _segments(told: Told) -> Table:
+    title = f"segments of {SEGMENT_S} s, by the time in the lines"
+    table = _table(title, "begins", "state", "rows", "bytes", "late rows", right=("rows", "bytes", "late rows"))
+    for start, segment in sorted(told.segments.items()):
+        counts = (segment.rows, segment.bytes, segment.late_rows)
+        table.add_row(time_of(start), segment.state, *(f"{count:,}" for count in counts))
     return table
 
 

@@ -16,8 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from logferry.loaders.segments import READY
+from logferry.loaders.segments import said as time_of
+from logferry.loaders.windows import Segments
 from logferry.ops.children import Child
 from logferry.ops.demo import gateways
+from logferry.ops.demo.asking import Asked, ask
 from logferry.ops.demo.killing import kill_busy_worker
 from logferry.ops.demo.loading import RUN_S, Loaded, Loads, Torn
 from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, OTHER_DC, PARTITIONS, RATE_MB_S, TOPIC, Plan
@@ -38,11 +42,15 @@ _SHOWN_SOURCES: Final = 3
 
 @dataclass
 class Told:
-    """What happened, for the end of the demo. ``torn``: None when there was nothing to kill a loader in."""
+    """What happened, for the end of the demo. ``torn``: None when there was nothing to kill a loader in. ``segments``:
+    as they were in the end.
+    """
 
     killed: list[str] = field(default_factory=list)
     loads: list[Loaded] = field(default_factory=list)
     torn: Torn | None = None
+    asked: Asked | None = None
+    segments: Segments = field(default_factory=dict)
 
 
 class Story:
@@ -55,7 +63,7 @@ class Story:
         self.traveller = Traveller([stack.urls(DC), stack.urls(OTHER_DC)], FULL_TOPIC, PARTITIONS)
         self._client = PushClient(plan, stack.urls())
         self._generator = generator(plan)
-        self._loads = Loads(plan, stack.cluster().bootstrap)
+        self._loads = Loads(plan, stack.cluster().bootstrap, stack.urls())
         self.present = Present(plan, stack, self.reader, self._processes)
         self._waiting = Waiting(self._meanwhile, self._suspects)
         self._loading: Future[None] | None = None
@@ -75,7 +83,7 @@ class Story:
     @property
     def is_live(self) -> bool:
         """The files grow while they are sent."""
-        return not self._plan.files
+        return self._plan.is_live
 
     def tell(self) -> None:
         """The whole of it. Raises Problem when something ends that should not, or does not come in time."""
@@ -92,6 +100,7 @@ class Story:
             self._await_first_chunk()
             self._let_it_flow()
             self._send_the_rest()
+            self._ask()
             self._load_the_rest()
 
     # ---- the steps --------------------------------------------------------------------------------------------
@@ -166,11 +175,22 @@ class Story:
         self._waiting.until(lambda: other.chunks >= account.chunks, "all is mirrored, and the travelling reader has it")
         self._say(f"all is acknowledged, and read: {account.chunks:,} chunks, {account.bytes:,} bytes", "green")
 
-    def _load_the_rest(self) -> None:
+    def _ask(self) -> None:
+        """All is sent, and not all is loaded: a query has it all the same."""
         self.present.step = "the loader repeats what the killed one had begun"
         self._waiting.until(self._is_loaded, "the second run of the loader", _LOAD_S)
+        self.present.step = "a query reads the table and what is not loaded yet"
+        self.told.asked = asked = ask(self._plan, self._stack.urls())
+        text = (
+            f"logferry query, {asked.seconds:.1f} s, no Spark: {asked.rows:,} rows, {asked.behind:,} of them not loaded"
+        )
+        self._say(f"{text} yet", "green")
+
+    def _load_the_rest(self) -> None:
         self.present.step = "the loader loads the rest"
-        self._loading = self._executor.submit(self._load)
+        if self.is_live:
+            self.present.step += ", and follows until every segment is READY"
+        self._loading = self._executor.submit(self._load_to_the_end)
         self._waiting.until(self._is_loaded, "the last run of the loader", _LOAD_S)
 
     # ---- parts of steps ---------------------------------------------------------------------------------------
@@ -215,6 +235,20 @@ class Story:
 
     def _load(self) -> None:
         self._loaded(self._loads.run())
+
+    def _load_to_the_end(self) -> None:
+        assert self.told.asked is not None
+        if self.is_live:
+            self._loaded(self._loads.follow_until_ready(self.told.asked.rows, self._seen))
+        else:
+            self._load()
+
+    def _seen(self, segments: Segments) -> None:
+        """Says what is READY now and was not."""
+        before, self.told.segments = self.told.segments, segments
+        for start, segment in sorted(segments.items()):
+            if segment.state == READY and (start not in before or before[start].state != READY):
+                self._say(f"segment {time_of(start)} is READY: {segment.rows:,} rows, none is owed any more", "green")
 
     def _loaded(self, loaded: Loaded) -> None:
         self.told.loads.append(loaded)

@@ -229,13 +229,13 @@ def stored_schema(loaded: Loaded) -> Any:
 def test_a_parser_of_its_own_is_answered_from_the_table_alone(
     ran: Ran, workers: Gateway, topic_name: str, tmp_path: Path
 ):
-    parsed = Loaded(workers, topic_name, tmp_path / "logs", parser="access/1")
+    parsed = Loaded(workers, topic_name, tmp_path / "logs", parser="logfmt/1:3f2a9c01d4e7")
     parsed.write("a", b"1\n")
     parsed.load(0)
     parsed.write("a", b"2\n")
     status, output, said = ran("SELECT text FROM logs", "--table", parsed.path, "--format", "csv")
     assert (status, output) == (0, "text\n1\n")
-    assert "what is not loaded yet is left out: lines of the parser access/1" in said
+    assert "what is not loaded yet is left out: lines of the parser logfmt/1:3f2a9c01d4e7" in said
     assert "up to batch 0, planned 20" in said
     assert ran("SELECT 1 AS n", "--table", parsed.path, "--format", "csv", "--no-tail") == (0, "n\n1\n", "")
 

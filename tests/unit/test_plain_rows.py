@@ -53,7 +53,10 @@ def test_the_loader_reads_by_the_same_version(parser: str, format_: str):
 
 
 def test_no_other_parser_and_no_other_version_is_read():
-    assert not any(plain.can_read(name) for name in ("lines/2", "access/1", "json/1:3f2a9c01d4e7", "lines", ""))
+    assert not any(
+        plain.can_read(name)
+        for name in ("lines/2", "access/2", "access/1:3f2a9c01d4e7", "json/1:3f2a9c01d4e7", "lines", "")
+    )
 
 
 def test_the_columns_of_a_row():
