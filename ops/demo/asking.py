@@ -47,7 +47,7 @@ def ask(plan: Plan, urls: Sequence[str]) -> Asked:
     seconds = time.monotonic() - started
     if done.returncode or done.stderr:
         raise Unavailable(f"logferry query ended with status {done.returncode}: {done.stderr.strip()}")
-    return Asked(int(json.loads(done.stdout.splitlines()[0])["rows"]), stored, seconds)
+    return Asked(int(json.loads(done.stdout)[0]["rows"]), stored, seconds)
 
 
 def stored_rows(path: Path) -> int:

@@ -29,7 +29,6 @@ from logferry.ops.demo.waiting import failure
 from logferry.ops.gateways import Setting, configuration
 from logferry.ops.jars import spark_jars
 from logferry.ops.java import find_java
-from logferry.ops.kafka import QUICK_START
 
 _LOOK_S: Final = 0.005
 _FOLLOW_S: Final = 0.5
@@ -77,7 +76,7 @@ class Loads:
             "kafka": {"bootstrap_servers": bootstrap},
             "spark": {"scratch": str(plan.data / "scratch")},
             "follow_s": _FOLLOW_S,
-            "gateways": {DC: {"urls": list(urls)}},
+            "gateways": {f"{DC}.urls": list(urls)},
         }
         table: dict[str, Setting] = {"path": str(plan.table), "topics": [FULL_TOPIC]}
         if plan.is_live:
@@ -196,12 +195,6 @@ def _loaded(run: int, child: Child) -> Loaded:
 
 
 def _environment() -> Mapping[str, str]:
-    """The Java that was found, the jars that are in the cache, and a JVM that starts fast: it lives for seconds."""
+    """The Java that was found, and the jars that are in the cache."""
     jars = os.pathsep.join(map(str, spark_jars()))
-    quick = " ".join([*os.environ.get("JAVA_TOOL_OPTIONS", "").split(), *QUICK_START])
-    return {
-        **os.environ,
-        "JAVA_HOME": str(find_java().home),
-        "JAVA_TOOL_OPTIONS": quick,
-        "LOGFERRY_SPARK_JARS": jars,
-    }
+    return {**os.environ, "JAVA_HOME": str(find_java().home), "LOGFERRY_SPARK_JARS": jars}

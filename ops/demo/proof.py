@@ -176,6 +176,8 @@ def _segments(told: Told) -> Table:
     title = f"segments of {SEGMENT_S} s, by the time in the lines"
     table = _table(title, "begins", "state", "rows", "bytes", "late rows", right=("rows", "bytes", "late rows"))
     for start, segment in sorted(told.segments.items()):
+        if not segment.rows:
+            continue
         counts = (segment.rows, segment.bytes, segment.late_rows)
         table.add_row(time_of(start), segment.state, *(f"{count:,}" for count in counts))
     return table
