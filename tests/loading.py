@@ -93,9 +93,11 @@ class Topic:
         finally:
             await admin.close()
 
-    async def write(self, chunks: Iterable[Sent], *, partitions: int = 1, commit: bool = True) -> None:
-        """One transaction with these chunks, spread over the partitions by source."""
-        producer = await self.open_transaction(chunks, partitions=partitions)
+    async def write(
+        self, chunks: Iterable[Sent], *, partitions: int = 1, commit: bool = True, recorded_ms: int | None = None
+    ) -> None:
+        """One transaction with these chunks, spread over the partitions by source. ``recorded_ms``: else now."""
+        producer = await self.open_transaction(chunks, partitions=partitions, recorded_ms=recorded_ms)
         try:
             await (producer.commit_transaction() if commit else producer.abort_transaction())
         finally:
@@ -103,14 +105,23 @@ class Topic:
         if commit:
             self.committed.extend(chunks)
 
-    async def open_transaction(self, chunks: Iterable[Sent], *, partitions: int = 1) -> AIOKafkaProducer:
+    async def open_transaction(
+        self, chunks: Iterable[Sent], *, partitions: int = 1, recorded_ms: int | None = None
+    ) -> AIOKafkaProducer:
         """The chunks are sent; the transaction is for the caller to end."""
         producer = await self._producer()
         await producer.begin_transaction()
         for source_id, chunk in chunks:
             partition = sum(source_id.encode()) % partitions
             headers = record_headers(chunk)
-            await producer.send(self.name, chunk.data, key=source_id.encode(), partition=partition, headers=headers)
+            await producer.send(
+                self.name,
+                chunk.data,
+                key=source_id.encode(),
+                partition=partition,
+                timestamp_ms=recorded_ms,
+                headers=headers,
+            )
         await producer.flush()
         return producer
 
