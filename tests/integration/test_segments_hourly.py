@@ -135,9 +135,9 @@ class World:
             if self.dice.random() < 0.7:
                 late = 300 if number == 3 and self.dice.random() < 0.15 else self.dice.choice([0, 0, 1, 4, 20])
                 source.pending += [self.now - (late + i) * MINUTE for i in range(self.dice.randrange(3))]
-            # The last one dies with lines in its files.
+            # One is silent for hours, and wakes up with old lines; one dies with lines in its files.
             source.is_dead = number == 4 and run > RUNS // 3
-            if source.is_dead or self.dice.random() < 0.45:
+            if source.is_dead or self.dice.random() < (0.85 if number == 2 else 0.45):
                 continue
             sent += await self._send(source)
         return sent
