@@ -153,7 +153,8 @@ def _translated(moving: Moving, entry: LedgerEntry, targets: Sequence[Target], w
         if time.monotonic() >= until:
             raise MirrorBehind(
                 f"{moving.paths.main} cannot be moved to {moving.dc} yet: the mirror there is behind the table. "
-                f"{'; '.join(found.behind)}. Call again, or with --wait SECONDS"
+                f"{'; '.join(found.behind)}. Call again, or with --wait SECONDS; if the rest never comes, "
+                "--reset TOPIC:PARTITION=latest begins behind what is there"
             )
         time.sleep(_LOOK_AGAIN_S)
         views = moving.loader.kafka.views(views)
