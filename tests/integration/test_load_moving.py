@@ -151,6 +151,30 @@ async def test_a_mirror_that_is_behind(at: At, stack: Stack, places: Places):
 
 
 @pytest.mark.long
+async def test_what_is_never_passed_on_is_left_out_by_name(at: At, stack: Stack, places: Places):
+    """Of partitions that are named; the others are translated, and what is there and not loaded is loaded."""
+    topic = places.topics["dc1"].name
+    await write(places, "dc1", 0)
+    await places.mirrored()
+    one, two = at("dc1"), at("dc2")
+    places.load(one)
+    await write(places, "dc2", 1)
+    await places.mirrored()
+    stack.kill("dc2/mirror-0", signal.SIGSTOP)
+    try:
+        await write(places, "dc1", 1)
+        places.load(one)
+        with pytest.raises(MirrorBehind, match=f"{topic} 1: "):
+            places.move(two, f"{topic}:0=latest")
+        assert places.move(two, f"{topic}:0=latest", f"{topic}:1=latest") is not None
+        await write(places, "dc2", 2)
+        places.load(two)
+        check_exact(places.table, places.sent)
+    finally:
+        stack.kill("dc2/mirror-0", signal.SIGCONT)
+
+
+@pytest.mark.long
 async def test_a_planned_batch_is_finished_where_it_was_planned(
     at: At, places: Places, monkeypatch: pytest.MonkeyPatch
 ):
