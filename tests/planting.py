@@ -7,7 +7,7 @@ are written by delta-rs, in the same order and with the same transaction version
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,12 +117,22 @@ class World:
                     return views[self.topic].id
                 await asyncio.sleep(0.02)
 
-    def plan(self, sources: Iterable[str] = ("web1", "api1", "web3"), chunks: int = 5, lines: int = 4) -> Plan:
-        """Chunks of these sources in turn, with positions as seqnos, and the states after them."""
+    def plan(
+        self,
+        sources: Iterable[str] = ("web1", "api1", "web3"),
+        chunks: int = 5,
+        lines: int = 4,
+        content: Callable[[str, int], bytes] | None = None,
+    ) -> Plan:
+        """Chunks of these sources in turn, with positions as seqnos, and the states after them. ``content``: of a
+        source's chunk by its number, if not some lines."""
         records: list[list[Planned]] = []
         states: dict[Source, SourceState | None] = {}
         for source_id in sources:
-            data = [_chunk(source_id, number, lines) for number in range(chunks)]
+            data = [
+                content(source_id, number) if content is not None else _chunk(source_id, number, lines)
+                for number in range(chunks)
+            ]
             records.append([Planned(partition_of(source_id, PARTITIONS), source_id, one) for one in _chained(data)])
             last = records[-1][-1]
             state = SourceState(self.topic_id, last.partition, last.chunk.seqno, 0, 1, _NOW_MS)

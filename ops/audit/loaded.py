@@ -24,8 +24,8 @@ class Loaded:
 
     ``strange``: topics whose entries speak of another incarnation than Kafka's, so that offsets mean nothing.
     ``dcs``: whose offsets there are. ``topics``: those that are audited; ``others``: that the ledger has besides.
-    ``first``: where the first batch of each partition begins. ``dropped``: the offsets of which rows may have been
-    dropped since, because they were old.
+    ``first``: where the first batch of each partition begins; ``upto``: where the last one ends. ``dropped``: the
+    offsets of which rows may have been dropped since, because they were old.
     """
 
     last: int
@@ -37,11 +37,16 @@ class Loaded:
     topics: frozenset[str] = frozenset()
     others: set[str] = field(default_factory=set)
     first: dict[Place, int] = field(default_factory=dict)
+    upto: dict[Place, int] = field(default_factory=dict)
     dropped: dict[Place, Ranges] = field(default_factory=dict)
 
     def covers(self, place: Place) -> Ranges:
         """The offsets of the batches that can be compared."""
         return Ranges() if place[0] in self.strange else self.committed.get(place, Ranges())
+
+    def end(self, place: Place) -> int:
+        """Up to where the partition is loaded; a batch that read nothing of it says so, too."""
+        return 0 if place[0] in self.strange else self.upto.get(place, 0)
 
 
 def printed_id(topic_id: bytes) -> str:
@@ -90,6 +95,8 @@ def check_ledger(
                 continue
             _follow(ledger, entry.batch, r, before, findings)
             found.first.setdefault((r.topic, r.partition), r.start)
+            if entry.batch <= last:
+                found.upto[r.topic, r.partition] = r.end
             if entry.batch in read_elsewhere:
                 continue
             target = found.committed if entry.batch <= last else found.planned

@@ -69,17 +69,19 @@ class TableProof:
         """What is to be read of a partition; None: the table has nothing of its topic. ``chains_from``: up to there
         earlier audits read the log."""
         loaded = self.loaded[self.home]
-        if dc != self.home or not any(topic == place[0] for topic, _ in loaded.committed):
+        if dc != self.home or not any(topic == place[0] for topic, _ in loaded.upto):
             return None
         covers = loaded.covers(place)
         if self.moved:
             # All before the end, wherever it was read.
-            begin, end, covers = self.begins.get(place, 0), covers.end, Ranges()
-            covers.add(begin, end)
+            covers = Ranges()
+            covers.add(self.begins.get(place, 0), loaded.end(place))
         wanted = covers.minus(self.kept.seen.get(place, Ranges()))
         # Where nothing new is loaded, what is not was counted before.
         before = 0 if wanted else self.kept.not_loaded.get(place, 0)
-        side = LogSide(wanted, covers.end, 0 if wanted else chains_from, self.tables.whole_chunks, not_loaded=before)
+        side = LogSide(
+            wanted, loaded.end(place), 0 if wanted else chains_from, self.tables.whole_chunks, not_loaded=before
+        )
         notes = [note for note in self.tables.left_out if (note.topic, note.partition) == place]
         if self.moved:
             side.by_offset, side.copies = False, frozenset(identity_of(note.source_id, note.seqno) for note in notes)
@@ -183,7 +185,7 @@ class TableProof:
         """The offsets of which rows may have been dropped at any time."""
         found = Ranges()
         if self.moved and last_drop(self.tables.entries, self.tables.last) >= 0:
-            found.add(0, self.loaded[self.home].covers(place).end)
+            found.add(0, self.loaded[self.home].end(place))
             return found
         return self.loaded[self.home].dropped.get(place, found)
 

@@ -65,6 +65,19 @@ async def test_it_is_proven_by_the_log_where_it_is_now(world: World, tmp_path: P
         assert (report.table.rows, report.table.compared, report.table.not_comparable) == (60, 60, 0)
 
 
+async def test_nothing_was_loaded_since_it_moved(world: World, tmp_path: Path):
+    load = world.load(batches=1)
+    (whole,) = load.entries
+    there = [Range(world.topic, r.partition, "its copy", 0, r.end + SHIFT) for r in whole.ranges]
+    move = new_entry(1, DC, "lines/1", "run", [r._replace(start=r.end) for r in whole.ranges], kind=MOVE)
+    load.entries = [new_entry(0, "dc9", "lines/1", "run", there), move]
+    load.rows = [{**row, "dc": "dc9", "offset": row["offset"] + SHIFT} for row in load.rows]
+    report = await world.audit(table=load.write(tmp_path / "t"))
+    assert report.exact, [str(finding) for finding in report.findings]
+    assert report.table is not None
+    assert (report.table.compared, report.table.not_loaded) == (60, 0)
+
+
 def lose_there(load: Load) -> None:
     del load.rows[next(i for i, row in enumerate(load.rows) if row["dc"] == "dc9" and row["line"] == 1)]
 
