@@ -99,7 +99,7 @@ def _move(moving: Moving, targets: Sequence[Target], wait_s: float, agreed: Agre
         if standing.kind == MOVE and state.planned is not None:
             return [do_batch(moving.loader, paths, standing)]
         return []
-    found = _translated(moving, standing, targets, wait_s)
+    found, originals = _translated(moving, standing, targets, wait_s)
     if not agreed(found.moves):
         return None
     Ledger(paths.ledger).create()
@@ -117,6 +117,7 @@ def _move(moving: Moving, targets: Sequence[Target], wait_s: float, agreed: Agre
         kind=MOVE,
         settings=standing.settings,
         origin=Origin(moving.loader.kafka.bootstrap_servers, tuple(moving.job.topics)),
+        originals=[at for at in originals if home_of(at.topic) != dc],
     )
     stands = Ledger(paths.ledger).put(entry)
     if stands.run != moving.loader.run:
@@ -129,8 +130,12 @@ def _move(moving: Moving, targets: Sequence[Target], wait_s: float, agreed: Agre
 # ---- where the positions are -----------------------------------------------------------------------------------
 
 
-def _translated(moving: Moving, entry: LedgerEntry, targets: Sequence[Target], wait_s: float) -> Translated:
-    """The positions after the entry, in the new place. Raises CannotMove, MirrorBehind, ConfigError."""
+def _translated(
+    moving: Moving, entry: LedgerEntry, targets: Sequence[Target], wait_s: float
+) -> tuple[Translated, list[Original]]:
+    """The positions after the entry, in the new place, and what they were translated by. Raises CannotMove,
+    MirrorBehind, ConfigError.
+    """
     until = time.monotonic() + max(wait_s, _GRACE_S)
     given_up = {target.topic for target in targets if target.to == FORGET}
     if strange := given_up - {r.topic for r in entry.ranges}:
@@ -149,7 +154,7 @@ def _translated(moving: Moving, entry: LedgerEntry, targets: Sequence[Target], w
                 f"up by --reset TOPIC=forget, or begin in {moving.dc} by --reset TOPIC=earliest or =latest"
             )
         if not found.behind:
-            return found
+            return found, originals
         if time.monotonic() >= until:
             raise MirrorBehind(
                 f"{moving.paths.main} cannot be moved to {moving.dc} yet: the mirror there is behind the table. "

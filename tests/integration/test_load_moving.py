@@ -82,6 +82,8 @@ async def test_there_and_back(at: At, places: Places, spark: SparkSession):
     facts = table_facts(places.table)
     assert (facts["last"]["kind"], facts["last"]["dc"]) == ("move", "dc2")
     assert places.move(two) is None, "it is there already"
+    (move,) = (entry for entry in read_ledger(places.table) if entry.kind == MOVE)
+    assert {at.topic for at in move.originals} == {places.topics["dc1"].name}, "it could go back from a dead dc2"
 
     await places.mirrored()
     assert realtime(spark, places.table).count() == len(places.sent), "one line of two is no row"
