@@ -180,7 +180,8 @@ class World:
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [1, 2])
+# In these, nine times a window that is closed must not become READY yet, since a source woke up with older lines.
+@pytest.mark.parametrize("seed", [108, 234])
 async def test_hour_by_hour(
     seed: int,
     loader: Callable[..., Loader],
