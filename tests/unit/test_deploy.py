@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 from logferry.client.settings import read
+from logferry.loaders import config
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,3 +34,14 @@ def test_its_state_folder_is_that_of_the_readme(service):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f'state_dir = "/var/lib/{service["StateDirectory"]}"' in readme
     assert service["LoadCredential"] == "push-token:/etc/logferry/push-token"
+
+
+def test_each_sample_of_a_log_fits_its_parser():
+    file = ROOT / "ops" / "deploy" / "load-parsers.toml"
+    samples = re.findall(r"^# (.*)\n\[\[tables\]\]", file.read_text(encoding="utf-8"), re.MULTILINE)
+    patterns = [table.parser.pattern or "" for table in config.load(file).tables]
+    assert len(samples) == len(patterns) == 5
+    found = [
+        re.fullmatch(pattern.replace("(?<", "(?P<"), line) for pattern, line in zip(patterns, samples, strict=True)
+    ]
+    assert all(match is not None and match["at"] and match["message"] for match in found)
