@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.gateway.contract import record_headers
-from logferry.loaders import batches, reset, resetting
+from logferry.loaders import batches, moving_job, reset, resetting
 from logferry.loaders.batches import BatchDone, Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.errors import ConfigError, LedgerBroken, TopicChanged
+from logferry.loaders.errors import ConfigError, KafkaAway, LedgerBroken, TopicChanged
 from logferry.loaders.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
 from logferry.loaders.load import load_table, requarantine_table
 from logferry.loaders.notes import read_notes
@@ -238,6 +238,33 @@ async def test_a_planned_one_that_kafka_cannot_give_any_more_is_given_up(
     await topic.write(chunks_of("b", b"new\n"))
     assert [one.rows for one in done(load_table(loader(), work))] == [1]
     assert read_ledger(table)[-1].ranges[0].start == end
+
+
+@pytest.mark.long
+async def test_a_move_from_a_dead_place_gives_a_planned_one_up(
+    loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    table = tmp_path / "logs"
+    await topic.write(chunks_of("a", *LINES))
+    work = job(table, topic)
+    done(load_table(loader(), work))
+    damage(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "read", _die)
+        with pytest.raises(_Dead):
+            again(loader("dies"), work, topic.name)
+    damaged, planned = state(table), read_ledger(table)[-1]
+
+    def away(*_: object) -> Any:
+        raise KafkaAway("nobody is there")
+
+    monkeypatch.setattr(moving_job, "kafka_topics", away)
+    books: Any = None
+    moving = moving_job.Moving(loader("moves", dc="dc2"), work, "logferry", books)
+    found = moving_job._finish(moving, planned)
+    assert (found.batch, found.ours, found.rows) == (planned.batch, True, 0)
+    assert last_batch(open_table(table)) == planned.batch
+    assert state(table) == damaged
 
 
 @pytest.mark.long
