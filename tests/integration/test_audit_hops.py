@@ -128,17 +128,19 @@ async def test_damage_is_named_at_its_hop(chain: Chain):
     data = path.read_bytes()
 
     # A copy that has one more than the original.
-    record = chain.plan.records[9]
-    await chain.mirror([record])
+    record = chain.plan.records[8]
+    forged = record.chunk._replace(data=record.chunk.data.replace(b"line", b"LINE"))
+    await chain.mirror([record._replace(chunk=forged)])
     told = chain.told()
     assert told["counts"]["refuting"] == {"copy-differs": 1}
     assert f"dc2: {chain.here.topic}-{record.partition}" in {one["where"] for one in told["findings"]}
 
-    # A chunk that is not what the file is; and the copy, where it comes late, is compared with it then.
+    # The original comes, and it is another one; and a chunk that is not what the file is.
     await chain.write(chain.plan.records[8:])
     path.write_bytes(data.replace(b"chunk 5 line 1", b"chunk 5 line X"))
     done = chain.audit("--brief")
     assert done.returncode == 1
+    assert "here differ, after 0 alike" in done.stdout
     assert f"file-differs: {path}" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("NOT exact: ")
     path.write_bytes(data)
@@ -167,6 +169,7 @@ async def test_settings_that_cannot_be_used(chain: Chain):
         assert said in done.stderr
 
 
+@pytest.mark.long
 async def test_a_file_that_was_rotated_and_one_that_comes_later(chain: Chain):
     """What no audit has compared is compared from its beginning, though its first chunks were read before."""
     web, api = chain.path("web1"), chain.path("api1")

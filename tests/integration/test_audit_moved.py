@@ -65,6 +65,7 @@ async def test_it_is_proven_by_the_log_where_it_is_now(world: World, tmp_path: P
         assert (report.table.rows, report.table.compared, report.table.not_comparable) == (60, 60, 0)
 
 
+@pytest.mark.long
 async def test_nothing_was_loaded_since_it_moved(world: World, tmp_path: Path):
     load = world.load(batches=1)
     (whole,) = load.entries
@@ -108,10 +109,10 @@ def invent_there(load: Load) -> None:
     ("damage", "expected"),
     [
         (lose_there, {"missing-row": 1}),
-        (double_there, {"doubled-row": 1}),
+        pytest.param(double_there, {"doubled-row": 1}, marks=pytest.mark.long),
         (again_here, {"doubled-row": 1}),
-        (forge_there, {"changed-row": 1}),
-        (invent_there, {"rows-outside-ledger": 1}),
+        pytest.param(forge_there, {"changed-row": 1}, marks=pytest.mark.long),
+        pytest.param(invent_there, {"rows-outside-ledger": 1}, marks=pytest.mark.long),
     ],
 )
 async def test_damage_is_found_wherever_it_was_loaded(
