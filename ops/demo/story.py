@@ -247,7 +247,8 @@ class Story:
         """Says what is READY now and was not."""
         before, self.told.segments = self.told.segments, segments
         for start, segment in sorted(segments.items()):
-            if segment.state == READY and (start not in before or before[start].state != READY):
+            is_new = start not in before or before[start].state != READY
+            if segment.state == READY and segment.rows and is_new:
                 self._say(f"segment {time_of(start)} is READY: {segment.rows:,} rows, none is owed any more", "green")
 
     def _loaded(self, loaded: Loaded) -> None:
