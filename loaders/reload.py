@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from logferry.loaders.errors import ConfigError, TopicChanged
 from logferry.loaders.ledger import LedgerEntry
-from logferry.loaders.plan import Range, TopicPartition, TopicView
+from logferry.loaders.plan import PartitionOffsets, Range, TopicPartition, TopicView
 
 _TOPIC: Final = r"[a-zA-Z0-9._-]+"
 _TIME: Final = r"\d{4}-\d\d-\d\d(?:T\d\d(?::\d\d(?::\d\d)?)?)?Z?"
@@ -69,12 +69,21 @@ class Target(NamedTuple):
 class Held(NamedTuple):
     """What a table says that it has of a partition: offsets [first, position) of this data centre's Kafka.
 
-    ``lowest``: offsets below were loaded by another data centre's offsets, so what stands there is not known by ours.
+    ``elsewhere``: spans of these offsets whose records were loaded in another data centre, by offsets of its own: the
+    rows cannot be found by ours.
     """
 
     first: int
     position: int
-    lowest: int
+    elsewhere: tuple[tuple[int, int], ...] = ()
+
+    def loaded_here(self) -> list[tuple[int, int]]:
+        """[first, position) without what was loaded elsewhere."""
+        found, start = [], self.first
+        for low, high in sorted(self.elsewhere):
+            found.append((start, min(low, self.position)))
+            start = max(start, high)
+        return [cut for cut in (*found, (start, self.position)) if cut[0] < cut[1]]
 
 
 def held(entries: Iterable[LedgerEntry], committed: LedgerEntry) -> dict[TopicPartition, Held]:
@@ -90,15 +99,20 @@ def held(entries: Iterable[LedgerEntry], committed: LedgerEntry) -> dict[TopicPa
             continue
         if entry.dc != committed.dc:
             elsewhere |= {r.key for r in entry.ranges}
-            found = {}
             continue
         for r in entry.ranges:
             ids.setdefault(r.topic, set()).add(r.topic_id)
             before = found.get(r.key)
+            there: tuple[tuple[int, int], ...] = ()
+            if r.key in elsewhere:
+                # The table came back, or has come here: in between its positions went on by others' offsets.
+                left = before.position if before else 0
+                there = ((left, r.start),) if left < r.start else ()
+                elsewhere.discard(r.key)
             if before is None:
-                found[r.key] = Held(r.start, r.end, r.start if r.key in elsewhere else 0)
+                found[r.key] = Held(r.start, r.end, there)
             else:
-                found[r.key] = before._replace(first=min(before.first, r.start), position=r.end)
+                found[r.key] = Held(min(before.first, r.start), r.end, (*before.elsewhere, *there))
     for topic, seen in ids.items():
         if len(seen) > 1:
             raise TopicChanged(
@@ -136,10 +150,9 @@ def wanted(
                     + ("does not exist any more" if view is None else "was created anew")
                     + ", so nothing of what the table holds can be read again"
                 )
-            cut = _offsets(target, key, have[key], view, spans)
-            if cut is not None:
-                found.setdefault(key, []).append(cut)
-                chosen += 1
+            cuts = _offsets(target, key, have[key], view, spans)
+            found.setdefault(key, []).extend(cuts)
+            chosen += len(cuts)
         if not chosen:
             raise ConfigError(f"--reload {target.text}: the table holds nothing of it, so there is nothing to replace")
     return tuple(
@@ -153,35 +166,55 @@ def _offsets(
     have: Held,
     view: TopicView,
     spans: Mapping[Span, Mapping[TopicPartition, tuple[int, int]]],
-) -> tuple[int, int] | None:
-    """What the target means of this partition; None: nothing."""
+) -> list[tuple[int, int]]:
+    """What the target means of this partition."""
     where = f"--reload {target.text}: partition {key.partition} of {key.topic}"
     offsets = view.partitions.get(key.partition)
     if offsets is None:
         raise TopicChanged(f"{where} does not exist any more")
+    if target.offsets is None and target.span is None:
+        cuts = have.loaded_here()
+    else:
+        cuts = [_named(target, where, key, have, offsets, spans)]
+    cuts = [(start, end) for start, end in cuts if start < end]
+    for start, end in cuts:
+        _check_readable(where, start, end, offsets)
+    return cuts
+
+
+def _named(
+    target: Target,
+    where: str,
+    key: TopicPartition,
+    have: Held,
+    offsets: PartitionOffsets,
+    spans: Mapping[Span, Mapping[TopicPartition, tuple[int, int]]],
+) -> tuple[int, int]:
+    """By offsets, or by a time; empty where there is none of it."""
     if target.offsets is not None:
         start, end = target.offsets
         if end > have.position:
             raise ConfigError(f"{where} is loaded up to {have.position}: what is behind is the regular load's")
-    elif target.span is not None:
-        span = spans.get(target.span, {}).get(key)
+    else:
+        span = spans.get(target.span, {}).get(key) if target.span is not None else None
         if span is None:
-            return None
+            return 0, 0
         start, end = span[0], min(span[1], have.position)
         if start <= offsets.earliest and have.first < offsets.earliest:
             raise TopicChanged(
                 f"{where}: Kafka holds it from {offsets.earliest} on, and what came before may be of that time, too: "
                 "begin later, or name offsets"
             )
-    else:
-        start, end = have.first, have.position
-    if start >= end:
-        return None
-    if start < have.lowest:
-        raise ConfigError(
-            f"{where} below {have.lowest} was loaded in another data centre, by offsets of its own: it cannot be found "
-            "in the table by ours"
-        )
+    for low, high in have.elsewhere:
+        if max(start, low) < min(end, high):
+            raise ConfigError(
+                f"{where} from {low} to {high - 1} was loaded in another data centre, by offsets of its own: it cannot "
+                "be found in the table by ours"
+            )
+    return start, end
+
+
+def _check_readable(where: str, start: int, end: int, offsets: PartitionOffsets) -> None:
     if start < offsets.earliest:
         raise TopicChanged(
             f"{where}: Kafka holds it from {offsets.earliest} on, so {start} to {min(end, offsets.earliest) - 1} "
@@ -189,7 +222,6 @@ def _offsets(
         )
     if end > offsets.stable:
         raise TopicChanged(f"{where} ends at {offsets.stable}, the table holds it up to {end}: its log was cut back")
-    return start, end
 
 
 def _fits(target: Target, key: TopicPartition) -> bool:

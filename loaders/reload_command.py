@@ -27,11 +27,14 @@ _TRIES: Final = 100
 
 
 class Means(NamedTuple):
-    """What a reload will do. ``rows``, ``quarantined``: that stand now, and will be replaced."""
+    """What a reload will do. ``rows``, ``quarantined``: that stand now, and will be replaced. ``elsewhere``: what of
+    these partitions stays as it is, since it was loaded in another data centre.
+    """
 
     ranges: tuple[Range, ...]
     rows: int
     quarantined: int
+    elsewhere: tuple[Range, ...] = ()
 
     @property
     def offsets(self) -> int:
@@ -50,8 +53,8 @@ def reload_table(
         parse.check(loader.spark, job.parser)
     with sorted_errors(f"reloading {paths.main}"):
         state = _settled(loader, job, paths)
-        ranges = _ranges(loader, paths, state, targets)
-        if not agreed(_means(paths, state, loader.dc, ranges)):
+        ranges, elsewhere = _ranges(loader, paths, state, targets)
+        if not agreed(_means(paths, state, loader.dc, ranges)._replace(elsewhere=elsewhere)):
             return None
         for _ in range(_TRIES):
             state = _settled(loader, job, paths)
@@ -88,14 +91,20 @@ def _settled(loader: Loader, job: TableJob, paths: TablePaths) -> TableState:
     return state
 
 
-def _ranges(loader: Loader, paths: TablePaths, state: TableState, targets: Sequence[Target]) -> tuple[Range, ...]:
+def _ranges(
+    loader: Loader, paths: TablePaths, state: TableState, targets: Sequence[Target]
+) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+    """What is loaded again, and what of these partitions was loaded elsewhere."""
     assert state.committed is not None
     have = held(Ledger(paths.ledger).entries(), state.committed)
     spans = {target.span for target in targets if target.span is not None}
     views = loader.kafka.views({key.topic for key in have})
     there = {key: one.position for key, one in have.items() if _is_there(key, views)}
     found = {span: offsets_of(loader.spark, loader.kafka, there, span) for span in spans}
-    return wanted(targets, have, state.committed, views, found)
+    ranges = wanted(targets, have, state.committed, views, found)
+    chosen = sorted({(*r.key, r.topic_id) for r in ranges})
+    elsewhere = (Range(*one, *span) for one in chosen for span in have[TopicPartition(*one[:2])].elsewhere)
+    return ranges, tuple(r for r in elsewhere if r.size > 0)
 
 
 def _is_there(key: TopicPartition, views: object) -> bool:
@@ -115,7 +124,8 @@ def _means(paths: TablePaths, state: TableState, dc: str, ranges: tuple[Range, .
         if path == paths.quarantine:
             chosen = chosen & standing(stored.schema.names, state.last)
         counts.append(int(stored.count_rows(filter=chosen)))
-    return Means(ranges, *counts)
+    rows, quarantined = counts
+    return Means(ranges, rows, quarantined)
 
 
 def reload_tables(
@@ -155,6 +165,11 @@ def said(means: Means) -> list[str]:
     """What it will do, in words."""
     lines = [
         f"{escape(r.topic)} {r.partition}: offsets {r.start:,} to {r.end - 1:,} are read again" for r in means.ranges
+    ]
+    lines += [
+        f"{escape(r.topic)} {r.partition}: what is at offsets {r.start:,} to {r.end - 1:,} was loaded in another data "
+        "centre, and stays as it is"
+        for r in means.elsewhere
     ]
     quarantined = f" and {means.quarantined:,} of its quarantine" if means.quarantined else ""
     lines.append(

@@ -66,9 +66,9 @@ def entry(batch: int, *ranges: tuple[int, int, int], dc: str = "dc1", id_: str =
 
 def test_what_a_table_has_by_its_ledger():
     entries = [entry(0, (0, 5, 10)), entry(1, (0, 10, 30), (1, 0, 4)), entry(2, (0, 30, 99))]
-    assert held(entries, entries[1]) == {P0: Held(5, 30, 0), P1: Held(0, 4, 0)}, "what is planned does not count"
+    assert held(entries, entries[1]) == {P0: Held(5, 30), P1: Held(0, 4)}, "what is planned does not count"
     skipped = [*entries[:2], entry(2, (0, 50, 50), (1, 4, 4), kind=RESET), entry(3, (0, 50, 60), (1, 4, 4))]
-    assert held(skipped, skipped[-1])[P0] == Held(5, 60, 0)
+    assert held(skipped, skipped[-1])[P0] == Held(5, 60)
     forgotten = [entries[1], entry(2, (0, 30, 30), kind=RESET)]
     assert set(held(forgotten, forgotten[-1])) == {P0}
 
@@ -79,7 +79,14 @@ def test_offsets_of_another_data_centre_are_not_ours():
         entry(1, (0, 70, 70), dc="dc2"),
         entry(2, (0, 70, 90), (1, 3, 5), dc="dc2"),
     ]
-    assert held(moved, moved[-1]) == {P0: Held(70, 90, 70), P1: Held(3, 5, 0)}
+    assert held(moved, moved[-1]) == {P0: Held(70, 90, ((0, 70),)), P1: Held(3, 5)}
+    # It comes back, where 100 to 119 are what was loaded there; and once more, with nothing loaded there.
+    moved += [entry(3, (0, 120, 120), dc="dc1"), entry(4, (0, 120, 150), dc="dc1"), entry(5, (0, 111, 111), dc="dc2")]
+    moved += [entry(6, (0, 150, 150), dc="dc1"), entry(7, (0, 150, 160), (2, 0, 1), dc="dc1")]
+    back = held(moved, moved[-1])
+    assert (back[P0].first, back[P0].position) == (0, 160)
+    assert back[P0].loaded_here() == [(0, 100), (120, 160)]
+    assert held(moved[:4], moved[3])[P0].loaded_here() == [(0, 100)]
 
 
 def test_a_topic_that_was_another_one_is_refused():
@@ -87,8 +94,10 @@ def test_a_topic_that_was_another_one_is_refused():
         held([entry(0, (0, 0, 9)), entry(1, (0, 0, 5), id_="B")], entry(1, (0, 0, 5), id_="B"))
 
 
-def meant(*texts: str, earliest: int = 0, lowest: int = 0, id_: str = "A", spans: Any = None) -> list[tuple[int, ...]]:
-    have = {P0: Held(0, 100, lowest), P1: Held(0, 50, 0)}
+def meant(
+    *texts: str, earliest: int = 0, elsewhere: tuple[tuple[int, int], ...] = (), id_: str = "A", spans: Any = None
+) -> list[tuple[int, ...]]:
+    have = {P0: Held(0, 100, elsewhere), P1: Held(0, 50)}
     view = TopicView(T, id_, {0: PartitionOffsets(earliest, 120), 1: PartitionOffsets(0, 50)})
     committed = entry(7, (0, 90, 100), (1, 50, 50))
     found = wanted([Target.parse(text) for text in texts], have, committed, {T: view}, spans or {})
@@ -100,6 +109,8 @@ def test_which_offsets_are_read():
     assert meant(f"{T}:0=10..20") == [(0, 10, 20)]
     assert meant(T) == [(0, 0, 100), (1, 0, 50)]
     assert meant(f"{T}:1") == [(1, 0, 50)]
+    assert meant(f"{T}:0", elsewhere=((30, 60),)) == [(0, 0, 30), (0, 60, 100)], "what was loaded here"
+    assert meant(f"{T}:0=60..70", f"{T}:0=10..30", elsewhere=((30, 60),)) == [(0, 10, 30), (0, 60, 70)]
     assert meant(f"{T}:0=10..20", f"{T}:0=40..50", f"{T}:0=15..30", f"{T}:0=30..31") == [(0, 10, 31), (0, 40, 50)]
     spans = {Span(TEN, NOON): {P0: (30, 110)}}
     assert meant("2026-11-20T10..2026-11-20T12", spans=spans) == [(0, 30, 100)], "up to the position"
@@ -118,7 +129,8 @@ def test_which_offsets_are_read():
         ([f"{T}:0=10..20"], {"earliest": 110}, TopicChanged, "so 10 to 19"),
         ([T], {"earliest": 1}, TopicChanged, "so 0 to 0"),
         ([T], {"id_": "B"}, TopicChanged, "created anew"),
-        ([f"{T}:0=10..20"], {"lowest": 11}, ConfigError, "loaded in another data centre"),
+        ([f"{T}:0=10..20"], {"elsewhere": ((0, 11),)}, ConfigError, "from 0 to 10 was loaded in another data centre"),
+        ([f"{T}:0=10..20"], {"elsewhere": ((15, 16),)}, ConfigError, "loaded in another data centre"),
     ],
 )
 def test_what_is_refused(texts: list[str], more: Any, error: type[Exception], why: str):
@@ -174,10 +186,12 @@ def test_wrong_use_is_said_before_anything_starts(more: list[str], why: str, cap
 
 
 def test_it_says_what_it_will_do():
-    means = Means((Range(T, 0, "A", 1000, 2000), Range(T, 1, "A", 5, 6)), rows=12_345, quarantined=7)
+    ranges, there = (Range(T, 0, "A", 1000, 2000), Range(T, 1, "A", 5, 6)), (Range(T, 1, "A", 0, 5),)
+    means = Means(ranges, rows=12_345, quarantined=7, elsewhere=there)
     assert said(means) == [
         "dc1.nginx 0: offsets 1,000 to 1,999 are read again",
         "dc1.nginx 1: offsets 5 to 5 are read again",
+        "dc1.nginx 1: what is at offsets 0 to 4 was loaded in another data centre, and stays as it is",
         "12,345 rows of the table and 7 of its quarantine are replaced by what is in these 1,001 offsets, in one "
         "transaction; positions stay",
     ]
