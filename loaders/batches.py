@@ -7,7 +7,7 @@ are no part of the table yet, the quarantine, and the main table's commit last.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
@@ -22,7 +22,7 @@ from logferry.loaders.files import Written, write_files
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import KafkaTopics
 from logferry.loaders.known import put_known
-from logferry.loaders.ledger import DROP, KINDS, RELOAD, REQUARANTINE, LedgerEntry, TablePaths
+from logferry.loaders.ledger import DROP, KINDS, MOVED_DAYS, RELOAD, REQUARANTINE, LedgerEntry, Origin, TablePaths
 from logferry.loaders.moved import Once, batch_facts, create_moved, known_before, once
 from logferry.loaders.notes import notes_table
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
@@ -50,9 +50,13 @@ class Loader:
     kafka: KafkaTopics
     dc: str
     run: str
-    moved_within: timedelta = timedelta(days=14)
+    moved_within: timedelta = timedelta(days=MOVED_DAYS)
     gateways: Mapping[str, GatewayAccess] = field(default_factory=dict)
     books: Books | None = None
+
+    def origin(self, topics: Sequence[str]) -> Origin:
+        """Of a job with these patterns, for the ledger."""
+        return Origin(self.kafka.bootstrap_servers, tuple(topics), self.moved_within.days)
 
 
 GIVE_UP: Final = (

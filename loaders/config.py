@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from logferry.gateway.contract import Malformed, check_dc
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.ledger import TablePaths
+from logferry.loaders.ledger import MOVED_DAYS, TablePaths
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.segments import Rules
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -161,7 +161,7 @@ class Config(_Strict):
     dc: str = "dc1"
     parallel: Annotated[int, Field(ge=1, le=64)] = 2
     follow_s: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
-    moved_days: Annotated[int, Field(ge=1, le=3650)] = 14
+    moved_days: Annotated[int, Field(ge=1, le=3650)] = MOVED_DAYS
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
     kafka: KafkaSettings
     spark: SparkSettings = SparkSettings()

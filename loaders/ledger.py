@@ -61,20 +61,25 @@ DROP: Final = "drop"
 KINDS: Final = (LOAD, REQUARANTINE, RESET, MOVE, RELOAD, DROP)
 
 
+# By itself, the copy of a chunk that came by another data centre is known as one for so long.
+MOVED_DAYS: Final = 14
+
+
 class Origin(NamedTuple):
-    """Where a job reads: for those who look at what is not loaded yet."""
+    """Where a job reads, and its setting ``moved_days``: for those who look at what is not loaded yet."""
 
     bootstrap_servers: str
     topics: tuple[str, ...]
+    moved_days: int = MOVED_DAYS
 
     @property
     def as_json(self) -> str:
-        return json.dumps({"bootstrap_servers": self.bootstrap_servers, "topics": list(self.topics)})
+        return json.dumps(self._asdict())
 
     @classmethod
     def parse(cls, text: str) -> Origin:
         said = json.loads(text)
-        return cls(said["bootstrap_servers"], tuple(said["topics"]))
+        return cls(said["bootstrap_servers"], tuple(said["topics"]), said.get("moved_days", MOVED_DAYS))
 
 
 class Original(NamedTuple):

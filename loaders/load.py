@@ -18,7 +18,7 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm import sorted_errors
 from logferry.loaders.kafka import is_pattern, matches
-from logferry.loaders.ledger import LOAD, REQUARANTINE, Ledger, LedgerEntry, Origin, Original, TablePaths, new_entry
+from logferry.loaders.ledger import LOAD, REQUARANTINE, Ledger, LedgerEntry, Original, TablePaths, new_entry
 from logferry.loaders.looking import begin, look
 from logferry.loaders.plan import Range, Stopped, TopicPartition, plan
 from logferry.loaders.requarantine import standing_lines
@@ -190,7 +190,7 @@ def _put(
 ) -> LedgerEntry:
     """The next batch as it stands in the ledger: ours, or that of a loader that was faster."""
     parser, ranges = job.parser, list(ranges)
-    origin = Origin(loader.kafka.bootstrap_servers, tuple(job.topics))
+    origin = loader.origin(job.topics)
     entry = new_entry(
         state.last + 1,
         loader.dc,

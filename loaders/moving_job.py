@@ -41,7 +41,6 @@ from logferry.loaders.ledger import (
     RELOAD,
     Ledger,
     LedgerEntry,
-    Origin,
     Original,
     TablePaths,
     new_entry,
@@ -116,7 +115,7 @@ def _move(moving: Moving, targets: Sequence[Target], wait_s: float, agreed: Agre
         ranges,
         kind=MOVE,
         settings=standing.settings,
-        origin=Origin(moving.loader.kafka.bootstrap_servers, tuple(moving.job.topics)),
+        origin=moving.loader.origin(moving.job.topics),
         originals=[at for at in originals if home_of(at.topic) != dc],
     )
     stands = Ledger(paths.ledger).put(entry)

@@ -11,18 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Final
 
 from deltalake import DeltaTable
 from logferry.loaders.errors import ConfigError, TopicChanged
-from logferry.loaders.ledger import Ledger, LedgerEntry, Origin, TablePaths, last_batch, open_table
+from logferry.loaders.ledger import MOVED_DAYS, Ledger, LedgerEntry, Origin, TablePaths, last_batch, open_table
 from logferry.loaders.plan import Range, TopicView, plan
 from logferry.loaders.sources import several_centres
-
-# As the loader's setting ``moved_days`` has it by itself.
-MOVED_WITHIN: Final = timedelta(days=14)
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ def origin_of(snapshot: Snapshot, bootstrap_servers: str | None, topics: Sequenc
         raise ConfigError(
             f"{snapshot.path} was loaded by a version that did not note from where: name its Kafka and the topics"
         )
-    return Origin(servers, patterns)
+    return Origin(servers, patterns, known.moved_days if known else MOVED_DAYS)
 
 
 def wanted_topics(snapshot: Snapshot, names: Iterable[str], *, is_chosen: bool) -> list[str]:

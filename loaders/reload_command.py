@@ -12,7 +12,7 @@ from logferry.loaders.batches import BatchDone, Loader, do_batch
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import EXIT_USAGE, ConfigError, StorageAway, TopicChanged
 from logferry.loaders.jvm import sorted_errors
-from logferry.loaders.ledger import RELOAD, Ledger, Origin, TablePaths, new_entry, open_table
+from logferry.loaders.ledger import RELOAD, Ledger, TablePaths, new_entry, open_table
 from logferry.loaders.load import originals_of, table_state
 from logferry.loaders.plan import Range, TopicPartition, unreadable
 from logferry.loaders.reload import Target, held, wanted
@@ -70,7 +70,7 @@ def reload_table(
                 resting,
                 kind=RELOAD,
                 settings=job.parser.as_json,
-                origin=Origin(loader.kafka.bootstrap_servers, tuple(job.topics)),
+                origin=loader.origin(job.topics),
                 originals=originals_of(loader, state, resting),
                 reload=ranges,
             )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from logferry.loaders.batches import BatchDone, Loader, do_batch
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ConfigError, LedgerBroken
-from logferry.loaders.ledger import RELOAD, RESET, Ledger, Origin, TablePaths, new_entry
+from logferry.loaders.ledger import RELOAD, RESET, Ledger, TablePaths, new_entry
 from logferry.loaders.load import originals_of, table_state
 from logferry.loaders.reset import Move, Target, given_up, reset
 from logferry.loaders.tables import prepare
@@ -42,7 +42,7 @@ def reset_table(
         wanted.ranges,
         kind=RESET,
         settings=job.parser.as_json,
-        origin=Origin(loader.kafka.bootstrap_servers, tuple(job.topics)),
+        origin=loader.origin(job.topics),
         originals=originals_of(loader, state, wanted.ranges),
     )
     stands = Ledger(paths.ledger).put(entry)

@@ -22,7 +22,6 @@ from logferry.loaders.kafka import kafka_topics
 from logferry.loaders.ledger import Origin
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.pinned import (
-    MOVED_WITHIN,
     Snapshot,
     may_hold_copies,
     origin_of,
@@ -44,7 +43,6 @@ class Instant:
     parser: ParserSettings
     origin: Origin
     tail: tuple[Range, ...]
-    moved_within: timedelta = MOVED_WITHIN
 
     @property
     def ends(self) -> Mapping[TopicPartition, int]:
@@ -63,7 +61,7 @@ class Instant:
             dates = [name for name in self.snapshot.table.metadata().partition_columns if name in parse.DATES]
             tail = parse.rows(parse.parsed(records, self.parser), self.parser, dates)
             if several := may_hold_copies(self.snapshot, self.tail):
-                tail = _without_copies(tail, table, several, self.moved_within)
+                tail = _without_copies(tail, table, several, timedelta(days=self.origin.moved_days))
             # A table may have columns of an earlier parser: the loader leaves them empty, too.
             columns = [
                 (F.col(c.name) if c.name in tail.columns else F.lit(None)).cast(c.dataType).alias(c.name)

@@ -18,7 +18,8 @@ from deltalake.exceptions import DeltaError
 from logferry.client import Chunk
 from logferry.loaders import plain
 from logferry.loaders.errors import LoadError
-from logferry.loaders.pinned import MOVED_WITHIN, Snapshot, may_hold_copies, snapshot_of
+from logferry.loaders.ledger import MOVED_DAYS
+from logferry.loaders.pinned import Snapshot, may_hold_copies, snapshot_of
 from logferry.loaders.plan import Range
 from logferry.ops import asking
 from logferry.ops.config import Defaults
@@ -131,9 +132,11 @@ def _views(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot, tail: tupl
         connection.register("behind", rows)
         union = " UNION ALL BY NAME SELECT * FROM behind"
         if several:
+            origin = snapshot.entry.origin
+            days = origin.moved_days if origin else MOVED_DAYS
             create, copies = _COPIES.strip().split(";\n", 1)
             connection.execute(create, {"several": sorted(several)})
-            connection.execute(copies, {"days": MOVED_WITHIN.days})
+            connection.execute(copies, {"days": days})
             union += " ANTI JOIN copies USING (topic, source_id, seqno)"
     connection.execute(f"CREATE VIEW {_LOGS} AS SELECT * FROM stored{union}")
     name = snapshot.path.name

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,25 @@ async def test_a_chunk_that_came_by_two_data_centres_is_there_once(
     before = whole(realtime(spark, table))
     list(load_table(loader(), both))
     assert [(row["text"], row["topic"]) for row in before] == [("1", topic.name), ("2", topic.name), ("3", other.name)]
+    assert before == whole(spark.read.format("delta").load(str(table)))
+
+
+@pytest.mark.long
+async def test_a_copy_counts_as_one_for_as_long_as_the_job_says(
+    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+):
+    """``moved_days`` of the job, which the ledger notes: here it is over at once, and both copies stay."""
+    other, loads = Topic(topic.bootstrap, topic.name.replace("dc1.", "dc2.")), loader()
+    object.__setattr__(loads, "moved_within", timedelta(0))
+    await topic.create()
+    await other.create()
+    both = job(table, topic.name.replace("dc1.", "*."))
+    await topic.write(chunks_of("s", b"1\n"))
+    list(load_table(loads, both))
+    await other.write(chunks_of("s", b"1\n"))
+    before = whole(realtime(spark, table))
+    list(load_table(loads, both))
+    assert [(row["text"], row["topic"]) for row in before] == [("1", topic.name), ("1", other.name)]
     assert before == whole(spark.read.format("delta").load(str(table)))
 
 

@@ -43,9 +43,11 @@ def ledger(paths: TablePaths) -> Ledger:
 
 
 def test_an_entry_says_where_its_job_reads(ledger: Ledger):
-    origin = Origin("kafka1:9092,kafka2:9092", ("*.nginx", "dc1.orders"))
+    origin = Origin("kafka1:9092,kafka2:9092", ("*.nginx", "dc1.orders"), moved_days=3)
     assert ledger.put(entry(0)._replace(origin=origin)).origin == origin
     assert ledger.put(entry(1)).origin is None
+    older = '{"bootstrap_servers": "kafka1:9092", "topics": ["dc1.orders"]}'
+    assert Origin.parse(older) == Origin("kafka1:9092", ("dc1.orders",), moved_days=14)
 
 
 def test_an_entry_comes_back_as_it_was_put(ledger: Ledger, paths: TablePaths):
