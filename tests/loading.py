@@ -258,6 +258,7 @@ class LoaderProcess:
         scratch: Path,
         settings: str = "",
         dc: str = "dc1",
+        as_json: bool = True,
     ) -> None:
         """``settings``: more of the table's, as TOML."""
         file = scratch / f"load-{dc}-{table.name}-{crc32(settings.encode())}.toml"
@@ -266,7 +267,7 @@ class LoaderProcess:
             f'[spark]\nmaster = "local[2]"\ndriver_memory = "512m"\nscratch = "{scratch / "runs"}"\n'
             f'[[tables]]\npath = "{table}"\ntopics = ["{topic}"]\nmax_records = 400\n{settings}\n'
         )
-        command = [sys.executable, "-m", "logferry.loaders", "--config", str(file), "--json", *options]
+        command = [sys.executable, "-m", "logferry.loaders", "--config", str(file), *["--json"] * as_json, *options]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=loader_env()
         )
