@@ -17,8 +17,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from logferry.loaders.errors import LedgerBroken, StorageAway
@@ -27,6 +29,7 @@ from logferry.loaders.plan import Range, TopicPartition
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
 _TRIES: Final = 10
+_BOUNDS: Final = ("min.batch", "max.batch")
 
 _SCHEMA: Final = pa.schema(
     [
@@ -273,12 +276,27 @@ class Ledger:
         table = open_table(self.path)
         if table is None:
             return []
-        filters = None if batch is None else [("batch", "=", batch)]
         try:
-            rows: list[dict[str, Any]] = table.to_pyarrow_table(filters=filters).to_pylist()
+            stored = table.to_pyarrow_table() if batch is None else _of_batch(table, self.path, batch)
+            rows: list[dict[str, Any]] = stored.to_pylist()
         except (DeltaError, OSError) as error:
             raise StorageAway(f"{self.path} cannot be read: {error}") from error
         return rows
+
+
+def _of_batch(table: DeltaTable, path: Path, batch: int) -> pa.Table:
+    """Its rows, out of the files that may hold them: each batch has one of its own, until they are merged."""
+    adds = pa.table(table.get_add_actions(flatten=True))
+    bounds = [adds[name].to_pylist() if name in adds.column_names else [None] * len(adds) for name in _BOUNDS]
+    files = [
+        str(path / unquote(name))
+        for name, low, high in zip(adds["path"].to_pylist(), *bounds, strict=True)
+        if low is None or high is None or low <= batch <= high
+    ]
+    schema = pa.schema(table.schema().to_arrow())
+    if not files:
+        return schema.empty_table()
+    return ds.dataset(files, schema=schema, format="parquet").to_table(filter=ds.field("batch") == batch)
 
 
 def new_entry(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from logferry.loaders.commit import committed
-from logferry.loaders.errors import ForeignTable, LedgerBroken
+from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageAway
 from logferry.loaders.ledger import APP, Ledger, LedgerEntry, Origin, TablePaths, new_entry, open_table, read_ledger
 from logferry.loaders.plan import Range
 from logferry.loaders.tables import read_state
@@ -48,6 +48,21 @@ def test_an_entry_says_where_its_job_reads(ledger: Ledger):
     assert ledger.put(entry(1)).origin is None
     older = '{"bootstrap_servers": "kafka1:9092", "topics": ["dc1.orders"]}'
     assert Origin.parse(older) == Origin("kafka1:9092", ("dc1.orders",), moved_days=14)
+
+
+def test_an_entry_is_read_without_those_of_other_batches(ledger: Ledger, paths: TablePaths):
+    """A load asks for one or two with each batch, and there may be a hundred thousand."""
+    entries = [ledger.put(entry(batch)) for batch in range(3)]
+    DeltaTable(str(paths.ledger)).optimize.compact()
+    entries.append(ledger.put(entry(3)))
+    merged = set(DeltaTable(str(paths.ledger)).file_uris())
+    entries.append(ledger.put(entry(4)))
+    assert [ledger.get(batch) for batch in range(5)] == entries
+    (newest,) = set(DeltaTable(str(paths.ledger)).file_uris()) - merged
+    Path(newest).unlink()
+    assert [ledger.get(batch) for batch in range(4)] == entries[:4]
+    with pytest.raises(StorageAway):
+        ledger.get(4)
 
 
 def test_an_entry_comes_back_as_it_was_put(ledger: Ledger, paths: TablePaths):
