@@ -26,7 +26,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from logferry.gateway.contract import Chunk, pack_head
+from logferry.gateway.contract.chunk import Chunk, pack_head
 
 SMALLEST_CHUNK_BYTES = 1024
 

@@ -14,7 +14,7 @@ from logferry.client.batch import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.connections import origin_of
 from logferry.client.dial import Dialer, check_pin, proxies_of
 from logferry.client.settings import Settings, read
-from logferry.gateway.contract import Malformed, check_attributes, check_topic
+from logferry.gateway.contract.chunk import Malformed, check_attributes, check_topic
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
 OWN_ATTRIBUTES = ("host", "path", "split", "cut", "resumed_at")

@@ -17,7 +17,7 @@ from logferry.client.batch import Batch
 from logferry.client.cluster import Cluster
 from logferry.client.connections import Body, NoAnswer, Reply
 from logferry.client.trip import Outcome, Trip
-from logferry.gateway.contract import MSGPACK
+from logferry.gateway.contract.chunk import MSGPACK
 
 USER_AGENT = "logferry-push"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import uvloop
 from logferry.gateway.config import ConfigError, load
-from logferry.gateway.supervising import exit_status, supervise
-from logferry.gateway.worker import serve
+from logferry.gateway.service.supervisor import exit_status, supervise
+from logferry.gateway.service.worker import serve
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
-from logferry.gateway.kafka import Kafka
+from logferry.gateway.kafka.client import Kafka
 
 _CONNECT_DEADLINE_S: Final = 30.0
 # What a broker says of a wrong password, which waiting does not mend.

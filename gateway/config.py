@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from logferry.gateway.contract import check_dc, check_topic, full_topic, split_topic
+from logferry.gateway.contract.chunk import check_dc, check_topic, full_topic, split_topic
 from logferry.gateway.identity import LaneIdentity
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiokafka import errors
-from logferry.gateway.contract import Cursor, split_topic
+from logferry.gateway.contract.chunk import Cursor, split_topic
 from logferry.gateway.errors import Problem
-from logferry.gateway.frames import Partition
-from logferry.gateway.translation import Translation
+from logferry.gateway.reading.formats import Partition
+from logferry.gateway.topics.offset_translation import Translation
 
 _WAIT_S: Final = 5.0
 

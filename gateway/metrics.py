@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from logferry.gateway.contract import Chunk
-from logferry.gateway.transaction import Record
-from logferry.gateway.transactional import Fenced, NotCommitted, OutcomeUnknown
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted, OutcomeUnknown
+from logferry.gateway.lanes.transaction import Record
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY: Final = CollectorRegistry()

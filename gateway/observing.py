@@ -15,7 +15,7 @@ from typing import Final
 from logferry.gateway import log
 from logferry.gateway.config import Graphite
 from logferry.gateway.course import STATES
-from logferry.gateway.lane import Lane
+from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.metrics import LOOP_LAG, REGISTRY
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily

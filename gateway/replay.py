@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
-from logferry.gateway.sources import Source, SourceState, SourceTable
+from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
+from logferry.gateway.lanes.dedup import Source, SourceState, SourceTable
 
 _FETCH_BYTES: Final = 1 << 18
 _SLICE: Final = 5000

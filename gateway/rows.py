@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any, Final
 
-from logferry.gateway.contract import Malformed, chunk_of_record
+from logferry.gateway.contract.chunk import Malformed, chunk_of_record
 from logferry.gateway.fetch import KafkaRecord
 
 KEYS: Final = (

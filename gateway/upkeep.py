@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import Final
 
-from logferry.gateway.lane import Lane
-from logferry.gateway.ownership import Ownership
+from logferry.gateway.lanes.lane import Lane
+from logferry.gateway.lanes.ownership import Ownership
 
 _EXPIRE_INTERVAL_S: Final = 0.25
 _RETIRE_INTERVAL_S: Final = 600.0

@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from aiokafka import errors
+from logferry.gateway.contract.offset_history import Damaged
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.pairs import Damaged
-from logferry.gateway.translation import Translation
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.topics.offset_translation import Translation
 from logferry.loaders.errors import KafkaAway
 from logferry.loaders.ledger import Original
 from logferry.loaders.plan import Range, TopicPartition

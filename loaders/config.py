@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from logferry.gateway.contract import Malformed, check_dc
+from logferry.gateway.contract.chunk import Malformed, check_dc
 from logferry.loaders.errors import ConfigError
 from logferry.loaders.ledger import MOVED_DAYS, TablePaths
 from logferry.loaders.parsing.settings import ParserSettings

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from logferry.gateway.contract import full_topic, split_topic
+from logferry.gateway.contract.chunk import full_topic, split_topic
 from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import ConfigError, GatewayAway
 from logferry.loaders.segments import SourceView

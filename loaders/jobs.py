@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from logferry.gateway.contract import split_topic
+from logferry.gateway.contract.chunk import split_topic
 from logferry.loaders.config import TOPIC, TableJob
 from logferry.loaders.errors import ConfigError
 from logferry.loaders.ledger import TablePaths

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from logferry.gateway.contract import Malformed, split_topic
+from logferry.gateway.contract.chunk import Malformed, split_topic
 from logferry.loaders.errors import TopicChanged
 from logferry.loaders.jvm import released, sorted_errors
 from logferry.loaders.plan import PartitionOffsets, TopicPartition, TopicView

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from logferry.gateway.contract import split_topic
+from logferry.gateway.contract.chunk import split_topic
 
 
 class SourceKey(NamedTuple):

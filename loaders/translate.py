@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from logferry.gateway.contract import split_topic
+from logferry.gateway.contract.chunk import split_topic
 from logferry.loaders.ledger import LedgerEntry, Original
 from logferry.loaders.plan import Range, TopicPartition, TopicView
 from logferry.loaders.reset import Move

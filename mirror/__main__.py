@@ -8,7 +8,7 @@ from pathlib import Path
 
 import uvloop
 from logferry.gateway.config import ConfigError
-from logferry.gateway.supervising import exit_status, supervise
+from logferry.gateway.service.supervisor import exit_status, supervise
 from logferry.mirror.config import load
 from logferry.mirror.resuming import resume
 from logferry.mirror.worker import serve

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from aiokafka import errors
 from logferry.gateway.course import now_ms
-from logferry.gateway.ownership import Ownership
+from logferry.gateway.lanes.ownership import Ownership
 from logferry.mirror.budget import Budget
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.lane import CannotResume, MirrorLane

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from aiokafka import errors
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
-from logferry.gateway.pairs import Damaged, Place, Progress, Run, place_of
-from logferry.gateway.transactional import NotCommitted, Part
+from logferry.gateway.contract.offset_history import Damaged, Place, Progress, Run, place_of
+from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
+from logferry.gateway.kafka.transactional_producer import NotCommitted, Part
 from logferry.mirror.gathering import Written
 
 _FETCH_BYTES: Final = 1 << 18

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from logferry.gateway.quotas import BURST_S, Bucket
+from logferry.gateway.http.quotas import BURST_S, Bucket
 
 
 class Budget:

@@ -16,12 +16,12 @@ from typing import Any, Final
 from aiokafka import errors
 from aiokafka.protocol.admin import ListGroupsRequest
 from logferry.gateway import log
+from logferry.gateway.contract.offset_history import Place
 from logferry.gateway.errors import Problem
-from logferry.gateway.groups import Groups, Refused
-from logferry.gateway.kafka import Kafka, raise_for
-from logferry.gateway.pairs import Place
-from logferry.gateway.standing import NOBODY
-from logferry.gateway.translation import Translation
+from logferry.gateway.kafka.client import Kafka, raise_for
+from logferry.gateway.kafka.consumer_groups import Groups, Refused
+from logferry.gateway.reading.assignment import NOBODY
+from logferry.gateway.topics.offset_translation import Translation
 from logferry.mirror.chaining import Chains
 from logferry.mirror.link import Link
 from logferry.mirror.partition import MirroredPartition

@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 
 from aiokafka import errors
 from logferry.gateway.config import ConfigError
+from logferry.gateway.contract.offset_history import Place, Run
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.metadata import TopicView
-from logferry.gateway.pairs import Place, Run
-from logferry.gateway.translation import Translation
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.gateway.topics.offset_translation import Translation
 from logferry.mirror.config import MirrorConfig, Remote
 from logferry.mirror.moving import MovedBatch
 from logferry.mirror.partition import MirroredPartition

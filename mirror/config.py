@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 from logferry.gateway.config import MIB, KafkaSettings, Pattern, Service, load_as
-from logferry.gateway.contract import check_dc
+from logferry.gateway.contract.chunk import check_dc
+from logferry.gateway.contract.offset_history import lane_of
 from logferry.gateway.identity import LaneIdentity
-from logferry.gateway.pairs import lane_of
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 

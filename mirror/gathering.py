@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from logferry.gateway.batches import Stamp
-from logferry.gateway.channels import Piece
+from logferry.gateway.kafka.broker_connection import Piece
+from logferry.gateway.kafka.record_batch import Stamp
 from logferry.mirror.moving import CODEC, TRANSACTIONAL, MovedBatch, header
 
 # Of a batch that is added to those before it.

@@ -14,12 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from logferry.gateway import log
-from logferry.gateway.batches import CODECS, batches
-from logferry.gateway.errors import Problem
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
-from logferry.gateway.keeping import KeptLane
-from logferry.gateway.metadata import NO_ID, TopicView
-from logferry.gateway.pairs import (
+from logferry.gateway.contract.offset_history import (
     Chapter,
     Original,
     Place,
@@ -31,9 +26,14 @@ from logferry.gateway.pairs import (
     numbers_of,
     signposts_after,
 )
-from logferry.gateway.transaction import Record
-from logferry.gateway.transactional import Fenced, NotCommitted, Part, TransactionalProducer
-from logferry.gateway.translation import Translation
+from logferry.gateway.errors import Problem
+from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
+from logferry.gateway.kafka.metadata_request import NO_ID, TopicView
+from logferry.gateway.kafka.record_batch import CODECS, batches
+from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted, Part, TransactionalProducer
+from logferry.gateway.lanes.lifecycle import KeptLane
+from logferry.gateway.lanes.transaction import Record
+from logferry.gateway.topics.offset_translation import Translation
 from logferry.mirror import metrics
 from logferry.mirror.books import filled, read_progress, runs_of
 from logferry.mirror.budget import Budget

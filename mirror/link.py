@@ -17,11 +17,8 @@ from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
-from logferry.gateway.metadata import TopicView
-from logferry.mirror.budget import Budget, Pace
-from logferry.mirror.config import Limits, Remote
-from logferry.mirror.fetching import (
+from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
+from logferry.gateway.kafka.fetch_request import (
     MOVED,
     NO_ERROR,
     OFFSET_OUT_OF_RANGE,
@@ -31,6 +28,9 @@ from logferry.mirror.fetching import (
     Found,
     TopicPartition,
 )
+from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.mirror.budget import Budget, Pace
+from logferry.mirror.config import Limits, Remote
 from logferry.mirror.partition import MirroredPartition
 
 _FETCH_WAIT_MS: Final = 250

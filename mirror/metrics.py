@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from logferry.gateway.transactional import Fenced, NotCommitted, OutcomeUnknown
+from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted, OutcomeUnknown
 from logferry.mirror.moving import MovedBatch
 from logferry.mirror.partition import MirroredPartition
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

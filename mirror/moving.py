@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from crc32c import crc32c
-from logferry.gateway.batches import Stamp
-from logferry.gateway.channels import Piece
+from logferry.gateway.kafka.broker_connection import Piece
+from logferry.gateway.kafka.record_batch import Stamp
 
 # Base offset, length, leader epoch, magic, checksum.
 _HEAD: Final = struct.Struct(">qiibI")

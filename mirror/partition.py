@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from logferry.gateway.pairs import Place, Progress
-from logferry.mirror.fetching import Found, TopicPartition, Wanted
+from logferry.gateway.contract.offset_history import Place, Progress
+from logferry.gateway.kafka.fetch_request import Found, TopicPartition, Wanted
 from logferry.mirror.moving import MovedBatch, committed_batches
 
 # The names of stops, and what an operator is told to do.

@@ -8,7 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 
-from logferry.gateway.supervising import SERVICE_AWAY, WRONG_USE
+from logferry.gateway.service.supervisor import SERVICE_AWAY, WRONG_USE
 
 _TIMEOUT_S = 30.0
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.metadata import TopicView
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.metadata_request import TopicView
 
 # What a topic here has in common with its original.
 _ALIKE: Final = (

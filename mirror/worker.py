@@ -9,15 +9,16 @@ from contextlib import AsyncExitStack, suppress
 
 from aiohttp import web
 from aiokafka import errors
-from logferry.gateway import log, preflight
+from logferry.gateway import log
 from logferry.gateway.arrival import arrive
 from logferry.gateway.config import ConfigError
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.metadata import TopicView
-from logferry.gateway.ownership import Ownership
-from logferry.gateway.server import listen
+from logferry.gateway.http.server import listen
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.gateway.lanes.ownership import Ownership
+from logferry.gateway.service import preflight
 from logferry.gateway.tls import kafka_options
-from logferry.gateway.translation import Translation
+from logferry.gateway.topics.offset_translation import Translation
 from logferry.mirror.api import Api, partitions_of
 from logferry.mirror.budget import Budget
 from logferry.mirror.carrying import Carrier

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from logferry.client import Chunk
-from logferry.gateway.contract import Malformed, split_topic
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
+from logferry.gateway.contract.chunk import Malformed, split_topic
+from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
 from logferry.gateway.rows import row_of
 from logferry.loaders.errors import TopicChanged
 from logferry.loaders.pinned import Snapshot, origin_of, tail_of, wanted_topics

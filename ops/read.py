@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, Final
 
 from logferry.client import Chunk, Cursors, LogferryError, Reader, Rejected, Superseded, Unknown
-from logferry.gateway.contract import Malformed
+from logferry.gateway.contract.chunk import Malformed
 from logferry.ops import asking
 from logferry.ops.config import Defaults
 from logferry.ops.problems import Problem, Unavailable, WrongUse

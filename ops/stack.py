@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from logferry.gateway.contract import Malformed, check_dc
+from logferry.gateway.contract.chunk import Malformed, check_dc
 from logferry.ops.children import Child, stop_together
 from logferry.ops.gateways import Setting, Worker, configuration
 from logferry.ops.kafka import QUICK_START, Cluster

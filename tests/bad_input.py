@@ -8,7 +8,7 @@ from typing import Any
 
 import cramjam
 import msgpack
-from logferry.gateway.contract import MSGPACK
+from logferry.gateway.contract.chunk import MSGPACK
 
 CHUNK, REQUEST, COUNT = 8192, 32768, 20
 TOPIC = "bad-input"

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from logferry.gateway.contract import chunk_of_record
+from logferry.gateway.contract.chunk import chunk_of_record
 
 Answer = Literal["ok", "fail", "unknown"]
 Chunk = tuple[str, int]

@@ -20,7 +20,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.structs import RecordMetadata, TopicPartition
 from deltalake import DeltaTable
-from logferry.gateway.contract import Chunk, Headers, record_headers
+from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
 from logferry.loaders.ledger import TablePaths, last_batch, open_table
 from logferry.ops.jars import spark_jars
 from logferry.ops.java import find_java

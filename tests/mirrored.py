@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from logferry.gateway.pairs import Chapter, place_of
+from logferry.gateway.contract.offset_history import Chapter, place_of
 
 from tests.checker import committed_records
 

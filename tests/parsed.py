@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from logferry.gateway.contract import Headers
+from logferry.gateway.contract.chunk import Headers
 from logferry.loaders import parse
 from logferry.loaders.parsing.settings import ParserSettings
 from pyspark.sql import DataFrame, SparkSession

@@ -18,9 +18,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from logferry.gateway.contract import Chunk, Headers, full_topic, lane_of, partition_of, record_headers
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.sources import Source, SourceState
+from logferry.gateway.contract.chunk import Chunk, Headers, full_topic, lane_of, partition_of, record_headers
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.lanes.dedup import Source, SourceState
 from logferry.loaders.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry
 from logferry.loaders.plan import Range
 from logferry.ops.audit import audit

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from logferry.gateway.config import Config
-from logferry.gateway.contract import Chunk
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.metadata import TopicView
-from logferry.gateway.preflight import appeared
-from logferry.gateway.producer import LaneProducer
-from logferry.gateway.sources import Source, SourceTable
-from logferry.gateway.topics import Topics
-from logferry.gateway.transaction import Draft, TopicFacts, Write
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.gateway.lanes.dedup import Source, SourceTable
+from logferry.gateway.lanes.group_commit import LaneProducer
+from logferry.gateway.lanes.transaction import Draft, TopicFacts, Write
+from logferry.gateway.service.preflight import appeared
+from logferry.gateway.topics.catalog import Topics
 from logferry.ops.kafka import Cluster
 
 LIMIT = 1 << 20

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from logferry.gateway.contract import MSGPACK, Chunk, pack_chunk
+from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 
 from tests.serving import Gateway
 from tests.streaming import PATIENCE_S, Stream

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import msgpack
-from logferry.gateway.contract import MSGPACK, NDJSON
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON
 
 Frame = dict[str, Any]
 PATIENCE_S = 60

@@ -8,7 +8,7 @@ from contextlib import suppress
 import aiohttp
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError
-from logferry.gateway.kafka import Kafka
+from logferry.gateway.kafka.client import Kafka
 
 _PATIENCE_S = 120
 _PAUSE_S = 0.1

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition
-from logferry.gateway.contract import chunk_of_record
+from logferry.gateway.contract.chunk import chunk_of_record
 
 
 class Row(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-from logferry.gateway.contract import lane_of
+from logferry.gateway.contract.chunk import lane_of
 from logferry.ops.children import Child, stop_together
 from logferry.ops.gateways import Setting, Worker, configuration
 from logferry.ops.kafka import Cluster

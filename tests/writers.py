@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-from logferry.gateway.contract import MSGPACK, Chunk, pack_chunk
+from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 
 from tests.checker import Answer, History
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from logferry.gateway.contract import Cursor, Malformed
+from logferry.gateway.contract.chunk import Cursor, Malformed
 
 Partition = tuple[str, int]
 

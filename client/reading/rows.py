@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from logferry.gateway.contract import MSGPACK, NDJSON
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON
 
 _LARGEST_BYTES = 1 << 30
 

@@ -11,7 +11,7 @@ from logferry.client.cluster import Cluster
 from logferry.client.gateways import USER_AGENT
 from logferry.client.trip import Outcome, Trip
 from logferry.client.writing.window import Job
-from logferry.gateway.contract import MSGPACK, check_attributes, check_source_id, check_topic
+from logferry.gateway.contract.chunk import MSGPACK, check_attributes, check_source_id, check_topic
 
 
 class Request(NamedTuple):

@@ -29,7 +29,7 @@ from logferry.client.answers import NO_ANSWER, Answer, Do, judge
 from logferry.client.errors import Rejected, Superseded, Unknown
 from logferry.client.pauses import RETRY_S, pause_s
 from logferry.client.trip import Outcome
-from logferry.gateway.contract import MAX_SEQNO, Chunk, check_attributes, pack_chunk
+from logferry.gateway.contract.chunk import MAX_SEQNO, Chunk, check_attributes, pack_chunk
 
 OWN_OPENING_S = 60.0
 FORWARDED_FOR_S = 60.0

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from logferry.gateway.sources import SourceState
+from logferry.gateway.lanes.dedup import SourceState
 from logferry.ops.audit.chain import Chain
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.partition import PartitionLog

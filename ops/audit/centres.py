@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.metadata import TopicView
-from logferry.gateway.translation import Translation
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.gateway.topics.offset_translation import Translation
 from logferry.ops.audit.loaded import Loaded, Place
 from logferry.ops.audit.partition import PartitionLog
 from logferry.ops.audit.resuming import Resumed

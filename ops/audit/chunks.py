@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from aiokafka import errors
-from logferry.gateway.contract import Malformed
+from logferry.gateway.contract.chunk import Malformed
 from logferry.gateway.fetch import KafkaRecord
-from logferry.gateway.kafka import Kafka
+from logferry.gateway.kafka.client import Kafka
 from logferry.ops.audit.account import Account
 from logferry.ops.audit.damage import Damage, name_damage
 from logferry.ops.audit.findings import Finding, Findings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from logferry.gateway.config import ConfigError, KafkaSettings, load
-from logferry.gateway.contract import Malformed, check_dc
+from logferry.gateway.contract.chunk import Malformed, check_dc
 from logferry.gateway.tls import kafka_options
 from logferry.mirror.config import load as load_mirror
 from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from logferry.gateway.config import KafkaSettings, Pattern, load_as
-from logferry.gateway.contract import check_dc
+from logferry.gateway.contract.chunk import check_dc
 from logferry.ops.problems import WrongUse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 

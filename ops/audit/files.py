@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from logferry.client.names import printable
-from logferry.gateway.contract import Chunk
+from logferry.gateway.contract.chunk import Chunk
 from logferry.ops.audit.lines import MODULUS, first_difference
 from logferry.ops.audit.sums import chunk_digest, shown
 from logferry.ops.problems import Unavailable, WrongUse

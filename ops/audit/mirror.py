@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from aiokafka import errors
-from logferry.gateway.contract import Malformed
+from logferry.gateway.contract.chunk import Malformed
 from logferry.gateway.errors import Problem
 from logferry.gateway.fetch import KafkaRecord
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
+from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
 from logferry.gateway.tls import kafka_options
-from logferry.gateway.translation import Translation
+from logferry.gateway.topics.offset_translation import Translation
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.kept import Kept, KeptCopy, read_kept, write_kept
 from logferry.ops.audit.loaded import Place, printed_id

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Final
 
-from logferry.gateway.contract import Malformed
-from logferry.gateway.kafka import EARLIEST, Kafka
+from logferry.gateway.contract.chunk import Malformed
+from logferry.gateway.kafka.client import EARLIEST, Kafka
 from logferry.ops.audit.account import Account
 from logferry.ops.audit.chunks import Namer, only_missing
 from logferry.ops.audit.findings import Finding, Findings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from logferry.gateway.contract import Chunk, Malformed, chunk_of_record
+from logferry.gateway.contract.chunk import Chunk, Malformed, chunk_of_record
 from logferry.gateway.fetch import KafkaRecord
 from logferry.ops.audit.chain import Break, Chain, Forgotten
 from logferry.ops.audit.findings import Finding, Findings

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from logferry.gateway.fetch import CorruptBatch, KafkaRecord
-from logferry.gateway.kafka import EARLIEST, LATEST, Kafka
-from logferry.gateway.metadata import TopicView
+from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
+from logferry.gateway.kafka.metadata_request import TopicView
 from logferry.ops.audit.agreement import compare
 from logferry.ops.audit.by_source import source_reports
 from logferry.ops.audit.centres import Centre, begins_of

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition, errors
 from logferry.gateway.fetch import Fetched
-from logferry.gateway.kafka import EARLIEST, Kafka
+from logferry.gateway.kafka.client import EARLIEST, Kafka
 from logferry.ops.problems import Unavailable
 
 Place = tuple[str, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from logferry.gateway.metadata import TopicView
+from logferry.gateway.kafka.metadata_request import TopicView
 from logferry.ops.problems import WrongUse
 
 Views = Mapping[str, TopicView]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from logferry.gateway.contract import lane_of
-from logferry.gateway.sources import Source, SourceState
+from logferry.gateway.contract.chunk import lane_of
+from logferry.gateway.lanes.dedup import Source, SourceState
 from logferry.ops.audit.findings import Finding, Findings
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from deltalake import DeltaTable
-from logferry.gateway.contract import Chunk, record_headers
+from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.loaders.__main__ import JARS_VARIABLE
 from logferry.ops.bench.chunks import chunks
 from logferry.ops.bench.figures import Figure, Side, alternate, median_ratio, medians

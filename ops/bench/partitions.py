@@ -16,7 +16,7 @@ from typing import Final
 
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from logferry.gateway.kafka import LATEST, Kafka
+from logferry.gateway.kafka.client import LATEST, Kafka
 from logferry.ops.bench.figures import Figure, Side
 from logferry.ops.bench.mirrors import mirror_maker, ours_of
 from logferry.ops.bench.usage import Meter, peak_rss_mb, rss_mb

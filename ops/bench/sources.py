@@ -14,12 +14,12 @@ from typing import Final
 import uvloop
 from aiokafka import AIOKafkaProducer
 from logferry.gateway.config import Config
-from logferry.gateway.contract import lane_of
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.producer import LaneProducer
-from logferry.gateway.sources import Source, SourceState, SourceTable
-from logferry.gateway.topics import Topics
-from logferry.gateway.transaction import Draft
+from logferry.gateway.contract.chunk import lane_of
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.lanes.dedup import Source, SourceState, SourceTable
+from logferry.gateway.lanes.group_commit import LaneProducer
+from logferry.gateway.lanes.transaction import Draft
+from logferry.gateway.topics.catalog import Topics
 from logferry.ops.bench import http_load
 from logferry.ops.bench.chunks import chunks
 from logferry.ops.bench.figures import Figure, Side

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from logferry.gateway.contract import full_topic
+from logferry.gateway.contract.chunk import full_topic
 
 DC: Final = "dc1"
 OTHER_DC: Final = "dc2"

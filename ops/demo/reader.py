@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgpack
-from logferry.gateway.contract import MSGPACK
+from logferry.gateway.contract.chunk import MSGPACK
 
 _WAIT_MS: Final = 500
 _MAX_BYTES: Final = 4 << 20

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from logferry.gateway.contract import MSGPACK
+from logferry.gateway.contract.chunk import MSGPACK
 from logferry.ops.demo.reader import Reader
 
 _STAY_S: Final = 1.5

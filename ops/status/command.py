@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from logferry.gateway.answers import Status
+from logferry.gateway.api.schemas import Status
 from logferry.ops import asking
 from logferry.ops.asking import Gateway, Refused
 from logferry.ops.audit.show import console_for_output

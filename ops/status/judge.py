@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from logferry.gateway.answers import LaneStatus, Status
+from logferry.gateway.api.schemas import LaneStatus, Status
 
 SLOW_COMMIT_S: Final = 5.0
 UNSEEN_S: Final = 15.0

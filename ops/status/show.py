@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from logferry.gateway.answers import LaneStatus, Status
+from logferry.gateway.api.schemas import LaneStatus, Status
 from logferry.ops.status.judge import Finding, Service, serving
 from rich import box
 from rich.console import Console

@@ -13,10 +13,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from logferry.gateway.contract.offset_history import Run
 from logferry.gateway.identity import LaneIdentity
-from logferry.gateway.pairs import Run
-from logferry.gateway.transaction import Record
-from logferry.gateway.transactional import Part, TransactionalProducer
+from logferry.gateway.kafka.transactional_producer import Part, TransactionalProducer
+from logferry.gateway.lanes.transaction import Record
 from logferry.mirror import lane
 from logferry.mirror.__main__ import main
 from logferry.mirror.config import MirrorConfig

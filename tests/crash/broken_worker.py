@@ -10,12 +10,12 @@ import os
 import sys
 from collections.abc import Callable
 
-from logferry.gateway import transaction
 from logferry.gateway.__main__ import main
 from logferry.gateway.config import Config
-from logferry.gateway.contract import Chunk
+from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.identity import LaneIdentity
-from logferry.gateway.sources import Advance, Refusal, SourceState
+from logferry.gateway.lanes import transaction
+from logferry.gateway.lanes.dedup import Advance, Refusal, SourceState
 
 
 def no_deduplication() -> None:

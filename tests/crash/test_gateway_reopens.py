@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from logferry.gateway.transactional import TRANSACTION_TIMEOUT_MS
+from logferry.gateway.kafka.transactional_producer import TRANSACTION_TIMEOUT_MS
 from logferry.ops.kafka import Cluster
 
 from tests.checker import read_back, violations

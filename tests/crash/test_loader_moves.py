@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from logferry.gateway.contract import chunk_of_record
+from logferry.gateway.contract.chunk import chunk_of_record
 from logferry.loaders.ledger import LOAD, MOVE, TablePaths, last_batch, open_table, read_ledger
 from logferry.ops.stack import Stack
 

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from logferry.gateway.kafka import Kafka
+from logferry.gateway.kafka.client import Kafka
 from logferry.mirror.__main__ import main as mirror_main
 from logferry.ops.stack import Stack
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from logferry.gateway.contract import chunk_of_record
+from logferry.gateway.contract.chunk import chunk_of_record
 from logferry.ops.stack import Stack
 
 FILES = 20

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from logferry.gateway.contract import Chunk, lane_of, record_headers
+from logferry.gateway.contract.chunk import Chunk, lane_of, record_headers
 from logferry.gateway.fetch import CorruptBatch
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.metadata import ClusterView, TopicView
-from logferry.gateway.sources import Source, SourceState
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.metadata_request import ClusterView, TopicView
+from logferry.gateway.lanes.dedup import Source, SourceState
 from logferry.ops.audit import audit
 from logferry.ops.audit.report import Report
 from logferry.ops.kafka import Cluster
@@ -294,7 +294,7 @@ async def test_a_damaged_batch_is_found(world: World, monkeypatch: pytest.Monkey
         raise CorruptBatch("the batch at offset 0 has a wrong checksum")
 
     with monkeypatch.context() as patch:
-        patch.setattr("logferry.gateway.kafka.committed_records", damaged)
+        patch.setattr("logferry.gateway.kafka.client.committed_records", damaged)
         assert "corrupt-batch" in refuting(await world.audit())
     assert (await world.audit()).exact
 

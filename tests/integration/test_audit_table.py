@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from logferry.gateway.contract import Chunk
+from logferry.gateway.contract.chunk import Chunk
 from logferry.loaders.ledger import Ledger, TablePaths, new_entry
 from logferry.loaders.notes import Note, notes_table
 from logferry.loaders.plan import Range

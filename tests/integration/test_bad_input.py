@@ -18,7 +18,7 @@ import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from logferry.gateway.contract import MSGPACK
+from logferry.gateway.contract.chunk import MSGPACK
 from logferry.ops.kafka import Cluster
 
 from tests.bad_input import CHUNK, COUNT, LONG_HEADS, MALFORMED, REQUEST, SESSION, SOURCE, TABLE, TOPIC, WRITE, Case

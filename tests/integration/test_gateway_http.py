@@ -12,7 +12,7 @@ from urllib.parse import quote
 import cramjam
 import msgpack
 import pytest
-from logferry.gateway.contract import MAX_SEQNO, MSGPACK, Chunk, pack_chunk, partition_of
+from logferry.gateway.contract.chunk import MAX_SEQNO, MSGPACK, Chunk, pack_chunk, partition_of
 
 from tests.asking import log_of, open_session, write
 from tests.checker import digest, read_back

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from logferry.gateway.contract import partition_of
+from logferry.gateway.contract.chunk import partition_of
 from logferry.ops.kafka import Cluster
 
 from tests.asking import log_of, open_session, write

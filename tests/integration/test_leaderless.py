@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from logferry.gateway import transactional
-from logferry.gateway.contract import Chunk, partition_of
-from logferry.gateway.producer import LaneProducer
+from logferry.gateway.contract.chunk import Chunk, partition_of
+from logferry.gateway.kafka import transactional_producer as transactional
+from logferry.gateway.kafka.transactional_producer import NotCommitted
+from logferry.gateway.lanes.dedup import Source
+from logferry.gateway.lanes.group_commit import LaneProducer
+from logferry.gateway.lanes.transaction import Draft, Write
 from logferry.gateway.replay import replay
-from logferry.gateway.sources import Source
-from logferry.gateway.transaction import Draft, Write
-from logferry.gateway.transactional import NotCommitted
 from logferry.ops.kafka import Cluster
 
 from tests.producing import Lane, lane

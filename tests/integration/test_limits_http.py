@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from logferry.gateway.contract import MSGPACK, lane_of
+from logferry.gateway.contract.chunk import MSGPACK, lane_of
 from logferry.ops.kafka import Cluster
 
 from tests.serving import Gateway

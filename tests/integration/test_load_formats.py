@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.gateway.contract import record_headers
+from logferry.gateway.contract.chunk import record_headers
 from logferry.loaders import parse
 from logferry.loaders.errors import ConfigError
 from logferry.loaders.parsing import access, formats

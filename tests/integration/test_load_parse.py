@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.gateway.contract import Chunk, Headers, record_headers
+from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
 from logferry.loaders import parse
 from pyspark.sql import SparkSession
 

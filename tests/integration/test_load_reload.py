@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from logferry.gateway.contract import record_headers
+from logferry.gateway.contract.chunk import record_headers
 from logferry.loaders import batches, moving_job, reset, resetting
 from logferry.loaders.batches import BatchDone, Loader
 from logferry.loaders.config import TableJob

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from aiokafka.protocol.produce import ProduceRequest
-from logferry.gateway import transactional
-from logferry.gateway.batches import CODECS, Stamp, batches
-from logferry.gateway.contract import partition_of
-from logferry.gateway.producer import LaneProducer
+from logferry.gateway.contract.chunk import partition_of
+from logferry.gateway.kafka import transactional_producer as transactional
+from logferry.gateway.kafka.record_batch import CODECS, Stamp, batches
+from logferry.gateway.lanes.group_commit import LaneProducer
 from logferry.ops.kafka import Cluster
 
 from tests.producing import LIMIT, Lane, lane

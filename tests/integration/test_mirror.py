@@ -15,9 +15,9 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from logferry.gateway.kafka import Kafka
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.fetch_request import FetchSession, Wanted
 from logferry.mirror.__main__ import main as mirror_main
-from logferry.mirror.fetching import FetchSession, Wanted
 from logferry.mirror.moving import committed_batches
 from logferry.ops.audit import main as audit
 from logferry.ops.cli import main as command

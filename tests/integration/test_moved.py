@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.client import AsyncReader, Reader
-from logferry.gateway.contract import MSGPACK, Chunk, pack_chunk
+from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 from logferry.ops.stack import Stack
 
 from tests.mirroring import make_topic

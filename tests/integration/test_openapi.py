@@ -15,15 +15,15 @@ from typing import Any, cast
 
 import jsonschema_rs
 import pytest
-from logferry.gateway import openapi
-from logferry.gateway.api import Api
-from logferry.gateway.auth import Right, new_token
-from logferry.gateway.consumers import Consumers
-from logferry.gateway.contract import MSGPACK
+from logferry.gateway.api import openapi
+from logferry.gateway.api.consumers import Consumers
+from logferry.gateway.api.sources import SourcesApi
+from logferry.gateway.api.status import StatusApi
+from logferry.gateway.api.write import Api
+from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.errors import PROBLEMS
-from logferry.gateway.routes import Routes
-from logferry.gateway.sources_api import SourcesApi
-from logferry.gateway.status import StatusApi
+from logferry.gateway.http.auth import Right, new_token
+from logferry.gateway.http.router import Routes
 from logferry.ops.kafka import Cluster
 
 from tests.serving import Gateway

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from aiokafka import errors
-from logferry.gateway.produce import CommitRequest, ProduceRequest
-from logferry.gateway.producer import LaneProducer
-from logferry.gateway.transactional import Fenced, NotCommitted
+from logferry.gateway.kafka.produce_request import CommitRequest, ProduceRequest
+from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted
+from logferry.gateway.lanes.group_commit import LaneProducer
 from logferry.ops.kafka import Cluster
 
 from tests.producing import LIMIT, lane

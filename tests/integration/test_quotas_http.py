@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from logferry.gateway.contract import MSGPACK, Chunk, pack_chunk
+from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 from logferry.ops.kafka import Cluster
 
 from tests.serving import Gateway

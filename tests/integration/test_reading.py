@@ -12,8 +12,8 @@ import msgpack
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
-from logferry.gateway.contract import MSGPACK, NDJSON
-from logferry.gateway.wire import decoded_body
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON
+from logferry.gateway.http.request import decoded_body
 
 from tests.workers import Answer, Gateway, source_path
 

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from logferry.gateway.auth import new_token
-from logferry.gateway.contract import lane_of
+from logferry.gateway.contract.chunk import lane_of
+from logferry.gateway.http.auth import new_token
 from logferry.ops.kafka import Cluster
 from logferry.ops.ports import free_ports
 

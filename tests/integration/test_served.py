@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from logferry.client import Reader, Writer
 from logferry.client.reading.rows import Chunk
-from logferry.gateway.auth import new_token
+from logferry.gateway.http.auth import new_token
 from logferry.loaders.errors import ConfigError, TopicChanged
 from logferry.loaders.plan import TopicPartition
 from logferry.loaders.served import EARLIEST, LATEST, Door, GatewayAway, Part, parts

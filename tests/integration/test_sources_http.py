@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from logferry.gateway.contract import lane_of, partition_of
-from logferry.gateway.sources import Source
+from logferry.gateway.contract.chunk import lane_of, partition_of
+from logferry.gateway.lanes.dedup import Source
 from logferry.ops.kafka import Cluster
 
 from tests.asking import log_of, open_session, write

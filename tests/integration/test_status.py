@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from logferry.gateway.answers import Status
-from logferry.gateway.auth import new_token
+from logferry.gateway.api.schemas import Status
+from logferry.gateway.http.auth import new_token
 from logferry.ops import cli
 from logferry.ops.kafka import Cluster
 from logferry.ops.status.command import look

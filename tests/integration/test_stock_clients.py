@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import requests
-from logferry.gateway.auth import new_token
-from logferry.gateway.contract import lane_of
+from logferry.gateway.contract.chunk import lane_of
+from logferry.gateway.http.auth import new_token
 from logferry.ops.kafka import Cluster
 
 from tests.checker import digest, read_back

@@ -15,7 +15,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError
-from logferry.gateway.contract import MSGPACK, lane_of
+from logferry.gateway.contract.chunk import MSGPACK, lane_of
 
 from tests.checker import read_back, violations
 from tests.load import Load

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from logferry.gateway.contract import Chunk
-from logferry.gateway.sources import Refusal, Source
-from logferry.gateway.transaction import Draft, Outcome, SessionOpened, TopicFacts, Written
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.lanes.dedup import Refusal, Source
+from logferry.gateway.lanes.transaction import Draft, Outcome, SessionOpened, TopicFacts, Written
 
 TOPIC = "dc1.t"
 WINDOW = 3

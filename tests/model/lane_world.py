@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from logferry.gateway import transaction
-from logferry.gateway.sources import Refusal, Source, SourceTable
-from logferry.gateway.transaction import Draft, OpenSession, Outcome, SessionOpened, TopicFacts, Write
+from logferry.gateway.lanes import transaction
+from logferry.gateway.lanes.dedup import Refusal, Source, SourceTable
+from logferry.gateway.lanes.transaction import Draft, OpenSession, Outcome, SessionOpened, TopicFacts, Write
 
 from tests.model.lane_clients import TOPIC, Attempt, Client, Log, Violated
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from logferry.gateway import transaction
-from logferry.gateway.contract import Chunk
-from logferry.gateway.sources import Advance, Refusal, SourceState, SourceTable, decide_write, open_session
-from logferry.gateway.transaction import Draft, Outcome, Written
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.lanes import transaction
+from logferry.gateway.lanes.dedup import Advance, Refusal, SourceState, SourceTable, decide_write, open_session
+from logferry.gateway.lanes.transaction import Draft, Outcome, Written
 
 from tests.model.lane_clients import Log, Violated
 from tests.model.lane_world import World

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logferry.client.connections import Reply
-from logferry.gateway.contract import Chunk
+from logferry.gateway.contract.chunk import Chunk
 from model.fake_gateway import FakeGateway, Stored
 
 FIRST, SECOND = "http://g:1", "http://g:2"

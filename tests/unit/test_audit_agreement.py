@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from logferry.gateway.contract import Chunk, record_headers
+from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.fetch import KafkaRecord
-from logferry.gateway.sources import Source, SourceState
+from logferry.gateway.lanes.dedup import Source, SourceState
 from logferry.ops.audit.agreement import compare
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.partition import Expected, PartitionLog, Span

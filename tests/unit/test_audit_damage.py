@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.contract import Chunk, record_headers
+from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.fetch import KafkaRecord
 from logferry.ops.audit.chunks import name
 from logferry.ops.audit.damage import name_damage

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logferry.gateway.contract import Chunk
+from logferry.gateway.contract.chunk import Chunk
 from logferry.ops.audit.files import FileReport, OriginalFiles
 from logferry.ops.audit.lines import MODULUS
 from logferry.ops.audit.sums import chunk_digest, shown

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from aiokafka import errors
 from logferry.gateway.fetch import Fetched, KafkaRecord
-from logferry.gateway.kafka import Kafka
+from logferry.gateway.kafka.client import Kafka
 from logferry.ops.audit import reading
 from logferry.ops.audit.reading import committed
 from logferry.ops.problems import Unavailable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.metadata import TopicView
+from logferry.gateway.kafka.metadata_request import TopicView
 from logferry.ops.audit.scope import only_dc
 from logferry.ops.problems import WrongUse
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.gateway import auth
-from logferry.gateway.auth import ANYBODY, Gate, Patterns, Right, new_token
 from logferry.gateway.config import Config, ConfigError, load
-from logferry.gateway.contract import Malformed
+from logferry.gateway.contract.chunk import Malformed
 from logferry.gateway.errors import Problem
+from logferry.gateway.http import auth
+from logferry.gateway.http.auth import ANYBODY, Gate, Patterns, Right, new_token
 
 DCS = frozenset({"dc1", "dc2"})
 TOKEN = "lf_the-token-of-the-tests"

@@ -7,8 +7,8 @@ import random
 import cramjam
 import pytest
 from aiokafka.record.memory_records import MemoryRecords
-from logferry.gateway.batches import CODECS, Stamp, batches
-from logferry.gateway.transaction import Record
+from logferry.gateway.kafka.record_batch import CODECS, Stamp, batches
+from logferry.gateway.lanes.transaction import Record
 from logferry.ops.bench.chunks import chunks
 
 _HEADER_BYTES = 61

@@ -14,7 +14,7 @@ import pytest
 import trustme
 import uvloop
 from aiokafka import errors
-from logferry.gateway.channels import Channels, Piece
+from logferry.gateway.kafka.broker_connection import Channels, Piece
 
 _API, _VERSION = 1, 13
 _MIB = 1 << 20

@@ -18,7 +18,7 @@ from logferry.client.batch import (
     line_so_far,
     starts_record,
 )
-from logferry.gateway.contract import Chunk
+from logferry.gateway.contract.chunk import Chunk
 
 LIMITS = Limits(chunk_bytes=8, line_bytes=16, request_bytes=64)
 

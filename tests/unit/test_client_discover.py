@@ -7,7 +7,7 @@ import sys
 import pytest
 from logferry.client.discover import find, find_moved, folder_is_on, missing
 from logferry.client.names import attribute, printable, source_id
-from logferry.gateway.contract import check_source_id
+from logferry.gateway.contract.chunk import check_source_id
 
 
 def names(root, *patterns: str) -> list[str]:

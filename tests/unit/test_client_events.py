@@ -51,5 +51,5 @@ def test_the_client_imports_the_standard_library_and_the_contract():
             elif isinstance(node, ast.Import):
                 imported.update(alias.name for alias in node.names)
     ours = {name for name in imported if name.startswith("logferry")}
-    assert {name for name in ours if not name.startswith("logferry.client")} == {"logferry.gateway.contract"}
+    assert {name for name in ours if not name.startswith("logferry.client")} == {"logferry.gateway.contract.chunk"}
     assert {name.partition(".")[0] for name in imported - ours} <= sys.stdlib_module_names

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.contract import (
+from logferry.gateway.contract.chunk import (
     MAX_SEQNO,
     Chunk,
     Cursor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from logferry.gateway.course import SLOW_MS, Course, Wait
-from logferry.gateway.transactional import NotCommitted
+from logferry.gateway.kafka.transactional_producer import NotCommitted
 
 
 class Clock:

@@ -8,7 +8,7 @@ import struct
 from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logferry.gateway.batches import Stamp
+from logferry.gateway.kafka.record_batch import Stamp
 from logferry.mirror.gathering import Written, gathered
 from logferry.mirror.moving import MovedBatch, committed_batches
 

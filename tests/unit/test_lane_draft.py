@@ -7,11 +7,11 @@ from collections import deque
 from unittest.mock import AsyncMock
 
 from logferry.gateway.config import Config
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.lane import Lane
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.lanes.dedup import Source, SourceState
+from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.metrics import LaneMetrics
-from logferry.gateway.sources import Source, SourceState
-from logferry.gateway.topics import Topics
+from logferry.gateway.topics.catalog import Topics
 
 _SILENT = 5000
 _AT_MOST = 200

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from logferry.gateway.contract.offset_history import Place, Progress
 from logferry.gateway.errors import Problem
 from logferry.gateway.fetch import Fetched, KafkaRecord
-from logferry.gateway.pairs import Place, Progress
 from logferry.loaders.books import Books, printed
 from logferry.loaders.ledger import Original
 from logferry.loaders.plan import Range

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from logferry.gateway.contract.offset_history import Original, Progress, Run
 from logferry.gateway.errors import Problem
-from logferry.gateway.pairs import Original, Progress, Run
-from logferry.gateway.translation import Translation
+from logferry.gateway.topics.offset_translation import Translation
 from logferry.mirror import chaining
 from logferry.mirror.chaining import Chains, Stopped
 from logferry.mirror.moving import committed_batches

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.metadata import ClusterView, PartitionView, TopicView
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.metadata_request import ClusterView, PartitionView, TopicView
 from logferry.mirror import targets
 from logferry.mirror.targets import Targets
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from logferry.gateway.pairs import Progress
-from logferry.mirror.fetching import NO_ERROR, Found, Wanted
+from logferry.gateway.contract.offset_history import Progress
+from logferry.gateway.kafka.fetch_request import NO_ERROR, Found, Wanted
 from logferry.mirror.partition import MirroredPartition
 from unit.test_moving import control, encoded, record
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
-from logferry.gateway.batches import Stamp
+from logferry.gateway.kafka.record_batch import Stamp
 from logferry.mirror.gathering import gathered
 from logferry.mirror.moving import MovedBatch, Run, committed_batches
 

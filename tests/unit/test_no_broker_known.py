@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 import pytest
 from aiokafka.errors import KafkaConnectionError
 from logferry.gateway.config import Config
-from logferry.gateway.kafka import Kafka
-from logferry.gateway.producer import LaneProducer
-from logferry.gateway.topics import Topics
+from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.lanes.group_commit import LaneProducer
+from logferry.gateway.topics.catalog import Topics
 
 _METADATA, _VERSIONS = 3, 18
 # No error; of Metadata version 0 to 1. No brokers, no controller, no topics.

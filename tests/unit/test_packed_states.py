@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.sources import Heartbeat, Source, SourceState, SourceTable
+from logferry.gateway.lanes.dedup import Heartbeat, Source, SourceState, SourceTable
 
 I64 = st.integers(0, 2**63 - 1)
 MAYBE = st.none() | st.just(0) | I64 | st.integers(0, 2**48)

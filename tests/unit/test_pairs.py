@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from logferry.gateway.pairs import (
+from logferry.gateway.contract.offset_history import (
     Chapter,
     Damaged,
     Original,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from logferry.gateway.errors import WeakKafka
-from logferry.gateway.preflight import check_abilities
-from logferry.gateway.produce import BrokerAbilities
+from logferry.gateway.kafka.produce_request import BrokerAbilities
+from logferry.gateway.service.preflight import check_abilities
 
 _ENOUGH = BrokerAbilities(produce=13, end_txn=5, transactions=2)
 

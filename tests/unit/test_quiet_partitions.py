@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from logferry.gateway.metadata import ClusterView, PartitionView, TopicView
+from logferry.gateway.kafka.fetch_request import Fetched, Found
+from logferry.gateway.kafka.metadata_request import ClusterView, PartitionView, TopicView
 from logferry.mirror import link as link_module
 from logferry.mirror.budget import Budget
 from logferry.mirror.config import Limits, Remote
-from logferry.mirror.fetching import Fetched, Found
 from logferry.mirror.link import Fetcher, Link
 from logferry.mirror.partition import MirroredPartition
 

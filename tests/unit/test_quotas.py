@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
+from logferry.gateway.http.quotas import BURST_S, Bucket, Quotas
 from logferry.gateway.metrics import REGISTRY
-from logferry.gateway.quotas import BURST_S, Bucket, Quotas
 from pydantic import ValidationError
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.contract import MSGPACK, NDJSON
-from logferry.gateway.reading import PLAIN, encoder
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON
+from logferry.gateway.reading.page import PLAIN, encoder
 
 FULL = ("dc1", "dc1.t", 3, 7, "wéb", 4096, 1024, 5, 6, {"level": "warn"}, b"one\n")
 BARE = ("dc1", "dc1.t", 3, 9, "w", 1 << 40, None, None, 6, {}, b"\xff\n")

@@ -7,17 +7,17 @@ import json
 
 import msgpack
 import pytest
-from logferry.gateway import frames
 from logferry.gateway.connection import is_silent
-from logferry.gateway.contract import MSGPACK, NDJSON, Malformed
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Malformed
 from logferry.gateway.errors import Problem
-from logferry.gateway.frames import Partition, encoding
-from logferry.gateway.outlet import Gone, Outlet
-from logferry.gateway.readers import named, worker_of
-from logferry.gateway.routes import parse_query
+from logferry.gateway.http.router import parse_query
+from logferry.gateway.reading import formats as frames
+from logferry.gateway.reading.assignment import Member, Standing, next_count, start_positions
+from logferry.gateway.reading.formats import Partition, encoding
+from logferry.gateway.reading.registry import named, worker_of
+from logferry.gateway.reading.stream import Gone, Outlet
 from logferry.gateway.rows import Row
 from logferry.gateway.selection import Wanted
-from logferry.gateway.standing import Member, Standing, next_count, start_positions
 
 A, B = ("dc1.t", 0), ("dc1.t", 1)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.contract import Chunk
-from logferry.gateway.sources import (
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.lanes.dedup import (
     Advance,
     Heartbeat,
     Refusal,

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 import pytest
-from logferry.gateway.answers import (
+from logferry.gateway.api.schemas import (
     BrokerStatus,
     GroupStatus,
     KafkaStatus,
@@ -17,8 +17,8 @@ from logferry.gateway.answers import (
     Usage,
     WaitStatus,
 )
-from logferry.gateway.metadata import PartitionView, TopicView
-from logferry.gateway.status import partitions_status
+from logferry.gateway.api.status import partitions_status
+from logferry.gateway.kafka.metadata_request import PartitionView, TopicView
 from logferry.ops.status import show
 from logferry.ops.status.judge import Finding, Service, Silent, judge
 from rich.console import Console

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.contract import Chunk, chunk_of_record, partition_of
-from logferry.gateway.sources import Heartbeat, Refusal, Source, SourceState, SourceTable
-from logferry.gateway.transaction import (
+from logferry.gateway.contract.chunk import Chunk, chunk_of_record, partition_of
+from logferry.gateway.lanes.dedup import Heartbeat, Refusal, Source, SourceState, SourceTable
+from logferry.gateway.lanes.transaction import (
     Beat,
     Beaten,
     Draft,

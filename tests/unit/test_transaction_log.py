@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from logferry.gateway.fetch import KafkaRecord
-from logferry.gateway.markers import java_hash, read_ends
+from logferry.gateway.kafka.hanging_transactions import java_hash, read_ends
 
 _ID = "logferry.gateway.dc1.lane-2"
 # Entries of Kafka 4.3.1: version, producer id, epoch, time-out, status, and what is not read.

@@ -10,9 +10,9 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.contract import MAX_SEQNO, Chunk, Malformed, pack_chunk
+from logferry.gateway.contract.chunk import MAX_SEQNO, Chunk, Malformed, pack_chunk
 from logferry.gateway.errors import Problem
-from logferry.gateway.wire import (
+from logferry.gateway.http.request import (
     ChunkLimits,
     checked,
     decoded_body,

@@ -7,7 +7,7 @@ import time
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from logferry.gateway.contract import MSGPACK, NDJSON, Chunk, record_headers
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, record_headers
 from logferry.ops.kafka import Cluster
 
 from tests.serving import Gateway

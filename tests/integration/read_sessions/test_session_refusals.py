@@ -7,8 +7,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from logferry.gateway.auth import new_token
-from logferry.gateway.readers import named
+from logferry.gateway.http.auth import new_token
+from logferry.gateway.reading.registry import named
 from logferry.ops.kafka import Cluster
 from yarl import URL
 

@@ -1,0 +1,187 @@
+"""aiohttp's server with bounds: how many connections are held, how long an idle one, and what unfinished heads take.
+
+* One connection more than the limit is told 503 and closed; those that are open do not notice.
+* A connection that sends nothing, or its head byte by byte, is closed after the idle time-out; one that does not
+  finish its TLS handshake even sooner.
+* The heads that are not finished are bounded as a whole, since they come before anybody is known. Over the limit the
+  connection with the largest one is closed.
+* What is not HTTP is answered by a problem document, too. What was sent stays out of answer and log: a header that is
+  too long may be the one with the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import ssl
+from typing import Final, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.web_protocol import RequestHandler
+from logferry.gateway import log
+from logferry.gateway.config import Limits
+from logferry.gateway.errors import CannotListen, Problem
+from logferry.gateway.http.router import Routes, problem_response
+from logferry.gateway.metrics import CONNECTIONS, CONNECTIONS_REFUSED, REQUESTS
+
+_BACKLOG: Final = 4096
+_TLS_HANDSHAKE_S: Final = 10.0
+_HEAD_LINES: Final = 128
+# What a worker opens beside its callers' connections: to Kafka, to other workers, files.
+_OWN_FILES: Final = 512
+
+
+class Connection(RequestHandler):
+    """One connection of a caller. ``head_bytes``: of a head that is not finished yet."""
+
+    __slots__ = ("_limits", "_server", "head_bytes")
+
+    def __init__(self, server: Server, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]
+            auto_decompress=False,
+            keepalive_timeout=limits.idle_timeout_s,
+            max_line_size=limits.header_bytes,
+            max_field_size=limits.header_bytes,
+            max_headers=_HEAD_LINES,
+        )
+        self._server, self._limits, self.head_bytes = server, limits, 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waiter = self._waiter
+        if self._request_count == 0 or (waiter is not None and not waiter.done()):
+            # There was no request yet, or nobody was woken for one: what came is a part of a head.
+            self.head_bytes += len(data)
+            self._server.grew(len(data))
+        elif self.head_bytes:
+            self.forget_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.forget_head()
+        super().connection_lost(exc)
+
+    def forget_head(self) -> None:
+        self._server.grew(-self.head_bytes)
+        self.head_bytes = 0
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what never reached a handler, or came back from it as an error; the connection ends."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun: nothing can be added to it")
+        if isinstance(exc, LineTooLong):
+            limit = self._limits.header_bytes
+            problem = Problem("too-large", f"request: a line of its head is over {limit} bytes", limit_bytes=limit)
+        elif 400 <= status < 500:
+            what = "" if exc is None or type(exc) is BadHttpMessage else f" ({type(exc).__name__})"
+            problem = Problem("bad-request", f"request: not HTTP/1.1 as it is known here{what}")
+        elif isinstance(exc, ConnectionError):
+            problem = Problem("bad-request", "the connection broke off")
+        else:
+            log.event("error", "request_failed", path=request.raw_path, error=repr(exc))
+            problem = Problem("internal", "an error inside the gateway; it is in its log")
+        REQUESTS.labels("none", str(problem.status)).inc()
+        response = problem_response(problem, request.raw_path)
+        response.force_close()
+        return response
+
+
+class Server(web.Server):
+    """Makes the connections and counts them."""
+
+    def __init__(self, routes: Routes, limits: Limits) -> None:
+        super().__init__(routes)
+        self._limits, self._most = limits, _room_for(limits.connections)
+        self._open = self._head_bytes = 0
+        CONNECTIONS.set_function(lambda: self._open)
+
+    def __call__(self) -> RequestHandler:
+        return Connection(self, self._limits, self._loop)
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._open += 1
+        if self._open > self._most:
+            CONNECTIONS_REFUSED.labels("limit").inc()
+            transport.write(_full())
+            handler.force_close()
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._open -= 1
+
+    def grew(self, size_bytes: int) -> None:
+        """So many bytes more are held for heads that are not finished."""
+        self._head_bytes += size_bytes
+        if self._head_bytes > self._limits.heads_bytes:
+            largest = max(cast("list[Connection]", self.connections), key=lambda connection: connection.head_bytes)
+            CONNECTIONS_REFUSED.labels("head").inc()
+            largest.forget_head()
+            largest.force_close()
+
+
+def _full() -> bytes:
+    problem = Problem("overloaded", "this worker holds as many connections as it may; try again, or another worker")
+    response = problem_response(problem, "")
+    body = bytes(cast(bytes, response.body))
+    fields = {**response.headers, "Content-Length": str(len(body)), "Connection": "close"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {problem.status} Service Unavailable\r\n{head}\r\n".encode() + body
+
+
+def _room_for(connections: int) -> int:
+    """As many connections as files may be opened; the process's own limit of those is raised as far as it may be."""
+    wanted = connections + _OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    room = max(1, allowed - _OWN_FILES)
+    if room < connections:
+        log.event("warning", "few_open_files", limit=hard, connections=room, configured=connections)
+    return min(room, connections)
+
+
+async def listen(site: web.BaseSite, address: str) -> None:
+    """Starts it. Raises CannotListen."""
+    try:
+        await site.start()
+    except OSError as error:
+        raise CannotListen(address, error) from error
+
+
+class Site(web.BaseSite):
+    """The listening socket."""
+
+    __slots__ = ("_host", "_port")
+
+    def __init__(self, runner: web.ServerRunner, host: str, port: int, context: ssl.SSLContext | None) -> None:
+        super().__init__(runner, ssl_context=context, backlog=_BACKLOG)
+        self._host, self._port = host, port
+
+    @property
+    def name(self) -> str:
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        await super().start()
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("the runner is not set up")
+        self._server = await asyncio.get_running_loop().create_server(
+            server,
+            self._host,
+            self._port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=None if self._ssl_context is None else _TLS_HANDSHAKE_S,
+        )

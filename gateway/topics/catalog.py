@@ -1,0 +1,199 @@
+"""The topics as the gateway sees them: cached facts for requests, a fresh look before anything becomes true.
+
+A cached fact may be a few seconds old. So before a transaction is committed, and before a chunk is called a
+duplicate, `confirm` looks at the topic's id anew: when the topic was deleted and created anew in between, what
+is recorded belongs to the older one and must not be believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+from aiokafka import errors
+from logferry.gateway.config import Config
+from logferry.gateway.contract.chunk import check_topic, full_topic, split_topic
+from logferry.gateway.errors import Problem
+from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
+from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.gateway.lanes.transaction import TopicFacts
+
+_FACTS_TTL_S: Final = 5.0
+_RECORD_OVERHEAD_BYTES: Final = 4096
+MAX_MESSAGE_BYTES: Final = (1 << 24) + _RECORD_OVERHEAD_BYTES
+
+
+class Topics:
+    """Facts about topics, from one Kafka connection."""
+
+    def __init__(self, kafka: Kafka, config: Config) -> None:
+        self._kafka = kafka
+        self._config = config
+        self._facts: dict[str, tuple[float, TopicFacts]] = {}
+        self._loading: dict[str, asyncio.Task[TopicFacts]] = {}
+        self._next_look: asyncio.Task[dict[str, bytes]] | None = None
+        self._wanted: set[tuple[str, int]] = set()
+        self._look_lock = asyncio.Lock()
+
+    def fresh(self, topic: str) -> TopicFacts | None:
+        """The facts, if they are known and young enough."""
+        known = self._facts.get(topic)
+        return known[1] if known is not None and known[0] > time.monotonic() else None
+
+    async def facts(self, topic: str) -> TopicFacts:
+        """What is known of a full topic, at most a few seconds old. Raises Problem ``unknown-topic``."""
+        known = self.fresh(topic)
+        if known is not None:
+            return known
+        loading = self._loading.get(topic)
+        if loading is None:
+            loading = self._loading[topic] = asyncio.create_task(self._load(topic))
+            loading.add_done_callback(lambda _: self._loading.pop(topic, None))
+        return await asyncio.shield(loading)
+
+    def forget(self, topic: str) -> None:
+        self._facts.pop(topic, None)
+
+    async def confirm(self, partitions: Iterable[tuple[str, int]]) -> dict[str, bytes]:
+        """The ids of the partitions' topics as their leaders know them, as of after this call began.
+
+        A topic that is gone, or about which the leaders do not agree, is missing. Calls that come while one look is
+        under way share the next one.
+        """
+        self._wanted.update(partitions)
+        if self._next_look is None:
+            self._next_look = asyncio.create_task(self._look())
+        return await asyncio.shield(self._next_look)
+
+    async def _look(self) -> dict[str, bytes]:
+        async with self._look_lock:
+            wanted, self._wanted, self._next_look = self._wanted, set(), None
+            return await self._kafka.ids_at_leaders(wanted)
+
+    async def _load(self, topic: str) -> TopicFacts:
+        try:
+            view = await self._kafka.describe_topic(topic)
+            configs = await self._kafka.configs([topic])
+        except errors.UnknownTopicOrPartitionError:
+            raise self._unknown(topic) from None
+        facts = TopicFacts(topic, view.id, len(view.partitions), int(configs[topic]["max.message.bytes"]))
+        self._facts[topic] = (time.monotonic() + _FACTS_TTL_S, facts)
+        return facts
+
+    def _unknown(self, topic: str) -> Problem:
+        dc, name = split_topic(topic)
+        return Problem(
+            "unknown-topic",
+            f"there is no topic {name} in {dc}; create it: logferry topics create {name} --partitions 4",
+            topic=topic,
+        )
+
+    def full_name(self, name: str) -> str:
+        """``nginx`` and ``dc1.nginx`` name the same topic here: a known data centre in front stays."""
+        return self._config.full_name(name)
+
+    # ---- the topics as users see them -------------------------------------------------------------------------
+
+    async def put(self, name: str, partitions: int, retention_ms: int | None) -> tuple[dict[str, Any], bool]:
+        """Creates the topic or grows it. Returns its description, and whether it was created. Idempotent."""
+        topic = full_topic(self._config.dc, check_topic(name))
+        first, _, rest = name.partition(".")
+        if rest and first in {self._config.dc, *self._config.data_centres}:
+            raise Problem(
+                "conflict", f"the name {name} begins with the data centre {first}; names of that form are taken"
+            )
+        if len(topic) > 249:
+            raise Problem("bad-request", f"topic: {topic} is over Kafka's limit of 249 characters")
+        created = False
+        view = (await self._kafka.describe([topic])).topics.get(topic)
+        if view is None:
+            created = await self._create(topic, partitions, retention_ms)
+            view = await self._appeared(topic, 1)
+        if len(view.partitions) > partitions:
+            detail = f"{topic} has {len(view.partitions)} partitions and cannot get fewer"
+            raise Problem("conflict", detail, partitions=len(view.partitions))
+        if len(view.partitions) < partitions:
+            await self._kafka.grow_topic(topic, partitions)
+            await self._appeared(topic, partitions)
+        self.forget(topic)
+        return await self._settled(topic, partitions), created
+
+    async def _create(self, topic: str, partitions: int, retention_ms: int | None) -> bool:
+        brokers = len((await self._kafka.describe([])).brokers)
+        configs = {
+            "compression.type": "producer",
+            "unclean.leader.election.enable": "false",
+            "min.insync.replicas": "2" if brokers >= 3 else "1",
+            "max.message.bytes": str(MAX_MESSAGE_BYTES),
+        }
+        if retention_ms is not None:
+            configs["retention.ms"] = str(retention_ms)
+        try:
+            await self._kafka.create_topic(topic, partitions, min(3, brokers), configs)
+        except errors.TopicAlreadyExistsError:
+            return False
+        except (errors.InvalidPartitionsError, errors.InvalidConfigurationError, errors.PolicyViolationError) as error:
+            raise Problem("bad-request", f"Kafka refuses the topic: {error}") from None
+        return True
+
+    async def _appeared(self, topic: str, partitions: int) -> TopicView:
+        """Waits until the brokers know the topic with so many partitions, each with a leader."""
+        async with asyncio.timeout(self._config.limits.request_timeout_s):
+            while True:
+                view = (await self._kafka.describe([topic])).topics.get(topic)
+                if view and len(view.partitions) >= partitions and all(p.leader >= 0 for p in view.partitions):
+                    return view
+                await asyncio.sleep(0.02)
+
+    async def _settled(self, topic: str, partitions: int) -> dict[str, Any]:
+        """Its description, once the brokers that lead it know of it, too: the one that was asked may be ahead."""
+        async with asyncio.timeout(self._config.limits.request_timeout_s):
+            while True:
+                with suppress(Problem):
+                    described = await self.describe(topic)
+                    if described["partitions"] >= partitions:
+                        return described
+                await asyncio.sleep(0.02)
+
+    async def describe(self, topic: str) -> dict[str, Any]:
+        """A full topic with its offsets: ``first`` is retained, ``next`` follows the last committed record."""
+        try:
+            view = await self._kafka.describe_topic(topic)
+            return (await self._describe([view]))[0]
+        except errors.UnknownTopicOrPartitionError:
+            raise self._unknown(topic) from None
+
+    async def describe_all(self, wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
+        """The wanted topics of the known data centres, by name, described as by `describe`."""
+        known = self._config.known_dcs
+        views = (await self._kafka.describe()).topics
+        names = [name for name in sorted(views) if name.partition(".")[0] in known and wanted(name)]
+        return await self._describe([views[name] for name in names])
+
+    async def _describe(self, views: list[TopicView]) -> list[dict[str, Any]]:
+        if not views:
+            return []
+        configs = await self._kafka.configs([view.name for view in views])
+        partitions = [(view.name, p.partition) for view in views for p in view.partitions]
+        firsts = await self._kafka.offsets(partitions, EARLIEST)
+        nexts = await self._kafka.offsets(partitions, LATEST)
+        described = []
+        for view in views:
+            dc, name = split_topic(view.name)
+            numbers = [p.partition for p in view.partitions]
+            described.append(
+                {
+                    "topic": view.name,
+                    "dc": dc,
+                    "name": name,
+                    "partitions": len(numbers),
+                    "retention_ms": int(configs[view.name]["retention.ms"]),
+                    "offsets": [
+                        {"partition": n, "first": firsts[view.name, n], "next": nexts[view.name, n]} for n in numbers
+                    ],
+                }
+            )
+        return described
