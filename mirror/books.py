@@ -9,7 +9,7 @@ from aiokafka import errors
 from logferry.gateway.contract.offset_history import Damaged, Place, Progress, Run, place_of
 from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
 from logferry.gateway.kafka.transactional_producer import NotCommitted, Part
-from logferry.mirror.gathering import Written
+from logferry.mirror.copy.coalesce import Written
 
 _FETCH_BYTES: Final = 1 << 18
 

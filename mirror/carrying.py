@@ -22,9 +22,9 @@ from logferry.gateway.kafka.client import Kafka, raise_for
 from logferry.gateway.kafka.consumer_groups import Groups, Refused
 from logferry.gateway.reading.assignment import NOBODY
 from logferry.gateway.topics.offset_translation import Translation
-from logferry.mirror.chaining import Chains
-from logferry.mirror.link import Link
-from logferry.mirror.partition import MirroredPartition
+from logferry.mirror.copy.partition import MirroredPartition
+from logferry.mirror.lanes.chain import Chains
+from logferry.mirror.remote.cluster import Link
 
 _INTERVAL_S: Final = 3.0
 _CONSUMER: Final = "consumer"

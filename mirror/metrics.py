@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted, OutcomeUnknown
-from logferry.mirror.moving import MovedBatch
-from logferry.mirror.partition import MirroredPartition
+from logferry.mirror.copy.batch_rewrite import MovedBatch
+from logferry.mirror.copy.partition import MirroredPartition
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY: Final = CollectorRegistry()

@@ -19,14 +19,14 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service import preflight
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.offset_translation import Translation
-from logferry.mirror.api import Api, partitions_of
-from logferry.mirror.budget import Budget
 from logferry.mirror.carrying import Carrier
-from logferry.mirror.chaining import chains, refuse_circles
 from logferry.mirror.config import MirrorConfig
-from logferry.mirror.lane import MirrorLane
-from logferry.mirror.link import Link
-from logferry.mirror.targets import Targets
+from logferry.mirror.lanes.chain import chains, refuse_circles
+from logferry.mirror.lanes.lane import MirrorLane
+from logferry.mirror.lanes.target_topics import Targets
+from logferry.mirror.remote.cluster import Link
+from logferry.mirror.remote.flow_control import Budget
+from logferry.mirror.status_api import Api, partitions_of
 
 _SAME_CLUSTER = "would send its topics round in a circle"
 

@@ -17,10 +17,10 @@ from logferry.gateway.contract.offset_history import Run
 from logferry.gateway.identity import LaneIdentity
 from logferry.gateway.kafka.transactional_producer import Part, TransactionalProducer
 from logferry.gateway.lanes.transaction import Record
-from logferry.mirror import lane
 from logferry.mirror.__main__ import main
 from logferry.mirror.config import MirrorConfig
-from logferry.mirror.gathering import Written
+from logferry.mirror.copy.coalesce import Written
+from logferry.mirror.lanes import lane
 
 # In the order of a transaction: nothing is written; the batches are; the history and the progress too; committed.
 STEPS = ("fetched", "produced", "booked", "committed")

@@ -18,7 +18,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.gateway.kafka.client import Kafka
 from logferry.gateway.kafka.fetch_request import FetchSession, Wanted
 from logferry.mirror.__main__ import main as mirror_main
-from logferry.mirror.moving import committed_batches
+from logferry.mirror.copy.batch_rewrite import committed_batches
 from logferry.ops.audit import main as audit
 from logferry.ops.cli import main as command
 from logferry.ops.stack import Stack

@@ -9,8 +9,8 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logferry.gateway.kafka.record_batch import Stamp
-from logferry.mirror.gathering import Written, gathered
-from logferry.mirror.moving import MovedBatch, committed_batches
+from logferry.mirror.copy.batch_rewrite import MovedBatch, committed_batches
+from logferry.mirror.copy.coalesce import Written, gathered
 
 from tests.unit.test_moving import Record, encoded, seal
 

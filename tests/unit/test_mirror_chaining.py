@@ -9,10 +9,10 @@ import pytest
 from logferry.gateway.contract.offset_history import Original, Progress, Run
 from logferry.gateway.errors import Problem
 from logferry.gateway.topics.offset_translation import Translation
-from logferry.mirror import chaining
-from logferry.mirror.chaining import Chains, Stopped
-from logferry.mirror.moving import committed_batches
-from logferry.mirror.partition import MirroredPartition
+from logferry.mirror.copy.batch_rewrite import committed_batches
+from logferry.mirror.copy.partition import MirroredPartition
+from logferry.mirror.lanes import chain as chaining
+from logferry.mirror.lanes.chain import Chains, Stopped
 from unit.test_moving import encoded, record
 
 FIRST, MIDDLE, LOCAL = b"1" * 16, b"2" * 16, b"3" * 16

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 from logferry.gateway.kafka.client import Kafka
 from logferry.gateway.kafka.metadata_request import ClusterView, PartitionView, TopicView
-from logferry.mirror import targets
-from logferry.mirror.targets import Targets
+from logferry.mirror.lanes import target_topics as targets
+from logferry.mirror.lanes.target_topics import Targets
 
 SETTINGS = {**dict.fromkeys(targets._ALIKE, "1"), "cleanup.policy": "delete"}
 

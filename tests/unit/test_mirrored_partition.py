@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logferry.gateway.contract.offset_history import Progress
 from logferry.gateway.kafka.fetch_request import NO_ERROR, Found, Wanted
-from logferry.mirror.partition import MirroredPartition
+from logferry.mirror.copy.partition import MirroredPartition
 from unit.test_moving import control, encoded, record
 
 

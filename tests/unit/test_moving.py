@@ -9,8 +9,8 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from logferry.gateway.kafka.record_batch import Stamp
-from logferry.mirror.gathering import gathered
-from logferry.mirror.moving import MovedBatch, Run, committed_batches
+from logferry.mirror.copy.batch_rewrite import MovedBatch, Run, committed_batches
+from logferry.mirror.copy.coalesce import gathered
 
 Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]]]
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from logferry.gateway.kafka.fetch_request import Fetched, Found
 from logferry.gateway.kafka.metadata_request import ClusterView, PartitionView, TopicView
-from logferry.mirror import link as link_module
-from logferry.mirror.budget import Budget
 from logferry.mirror.config import Limits, Remote
-from logferry.mirror.link import Fetcher, Link
-from logferry.mirror.partition import MirroredPartition
+from logferry.mirror.copy.partition import MirroredPartition
+from logferry.mirror.remote import cluster as link_module
+from logferry.mirror.remote.cluster import Fetcher, Link
+from logferry.mirror.remote.flow_control import Budget
 
 from tests.unit.test_moving import encoded, record
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from logferry.gateway.contract.offset_history import Place, Progress
 from logferry.gateway.kafka.fetch_request import Found, TopicPartition, Wanted
-from logferry.mirror.moving import MovedBatch, committed_batches
+from logferry.mirror.copy.batch_rewrite import MovedBatch, committed_batches
 
 # The names of stops, and what an operator is told to do.
 STOPS: Final = {

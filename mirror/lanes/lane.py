@@ -36,14 +36,14 @@ from logferry.gateway.lanes.transaction import Record
 from logferry.gateway.topics.offset_translation import Translation
 from logferry.mirror import metrics
 from logferry.mirror.books import filled, read_progress, runs_of
-from logferry.mirror.budget import Budget
-from logferry.mirror.chaining import Chains, Origin, Stopped
 from logferry.mirror.config import MirrorConfig
-from logferry.mirror.gathering import gathered
-from logferry.mirror.link import Link
-from logferry.mirror.moving import MovedBatch
-from logferry.mirror.partition import MirroredPartition, Stop
-from logferry.mirror.targets import Targets
+from logferry.mirror.copy.batch_rewrite import MovedBatch
+from logferry.mirror.copy.coalesce import gathered
+from logferry.mirror.copy.partition import MirroredPartition, Stop
+from logferry.mirror.lanes.chain import Chains, Origin, Stopped
+from logferry.mirror.lanes.target_topics import Targets
+from logferry.mirror.remote.cluster import Link
+from logferry.mirror.remote.flow_control import Budget
 
 _BATCH_BYTES: Final = 1 << 20
 _FETCH_BYTES: Final = 1 << 18

@@ -11,12 +11,12 @@ from aiohttp import web
 from aiokafka import errors
 from logferry.gateway.course import now_ms
 from logferry.gateway.lanes.ownership import Ownership
-from logferry.mirror.budget import Budget
 from logferry.mirror.config import MirrorConfig
-from logferry.mirror.lane import CannotResume, MirrorLane
-from logferry.mirror.link import Link
+from logferry.mirror.copy.partition import STOPS, MirroredPartition
+from logferry.mirror.lanes.lane import CannotResume, MirrorLane
 from logferry.mirror.metrics import REGISTRY
-from logferry.mirror.partition import STOPS, MirroredPartition
+from logferry.mirror.remote.cluster import Link
+from logferry.mirror.remote.flow_control import Budget
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector

@@ -23,8 +23,8 @@ from logferry.gateway.kafka.client import Kafka
 from logferry.gateway.kafka.metadata_request import TopicView
 from logferry.gateway.topics.offset_translation import Translation
 from logferry.mirror.config import MirrorConfig, Remote
-from logferry.mirror.moving import MovedBatch
-from logferry.mirror.partition import MirroredPartition
+from logferry.mirror.copy.batch_rewrite import MovedBatch
+from logferry.mirror.copy.partition import MirroredPartition
 
 _BOOKS_S: Final = 2.0
 _LOOK_AGAIN_S: Final = 0.02

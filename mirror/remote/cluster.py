@@ -29,9 +29,9 @@ from logferry.gateway.kafka.fetch_request import (
     TopicPartition,
 )
 from logferry.gateway.kafka.metadata_request import TopicView
-from logferry.mirror.budget import Budget, Pace
 from logferry.mirror.config import Limits, Remote
-from logferry.mirror.partition import MirroredPartition
+from logferry.mirror.copy.partition import MirroredPartition
+from logferry.mirror.remote.flow_control import Budget, Pace
 
 _FETCH_WAIT_MS: Final = 250
 _QUIET_WAIT_MS: Final = 1000

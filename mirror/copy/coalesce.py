@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from logferry.gateway.kafka.broker_connection import Piece
 from logferry.gateway.kafka.record_batch import Stamp
-from logferry.mirror.moving import CODEC, TRANSACTIONAL, MovedBatch, header
+from logferry.mirror.copy.batch_rewrite import CODEC, TRANSACTIONAL, MovedBatch, header
 
 # Of a batch that is added to those before it.
 _FEW_RECORDS: Final = 16
