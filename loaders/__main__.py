@@ -28,22 +28,22 @@ from typing import Any
 
 from logferry.loaders import config
 from logferry.loaders.agreeing import agreement
-from logferry.loaders.batches import Loader
-from logferry.loaders.books import Books
+from logferry.loaders.batches.execute import Loader
+from logferry.loaders.batches.mirror_offsets import Books
+from logferry.loaders.commands.reload import reload_tables
+from logferry.loaders.commands.reset import reset_table
+from logferry.loaders.commands.state import show, table_facts
 from logferry.loaders.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, LoadError, StorageAway
-from logferry.loaders.kafka import kafka_topics
-from logferry.loaders.load import requarantine_table
 from logferry.loaders.moving_command import check_place, move_tables
-from logferry.loaders.reload import Target as ReloadTarget
-from logferry.loaders.reload_command import reload_tables
-from logferry.loaders.report import Reporter
-from logferry.loaders.reset import Target
-from logferry.loaders.resetting import reset_table
-from logferry.loaders.running import Tables
-from logferry.loaders.scratch import scratch_folder
-from logferry.loaders.session import spark_session
-from logferry.loaders.sizes import Limits
-from logferry.loaders.state import show, table_facts
+from logferry.loaders.planning.batch_size import Limits
+from logferry.loaders.planning.reload_plan import Target as ReloadTarget
+from logferry.loaders.planning.reset_plan import Target
+from logferry.loaders.runs.report import Reporter
+from logferry.loaders.runs.run_tables import Tables
+from logferry.loaders.runs.table_run import requarantine_table
+from logferry.loaders.spark.kafka_offsets import kafka_topics
+from logferry.loaders.spark.scratch import scratch_folder
+from logferry.loaders.spark.session import spark_session
 from logferry.loaders.submitted import is_submitted, submit_options
 from rich.console import Console
 

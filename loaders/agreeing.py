@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.reset import Move
+from logferry.loaders.planning.reset_plan import Move
 from rich.console import Console
 from rich.markup import escape
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from logferry.gateway.contract.chunk import Malformed, check_dc
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.ledger import MOVED_DAYS, TablePaths
 from logferry.loaders.parsing.settings import ParserSettings
-from logferry.loaders.segments import Rules
+from logferry.loaders.planning.segment_states import Rules
+from logferry.loaders.storage.ledger import MOVED_DAYS, TablePaths
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 _BATCH_RECORDS = 50_000

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from logferry.gateway.contract.chunk import split_topic
 from logferry.loaders.config import TOPIC, TableJob
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.ledger import TablePaths
+from logferry.loaders.storage.ledger import TablePaths
 
 
 def expand(job: TableJob, topics: Iterable[str]) -> list[TableJob]:

@@ -15,10 +15,10 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
-from logferry.loaders.commit import put_rows
 from logferry.loaders.errors import StorageAway
-from logferry.loaders.ledger import create_table, last_batch, open_table
-from logferry.loaders.sources import Known, SourceFacts, SourceKey, merged
+from logferry.loaders.planning.source_facts import Known, SourceFacts, SourceKey, merged
+from logferry.loaders.storage.commit import put_rows
+from logferry.loaders.storage.ledger import create_table, last_batch, open_table
 
 SNAPSHOT_EVERY: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from logferry.loaders.batches import Loader, Looked
+from logferry.loaders.batches.dedup import create_moved, known_before
+from logferry.loaders.batches.execute import Loader, Looked
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import GatewayAway
-from logferry.loaders.heard import Heard, ask, views
-from logferry.loaders.ledger import TablePaths
-from logferry.loaders.moved import create_moved, known_before
-from logferry.loaders.segments import Look, look_at, low_watermark
-from logferry.loaders.sources import SourceKey
-from logferry.loaders.windows import keep_look, segments_before
+from logferry.loaders.planning.segment_states import Look, look_at, low_watermark
+from logferry.loaders.planning.source_facts import SourceKey
+from logferry.loaders.runs.segment_check import Heard, ask, views
+from logferry.loaders.storage.ledger import TablePaths
+from logferry.loaders.storage.segment_table import keep_look, segments_before
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from logferry.loaders.agreeing import agreement
-from logferry.loaders.batches import Loader
+from logferry.loaders.batches.execute import Loader
+from logferry.loaders.commands.move import move_table
 from logferry.loaders.config import Config, TableJob
 from logferry.loaders.errors import EXIT_DONE, EXIT_USAGE, ConfigError
-from logferry.loaders.load import LoadEvent
-from logferry.loaders.moving_job import move_table
-from logferry.loaders.report import Reporter
-from logferry.loaders.reset import Target
+from logferry.loaders.planning.reset_plan import Target
+from logferry.loaders.runs.report import Reporter
+from logferry.loaders.runs.table_run import LoadEvent
 
 
 def check_place(options: argparse.Namespace, settings: Config) -> None:

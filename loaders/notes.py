@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import StorageAway
-from logferry.loaders.ledger import open_table
-from logferry.loaders.plan import Range
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import open_table
 
 NOTES: Final = pa.schema(
     [

@@ -12,8 +12,8 @@ from typing import Any, Final
 from logferry.client import Chunk, LogferryError, Position, Reader, Unknown
 from logferry.client.reading.position import At
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.pinned import Snapshot, tail_of, wanted_topics
-from logferry.loaders.plan import PartitionOffsets, Range, TopicView
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicView
+from logferry.loaders.storage.snapshot import Snapshot, tail_of, wanted_topics
 from logferry.ops import asking
 from logferry.ops.problems import Problem, Unavailable, WrongUse
 

@@ -11,8 +11,8 @@ from logferry.gateway.contract.chunk import Malformed, split_topic
 from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
 from logferry.gateway.rows import row_of
 from logferry.loaders.errors import TopicChanged
-from logferry.loaders.pinned import Snapshot, origin_of, tail_of, wanted_topics
-from logferry.loaders.plan import PartitionOffsets, Range, TopicView
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicView
+from logferry.loaders.storage.snapshot import Snapshot, origin_of, tail_of, wanted_topics
 from logferry.ops.audit.loaded import printed_id
 from logferry.ops.audit.reading import committed, connected
 

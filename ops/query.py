@@ -16,11 +16,11 @@ import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from logferry.client import Chunk
-from logferry.loaders import plain
 from logferry.loaders.errors import LoadError
-from logferry.loaders.ledger import MOVED_DAYS
-from logferry.loaders.pinned import Snapshot, may_hold_copies, snapshot_of
-from logferry.loaders.plan import Range
+from logferry.loaders.parsing import python_rows as plain
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import MOVED_DAYS
+from logferry.loaders.storage.snapshot import Snapshot, may_hold_copies, snapshot_of
 from logferry.ops import asking
 from logferry.ops.config import Defaults
 from logferry.ops.newest import Newest

@@ -21,7 +21,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from aiokafka.structs import RecordMetadata, TopicPartition
 from deltalake import DeltaTable
 from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
-from logferry.loaders.ledger import TablePaths, last_batch, open_table
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
 from logferry.ops.jars import spark_jars
 from logferry.ops.java import find_java
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from logferry.gateway.contract.chunk import Headers
-from logferry.loaders import parse
+from logferry.loaders.parsing import rows as parse
 from logferry.loaders.parsing.settings import ParserSettings
 from pyspark.sql import DataFrame, SparkSession
 

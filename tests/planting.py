@@ -21,8 +21,8 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from logferry.gateway.contract.chunk import Chunk, Headers, full_topic, lane_of, partition_of, record_headers
 from logferry.gateway.kafka.client import Kafka
 from logferry.gateway.lanes.dedup import Source, SourceState
-from logferry.loaders.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry
-from logferry.loaders.plan import Range
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry
 from logferry.ops.audit import audit
 from logferry.ops.audit.lines import lines_of
 from logferry.ops.audit.loaded import printed_id

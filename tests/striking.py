@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from logferry.loaders.ledger import TablePaths
+from logferry.loaders.storage.ledger import TablePaths
 
 from tests.loading import LoaderProcess
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from logferry.loaders.batches import BatchDone, Loader
-from logferry.loaders.books import Books
+from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.batches.mirror_offsets import Books
+from logferry.loaders.commands.move import move_table
 from logferry.loaders.config import TableJob
-from logferry.loaders.kafka import kafka_topics
-from logferry.loaders.load import load_table
-from logferry.loaders.moving_job import move_table
-from logferry.loaders.reset import Move, Target
+from logferry.loaders.planning.reset_plan import Move, Target
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.spark.kafka_offsets import kafka_topics
 from logferry.ops.stack import Stack
 from pyspark.sql import SparkSession
 

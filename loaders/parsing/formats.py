@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from logferry.loaders.parsing import access
-from logferry.loaders.parsing.access import MARK
+from logferry.loaders.parsing import access_log as access
+from logferry.loaders.parsing.access_log import MARK
 from logferry.loaders.parsing.columns import column_type
-from logferry.loaders.parsing.groups import named_groups
+from logferry.loaders.parsing.regex_groups import named_groups
 from logferry.loaders.parsing.settings import FIELDS, ParserSettings
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F

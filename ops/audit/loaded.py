@@ -10,8 +10,8 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from logferry.loaders.ledger import DROP, MOVE, LedgerEntry
-from logferry.loaders.plan import Range
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import DROP, MOVE, LedgerEntry
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.ranges import Ranges
 

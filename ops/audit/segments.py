@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from logferry.loaders.segments import Segment
+from logferry.loaders.planning.segment_states import Segment
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.report import SegmentReport
 from logferry.ops.audit.sums import Tally, shown

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from logferry.loaders.ledger import DROP, LedgerEntry
 from logferry.loaders.notes import Note
+from logferry.loaders.storage.ledger import DROP, LedgerEntry
 from logferry.ops.audit.findings import Finding, Findings
 from logferry.ops.audit.kept import KeptTable
 from logferry.ops.audit.lines import identity_of

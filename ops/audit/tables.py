@@ -20,11 +20,11 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
-from logferry.loaders.ledger import LedgerEntry, TablePaths, last_batch, open_table, read_ledger
 from logferry.loaders.notes import Note, read_notes
-from logferry.loaders.rewrite import text
-from logferry.loaders.segments import Segment
-from logferry.loaders.windows import read_segments, window_s
+from logferry.loaders.planning.segment_states import Segment
+from logferry.loaders.storage.ledger import LedgerEntry, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.storage.rewrite import text
+from logferry.loaders.storage.segment_table import read_segments, window_s
 from logferry.ops.audit.lines import WHOLE_CHUNK, WHOLE_RECORD, Line
 from logferry.ops.problems import Unavailable
 

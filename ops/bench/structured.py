@@ -14,13 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-from logferry.loaders import parse
+from logferry.loaders.batches.create_tables import prepare
+from logferry.loaders.batches.read import OPTIONS
 from logferry.loaders.config import SparkSettings
-from logferry.loaders.ledger import TablePaths
+from logferry.loaders.parsing import rows as parse
 from logferry.loaders.parsing.settings import ParserSettings
-from logferry.loaders.read import OPTIONS
-from logferry.loaders.session import spark_session
-from logferry.loaders.tables import prepare
+from logferry.loaders.spark.session import spark_session
+from logferry.loaders.storage.ledger import TablePaths
 from logferry.ops.jars import spark_jars
 from pyspark.sql import functions as F
 

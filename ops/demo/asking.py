@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from logferry.loaders.ledger import open_table
+from logferry.loaders.storage.ledger import open_table
 from logferry.ops.demo.plan import Plan
 from logferry.ops.problems import Unavailable
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from logferry.loaders.ledger import Ledger, TablePaths, last_batch, open_table
-from logferry.loaders.segments import READY
-from logferry.loaders.windows import Segments, read_segments
+from logferry.loaders.planning.segment_states import READY
+from logferry.loaders.storage.ledger import Ledger, TablePaths, last_batch, open_table
+from logferry.loaders.storage.segment_table import Segments, read_segments
 from logferry.ops.children import Child
 from logferry.ops.demo.plan import DC, FULL_TOPIC, SEGMENT_S, Plan
 from logferry.ops.demo.waiting import failure

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import pyarrow as pa
-from logferry.loaders.ledger import open_table
-from logferry.loaders.segments import READY
-from logferry.loaders.segments import said as time_of
+from logferry.loaders.planning.segment_states import READY
+from logferry.loaders.planning.segment_states import said as time_of
+from logferry.loaders.storage.ledger import open_table
 from logferry.mirror.config import load
 from logferry.ops.audit.mirror import MirrorReport, audit_mirror
 from logferry.ops.audit.proof import audit

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from logferry.loaders.segments import READY
-from logferry.loaders.segments import said as time_of
-from logferry.loaders.windows import Segments
+from logferry.loaders.planning.segment_states import READY
+from logferry.loaders.planning.segment_states import said as time_of
+from logferry.loaders.storage.segment_table import Segments
 from logferry.ops.children import Child
 from logferry.ops.demo import gateways
 from logferry.ops.demo.asking import Asked, ask

@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from logferry.loaders.ledger import DROP, TablePaths, last_batch, open_table, read_ledger
-from logferry.loaders.segments import DROPPED
-from logferry.loaders.windows import read_segments
+from logferry.loaders.planning.segment_states import DROPPED
+from logferry.loaders.storage.ledger import DROP, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.storage.segment_table import read_segments
 from logferry.ops.kafka import Cluster
 
 from tests.loading import LoaderProcess, Topic, chunks_of, loader_env, stored
@@ -47,7 +47,7 @@ def drops(table: Path) -> int:
 
 
 def drop(table: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "logferry.loaders.compact_command", str(table), "--keep", "5", "--json"]
+    command = [sys.executable, "-m", "logferry.loaders.commands.compact", str(table), "--keep", "5", "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=loader_env())
 
 

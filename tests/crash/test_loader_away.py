@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logferry.loaders.ledger import TablePaths, last_batch, open_table
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
 from logferry.ops.kafka import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_kept, chunks_of

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from logferry.loaders import compact_command
-from logferry.loaders.compact import compact
-from logferry.loaders.ledger import TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.commands import compact as compact_command
 from logferry.loaders.notes import read_notes
+from logferry.loaders.storage.compact import compact
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table, read_ledger
 from logferry.ops.kafka import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_exact, check_kept, chunks_of

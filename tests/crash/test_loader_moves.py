@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.contract.chunk import chunk_of_record
-from logferry.loaders.ledger import LOAD, MOVE, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.storage.ledger import LOAD, MOVE, TablePaths, last_batch, open_table, read_ledger
 from logferry.ops.stack import Stack
 
 from tests.checker import committed_records

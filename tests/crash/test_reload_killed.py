@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from logferry.loaders.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.storage.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
 from logferry.ops.kafka import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_kept, chunks_of, quarantine, stored

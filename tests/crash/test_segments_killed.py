@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from logferry.loaders.ledger import TablePaths, last_batch, open_table
-from logferry.loaders.segments import READY
-from logferry.loaders.windows import read_segments
+from logferry.loaders.planning.segment_states import READY
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
+from logferry.loaders.storage.segment_table import read_segments
 from logferry.ops.kafka import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_exact, chunks_of, stored

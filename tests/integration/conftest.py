@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from logferry.loaders.batches import Loader
+from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import SparkSettings
-from logferry.loaders.kafka import KafkaTopics, kafka_topics
-from logferry.loaders.session import spark_session
+from logferry.loaders.spark.kafka_offsets import KafkaTopics, kafka_topics
+from logferry.loaders.spark.session import spark_session
 from logferry.ops.kafka import Cluster
 from pyspark.sql import SparkSession
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
-from logferry.loaders.ledger import APP, DROP, Ledger, TablePaths, new_entry
-from logferry.loaders.plan import Range
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import APP, DROP, Ledger, TablePaths, new_entry
 from logferry.ops.audit.loaded import printed_id
 from logferry.ops.audit.report import ReadReport, Report
 from logferry.ops.kafka import Cluster

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from logferry.loaders.compact import compact
-from logferry.loaders.compact_command import drop_old
+from logferry.loaders.commands.compact import drop_old
+from logferry.loaders.commands.reload import reload_table
 from logferry.loaders.config import TableJob
-from logferry.loaders.load import Loader, load_table, requarantine_table
-from logferry.loaders.reload import Target
-from logferry.loaders.reload_command import reload_table
-from logferry.loaders.segments import DROPPED
+from logferry.loaders.planning.reload_plan import Target
+from logferry.loaders.planning.segment_states import DROPPED
+from logferry.loaders.runs.table_run import Loader, load_table, requarantine_table
+from logferry.loaders.storage.compact import compact
 from logferry.ops.audit.report import Report
 from logferry.ops.kafka import Cluster
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders.ledger import MOVE, new_entry
-from logferry.loaders.plan import Range
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import MOVE, new_entry
 from logferry.ops.audit.loaded import printed_id
 from logferry.ops.audit.report import Report
 from logferry.ops.kafka import Cluster

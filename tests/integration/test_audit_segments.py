@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from logferry.loaders.ledger import TablePaths
-from logferry.loaders.segments import ACTIVE, READY, Rules, Segment
-from logferry.loaders.windows import create_segments, put_segments
+from logferry.loaders.planning.segment_states import ACTIVE, READY, Rules, Segment
+from logferry.loaders.storage.ledger import TablePaths
+from logferry.loaders.storage.segment_table import create_segments, put_segments
 from logferry.ops.audit.report import Report
 from logferry.ops.kafka import Cluster
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.gateway.contract.chunk import Chunk
-from logferry.loaders.ledger import Ledger, TablePaths, new_entry
 from logferry.loaders.notes import Note, notes_table
-from logferry.loaders.plan import Range
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import Ledger, TablePaths, new_entry
 from logferry.ops.audit.report import Report
 from logferry.ops.kafka import Cluster
 from logferry.ops.problems import Unavailable

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from logferry.loaders.ledger import last_batch, open_table
+from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.ops.kafka import Cluster
 from logferry.ops.ports import free_ports
 

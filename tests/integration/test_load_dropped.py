@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders import drop as dropping
-from logferry.loaders import segments_command
-from logferry.loaders.batches import BatchDone, Loader
-from logferry.loaders.compact import compact
-from logferry.loaders.compact_command import drop_old
+from logferry.loaders.batches.create_tables import add_quarantine_columns
+from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.commands import segments as segments_command
+from logferry.loaders.commands.compact import drop_old
 from logferry.loaders.config import TableJob
-from logferry.loaders.ledger import DROP, Ledger, TablePaths, last_batch, new_entry, open_table, read_ledger
-from logferry.loaders.load import load_table
-from logferry.loaders.segments import DROPPED
-from logferry.loaders.tables import add_quarantine_columns
-from logferry.loaders.view import realtime
-from logferry.loaders.windows import read_segments
+from logferry.loaders.planning.segment_states import DROPPED
+from logferry.loaders.query.realtime_view import realtime
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage import drop_rows as dropping
+from logferry.loaders.storage.compact import compact
+from logferry.loaders.storage.ledger import DROP, Ledger, TablePaths, last_batch, new_entry, open_table, read_ledger
+from logferry.loaders.storage.segment_table import read_segments
 from logferry.ops.kafka import Cluster
 from pyspark.sql import SparkSession
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from logferry.gateway.contract.chunk import record_headers
-from logferry.loaders import parse
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.parsing import access, formats
+from logferry.loaders.parsing import access_log as access
+from logferry.loaders.parsing import formats
+from logferry.loaders.parsing import rows as parse
 from logferry.loaders.parsing.settings import ACCESS, ParserSettings
 from pyspark.sql import SparkSession
 

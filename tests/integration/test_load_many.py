@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders import load
-from logferry.loaders.batches import Loader
+from logferry.loaders.batches.execute import Loader
+from logferry.loaders.commands.reset import reset_table
+from logferry.loaders.commands.state import show, table_facts
 from logferry.loaders.config import Config
 from logferry.loaders.errors import ConfigError, KafkaAway
-from logferry.loaders.ledger import read_ledger
-from logferry.loaders.load import load_table
-from logferry.loaders.report import Reporter
-from logferry.loaders.reset import Move, Target
-from logferry.loaders.resetting import reset_table
-from logferry.loaders.running import Tables
-from logferry.loaders.sizes import Limits
-from logferry.loaders.state import show, table_facts
+from logferry.loaders.planning.batch_size import Limits
+from logferry.loaders.planning.reset_plan import Move, Target
+from logferry.loaders.runs import table_run as load
+from logferry.loaders.runs.report import Reporter
+from logferry.loaders.runs.run_tables import Tables
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.ledger import read_ledger
 from logferry.ops.kafka import Cluster
 from rich.console import Console
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders import batches
-from logferry.loaders.batches import BatchDone, Loader
+from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.ledger import TablePaths, last_batch, open_table
-from logferry.loaders.load import load_table
 from logferry.loaders.notes import read_notes
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
 from logferry.ops.kafka import Cluster
 
 from tests.loading import Sent, Topic, check_exact, chunks_of, stored

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders import load, moving_job
-from logferry.loaders.batches import Loader
-from logferry.loaders.books import Books
+from logferry.loaders.batches.execute import Loader
+from logferry.loaders.batches.mirror_offsets import Books
+from logferry.loaders.commands import move as moving_job
+from logferry.loaders.commands.state import table_facts
 from logferry.loaders.config import SegmentSettings, TableJob
 from logferry.loaders.errors import CannotMove, LedgerBroken, MirrorBehind
 from logferry.loaders.known import read_known
-from logferry.loaders.ledger import MOVE, TablePaths, read_ledger
-from logferry.loaders.plan import Range, TopicPartition
-from logferry.loaders.state import table_facts
-from logferry.loaders.view import realtime
-from logferry.loaders.windows import read_segments
+from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.query.realtime_view import realtime
+from logferry.loaders.runs import table_run as load
+from logferry.loaders.storage.ledger import MOVE, TablePaths, read_ledger
+from logferry.loaders.storage.segment_table import read_segments
 from logferry.ops.stack import Stack
 from pyspark.sql import SparkSession
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
-from logferry.loaders import parse
+from logferry.loaders.parsing import rows as parse
 from pyspark.sql import SparkSession
 
 from tests.loading import Line, Sent, chunks_of, rows_of

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.gateway.contract.chunk import record_headers
-from logferry.loaders import batches, moving_job, reset, resetting
-from logferry.loaders.batches import BatchDone, Loader
+from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.batches.reload import offsets_of
+from logferry.loaders.commands import move as moving_job
+from logferry.loaders.commands import reset as resetting
+from logferry.loaders.commands.reload import Means, reload_table
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ConfigError, KafkaAway, LedgerBroken, TopicChanged
-from logferry.loaders.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
-from logferry.loaders.load import load_table, requarantine_table
 from logferry.loaders.notes import read_notes
-from logferry.loaders.reload import Span, Target
-from logferry.loaders.reload_command import Means, reload_table
-from logferry.loaders.reloading import offsets_of
-from logferry.loaders.segments import ACTIVE, READY
-from logferry.loaders.windows import read_segments
+from logferry.loaders.planning import reset_plan as reset
+from logferry.loaders.planning.reload_plan import Span, Target
+from logferry.loaders.planning.segment_states import ACTIVE, READY
+from logferry.loaders.runs.table_run import load_table, requarantine_table
+from logferry.loaders.storage.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.storage.segment_table import read_segments
 from logferry.ops.kafka import Cluster
 
 from tests.loading import Topic, check_exact, chunks_of, quarantine, stored

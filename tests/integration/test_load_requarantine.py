@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders import batches, load
-from logferry.loaders.batches import BatchDone, Loader
-from logferry.loaders.commit import committed
+from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable
-from logferry.loaders.ledger import TablePaths, last_batch, open_table, read_ledger
-from logferry.loaders.load import load_table, requarantine_table
+from logferry.loaders.runs import table_run as load
+from logferry.loaders.runs.table_run import load_table, requarantine_table
+from logferry.loaders.storage.commit import committed
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table, read_ledger
 from logferry.ops.kafka import Cluster
 
 from tests.loading import Topic, chunks_of, quarantine, stored

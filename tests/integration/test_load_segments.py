@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders import batches, load, segments_command
-from logferry.loaders.batches import BatchDone, Loader
+from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.commands import segments as segments_command
 from logferry.loaders.config import GatewayAccess, TableJob
 from logferry.loaders.errors import ForeignTable
-from logferry.loaders.ledger import TablePaths, last_batch, open_table
-from logferry.loaders.load import Waits, load_table
-from logferry.loaders.segments import ACTIVE, IMMUTABLE, READY, Segment
-from logferry.loaders.windows import read_segments
+from logferry.loaders.planning.segment_states import ACTIVE, IMMUTABLE, READY, Segment
+from logferry.loaders.runs import table_run as load
+from logferry.loaders.runs.table_run import Waits, load_table
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
+from logferry.loaders.storage.segment_table import read_segments
 from logferry.ops.kafka import Cluster
 
 from tests.loading import Topic, chunks_of, stored

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders.ledger import TablePaths
+from logferry.loaders.storage.ledger import TablePaths
 from logferry.ops.kafka import Cluster
 
 from tests.loading import Sent, Topic, check_exact, chunks_of, loader_env, run_module

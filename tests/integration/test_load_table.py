@@ -12,19 +12,29 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from logferry.loaders import batches, load, parse
-from logferry.loaders.batches import BatchDone, Loader, do_batch
-from logferry.loaders.commit import commit_files, committed
+from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches.create_tables import prepare, read_state
+from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
+from logferry.loaders.batches.read import kept, read
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable, LedgerBroken, TopicChanged
-from logferry.loaders.files import Written, write_files
-from logferry.loaders.jvm import sorted_errors
-from logferry.loaders.ledger import Ledger, LedgerEntry, TablePaths, last_batch, new_entry, open_table, read_ledger
-from logferry.loaders.load import LoadEvent, load_table
+from logferry.loaders.jvm_errors import sorted_errors
+from logferry.loaders.parsing import rows as parse
 from logferry.loaders.parsing.settings import VERSIONS
-from logferry.loaders.plan import Range, Stopped
-from logferry.loaders.read import kept, read
-from logferry.loaders.tables import prepare, read_state
+from logferry.loaders.planning.plan import Range, Stopped
+from logferry.loaders.runs import table_run as load
+from logferry.loaders.runs.table_run import LoadEvent, load_table
+from logferry.loaders.storage.commit import commit_files, committed
+from logferry.loaders.storage.data_files import Written, write_files
+from logferry.loaders.storage.ledger import (
+    Ledger,
+    LedgerEntry,
+    TablePaths,
+    last_batch,
+    new_entry,
+    open_table,
+    read_ledger,
+)
 from logferry.ops.kafka import Cluster
 from pyspark.sql import DataFrame
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from logferry.client import Reader, Writer
-from logferry.loaders import plain
-from logferry.loaders.batches import Loader
-from logferry.loaders.commit import put_rows
+from logferry.loaders.batches.create_tables import prepare
+from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.ledger import Ledger, LedgerEntry, Origin, TablePaths, new_entry, open_table
-from logferry.loaders.load import load_table
-from logferry.loaders.plan import Range
-from logferry.loaders.tables import prepare
+from logferry.loaders.parsing import python_rows as plain
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.commit import put_rows
+from logferry.loaders.storage.ledger import Ledger, LedgerEntry, Origin, TablePaths, new_entry, open_table
 from logferry.ops import cli, newest_kafka
 from pyspark.sql import SparkSession
 
@@ -113,7 +113,7 @@ def test_the_tail_out_of_kafka_itself(ran: Ran, loaded: Loaded, monkeypatch: pyt
 
 def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
     """After the version is pinned, and before the ledger is looked at."""
-    from logferry.loaders import pinned
+    from logferry.loaders.storage import snapshot as pinned
 
     batches: list[LedgerEntry] = []
 

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders import batches, looking
-from logferry.loaders.batches import Loader
+from logferry.loaders import looking
+from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.heard import Heard
-from logferry.loaders.ledger import TablePaths, last_batch, open_table
-from logferry.loaders.load import load_table
-from logferry.loaders.sources import SourceKey
-from logferry.loaders.windows import read_segments
+from logferry.loaders.planning.source_facts import SourceKey
+from logferry.loaders.runs.segment_check import Heard
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
+from logferry.loaders.storage.segment_table import read_segments
 from logferry.ops.kafka import Cluster
 
 from tests.loading import Topic, chunks_of

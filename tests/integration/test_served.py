@@ -13,8 +13,8 @@ from logferry.client import Reader, Writer
 from logferry.client.reading.rows import Chunk
 from logferry.gateway.http.auth import new_token
 from logferry.loaders.errors import ConfigError, TopicChanged
-from logferry.loaders.plan import TopicPartition
-from logferry.loaders.served import EARLIEST, LATEST, Door, GatewayAway, Part, parts
+from logferry.loaders.planning.plan import TopicPartition
+from logferry.loaders.query.http_ranges import EARLIEST, LATEST, Door, GatewayAway, Part, parts
 from logferry.ops.kafka import Cluster
 
 from tests.loading import Topic, chunks_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from logferry.client import Reader, Writer
-from logferry.loaders.jvm import collected
-from logferry.loaders.source import LogferrySource
+from logferry.loaders.jvm_errors import collected
+from logferry.loaders.query.spark_source import LogferrySource
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery

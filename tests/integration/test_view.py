@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from logferry.loaders import load, pinned
-from logferry.loaders.batches import Loader
+from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ConfigError, TopicChanged
-from logferry.loaders.ledger import TablePaths, open_table
-from logferry.loaders.load import LoadEvent, load_table
-from logferry.loaders.view import Instant, pin, realtime
+from logferry.loaders.query.realtime_view import Instant, pin, realtime
+from logferry.loaders.runs import table_run as load
+from logferry.loaders.runs.table_run import LoadEvent, load_table
+from logferry.loaders.storage import snapshot as pinned
+from logferry.loaders.storage.ledger import TablePaths, open_table
 from logferry.ops.kafka import Cluster
 from pyspark.sql import DataFrame, SparkSession
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logferry.loaders.segments import (
+from logferry.loaders.planning.segment_states import (
     ACTIVE,
     IMMUTABLE,
     READY,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.ledger import LedgerEntry, new_entry
-from logferry.loaders.plan import Range
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import LedgerEntry, new_entry
 from logferry.ops.audit.findings import Findings
 from logferry.ops.audit.loaded import Loaded, check_ledger, printed_id
 from logferry.ops.audit.ranges import Ranges

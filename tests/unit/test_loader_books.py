@@ -8,9 +8,9 @@ import pytest
 from logferry.gateway.contract.offset_history import Place, Progress
 from logferry.gateway.errors import Problem
 from logferry.gateway.fetch import Fetched, KafkaRecord
-from logferry.loaders.books import Books, printed
-from logferry.loaders.ledger import Original
-from logferry.loaders.plan import Range
+from logferry.loaders.batches.mirror_offsets import Books, printed
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import Original
 
 ORIGINAL, COPY = b"o" * 16, b"c" * 16
 # Records at 3, 4 and 7 of the copy; markers at 5 and 8.

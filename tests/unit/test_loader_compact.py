@@ -12,20 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from logferry.loaders import compact as compacting
-from logferry.loaders import drop as dropping
-from logferry.loaders import parse
-from logferry.loaders.commit import replace_files
-from logferry.loaders.compact import batch_of, compact, removable
-from logferry.loaders.compact_command import drop_old, main
-from logferry.loaders.drop import Old, cutoff
+from logferry.loaders.batches.dedup import create_moved, known_before
+from logferry.loaders.commands.compact import drop_old, main
 from logferry.loaders.errors import Overtaken
-from logferry.loaders.files import INDEXED, Written
-from logferry.loaders.ledger import APP, DROP, Ledger, TablePaths, last_batch, new_entry, open_table, read_ledger
-from logferry.loaders.moved import create_moved, known_before
-from logferry.loaders.plan import Range
-from logferry.loaders.rewrite import Rewriter, commit_rewritten, of_ranges
-from logferry.loaders.segments import (
+from logferry.loaders.parsing import rows as parse
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.planning.segment_states import (
     ACTIVE,
     DROPPED,
     READY,
@@ -41,7 +33,24 @@ from logferry.loaders.segments import (
     replace_rows,
 )
 from logferry.loaders.standing import standing
-from logferry.loaders.windows import create_segments, put_segments, read_segments
+from logferry.loaders.storage import compact as compacting
+from logferry.loaders.storage import drop_rows as dropping
+from logferry.loaders.storage.commit import replace_files
+from logferry.loaders.storage.compact import batch_of, compact, removable
+from logferry.loaders.storage.data_files import INDEXED, Written
+from logferry.loaders.storage.drop_rows import Old, cutoff
+from logferry.loaders.storage.ledger import (
+    APP,
+    DROP,
+    Ledger,
+    TablePaths,
+    last_batch,
+    new_entry,
+    open_table,
+    read_ledger,
+)
+from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten, of_ranges
+from logferry.loaders.storage.segment_table import create_segments, put_segments, read_segments
 
 T = "dc1.nginx"
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from logferry.loaders.files import statistics
+from logferry.loaders.storage.data_files import statistics
 
 
 def of(tmp_path: Path, columns: dict[str, Any], rows_a_group: int = 2) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from logferry.loaders.errors import KafkaAway, SparkAway, SparkFailed, StorageAway, TopicChanged
-from logferry.loaders.jvm import lost_race, sorted_error, sorted_errors
+from logferry.loaders.jvm_errors import lost_race, sorted_error, sorted_errors
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 
 

@@ -9,11 +9,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from logferry.loaders.commit import committed
+from logferry.loaders.batches.create_tables import read_state
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageAway
-from logferry.loaders.ledger import APP, Ledger, LedgerEntry, Origin, TablePaths, new_entry, open_table, read_ledger
-from logferry.loaders.plan import Range
-from logferry.loaders.tables import read_state
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.commit import committed
+from logferry.loaders.storage.ledger import (
+    APP,
+    Ledger,
+    LedgerEntry,
+    Origin,
+    TablePaths,
+    new_entry,
+    open_table,
+    read_ledger,
+)
 
 RACERS = 4
 RACES = 25

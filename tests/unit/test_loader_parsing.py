@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.parsing import settings as module
 from logferry.loaders.parsing.columns import column_type
-from logferry.loaders.parsing.groups import named_groups
+from logferry.loaders.parsing.regex_groups import named_groups
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from pydantic import ValidationError
 

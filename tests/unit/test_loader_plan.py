@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.plan import (
+from logferry.loaders.planning.plan import (
     PartitionOffsets,
     Range,
     TopicPartition,

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from logferry.loaders.__main__ import main
+from logferry.loaders.batches.dedup import told_of
+from logferry.loaders.batches.read import _one_a_partition
+from logferry.loaders.commands.reload import Means, said
 from logferry.loaders.errors import ConfigError, TopicChanged
-from logferry.loaders.ledger import LOAD, RELOAD, RESET, Ledger, LedgerEntry, new_entry
-from logferry.loaders.moved import told_of
 from logferry.loaders.notes import Note
-from logferry.loaders.plan import PartitionOffsets, Range, TopicPartition, TopicView
-from logferry.loaders.read import _one_a_partition
-from logferry.loaders.reload import Held, Span, Target, held, wanted
-from logferry.loaders.reload_command import Means, said
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition, TopicView
+from logferry.loaders.planning.reload_plan import Held, Span, Target, held, wanted
 from logferry.loaders.standing import standing
+from logferry.loaders.storage.ledger import LOAD, RELOAD, RESET, Ledger, LedgerEntry, new_entry
 
 T, P0, P1 = "dc1.nginx", TopicPartition("dc1.nginx", 0), TopicPartition("dc1.nginx", 1)
 TEN, NOON = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from logferry.loaders.batches import BatchDone
+from logferry.loaders.batches.execute import BatchDone
 from logferry.loaders.errors import ConfigError, KafkaAway, TopicChanged
-from logferry.loaders.load import Backlog, Ended, LoadEvent, Waits
-from logferry.loaders.plan import Range, Stopped
-from logferry.loaders.report import Reporter
+from logferry.loaders.planning.plan import Range, Stopped
+from logferry.loaders.runs.report import Reporter
+from logferry.loaders.runs.table_run import Backlog, Ended, LoadEvent, Waits
 from rich.console import Console
 
 OURS = BatchDone(3, True, (Range("dc1.a", 0, "id", 5, 9),), 4, 2_000_000, 1234, 2, 1.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.plan import PartitionOffsets, Range, TopicView, plan
-from logferry.loaders.reset import Target, given_up, reset
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicView, plan
+from logferry.loaders.planning.reset_plan import Target, given_up, reset
 
 COMMITTED = [Range("dc1.a", 0, "id1", 10, 20), Range("dc1.a", 1, "id1", 5, 5), Range("dc1.b", 0, "id2", 0, 7)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from logferry.loaders.scratch import remove_stale, scratch_folder
+from logferry.loaders.spark.scratch import remove_stale, scratch_folder
 
 
 def test_a_run_has_its_own_folder_and_leaves_nothing(tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.sizes import Bound, Limits, Sizes, unbounded
+from logferry.loaders.planning.batch_size import Bound, Limits, Sizes, unbounded
 
 MIB = 1 << 20
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logferry.loaders.batches.dedup import copies
 from logferry.loaders.known import SNAPSHOT_EVERY, create_sources, known_up_to, put_known, read_known
-from logferry.loaders.ledger import open_table
-from logferry.loaders.moved import copies
-from logferry.loaders.sources import SourceFacts, SourceKey, maybe_twice, merged, several_centres
+from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, maybe_twice, merged, several_centres
+from logferry.loaders.storage.ledger import open_table
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from logferry.loaders.ledger import MOVE, Original, new_entry
-from logferry.loaders.plan import PartitionOffsets, Range, TopicPartition, TopicView
-from logferry.loaders.translate import Told, noted, original_of, to_note, told_at_home, translated
+from logferry.loaders.planning.move_plan import Told, noted, original_of, to_note, told_at_home, translated
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition, TopicView
+from logferry.loaders.storage.ledger import MOVE, Original, new_entry
 
 
 def at(topic: str, partition: int, offset: int, topic_id: str = "id") -> Range:

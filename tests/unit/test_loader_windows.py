@@ -13,16 +13,23 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.announce import announce, window_name
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable
-from logferry.loaders.files import Written
-from logferry.loaders.heard import Heard, views
 from logferry.loaders.known import SNAPSHOT_EVERY
-from logferry.loaders.ledger import TablePaths, open_table
-from logferry.loaders.segments import ACTIVE, READY, Added, Rules, Segment, window_of
-from logferry.loaders.sources import SourceFacts, SourceKey
-from logferry.loaders.windows import _added, added_by, create_segments, put_segments, read_segments, window_s
+from logferry.loaders.planning.segment_states import ACTIVE, READY, Added, Rules, Segment, window_of
+from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
+from logferry.loaders.runs.notify import announce, window_name
+from logferry.loaders.runs.segment_check import Heard, views
+from logferry.loaders.storage.data_files import Written
+from logferry.loaders.storage.ledger import TablePaths, open_table
+from logferry.loaders.storage.segment_table import (
+    _added,
+    added_by,
+    create_segments,
+    put_segments,
+    read_segments,
+    window_s,
+)
 
 START = datetime(2026, 11, 20, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.client.reading.rows import Chunk
-from logferry.loaders import plain
+from logferry.loaders.parsing import python_rows as plain
 from logferry.loaders.parsing.settings import ParserSettings
 
 from tests.loading import chunks_of, rows_of

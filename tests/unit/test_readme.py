@@ -14,7 +14,7 @@ import logferry.client
 from logferry.gateway.config import Config
 from logferry.loaders.config import Config as LoaderConfig
 from logferry.loaders.config import GatewayAccess, SegmentSettings
-from logferry.loaders.segments import Rules
+from logferry.loaders.planning.segment_states import Rules
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.config import AuditConfig
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.client.reading.rows import Chunk
 from logferry.loaders.errors import ConfigError
-from logferry.loaders.plan import TopicPartition
-from logferry.loaders.served import Part, Served, parts
-from logferry.loaders.source import LogferrySource, Options, as_json, capped, of_json, record_batch
+from logferry.loaders.planning.plan import TopicPartition
+from logferry.loaders.query.http_ranges import Part, Served, parts
+from logferry.loaders.query.spark_source import LogferrySource, Options, as_json, capped, of_json, record_batch
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.types import to_arrow_schema
 

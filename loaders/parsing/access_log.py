@@ -1,0 +1,72 @@
+r"""Access logs: the pattern of a line, and the same lines told again without Spark, for the rows not loaded yet. Pure.
+
+Host, identity, user, [time], "request", status, bytes; and of the combined format "referer" and "user agent". Java and
+Python read this pattern alike, with Python's ``\d`` and ``\S`` kept to ASCII; what else differs (what ``.`` stops at,
+how a time is read) is said here once more, and a test compares both on lines made to differ.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, Final
+
+from logferry.loaders.parsing.regex_groups import named_groups
+
+_INSIDE: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
+LINE: Final = (
+    r"(?<remote_host>\S++) (?<ident>\S++) (?<user>.+?) \[(?<time>[^\]]++)\] "
+    rf'"(?<request>{_INSIDE})" (?<status>\d{{3}}|-) (?<body_bytes>\d++|-)'
+    rf'(?: "(?<referer>{_INSIDE})" "(?<user_agent>{_INSIDE})")?+ ?+'
+)
+REQUEST: Final = r"\A([A-Za-z0-9_-]+) (.+?)(?: ([A-Za-z]+/[0-9.]+))?\z"
+REQUEST_PARTS: Final = {"method": 1, "path": 2, "protocol": 3}
+TIME: Final = "dd/MMM/yyyy:HH:mm:ss Z"
+
+MARK: Final = "\x01"
+
+_PLAIN, _GROUPS = named_groups(LINE)
+_LINE: Final = re.compile(_PLAIN, re.ASCII | re.DOTALL)
+_REQUEST: Final = re.compile(REQUEST.replace(r"\z", r"\Z").replace(".+?", r"[^\n\r\u0085\u2028\u2029]+?"))
+_SPACES: Final = re.compile(r"\s+", re.ASCII)
+_TIME: Final = re.compile(
+    r"(\d\d)/([A-Z]{3})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)", re.ASCII | re.IGNORECASE
+)
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_FAREST: Final = timedelta(hours=18)
+_BIGINT: Final = 2**63 - 1
+
+
+def columns(text: str) -> dict[str, Any] | None:
+    """The columns of a line and ``event_time``; None: the line goes to the quarantine."""
+    line = text.removesuffix("\r")
+    if MARK in line:
+        return None
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return None
+    found: dict[str, Any] = {name: match[number] or "" for name, number in _GROUPS.items()}
+    found["status"] = None if found["status"] == "-" else int(found["status"])
+    found["body_bytes"] = None if found["body_bytes"] == "-" else int(found["body_bytes"])
+    if (found["body_bytes"] or 0) > _BIGINT:
+        return None
+    request = _REQUEST.search(found["request"])
+    for name, number in REQUEST_PARTS.items():
+        found[name] = request[number] if request is not None else None
+    found["event_time"] = _time(found["time"])
+    return None if found["event_time"] is None else found
+
+
+def _time(said: str) -> datetime | None:
+    match = _TIME.fullmatch(_SPACES.sub(" ", said).strip(" "))
+    if match is None or match[2].lower() not in _MONTHS:
+        return None
+    offset = timedelta(hours=int(match[8]), minutes=int(match[9])) * (-1 if match[7] == "-" else 1)
+    if abs(offset) > _FAREST or int(match[9]) > 59:
+        return None
+    day, year, hour, minute, second = (int(match[number]) for number in (1, 3, 4, 5, 6))
+    month = _MONTHS.index(match[2].lower()) + 1
+    try:
+        return datetime(year, month, day, hour, minute, second, tzinfo=timezone(offset)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,263 @@
+r"""Records into rows: one row a line, or a row of the quarantine. Expressions of the JVM only, no Python in the way.
+
+A line is what stands between two ``\n`` bytes, byte for byte (a ``\r`` stays). Its row's identity is (topic,
+source_id, seqno, line), the same in every data centre. A line that is not UTF-8, or that the table's parser cannot
+read, goes to the quarantine under the same identity; a record that no gateway wrote goes there whole, with its key and
+headers. Lines of table and quarantine together are all lines of a record, numbered from 0 without a hole. The parser
+``chunk`` makes one row of a record, of whatever bytes.
+
+The text of a row is the whole line, whatever columns the parser has made of it: so what is stored can be compared with
+what was sent, and read again by a better parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from logferry.loaders.errors import ConfigError
+from logferry.loaders.jvm_errors import JVM_ERRORS, collected, java_chain, sorted_error
+from logferry.loaders.parsing.columns import column_type
+from logferry.loaders.parsing.event_time import event_time
+from logferry.loaders.parsing.formats import EXTRA, LINE, texts, typed
+from logferry.loaders.parsing.settings import ParserSettings
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DateType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+LINES: Final = ParserSettings()
+
+NOT_UTF8: Final = "the line is not UTF-8"
+
+_IDENTITY: Final = [
+    StructField("topic", StringType()),
+    StructField("source_id", StringType()),
+    StructField("seqno", LongType()),
+    StructField("line", IntegerType()),
+]
+_ORIGIN: Final = [
+    StructField("prev", LongType()),
+    StructField("dc", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("created", TimestampType()),
+    StructField("recorded", TimestampType()),
+    StructField("attributes", MapType(StringType(), StringType())),
+]
+_HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+_LINE: Final = [StructField("text", StringType()), StructField("newline", BooleanType())]
+_CHUNK: Final = [field for field in _IDENTITY if field.name != "line"]
+
+# Columns that a table may be partitioned by, beside those that every row has.
+DATES: Final = {"event_date": "event_time", "recorded_date": "recorded"}
+
+# ``key`` and ``headers`` only where a whole record is quarantined; ``line`` and ``newline`` only where a line is.
+# ``parser``: which one could not read the line. ``resolved``: the batch that brought it into the table after all, or
+# took it away; ``since``: the batch that put it in place of others. A row stands in the quarantine from the one batch
+# to the other, as the main table holds them: so both tables change in one instant (see `standing`).
+QUARANTINE: Final = StructType(
+    [
+        *_IDENTITY,
+        *_ORIGIN,
+        StructField("bytes", BinaryType()),
+        StructField("newline", BooleanType()),
+        StructField("reason", StringType()),
+        StructField("key", BinaryType()),
+        StructField("headers", _HEADERS),
+        StructField("parser", StringType()),
+        StructField("resolved", LongType()),
+        StructField("since", LongType()),
+    ]
+)
+
+NO_TIME: Final = "the time of the event is missing or of no known format"
+
+# The end of the year 9999, the last that every reader of the table can show; what is outside was no time.
+_LAST_MS: Final = 253_402_300_799_999
+
+
+def records(kafka: DataFrame, dc: str) -> DataFrame:
+    """Kafka's records with what their headers say: the columns of a row, `value`, `key`, `headers`, and two verdicts.
+
+    ``flaw``: why the record as a whole cannot be rows, else null. ``clean``: it can, and all of it is UTF-8.
+    """
+    raw = kafka.select(
+        "*",
+        _header("seqno").alias("raw_seqno"),
+        _header("prev").alias("raw_prev"),
+        _header("created").alias("raw_created"),
+        F.expr("filter(headers, h -> startswith(h.key, 'a.'))").alias("raw_attributes"),
+    ).withColumns({"seqno": _number("raw_seqno"), "prev": _number("raw_prev"), "created_ms": _number("raw_created")})
+    return raw.withColumn("flaw", _flaw()).select(
+        "topic",
+        F.expr("if(is_valid_utf8(cast(key as string)), cast(key as string), null)").alias("source_id"),
+        "seqno",
+        "prev",
+        F.lit(dc).alias("dc"),
+        "partition",
+        "offset",
+        F.expr(f"if(created_ms between 0 and {_LAST_MS}, timestamp_millis(created_ms), null)").alias("created"),
+        F.col("timestamp").alias("recorded"),
+        F.when(F.col("flaw").isNull(), _attributes()).alias("attributes"),
+        "value",
+        F.when(F.col("flaw").isNotNull(), F.col("key")).alias("key"),
+        F.when(F.col("flaw").isNotNull(), F.col("headers")).alias("headers"),
+        "flaw",
+        F.expr("flaw is null and is_valid_utf8(cast(value as string))").alias("clean"),
+    )
+
+
+def schema(parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> StructType:
+    """The columns of the main table. ``dates``: of `DATES`, those that it is partitioned by."""
+    if parser.format == "chunk":
+        fields = [*_CHUNK, *_ORIGIN, StructField("data", BinaryType())]
+    else:
+        fields = [*_IDENTITY, *_ORIGIN, *_LINE]
+    fields += [StructField(name, column_type(kind)) for name, kind in parser.kinds.items()]
+    if parser.format in EXTRA:
+        fields.append(EXTRA[parser.format])
+    if parser.time is not None:
+        fields.append(StructField("event_time", TimestampType()))
+    return StructType([*fields, *(StructField(name, DateType()) for name in dates)])
+
+
+def check(spark: SparkSession, parser: ParserSettings) -> None:
+    """Java's own word on patterns of lines and times, before anything is loaded. Raises ConfigError, SparkAway."""
+    line = {"text": "'1 x'", "clean": "true", "created": "current_timestamp()", "recorded": "current_timestamp()"}
+    lines = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in line.items()))
+    try:
+        collected(read_lines(lines, parser).select("reason", *parser.kinds))
+        if parser.time is not None:
+            collected(lines.select(event_time(F.lit("1"), parser.time, F.col("created")).alias("time")))
+    except JVM_ERRORS as error:
+        chain = java_chain(error)
+        if not chain:
+            raise sorted_error(error, "checking the parser") from None
+        said = next((text for _, text in reversed(chain) if text), chain[-1][0])
+        raise ConfigError(f"parser: {said.splitlines()[0]}") from None
+
+
+def parsed(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
+    """Every line of the records without a flaw, with the parser's columns and ``reason``: why it is no row, or null."""
+    good = records.where("flaw is null")
+    if parser.format == "chunk":
+        return good.withColumns({"data": F.col("value"), "reason": F.lit(None).cast("string")})
+    return read_lines(_lines(good), parser)
+
+
+def read_lines(lines: DataFrame, parser: ParserSettings) -> DataFrame:
+    """Lines with `text`, `clean`, and what a row has beside, into columns and ``reason``."""
+    not_utf8 = F.when(F.expr("not (clean or is_valid_utf8(text))"), F.lit(NOT_UTF8))
+    if parser.format == "lines":
+        return lines.withColumn("reason", not_utf8)
+    # A carriage return at the end belongs to the line, and to no column.
+    line = F.expr("if(endswith(text, '\r'), substring(text, 1, char_length(text) - 1), text)")
+    told = texts(lines.withColumn(LINE, F.when(not_utf8.isNull(), line)), parser)
+    read = typed(told, parser)
+    columns, flaw = dict(read.columns), F.coalesce(not_utf8, read.flaw)
+    if parser.time is not None:
+        said = told.columns[parser.time.column].cast("string")
+        columns["event_time"] = event_time(said, parser.time, F.coalesce("created", "recorded"))
+    frame = read.frame.withColumns({**columns, "reason": flaw})
+    if parser.time is not None:
+        late = F.when(F.col("event_time").isNull(), F.lit(NO_TIME))
+        frame = frame.withColumn("reason", F.coalesce("reason", late))
+    return frame
+
+
+def rows(parsed: DataFrame, parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> DataFrame:
+    """The rows of the main table."""
+    dated = {name: F.to_date(DATES[name]) for name in dates}
+    return parsed.where("reason is null").withColumns(dated).select(*schema(parser, dates).fieldNames())
+
+
+def quarantined(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
+    """The rows of the quarantine: lines that are no rows, and whole records with a flaw."""
+    nothing = F.lit(None).cast("long")
+    more = {"parser": F.lit(parser.name), "resolved": nothing, "since": nothing}
+    whole = records.where("flaw is not null").withColumns(
+        {
+            "line": F.lit(None).cast("int"),
+            "bytes": F.col("value"),
+            "newline": F.lit(None).cast("boolean"),
+            "reason": F.col("flaw"),
+            **more,
+        }
+    )
+    columns = QUARANTINE.fieldNames()
+    if parser.format == "chunk":
+        return whole.select(*columns)
+    lines = records.where("flaw is null and not clean") if parser.format == "lines" else records.where("flaw is null")
+    bad = read_lines(_lines(lines), parser).where("reason is not null")
+    return (
+        bad.withColumns({"bytes": F.expr("cast(text as binary)"), **more})
+        .select(*columns)
+        .unionByName(whole.select(*columns))
+    )
+
+
+def _lines(records: DataFrame) -> DataFrame:
+    """One row a line, `text` holding its bytes as they are.
+
+    Splitting a string decodes it, which is exact for UTF-8 only; bytes that are not are split as Latin-1, where every
+    byte is a character of its own. ``posexplode_outer``, though there always is a line: for ``posexplode`` Spark puts
+    a filter before, and splits twice.
+    """
+    split = F.expr(
+        r"""if(clean, split(cast(value as string), '\n', -1),
+               transform(split(decode(value, 'ISO-8859-1'), '\n', -1), l -> cast(encode(l, 'ISO-8859-1') as string)))"""
+    )
+    exploded = (
+        records.withColumn("parts", split)
+        .withColumn("last", F.size("parts") - 1)
+        .select("*", F.posexplode_outer("parts").alias("line", "text"))
+    )
+    # What stands after the last newline is a line only if it is something.
+    return exploded.where("line < last or text != ''").withColumn("newline", F.expr("line < last")).drop("parts")
+
+
+def _header(name: str) -> Column:
+    """The value of the last header of that name; null when there is none."""
+    return F.expr(f"try_element_at(filter(headers, h -> h.key = '{name}'), -1)")
+
+
+def _number(header: str) -> Column:
+    """Eight bytes, big-endian, from 0 to 2^63-1; null for anything else."""
+    raw = f"{header}.value"
+    return F.expr(f"if(octet_length({raw}) = 8, try_cast(conv(hex({raw}), 16, 10) as bigint), null)")
+
+
+def _attributes() -> Column:
+    entry = "h -> struct(substring(h.key, 3) as key, cast(h.value as string) as value)"
+    return F.expr(f"map_from_entries(transform(raw_attributes, {entry}))")
+
+
+def _flaw() -> Column:
+    readable = "coalesce(forall(raw_attributes, h -> is_valid_utf8(cast(h.value as string))), false)"
+    return F.expr(
+        f"""case
+            when raw_seqno is null then 'no seqno header: the record was not written by a gateway'
+            when seqno is null then 'the seqno header is not 8 bytes of a number from 0 to 2^63-1'
+            when raw_prev is not null and prev is null
+                then 'the prev header is not 8 bytes of a number from 0 to 2^63-1'
+            when raw_created is not null and coalesce(octet_length(raw_created.value), 0) != 8
+                then 'the created header is not 8 bytes'
+            when not {readable} then 'an attribute is not UTF-8'
+            when key is null then 'no key: the source is not known'
+            when not is_valid_utf8(cast(key as string)) then 'the key is not UTF-8'
+            when value is null then 'no value'
+        end"""
+    )

@@ -1,0 +1,248 @@
+"""What a run says: a line a batch for people, progress on a terminal, or one line of JSON for programs.
+
+Tables may be loaded in several threads at once; each has its own line of progress.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from logferry.loaders.batches.execute import BatchDone
+from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoadError
+from logferry.loaders.planning.plan import Range, Stopped
+from logferry.loaders.runs.table_run import Backlog, Ended, LoadEvent, Waits
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+_RANGES_SHOWN = 16
+# Of a run that follows for months, the newest only.
+_BATCHES_KEPT: Final = 1000
+
+
+@dataclass
+class TableReport:
+    """What was done with one table. ``rows`` counts what this run wrote, not what another loader did.
+
+    ``left``: offsets that are not loaded, as of the start of the last look.
+    """
+
+    path: Path
+    batches: list[BatchDone] = field(default_factory=list)
+    stopped: list[Stopped] = field(default_factory=list)
+    error: LoadError | None = None
+    ended: str | None = None
+    no_look: str | None = None
+    seconds: float = 0.0
+    rows: int = 0
+    quarantined: int = 0
+    bytes: int = 0
+    left: int = 0
+    done: int = 0
+
+    @property
+    def exit_status(self) -> int:
+        if self.error is not None:
+            return self.error.exit_status
+        return EXIT_REFUSED if self.stopped else EXIT_DONE
+
+    def add(self, batch: BatchDone) -> None:
+        self.batches = [*self.batches[1 - _BATCHES_KEPT :], batch]
+        self.done += 1
+        self.left -= min(self.left, sum(r.size for r in batch.ranges))
+        if batch.ours:
+            self.rows += batch.rows or 0
+            self.quarantined += batch.quarantined or 0
+            self.bytes += batch.bytes
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "table": str(self.path),
+            "rows": self.rows,
+            "quarantined": self.quarantined,
+            "seconds": round(self.seconds, 3),
+            "batches": [_batch_json(batch) for batch in self.batches],
+            "stopped": [stop._asdict() for stop in self.stopped],
+            "left": self.left,
+            "ended": self.ended,
+            "no_look": self.no_look,
+            "error": str(self.error) if self.error else None,
+        }
+
+
+def exit_status(tables: Iterable[TableReport]) -> int:
+    """That of the run: what somebody must look at (1) before what passes by itself (3)."""
+    return min((t.exit_status for t in tables if t.exit_status != EXIT_DONE), default=EXIT_DONE)
+
+
+class Reporter:
+    """Shows a run as it goes on. ``as_json``: silent until `finish`, which prints one line."""
+
+    def __init__(self, console: Console, *, as_json: bool) -> None:
+        self.console = console
+        self.as_json = as_json
+        self.tables: list[TableReport] = []
+        self._bars: dict[int, TaskID] = {}
+        self._lock = threading.Lock()
+        self._progress = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=as_json or not console.is_terminal,
+        )
+
+    @contextmanager
+    def starting(self, what: str) -> Iterator[None]:
+        if self.as_json or not self.console.is_terminal:
+            yield
+            return
+        with self.console.status(what):
+            yield
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Progress on a terminal, while tables are loaded."""
+        with self._progress:
+            yield
+
+    def begin(self, path: Path) -> TableReport:
+        report = TableReport(path)
+        with self._lock:
+            self.tables.append(report)
+            self._bars[id(report)] = self._progress.add_task(escape(path.name), total=None, said="")
+        return report
+
+    def table(self, path: Path, events: Iterable[LoadEvent]) -> TableReport:
+        """Follows one table's load to its end. An error of the load ends it and stands in the report."""
+        report = self.begin(path)
+        self.follow(report, events, say_error=False)
+        self._say(f"[bold]{escape(str(path))}[/]\n{_total(report)}")
+        return report
+
+    def follow(self, report: TableReport, events: Iterable[LoadEvent], *, say_error: bool = True) -> None:
+        """One more load of a table. Its error takes the place of the one before, and none of none."""
+        started = time.monotonic()
+        before, error, ended = report.error, None, None
+        already = {stop.reason for stop in report.stopped}
+        stopped: list[Stopped] = []
+        no_look: str | None = None
+        try:
+            for event in events:
+                if isinstance(event, Ended):
+                    ended = event.reason
+                elif isinstance(event, Waits):
+                    no_look = event.reason
+                    if no_look != report.no_look:
+                        self._say(f"[bold]{escape(report.path.name)}[/] segments: {escape(no_look)}")
+                elif isinstance(event, Stopped):
+                    stopped.append(event)
+                    if event.reason not in already:
+                        self._say(f"[bold]{escape(report.path.name)}[/] [red]stopped[/] {escape(event.reason)}")
+                else:
+                    self._take(report, event)
+        except LoadError as raised:
+            error = raised
+            if say_error and str(before) != str(raised):
+                self._say(f"[bold]{escape(report.path.name)}[/] [red]{escape(str(raised))}[/]")
+        # One that was told to end before it looked knows nothing new.
+        report.stopped = stopped if ended is None else [*{*report.stopped, *stopped}]
+        report.error, report.ended, report.no_look = error, ended, no_look
+        report.seconds += time.monotonic() - started
+
+    def finish(self, error: LoadError | None = None) -> int:
+        """Says the end of the run and returns its exit status. ``error``: what kept it from starting."""
+        status = error.exit_status if error else exit_status(self.tables)
+        if self.as_json:
+            summary = {
+                "exit": status,
+                "error": str(error) if error else None,
+                "rows": sum(t.rows for t in self.tables),
+                "quarantined": sum(t.quarantined for t in self.tables),
+                "tables": [t.as_json() for t in sorted(self.tables, key=lambda t: str(t.path))],
+            }
+            self.console.file.write(json.dumps(summary) + "\n")
+        elif error is not None:
+            self._say(f"[red]{escape(str(error))}[/]")
+        return status
+
+    def _take(self, report: TableReport, event: Backlog | BatchDone) -> None:
+        bar = self._bars[id(report)]
+        if isinstance(event, Backlog):
+            report.left = event.records
+            self._progress.reset(bar, total=event.records or None, said=_said(report, 0.0))
+            return
+        report.add(event)
+        self._progress.update(
+            bar, advance=sum(r.size for r in event.ranges), said=_said(report, event.bytes / max(event.seconds, 0.001))
+        )
+        self._say(_batch_line(report.path.name, event))
+
+    def _say(self, text: str) -> None:
+        if not self.as_json:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+
+def _said(report: TableReport, bytes_per_s: float) -> str:
+    return f"{report.rows:,} rows · {bytes_per_s / 1e6:.1f} MB/s · {report.left:,} offsets behind"
+
+
+def _batch_line(name: str, batch: BatchDone) -> str:
+    if batch.ours:
+        what = f"{_count(batch.rows)} rows, {_count(batch.quarantined)} quarantined, {batch.bytes / 1e6:.1f} MB"
+        if batch.left_out:
+            what += f", {batch.left_out:,} chunks that came before by another data centre"
+    else:
+        what = "[yellow]another loader wrote it[/], this one goes on"
+    ranges = f"\n    {escape(_ranges(batch.ranges))}" if batch.ranges else ""
+    return f"[bold]{escape(name)}[/] batch {batch.batch}: {what} in {batch.seconds:.1f} s{ranges}"
+
+
+def _ranges(ranges: tuple[Range, ...]) -> str:
+    by_topic: dict[str, list[str]] = {}
+    for r in ranges[:_RANGES_SHOWN]:
+        by_topic.setdefault(r.topic, []).append(f"{r.partition}: {r.start}–{r.end}")
+    more = f" and {len(ranges) - _RANGES_SHOWN} more" if len(ranges) > _RANGES_SHOWN else ""
+    return "; ".join(f"{topic} {', '.join(parts)}" for topic, parts in by_topic.items()) + more
+
+
+def _total(report: TableReport) -> str:
+    others = sum(not batch.ours for batch in report.batches)
+    end = "up to date" if report.exit_status == EXIT_DONE else "[red]not complete[/]"
+    if report.error is not None:
+        end = f"[red]{escape(str(report.error))}[/]"
+    elif report.ended is not None and report.exit_status == EXIT_DONE:
+        end = f"{escape(report.ended)}, {report.left:,} offsets are left"
+    batches = f"{report.done} batch{'' if report.done == 1 else 'es'}"
+    beside = f", {others} by another loader" if others else ""
+    return (
+        f"  {_count(report.rows)} rows, {_count(report.quarantined)} quarantined, "
+        f"{batches}{beside} in {report.seconds:.1f} s; {end}"
+    )
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+def _batch_json(batch: BatchDone) -> dict[str, Any]:
+    return {
+        "batch": batch.batch,
+        "ours": batch.ours,
+        "rows": batch.rows,
+        "quarantined": batch.quarantined,
+        "left_out": batch.left_out,
+        "records": batch.records,
+        "bytes": batch.bytes,
+        "seconds": round(batch.seconds, 3),
+        "ranges": [r._asdict() for r in batch.ranges],
+    }
