@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from logferry.client.errors import Rejected as Rejected
     from logferry.client.errors import Superseded as Superseded
     from logferry.client.errors import Unknown as Unknown
+    from logferry.client.reading.decode import Chunk as Chunk
+    from logferry.client.reading.decode import Line as Line
     from logferry.client.reading.position import Cursors as Cursors
     from logferry.client.reading.position import Position as Position
     from logferry.client.reading.reader import Reader as Reader
-    from logferry.client.reading.rows import Chunk as Chunk
-    from logferry.client.reading.rows import Line as Line
-    from logferry.client.writing.handler import LogferryHandler as LogferryHandler
+    from logferry.client.writing.logging_handler import LogferryHandler as LogferryHandler
     from logferry.client.writing.writer import Writer as Writer
 
 _PLACES = {

@@ -2,6 +2,6 @@
 
 import sys
 
-from logferry.client.agent import main
+from logferry.client.agent.agent import main
 
 sys.exit(main())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logferry.client.centres import Centres
-from logferry.client.checkpoint import Checkpoint, StateUnusable
-from logferry.client.compressed import Compressed
-from logferry.client.config import Config
-from logferry.client.discover import left_out
+from logferry.client.agent.config import Config
+from logferry.client.agent.failover import Centres
+from logferry.client.agent.watch import Watch
 from logferry.client.events import tell
-from logferry.client.watch import Watch
+from logferry.client.files.checkpoint import Checkpoint, StateUnusable
+from logferry.client.files.compressed import Compressed
+from logferry.client.files.discover import left_out
 
 
 def check(config: Config) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from logferry.client.cluster import Cluster
-from logferry.client.connections import origin_of
+from logferry.client.transport.cluster import Cluster
+from logferry.client.transport.connections import origin_of
 
 USER_AGENT = "logferry-client"
 ANSWER_TIMEOUT_S = 40.0  # a little more than the gateway gives itself

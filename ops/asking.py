@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
-from logferry.client.config import check_token, read_token
+from logferry.client.agent.config import check_token, read_token
 from logferry.ops.problems import Problem, Unavailable, WrongUse
 
 TOKEN_VARIABLE: Final = "LOGFERRY_TOKEN"

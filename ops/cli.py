@@ -33,7 +33,7 @@ COMMANDS = {
     "up": Command("logferry.ops.up", "ops", "a local stack in the foreground: Kafka and the gateway"),
     "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre"),
     "mirror": Command("logferry.mirror.__main__", "gateway", "brings the topics of other data centres here"),
-    "push": Command("logferry.client.agent", "", "tails files and sends their lines"),
+    "push": Command("logferry.client.agent.agent", "", "tails files and sends their lines"),
     "read": Command("logferry.ops.read", "ops", "writes the chunks of a topic to standard output"),
     "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
     "query": Command("logferry.ops.query", "query", "SQL over a table and what is not loaded yet, without Spark"),

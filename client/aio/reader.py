@@ -13,13 +13,16 @@ from typing import Any, TypeVar
 
 import aiohttp
 from logferry.client.aio import requests
-from logferry.client.connections import NoAnswer, Reply
 from logferry.client.errors import Closed, LogferryError, OutOfRange, Superseded, Unknown
-from logferry.client.reading.answered import Again, content_of, trouble
 from logferry.client.reading.attending import SILENCE_S
-from logferry.client.reading.copies import Copies, of_several_centres
-from logferry.client.reading.membership import Membership, Revoked, has_news
-from logferry.client.reading.opening import (
+from logferry.client.reading.decode import Chunk, Line, decoder
+from logferry.client.reading.duplicates import Copies, of_several_centres
+from logferry.client.reading.group_membership import Membership, Revoked, has_news
+from logferry.client.reading.partition_scheduler import Ask, Rotation
+from logferry.client.reading.position import At, Cursors, Position
+from logferry.client.reading.reader import after_line, lost_partitions
+from logferry.client.reading.requests import Again, content_of, trouble
+from logferry.client.reading.start_positions import (
     LOOK_INTERVAL_S,
     cursors_of,
     grown,
@@ -30,11 +33,8 @@ from logferry.client.reading.opening import (
     starts,
     translated,
 )
-from logferry.client.reading.position import At, Cursors, Position
-from logferry.client.reading.reader import after_line, lost_partitions
-from logferry.client.reading.rotation import Ask, Rotation
-from logferry.client.reading.rows import Chunk, Line, decoder
-from logferry.client.reading.wanted import wanted
+from logferry.client.reading.subscription import wanted
+from logferry.client.transport.connections import NoAnswer, Reply
 from yarl import URL
 
 _T = TypeVar("_T")

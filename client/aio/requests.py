@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
-from logferry.client.connections import NoAnswer, Reply
 from logferry.client.gateways import ANSWER_TIMEOUT_S
-from logferry.client.trip import Outcome, Trip
+from logferry.client.transport.connections import NoAnswer, Reply
+from logferry.client.transport.redirects import Outcome, Trip
 from yarl import URL
 
 CONNECT_TIMEOUT_S = 5.0

@@ -12,8 +12,8 @@ import aiohttp
 from logferry.client.aio import requests
 from logferry.client.errors import Closed, Full, Unknown
 from logferry.client.gateways import cluster_of
-from logferry.client.writing.target import target
-from logferry.client.writing.window import Job, Limits, Window
+from logferry.client.writing.requests import target
+from logferry.client.writing.send_window import Job, Limits, Window
 from logferry.client.writing.writer import LEFT_BY_ERROR_S
 
 

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from logferry.client.connections import Reply, cut
-from logferry.client.dial import Dialer
-from logferry.client.reading.answered import Again, trouble
-from logferry.client.reading.membership import Membership, has_news
-from logferry.client.reading.rows import decoder
+from logferry.client.reading.decode import decoder
+from logferry.client.reading.group_membership import Membership, has_news
+from logferry.client.reading.requests import Again, trouble
 from logferry.client.reading.shelf import Shelf
-from logferry.client.reading.wanted import Wanted
+from logferry.client.reading.subscription import Wanted
+from logferry.client.transport.connections import Reply, cut
+from logferry.client.transport.dialer import Dialer
 
 SILENCE_S = 30.0  # a session says something every 10 s
 _READ_BYTES = 256 << 10

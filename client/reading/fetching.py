@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from logferry.client.dial import Dialer
 from logferry.client.errors import LogferryError, OutOfRange
-from logferry.client.reading.answered import Again
 from logferry.client.reading.link import Link
-from logferry.client.reading.opening import LOOK_INTERVAL_S, grown, page_of, page_path
-from logferry.client.reading.rotation import Ask, Rotation
+from logferry.client.reading.partition_scheduler import Ask, Rotation
+from logferry.client.reading.requests import Again
 from logferry.client.reading.shelf import Shelf
-from logferry.client.reading.wanted import Wanted
+from logferry.client.reading.start_positions import LOOK_INTERVAL_S, grown, page_of, page_path
+from logferry.client.reading.subscription import Wanted
+from logferry.client.transport.dialer import Dialer
 
 
 class Fetching:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from logferry.client.connections import Connections, NoAnswer, Reply
-from logferry.client.dial import Dialer
 from logferry.client.gateways import ANSWER_TIMEOUT_S
-from logferry.client.reading.answered import Again
-from logferry.client.reading.rows import decoder
-from logferry.client.reading.wanted import Wanted
+from logferry.client.reading.decode import decoder
+from logferry.client.reading.requests import Again
+from logferry.client.reading.subscription import Wanted
+from logferry.client.transport.connections import Connections, NoAnswer, Reply
+from logferry.client.transport.dialer import Dialer
 
 _ROOM_BYTES = 64 << 20  # above what was asked for: the largest chunk, and its encoding
 

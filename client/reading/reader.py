@@ -15,21 +15,21 @@ from datetime import datetime
 from types import TracebackType
 from typing import Callable, TypeVar
 
-from logferry.client.connections import Reply
-from logferry.client.dial import Dialer, proxies_of
 from logferry.client.errors import Closed, LogferryError, Superseded, Unknown
-from logferry.client.reading.answered import Again, content_of
 from logferry.client.reading.attending import Attending
-from logferry.client.reading.copies import Copies, of_several_centres
+from logferry.client.reading.decode import Chunk, Line
+from logferry.client.reading.duplicates import Copies, of_several_centres
 from logferry.client.reading.fetching import Fetching
+from logferry.client.reading.group_membership import Membership, Revoked
 from logferry.client.reading.link import Link
-from logferry.client.reading.membership import Membership, Revoked
-from logferry.client.reading.opening import cursors_of, names, placed, starts, translated
+from logferry.client.reading.partition_scheduler import Rotation
 from logferry.client.reading.position import At, Cursors, Partition, Position
-from logferry.client.reading.rotation import Rotation
-from logferry.client.reading.rows import Chunk, Line
+from logferry.client.reading.requests import Again, content_of
 from logferry.client.reading.shelf import Shelf
-from logferry.client.reading.wanted import wanted
+from logferry.client.reading.start_positions import cursors_of, names, placed, starts, translated
+from logferry.client.reading.subscription import wanted
+from logferry.client.transport.connections import Reply
+from logferry.client.transport.dialer import Dialer, proxies_of
 
 _T = TypeVar("_T")
 

@@ -14,13 +14,13 @@ from functools import partial
 from types import TracebackType
 from typing import Callable
 
-from logferry.client.connections import Connections, NoAnswer
-from logferry.client.dial import Dialer, proxies_of
 from logferry.client.errors import Closed, Full, Unknown
 from logferry.client.gateways import ANSWER_TIMEOUT_S, cluster_of
-from logferry.client.trip import Outcome
-from logferry.client.writing.target import Target, target
-from logferry.client.writing.window import Job, Limits, Window
+from logferry.client.transport.connections import Connections, NoAnswer
+from logferry.client.transport.dialer import Dialer, proxies_of
+from logferry.client.transport.redirects import Outcome
+from logferry.client.writing.requests import Target, target
+from logferry.client.writing.send_window import Job, Limits, Window
 
 LEFT_BY_ERROR_S = 5.0
 _JOIN_S = 1.0

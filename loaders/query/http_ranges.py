@@ -12,15 +12,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from logferry.client.connections import Reply
-from logferry.client.dial import Dialer, proxies_of
 from logferry.client.errors import LogferryError, OutOfRange, Rejected
-from logferry.client.reading.answered import Again, document_of
+from logferry.client.reading.decode import Chunk
 from logferry.client.reading.link import Link
-from logferry.client.reading.opening import page_of, placed
 from logferry.client.reading.position import Position
-from logferry.client.reading.rows import Chunk
-from logferry.client.reading.wanted import Wanted, wanted
+from logferry.client.reading.requests import Again, document_of
+from logferry.client.reading.start_positions import page_of, placed
+from logferry.client.reading.subscription import Wanted, wanted
+from logferry.client.transport.connections import Reply
+from logferry.client.transport.dialer import Dialer, proxies_of
 from logferry.loaders.errors import ConfigError, LoadError, Terminal, TopicChanged, Transient
 from logferry.loaders.planning.plan import TopicPartition
 

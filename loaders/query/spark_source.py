@@ -26,7 +26,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from logferry.client.reading.rows import Chunk
+from logferry.client.reading.decode import Chunk
 from logferry.loaders.errors import ConfigError
 from logferry.loaders.planning.plan import TopicPartition, fair_shares
 from logferry.loaders.query.http_ranges import EARLIEST, LATEST, Door, Part, parts

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from logferry.client.names import printable
+from logferry.client.files.source_names import printable
 from logferry.ops.demo import gateways
 from logferry.ops.demo.journey import Growth
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, Plan

@@ -18,9 +18,9 @@ from typing import Any
 import aiohttp
 import pytest
 from aiokafka import AIOKafkaConsumer
-from logferry.client.trip import Outcome
-from logferry.client.writing.target import Target
-from logferry.client.writing.window import Job
+from logferry.client.transport.redirects import Outcome
+from logferry.client.writing.requests import Target
+from logferry.client.writing.send_window import Job
 from logferry.ops.children import Child
 from logferry.ops.stack import Stack
 

@@ -24,8 +24,9 @@ from logferry.client import (
     Unknown,
     Writer,
 )
-from logferry.client.reading import link, opening
-from logferry.client.reading.rows import Lines
+from logferry.client.reading import link
+from logferry.client.reading import start_positions as opening
+from logferry.client.reading.decode import Lines
 
 from tests.relay import Relay
 from tests.workers import Gateway

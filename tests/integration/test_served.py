@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from logferry.client import Reader, Writer
-from logferry.client.reading.rows import Chunk
+from logferry.client.reading.decode import Chunk
 from logferry.gateway.http.auth import new_token
 from logferry.loaders.errors import ConfigError, TopicChanged
 from logferry.loaders.planning.plan import TopicPartition

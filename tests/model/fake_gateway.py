@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgpack
-from logferry.client.connections import NoAnswer, Reply
+from logferry.client.transport.connections import NoAnswer, Reply
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, check_attributes, check_source_id, check_topic
 
 LARGEST_CHUNK_BYTES = 1 << 20

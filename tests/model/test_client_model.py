@@ -34,13 +34,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from logferry.client.agent import Agent
-from logferry.client.batch import starts_record
-from logferry.client.checkpoint import Checkpoint
-from logferry.client.cluster import Cluster
-from logferry.client.config import Config, DataCentre
-from logferry.client.config import Files as Patterns
-from logferry.client.push import Pusher
+from logferry.client.agent.agent import Agent
+from logferry.client.agent.config import Config, DataCentre
+from logferry.client.agent.config import Files as Patterns
+from logferry.client.agent.requests import Pusher
+from logferry.client.files.checkpoint import Checkpoint
+from logferry.client.files.chunking import starts_record
+from logferry.client.transport.cluster import Cluster
 from model.fake_gateway import FAULTS, Killed
 from model.two_centres import FIRST, SECOND, TwoCentres
 

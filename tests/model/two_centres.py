@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logferry.client.connections import Reply
+from logferry.client.transport.connections import Reply
 from logferry.gateway.contract.chunk import Chunk
 from model.fake_gateway import FakeGateway, Stored
 

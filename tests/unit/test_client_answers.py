@@ -4,7 +4,7 @@ import json
 from email.utils import formatdate
 
 import pytest
-from logferry.client.answers import LONGEST_RETRY_AFTER_S, NO_ANSWER, Answer, Do, judge, read_answer
+from logferry.client.transport.responses import LONGEST_RETRY_AFTER_S, NO_ANSWER, Answer, Do, judge, read_answer
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.client.batch import (
+from logferry.client.files.chunking import (
     SMALLEST_CHUNK_BYTES,
     Batch,
     Limits,

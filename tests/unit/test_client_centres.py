@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logferry.client.centres import PROBE_S, STALE_S, Centres
+from logferry.client.agent.failover import PROBE_S, STALE_S, Centres
 
 
 def centres(count: int = 2, here: int = 0) -> Centres:

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from logferry.client import agent
-from logferry.client.checkpoint import FILE, Checkpoint, Entry
-from logferry.client.fingerprint import of
+from logferry.client.agent import agent
+from logferry.client.files.checkpoint import FILE, Checkpoint, Entry
+from logferry.client.files.fingerprint import of
 
 
 @pytest.fixture

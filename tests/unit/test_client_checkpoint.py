@@ -5,9 +5,9 @@ import time
 import zlib
 
 import pytest
-from logferry.client import checkpoint as module
-from logferry.client.checkpoint import FILE, FORGET_AFTER_MS, Checkpoint, Entry, StateUnusable
-from logferry.client.fingerprint import of
+from logferry.client.files import checkpoint as module
+from logferry.client.files.checkpoint import FILE, FORGET_AFTER_MS, Checkpoint, Entry, StateUnusable
+from logferry.client.files.fingerprint import of
 
 
 def entry(name: str = "h:/a#1", **changes: object) -> Entry:

@@ -1,8 +1,8 @@
 """The command line: what is wrong is named, with exit status 2."""
 
 import pytest
-from logferry.client import agent
-from logferry.client.config import parse
+from logferry.client.agent import agent
+from logferry.client.agent.config import parse
 
 GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
 

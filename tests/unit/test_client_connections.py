@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from logferry.client.answers import Do, judge, read_answer
-from logferry.client.connections import MOST_CONNECTIONS, Connections, NoAnswer, origin_of
+from logferry.client.transport.connections import MOST_CONNECTIONS, Connections, NoAnswer, origin_of
+from logferry.client.transport.responses import Do, judge, read_answer
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Some: Thing\r\n\r\nok"
 

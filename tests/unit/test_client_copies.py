@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from logferry.client.reading.copies import Copies, of_several_centres
-from logferry.client.reading.rows import Chunk
+from logferry.client.reading.decode import Chunk
+from logferry.client.reading.duplicates import Copies, of_several_centres
 
 
 def chunk(dc: str, seqno: int, prev: int | None, source: str = "web") -> Chunk:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import trustme
-from logferry.client.connections import Connections, NoAnswer
-from logferry.client.dial import Dialer, check_pin, proxies_of
+from logferry.client.transport.connections import Connections, NoAnswer
+from logferry.client.transport.dialer import Dialer, check_pin, proxies_of
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from logferry.client.discover import find, find_moved, folder_is_on, missing
-from logferry.client.names import attribute, printable, source_id
+from logferry.client.files.discover import find, find_moved, folder_is_on, missing
+from logferry.client.files.source_names import attribute, printable, source_id
 from logferry.gateway.contract.chunk import check_source_id
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from logferry.client import LogferryHandler
-from logferry.client.writing.waiting import Gathered, Waiting
+from logferry.client.writing.log_queue import Gathered, Waiting
 from model.fake_gateway import FakeGateway, NoAnswer, Served
 
 AWAY = "http://127.0.0.1:9"

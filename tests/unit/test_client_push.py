@@ -6,12 +6,12 @@ import json
 
 import msgpack
 import pytest
-from logferry.client.answers import NO_ANSWER, Do, judge
-from logferry.client.batch import Batch, Piece
-from logferry.client.cluster import BACK_TO_FIRST_S, Cluster
-from logferry.client.connections import NoAnswer, Reply
-from logferry.client.push import Beat, Job, Pusher
-from logferry.client.trip import MOST_REDIRECTS
+from logferry.client.agent.requests import Beat, Job, Pusher
+from logferry.client.files.chunking import Batch, Piece
+from logferry.client.transport.cluster import BACK_TO_FIRST_S, Cluster
+from logferry.client.transport.connections import NoAnswer, Reply
+from logferry.client.transport.redirects import MOST_REDIRECTS
+from logferry.client.transport.responses import NO_ANSWER, Do, judge
 
 SOURCE = "h:/var/log/a b%.log#1"
 PATH = "/v1/topics/t/sources/h%3A%2Fvar%2Flog%2Fa%20b%25.log%231"

@@ -9,14 +9,14 @@ from typing import Any
 import msgpack
 import pytest
 from logferry.client import Chunk, OutOfRange, Position, Rejected, Superseded
-from logferry.client.connections import Reply
-from logferry.client.reading.answered import Again, content_of, problem
-from logferry.client.reading.membership import Membership, Revoked, has_news
-from logferry.client.reading.opening import page_of
+from logferry.client.reading.decode import Lines, Packed, chunk_of
+from logferry.client.reading.group_membership import Membership, Revoked, has_news
+from logferry.client.reading.partition_scheduler import Ask, Rotation
 from logferry.client.reading.position import At
-from logferry.client.reading.rotation import Ask, Rotation
-from logferry.client.reading.rows import Lines, Packed, chunk_of
-from logferry.client.reading.wanted import LONG_POLL_MS
+from logferry.client.reading.requests import Again, content_of, problem
+from logferry.client.reading.start_positions import page_of
+from logferry.client.reading.subscription import LONG_POLL_MS
+from logferry.client.transport.connections import Reply
 
 A, B = ("dc1.t", 0), ("dc1.t", 1)
 

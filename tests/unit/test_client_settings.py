@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from logferry.client import agent
-from logferry.client.config import DataCentre, Files, parse
+from logferry.client.agent import agent
+from logferry.client.agent.config import DataCentre, Files, parse
 
 WHOLE = """
 url = ["https://gw1:8443", "https://gw2:8443"]
@@ -85,7 +85,7 @@ paths = "/a"
 
 
 def test_data_centres_of_the_file(written, monkeypatch):
-    monkeypatch.setattr("logferry.client.config.read_token", lambda path: f"of {path}")
+    monkeypatch.setattr("logferry.client.agent.config.read_token", lambda path: f"of {path}")
     monkeypatch.setenv("LOGFERRY_TOKEN", "general")
     config = parse(written(CENTRES))
     assert (config.failover_s, config.failback_s) == (30.0, 120.0)
@@ -166,7 +166,7 @@ def test_a_python_without_toml_says_what_would_help(written, monkeypatch, capsys
 
 
 def test_the_file_of_the_readme(written, monkeypatch):
-    monkeypatch.setattr("logferry.client.config.read_token", lambda path: f"of {path}")
+    monkeypatch.setattr("logferry.client.agent.config.read_token", lambda path: f"of {path}")
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"(?:^    .*\n)*^    state_dir = .*\n(?:^    .*\n)*", readme, re.MULTILINE)
     config = parse(written("\n".join(line[4:] for line in block.splitlines())))

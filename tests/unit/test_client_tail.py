@@ -4,9 +4,9 @@ import builtins
 import os
 
 import pytest
-from logferry.client import fingerprint
-from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, born_ns, differs, grown, of
-from logferry.client.tail import Changed, Remains, Tail
+from logferry.client.files import fingerprint
+from logferry.client.files.fingerprint import HEAD_BYTES, MARK_BYTES, born_ns, differs, grown, of
+from logferry.client.files.tail import Changed, Remains, Tail
 
 
 @pytest.fixture

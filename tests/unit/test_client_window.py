@@ -7,13 +7,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-from logferry.client.answers import Answer
-from logferry.client.cluster import Cluster
-from logferry.client.connections import NoAnswer
 from logferry.client.errors import Rejected, Superseded
-from logferry.client.trip import Outcome
-from logferry.client.writing.target import Target, target
-from logferry.client.writing.window import OWN_OPENING_S, Job, Limits, Window
+from logferry.client.transport.cluster import Cluster
+from logferry.client.transport.connections import NoAnswer
+from logferry.client.transport.redirects import Outcome
+from logferry.client.transport.responses import Answer
+from logferry.client.writing.requests import Target, target
+from logferry.client.writing.send_window import OWN_OPENING_S, Job, Limits, Window
 from model.fake_gateway import FakeGateway, Stored
 
 ONE_A_BATCH = Limits(batch_bytes=1, in_flight=4)

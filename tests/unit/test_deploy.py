@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from logferry.client.settings import read
+from logferry.client.agent.options import read
 from logferry.loaders import config
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.client.reading.rows import Chunk
+from logferry.client.reading.decode import Chunk
 from logferry.loaders.parsing import python_rows as plain
 from logferry.loaders.parsing.settings import ParserSettings
 

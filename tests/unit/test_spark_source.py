@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.client.reading.rows import Chunk
+from logferry.client.reading.decode import Chunk
 from logferry.loaders.errors import ConfigError
 from logferry.loaders.planning.plan import TopicPartition
 from logferry.loaders.query.http_ranges import Part, Served, parts

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from logferry.client.agent import Agent
-from logferry.client.checkpoint import Checkpoint
-from logferry.client.cluster import Cluster
-from logferry.client.config import Config, Files
-from logferry.client.push import Pusher
+from logferry.client.agent.agent import Agent
+from logferry.client.agent.config import Config, Files
+from logferry.client.agent.requests import Pusher
+from logferry.client.files.checkpoint import Checkpoint
+from logferry.client.transport.cluster import Cluster
 from model.fake_gateway import FakeGateway
 
 

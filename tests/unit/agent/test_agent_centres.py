@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from logferry.client import agent as agent_module
-from logferry.client.config import DataCentre
-from logferry.client.connections import NoAnswer
-from logferry.client.fingerprint import HEAD_BYTES
+from logferry.client.agent import agent as agent_module
+from logferry.client.agent.config import DataCentre
+from logferry.client.files.fingerprint import HEAD_BYTES
+from logferry.client.transport.connections import NoAnswer
 from model.two_centres import FIRST, SECOND, TwoCentres
 from unit.agent.conftest import Client
 

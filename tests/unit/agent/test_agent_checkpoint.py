@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from logferry.client.checkpoint import FILE
+from logferry.client.files.checkpoint import FILE
 from model.fake_gateway import FakeGateway
 
 

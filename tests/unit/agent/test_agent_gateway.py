@@ -1,8 +1,8 @@
 """What the gateway answers, or does not, and what is done about it."""
 
 import pytest
-from logferry.client import source as source_module
-from logferry.client.source import FIGHT_WINDOW_S, RETRY_S, pause_s
+from logferry.client.agent import source as source_module
+from logferry.client.agent.source import FIGHT_WINDOW_S, RETRY_S, pause_s
 from model.fake_gateway import FakeGateway
 
 MIB = 1 << 20

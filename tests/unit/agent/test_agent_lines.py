@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from logferry.client.batch import starts_record
-from logferry.client.source import RECORD_WAIT_S
+from logferry.client.agent.source import RECORD_WAIT_S
+from logferry.client.files.chunking import starts_record
 
 
 def chunks(gateway) -> list[tuple[bytes, str | None]]:

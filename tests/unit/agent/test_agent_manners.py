@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from logferry.client.connections import Reply
+from logferry.client.transport.connections import Reply
 
 KIB = 1024
 

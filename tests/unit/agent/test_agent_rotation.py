@@ -103,7 +103,7 @@ def test_an_inode_used_again_while_the_client_is_down_is_another_file(client, he
 
 
 def test_an_inode_used_again_where_births_are_not_known_is_told_by_what_it_holds(client, monkeypatch, caplog):
-    monkeypatch.setattr("logferry.client.tail.born_ns", lambda fd: 0)
+    monkeypatch.setattr("logferry.client.files.tail.born_ns", lambda fd: 0)
     client.restart()
     client.write("a.log", b"#Version: 1.0\none\n")
     client.settle()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from logferry.client import agent
-from logferry.client.agent import STATUS_EVERY_S
-from logferry.client.status import FILE
+from logferry.client.agent import agent
+from logferry.client.agent.agent import STATUS_EVERY_S
+from logferry.client.agent.inspect import FILE
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_disk_that_is_full_does_not_end_the_client(client, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("logferry.client.status.write", full)
+    monkeypatch.setattr("logferry.client.agent.inspect.write", full)
     client.write("a.log", b"one\n")
     client.settle()
     assert client.stored() == [b"one\n"]

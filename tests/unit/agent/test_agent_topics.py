@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from logferry.client.config import Files
+from logferry.client.agent.config import Files
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import urljoin
 
-from logferry.client.answers import NO_ANSWER, Answer, read_answer
-from logferry.client.cluster import Cluster
-from logferry.client.connections import Reply
+from logferry.client.transport.cluster import Cluster
+from logferry.client.transport.connections import Reply
+from logferry.client.transport.responses import NO_ANSWER, Answer, read_answer
 
 MOST_REDIRECTS = 5
 

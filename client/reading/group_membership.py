@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from logferry.client.reading.answered import problem
+from logferry.client.reading.decode import Chunk, chunk_of
 from logferry.client.reading.position import At, Partition, Position
-from logferry.client.reading.rows import Chunk, chunk_of
+from logferry.client.reading.requests import problem
 
 Frame = Mapping[str, Any]
 

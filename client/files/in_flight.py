@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from logferry.client.batch import Batch, Piece
+from logferry.client.files.chunking import Batch, Piece
 
 FILE = "cuts.jsonl"
 

@@ -17,25 +17,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logferry.client import status
-from logferry.client.answers import NO_ANSWER, Do
-from logferry.client.centres import Centres
+from logferry.client.agent import inspect as status
+from logferry.client.agent.config import Config, parse
+from logferry.client.agent.failover import Centres
+from logferry.client.agent.requests import Job
+from logferry.client.agent.source import Source
+from logferry.client.agent.watch import Watch
+from logferry.client.agent.workers import Probed, Result, Workers
 from logferry.client.check import check
-from logferry.client.checkpoint import Checkpoint, StateUnusable
-from logferry.client.cluster import Cluster
-from logferry.client.config import Config, parse
-from logferry.client.cuts import Cut, Cuts
 from logferry.client.events import set_up, tell
+from logferry.client.files.checkpoint import Checkpoint, StateUnusable
+from logferry.client.files.in_flight import Cut, Cuts
+from logferry.client.files.tail import Changed
 from logferry.client.pace import Pace
-from logferry.client.push import Job
-from logferry.client.source import Source
-from logferry.client.tail import Changed
-from logferry.client.trip import Outcome
-from logferry.client.watch import Watch
-from logferry.client.workers import Probed, Result, Workers
+from logferry.client.transport.cluster import Cluster
+from logferry.client.transport.redirects import Outcome
+from logferry.client.transport.responses import NO_ANSWER, Do
 
 if TYPE_CHECKING:
-    from logferry.client.metrics import Page
+    from logferry.client.agent.metrics import Page
 
 REMEMBER_EVERY_S = 5.0
 STATUS_EVERY_S = 5.0
@@ -80,7 +80,7 @@ class Agent:
 
     def metrics(self, now: float) -> str:
         """The page for `metrics.Page`."""
-        from logferry.client import metrics
+        from logferry.client.agent import metrics
 
         facts = {
             "sent_bytes_total": ("counter", "Bytes of files that were acknowledged.", float(self.bytes)),
@@ -323,7 +323,7 @@ def _raise_file_limit() -> None:
 def _page(config: Config) -> Page | None:
     if not config.metrics_port:
         return None
-    from logferry.client.metrics import Page
+    from logferry.client.agent.metrics import Page
 
     return Page(config.metrics_port)
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from logferry.client.centres import Centres
-from logferry.client.checkpoint import LOCK
-from logferry.client.source import Source
+from logferry.client.agent.failover import Centres
+from logferry.client.agent.source import Source
+from logferry.client.files.checkpoint import LOCK
 
 FILE = "status.json"
 _SHOWN_FIRST = 40

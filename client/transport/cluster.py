@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from logferry.client.connections import origin_of
+from logferry.client.transport.connections import origin_of
 
 BACK_TO_FIRST_S = 60.0
 

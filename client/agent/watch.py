@@ -11,17 +11,17 @@ from __future__ import annotations
 import fnmatch
 import time
 
-from logferry.client.batch import Limits
-from logferry.client.centres import Centres
-from logferry.client.checkpoint import Checkpoint, Entry
-from logferry.client.compressed import find_compressed
-from logferry.client.config import Config, Files
-from logferry.client.discover import COMPRESSED, FileKey, find, find_moved, folder_is_on, missing
+from logferry.client.agent.config import Config, Files
+from logferry.client.agent.failover import Centres
+from logferry.client.agent.source import Source
 from logferry.client.events import tell
-from logferry.client.fingerprint import of
-from logferry.client.names import attribute, printable, source_id
-from logferry.client.source import Source
-from logferry.client.tail import Changed, Tail
+from logferry.client.files.checkpoint import Checkpoint, Entry
+from logferry.client.files.chunking import Limits
+from logferry.client.files.compressed import find_compressed
+from logferry.client.files.discover import COMPRESSED, FileKey, find, find_moved, folder_is_on, missing
+from logferry.client.files.fingerprint import of
+from logferry.client.files.source_names import attribute, printable, source_id
+from logferry.client.files.tail import Changed, Tail
 
 # Looking for files takes at most this share of the time, however many there are.
 DISCOVERY_SHARE = 0.02

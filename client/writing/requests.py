@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
-from logferry.client.cluster import Cluster
 from logferry.client.gateways import USER_AGENT
-from logferry.client.trip import Outcome, Trip
-from logferry.client.writing.window import Job
+from logferry.client.transport.cluster import Cluster
+from logferry.client.transport.redirects import Outcome, Trip
+from logferry.client.writing.send_window import Job
 from logferry.gateway.contract.chunk import MSGPACK, check_attributes, check_source_id, check_topic
 
 

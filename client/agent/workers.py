@@ -6,12 +6,12 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from logferry.client.cluster import Cluster
-from logferry.client.connections import ANSWER_TIMEOUT_S, Connections
-from logferry.client.dial import Dialer
-from logferry.client.push import Job, Pusher
-from logferry.client.source import Source
-from logferry.client.trip import Outcome
+from logferry.client.agent.requests import Job, Pusher
+from logferry.client.agent.source import Source
+from logferry.client.transport.cluster import Cluster
+from logferry.client.transport.connections import ANSWER_TIMEOUT_S, Connections
+from logferry.client.transport.dialer import Dialer
+from logferry.client.transport.redirects import Outcome
 
 try:
     from _queue import Empty, SimpleQueue  # those of queue, without the 0.3 MB for its other kinds

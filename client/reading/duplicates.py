@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from logferry.client.reading.rows import Chunk
+from logferry.client.reading.decode import Chunk
 
 _MOST_SOURCES = 200_000
 _MOST_SPANS = 8

@@ -23,9 +23,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from logferry.client.cuts import Cut, load
 from logferry.client.events import tell
-from logferry.client.fingerprint import Fingerprint
+from logferry.client.files.fingerprint import Fingerprint
+from logferry.client.files.in_flight import Cut, load
 
 VERSION = 4  # 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`
 FILE = "checkpoint.json"

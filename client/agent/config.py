@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from logferry.client.batch import SMALLEST_CHUNK_BYTES, starts_record
-from logferry.client.connections import origin_of
-from logferry.client.dial import Dialer, check_pin, proxies_of
-from logferry.client.settings import Settings, read
+from logferry.client.agent.options import Settings, read
+from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
+from logferry.client.transport.connections import origin_of
+from logferry.client.transport.dialer import Dialer, check_pin, proxies_of
 from logferry.gateway.contract.chunk import Malformed, check_attributes, check_topic
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"

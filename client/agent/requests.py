@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
-from logferry.client.batch import Batch
-from logferry.client.cluster import Cluster
-from logferry.client.connections import Body, NoAnswer, Reply
-from logferry.client.trip import Outcome, Trip
+from logferry.client.files.chunking import Batch
+from logferry.client.transport.cluster import Cluster
+from logferry.client.transport.connections import Body, NoAnswer, Reply
+from logferry.client.transport.redirects import Outcome, Trip
 from logferry.gateway.contract.chunk import MSGPACK
 
 USER_AGENT = "logferry-push"

@@ -11,13 +11,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from logferry.client.connections import Reply
 from logferry.client.errors import Rejected
-from logferry.client.reading.answered import Again, content_of, document_of
+from logferry.client.reading.decode import Chunk, chunk_of, decoder
+from logferry.client.reading.partition_scheduler import Ask, Rotation
 from logferry.client.reading.position import At, Cursors, Partition, Position
-from logferry.client.reading.rotation import Ask, Rotation
-from logferry.client.reading.rows import Chunk, chunk_of, decoder
-from logferry.client.reading.wanted import Wanted, is_pattern
+from logferry.client.reading.requests import Again, content_of, document_of
+from logferry.client.reading.subscription import Wanted, is_pattern
+from logferry.client.transport.connections import Reply
 
 LOOK_INTERVAL_S = 30.0
 

@@ -11,10 +11,10 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logferry.client.checkpoint import Entry
-from logferry.client.discover import FileKey
-from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, grown, of
-from logferry.client.tail import Changed
+from logferry.client.files.checkpoint import Entry
+from logferry.client.files.discover import FileKey
+from logferry.client.files.fingerprint import HEAD_BYTES, MARK_BYTES, grown, of
+from logferry.client.files.tail import Changed
 
 if TYPE_CHECKING:
     from gzip import GzipFile

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Union
 from urllib.parse import urlsplit
 
-from logferry.client.dial import Dialer
+from logferry.client.transport.dialer import Dialer
 
 MOST_CONNECTIONS = 8
 ANSWER_TIMEOUT_S = 30.0

@@ -25,10 +25,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from logferry.client.answers import NO_ANSWER, Answer, Do, judge
 from logferry.client.errors import Rejected, Superseded, Unknown
-from logferry.client.pauses import RETRY_S, pause_s
-from logferry.client.trip import Outcome
+from logferry.client.transport.backoff import RETRY_S, pause_s
+from logferry.client.transport.redirects import Outcome
+from logferry.client.transport.responses import NO_ANSWER, Answer, Do, judge
 from logferry.gateway.contract.chunk import MAX_SEQNO, Chunk, check_attributes, pack_chunk
 
 OWN_OPENING_S = 60.0

@@ -7,10 +7,10 @@ import random
 import zlib
 from typing import Any
 
-from logferry.client.answers import Do, judge, read_answer
-from logferry.client.connections import Reply
 from logferry.client.errors import OutOfRange, Rejected, Superseded
-from logferry.client.pauses import RETRY_S, pause_s
+from logferry.client.transport.backoff import RETRY_S, pause_s
+from logferry.client.transport.connections import Reply
+from logferry.client.transport.responses import Do, judge, read_answer
 
 
 class Again(Exception):

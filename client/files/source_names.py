@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from logferry.client.fingerprint import digest
+from logferry.client.files.fingerprint import digest
 from logferry.gateway.contract.chunk import MAX_ATTRIBUTE_VALUE_BYTES, MAX_SOURCE_ID_BYTES
 
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f%\ud800-\udfff]")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from urllib.parse import quote, urlencode
 
-from logferry.client.cluster import Cluster
 from logferry.client.gateways import USER_AGENT, cluster_of
 from logferry.client.reading.position import At, Cursors, Partition, Position
+from logferry.client.transport.cluster import Cluster
 
 LONG_POLL_MS = 20_000
 

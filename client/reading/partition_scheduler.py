@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from logferry.client.reading.decode import Chunk
 from logferry.client.reading.position import At, Partition, Position
-from logferry.client.reading.rows import Chunk
-from logferry.client.reading.wanted import LONG_POLL_MS
+from logferry.client.reading.subscription import LONG_POLL_MS
 
 ROUND_MS = 1000
 SHORTEST_WAIT_MS = 10

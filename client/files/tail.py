@@ -16,8 +16,8 @@ import os
 import stat
 from typing import Protocol
 
-from logferry.client.discover import FileKey
-from logferry.client.fingerprint import HEAD_BYTES, MARK_BYTES, Fingerprint, born_ns, differs, grown, of
+from logferry.client.files.discover import FileKey
+from logferry.client.files.fingerprint import HEAD_BYTES, MARK_BYTES, Fingerprint, born_ns, differs, grown, of
 
 LOOK_PAUSE_SHARE = 0.02
 LONGEST_LOOK_PAUSE_S = 1.0

@@ -18,18 +18,18 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from logferry.client.answers import NO_ANSWER, Answer, Do, judge
-from logferry.client.batch import Batch, Limits, Piece, cut, is_inside, line_so_far
-from logferry.client.centres import Centres
-from logferry.client.checkpoint import Entry
-from logferry.client.cuts import Cut
+from logferry.client.agent.failover import Centres
+from logferry.client.agent.requests import Beat, Job
 from logferry.client.events import tell
-from logferry.client.fingerprint import of
+from logferry.client.files.checkpoint import Entry
+from logferry.client.files.chunking import Batch, Limits, Piece, cut, is_inside, line_so_far
+from logferry.client.files.fingerprint import of
+from logferry.client.files.in_flight import Cut
+from logferry.client.files.tail import Changed, Reading, Remains, Tail
 from logferry.client.holes import holes
-from logferry.client.pauses import RETRY_S, pause_s
-from logferry.client.push import Beat, Job
-from logferry.client.tail import Changed, Reading, Remains, Tail
-from logferry.client.trip import Outcome
+from logferry.client.transport.backoff import RETRY_S, pause_s
+from logferry.client.transport.redirects import Outcome
+from logferry.client.transport.responses import NO_ANSWER, Answer, Do, judge
 
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0

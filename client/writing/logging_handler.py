@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from logferry.client.errors import LogferryError, Rejected, Superseded
-from logferry.client.names import printable
-from logferry.client.pauses import pause_s
-from logferry.client.writing.waiting import Gathered, Waiting
+from logferry.client.files.source_names import printable
+from logferry.client.transport.backoff import pause_s
+from logferry.client.writing.log_queue import Gathered, Waiting
 from logferry.client.writing.writer import Writer
 
 CHUNK_BYTES = 64 << 10

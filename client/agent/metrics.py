@@ -9,7 +9,7 @@ import http.server
 import threading
 from collections.abc import Iterable, Mapping
 
-from logferry.client.source import Standing
+from logferry.client.agent.source import Standing
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
