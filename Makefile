@@ -15,13 +15,13 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "logferry needs Python 3.11 or newer, this is %d.%d; set PYTHON=" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --progress-bar on --disable-pip-version-check -e '.[dev]'
-	@$(BIN)/python -m logferry.ops.java --present || $(BIN)/pip install --disable-pip-version-check -e '.[java]'
+	@$(BIN)/python -m logferry.ops.runtime.java --present || $(BIN)/pip install --disable-pip-version-check -e '.[java]'
 	@mkdir -p .mypy && ln -sfn .. .mypy/logferry
 	@touch $@
 
 setup: $(STAMP) ## make .venv with everything, and fetch Kafka and the Spark jars
-	@$(BIN)/python -m logferry.ops.java
-	@$(BIN)/python -m logferry.ops.jars
+	@$(BIN)/python -m logferry.ops.runtime.java
+	@$(BIN)/python -m logferry.ops.runtime.jars
 
 demo: setup ## the whole way on this machine, while processes are killed, with a proof at the end
 	$(BIN)/logferry demo
@@ -30,7 +30,7 @@ up: setup ## a local stack in the foreground: Kafka and the gateway
 	$(BIN)/logferry up
 
 push-client: $(STAMP) ## the push-client as one file: dist/logferry-push.pyz, for any Python from 3.9 on
-	$(BIN)/python -m logferry.ops.pyz dist/logferry-push.pyz
+	$(BIN)/python -m logferry.ops.runtime.build_pyz dist/logferry-push.pyz
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check $(SRC)

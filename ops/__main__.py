@@ -2,6 +2,6 @@
 
 import sys
 
-from logferry.ops.cli import main
+from logferry.ops.cli.main import main
 
 sys.exit(main())

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from logferry.ops.problems import WrongUse
+from logferry.ops.cli.problems import WrongUse
 
 
 class Defaults:

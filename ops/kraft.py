@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from logferry.ops.problems import WrongUse
+from logferry.ops.cli.problems import WrongUse
 
 _ASK_TIMEOUT_S = 2.0
 _METADATA, _METADATA_VERSION = 3, 1

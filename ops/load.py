@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from logferry.loaders import __main__ as loader
-from logferry.ops.jars import spark_jars
-from logferry.ops.java import find_java
+from logferry.ops.runtime.jars import spark_jars
+from logferry.ops.runtime.java import find_java
 
 
 def main(argv: Sequence[str] | None = None) -> int:

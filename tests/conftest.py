@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from logferry.ops.jars import spark_jars
-from logferry.ops.kafka import Cluster
+from logferry.ops.runtime.jars import spark_jars
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.workers import Gateway, gateway
 

@@ -22,8 +22,8 @@ from aiokafka.structs import RecordMetadata, TopicPartition
 from deltalake import DeltaTable
 from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
-from logferry.ops.jars import spark_jars
-from logferry.ops.java import find_java
+from logferry.ops.runtime.jars import spark_jars
+from logferry.ops.runtime.java import find_java
 
 from tests.checker import History, Stored, digest, violations
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from logferry.ops.children import Child
-from logferry.ops.gateways import Setting, Worker, configuration
-from logferry.ops.ports import free_block
-from logferry.ops.stack import Stack
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.processes import Child
+from logferry.ops.stack.service_workers import Setting, Worker, configuration
+from logferry.ops.stack.stack import Stack
 
 _BROKEN_MIRROR = Path(__file__).parent / "crash" / "broken_mirror.py"
 

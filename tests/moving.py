@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import aiohttp
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.mirrored import Log
 

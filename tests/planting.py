@@ -24,9 +24,9 @@ from logferry.gateway.lanes.dedup import Source, SourceState
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry
 from logferry.ops.audit import audit
-from logferry.ops.audit.lines import lines_of
-from logferry.ops.audit.loaded import printed_id
-from logferry.ops.audit.report import Report
+from logferry.ops.audit.compare.report import Report
+from logferry.ops.audit.digests.lines import lines_of
+from logferry.ops.audit.tables.ledger_check import printed_id
 
 DC = "dc1"
 PARTITIONS = LANES = 2

@@ -16,7 +16,7 @@ from logferry.gateway.lanes.group_commit import LaneProducer
 from logferry.gateway.lanes.transaction import Draft, TopicFacts, Write
 from logferry.gateway.service.preflight import appeared
 from logferry.gateway.topics.catalog import Topics
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 LIMIT = 1 << 20
 # Kafka writes the markers of a commit after it has answered.

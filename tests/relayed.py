@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from logferry.ops.kafka import Cluster
-from logferry.ops.ports import free_ports
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.ports import free_ports
 
 from tests.relay import Relay
 

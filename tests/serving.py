@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from logferry.ops.children import Child, stop_together
-from logferry.ops.gateways import Setting, configuration
-from logferry.ops.ports import free_block
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.processes import Child, stop_together
+from logferry.ops.stack.service_workers import Setting, configuration
 
 _READY_S = 60
 _STOP_S = 15

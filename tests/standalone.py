@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from logferry.ops.children import Child, stop_together
-from logferry.ops.java import find_java
-from logferry.ops.ports import free_block
+from logferry.ops.runtime.java import find_java
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.processes import Child, stop_together
 
 SPARK = Path(pyspark.__file__).parent
 _READY_S = 60

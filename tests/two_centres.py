@@ -15,7 +15,7 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.planning.reset_plan import Move, Target
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.spark.kafka_offsets import kafka_topics
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 
 from tests.loading import Sent, Topic

@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 import aiohttp
 from logferry.gateway.contract.chunk import lane_of
-from logferry.ops.children import Child, stop_together
-from logferry.ops.gateways import Setting, Worker, configuration
-from logferry.ops.kafka import Cluster
-from logferry.ops.ports import free_block
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.processes import Child, stop_together
+from logferry.ops.stack.service_workers import Setting, Worker, configuration
 from yarl import URL
 
 LANES = 4

@@ -1,4 +1,4 @@
+from logferry.ops.audit.audit import audit
 from logferry.ops.audit.command import main
-from logferry.ops.audit.proof import audit
 
 __all__ = ["audit", "main"]

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from logferry.ops.audit.lines import MODULUS, Sum
+from logferry.ops.audit.digests.lines import MODULUS, Sum
 
 _DIGEST_BYTES = 16
 

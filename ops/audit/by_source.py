@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from logferry.ops.audit.partition import PartitionLog
-from logferry.ops.audit.report import SourceReport
-from logferry.ops.audit.sums import Cell, shown, totals
-from logferry.ops.audit.tabled import TableProof
+from logferry.ops.audit.compare.report import SourceReport
+from logferry.ops.audit.compare.table import TableProof
+from logferry.ops.audit.digests.sums import Cell, shown, totals
+from logferry.ops.audit.log.partition import PartitionLog
 
 
 def source_reports(logs: Iterable[PartitionLog], proofs: Sequence[TableProof]) -> list[SourceReport]:

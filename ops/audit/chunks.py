@@ -12,11 +12,11 @@ from logferry.gateway.fetch import KafkaRecord
 from logferry.gateway.kafka.client import Kafka
 from logferry.ops.audit.account import Account
 from logferry.ops.audit.damage import Damage, name_damage
-from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.lines import Line, rows_of, whole_record
-from logferry.ops.audit.loaded import Place
-from logferry.ops.audit.partition import decoded
-from logferry.ops.audit.tables import ChunkRows
+from logferry.ops.audit.digests.findings import Finding, Findings
+from logferry.ops.audit.digests.lines import Line, rows_of, whole_record
+from logferry.ops.audit.log.partition import decoded
+from logferry.ops.audit.tables.ledger_check import Place
+from logferry.ops.audit.tables.table_reader import ChunkRows
 
 # So many are named line by line, each with a look into Kafka; of the others, how many rows are missing or too many.
 DETAILED: Final = 50

@@ -14,13 +14,13 @@ from logferry.gateway.config import ConfigError, KafkaSettings, load
 from logferry.gateway.contract.chunk import Malformed, check_dc
 from logferry.gateway.tls import kafka_options
 from logferry.mirror.config import load as load_mirror
+from logferry.ops.audit.audit import Copy, audit
+from logferry.ops.audit.compare.mirror_copy import audit_mirror
+from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit
 from logferry.ops.audit.config import load as load_audit
-from logferry.ops.audit.mirror import audit_mirror
-from logferry.ops.audit.proof import Copy, audit
-from logferry.ops.audit.report import Report
-from logferry.ops.audit.show import brief, console_for_output, progress, show
-from logferry.ops.problems import Problem, WrongUse
+from logferry.ops.audit.render import brief, console_for_output, progress, show
+from logferry.ops.cli.problems import Problem, WrongUse
 from rich.console import Console
 
 EXACT: Final = 0

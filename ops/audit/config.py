@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from logferry.gateway.config import KafkaSettings, Pattern, load_as
 from logferry.gateway.contract.chunk import check_dc
-from logferry.ops.problems import WrongUse
+from logferry.ops.cli.problems import WrongUse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 _OURS: Final = ("tables", "files", "keep", "copies", "topics")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from logferry.ops.audit.lines import WHOLE_CHUNK, WHOLE_RECORD, Line, first_difference
+from logferry.ops.audit.digests.lines import WHOLE_CHUNK, WHOLE_RECORD, Line, first_difference
 
 
 class Damage(NamedTuple):

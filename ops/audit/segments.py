@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from logferry.loaders.planning.segment_states import Segment
-from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.report import SegmentReport
-from logferry.ops.audit.sums import Tally, shown
+from logferry.ops.audit.compare.report import SegmentReport
+from logferry.ops.audit.digests.findings import Finding, Findings
+from logferry.ops.audit.digests.sums import Tally, shown
 
 
 def compare_segments(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from logferry.gateway.contract.chunk import lane_of
 from logferry.gateway.lanes.dedup import Source, SourceState
-from logferry.ops.audit.findings import Finding, Findings
+from logferry.ops.audit.digests.findings import Finding, Findings
 
 
 class Known(NamedTuple):

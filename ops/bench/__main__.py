@@ -6,9 +6,16 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from logferry.ops.bench import latency, loading, mirroring, partitions, polling, pushing, reading, sources, writing
-from logferry.ops.bench.figures import Figure, keep, show
-from logferry.ops.bench.rsyslog import Missing
+from logferry.ops.bench import polling, reading
+from logferry.ops.bench.harness.figures import Figure, keep, show
+from logferry.ops.bench.harness.rsyslog import Missing
+from logferry.ops.bench.suites import latency
+from logferry.ops.bench.suites import load as loading
+from logferry.ops.bench.suites import many_partitions as partitions
+from logferry.ops.bench.suites import many_sources as sources
+from logferry.ops.bench.suites import mirror as mirroring
+from logferry.ops.bench.suites import push as pushing
+from logferry.ops.bench.suites import throughput as writing
 
 BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     "ingest_vs_java_producer": writing.ingest_vs_java_producer,

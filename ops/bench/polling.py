@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from logferry.ops.bench.figures import Figure
-from logferry.ops.bench.usage import Meter, rss_mb
-from logferry.ops.bench.writing import make_topic
-from logferry.ops.stack import Stack
+from logferry.ops.bench.harness.figures import Figure
+from logferry.ops.bench.harness.usage import Meter, rss_mb
+from logferry.ops.bench.suites.throughput import make_topic
+from logferry.ops.stack.stack import Stack
 
 _FILES: Final = 1000
 _FOLDERS: Final = 20

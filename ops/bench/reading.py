@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Final
 
 import uvloop
-from logferry.ops.bench import http_load, peers
-from logferry.ops.bench.chunks import chunks
-from logferry.ops.bench.figures import Figure, Side, alternate, median_ratio, medians
-from logferry.ops.bench.usage import Meter
-from logferry.ops.bench.writing import gateway_pids, make_topic
-from logferry.ops.kafka import LONG_RUN
-from logferry.ops.stack import Stack
+from logferry.ops.bench.harness import http_load
+from logferry.ops.bench.harness import kafka_clients as peers
+from logferry.ops.bench.harness.figures import Figure, Side, alternate, median_ratio, medians
+from logferry.ops.bench.harness.usage import Meter
+from logferry.ops.bench.harness.workload import chunks
+from logferry.ops.bench.suites.throughput import gateway_pids, make_topic
+from logferry.ops.stack.kafka_cluster import LONG_RUN
+from logferry.ops.stack.stack import Stack
 
 _ROUNDS: Final = 3
 _PARTITIONS: Final = 8

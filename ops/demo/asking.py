@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from logferry.loaders.storage.ledger import open_table
+from logferry.ops.cli.problems import Unavailable
 from logferry.ops.demo.plan import Plan
-from logferry.ops.problems import Unavailable
 
 _SQL: Final = "SELECT count(*) AS rows FROM logs"
 _LIMIT_S: Final = 120.0

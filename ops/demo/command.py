@@ -14,17 +14,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from logferry.ops.cli.problems import Problem, WrongUse
+from logferry.ops.cli.signals import Stopped, stopped_by_signals
 from logferry.ops.config import Defaults
-from logferry.ops.demo import proof
+from logferry.ops.demo import verdict as proof
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, WORKERS, Plan
 from logferry.ops.demo.story import Story
 from logferry.ops.demo.view import View
-from logferry.ops.jars import kafka_jars, spark_jars
-from logferry.ops.java import find_java
 from logferry.ops.pins import KAFKA_VERSION
-from logferry.ops.problems import Problem, WrongUse
-from logferry.ops.signals import Stopped, stopped_by_signals
-from logferry.ops.stack import Stack
+from logferry.ops.runtime.jars import kafka_jars, spark_jars
+from logferry.ops.runtime.java import find_java
+from logferry.ops.stack.stack import Stack
 from rich.console import Console
 
 _SECONDS: Final = 45

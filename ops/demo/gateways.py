@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from logferry.ops.problems import Unavailable
+from logferry.ops.cli.problems import Unavailable
 
 _TIMEOUT_S: Final = 5.0
 _ESTABLISHED: Final = "01"

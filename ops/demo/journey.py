@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
 
-from logferry.ops.demo.reader import Seen
+from logferry.ops.demo.readers import Seen
 
 FileKey = tuple[int, int]
 

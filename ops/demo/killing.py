@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from logferry.ops.demo import gateways
 from logferry.ops.demo.plan import DC
-from logferry.ops.demo.waiting import Waiting
-from logferry.ops.stack import Stack
+from logferry.ops.demo.wait import Waiting
+from logferry.ops.stack.stack import Stack
 
 _LOOK_S: Final = 0.003
 _BUSY_S: Final = 10.0

@@ -13,9 +13,9 @@ from logferry.client.files.source_names import printable
 from logferry.ops.demo import gateways
 from logferry.ops.demo.journey import Growth
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, Plan
-from logferry.ops.demo.reader import Reader, Seen, percentile
+from logferry.ops.demo.readers import Reader, Seen, percentile
 from logferry.ops.demo.view import ProcessLine, Snapshot, SourceLine
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 _REFRESH_S: Final = 0.25
 _RATE_OVER_S: Final = 4.0

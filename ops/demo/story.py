@@ -19,20 +19,20 @@ from typing import Final
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.planning.segment_states import said as time_of
 from logferry.loaders.storage.segment_table import Segments
-from logferry.ops.children import Child
+from logferry.ops.cli.problems import Unavailable
 from logferry.ops.demo import gateways
 from logferry.ops.demo.asking import Asked, ask
 from logferry.ops.demo.killing import kill_busy_worker
-from logferry.ops.demo.loading import RUN_S, Loaded, Loads, Torn
+from logferry.ops.demo.loader_runs import RUN_S, Loaded, Loads, Torn
 from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, OTHER_DC, PARTITIONS, RATE_MB_S, TOPIC, Plan
 from logferry.ops.demo.present import Present
-from logferry.ops.demo.pushing import PushClient, generator
-from logferry.ops.demo.reader import Reader
+from logferry.ops.demo.push import PushClient, generator
+from logferry.ops.demo.readers import Reader
 from logferry.ops.demo.traveller import Traveller
 from logferry.ops.demo.view import ProcessLine, View, mb
-from logferry.ops.demo.waiting import LIMIT_S, Waiting, end, failure
-from logferry.ops.problems import Unavailable
-from logferry.ops.stack import Stack
+from logferry.ops.demo.wait import LIMIT_S, Waiting, end, failure
+from logferry.ops.stack.processes import Child
+from logferry.ops.stack.stack import Stack
 
 _CLIENT_AWAY_S: Final = 2.0
 _STOP_S: Final = 20.0

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from logferry.gateway.contract.chunk import MSGPACK
-from logferry.ops.demo.reader import Reader
+from logferry.ops.demo.readers import Reader
 
 _STAY_S: Final = 1.5
 _WAIT_MS: Final = 300

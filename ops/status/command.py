@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from logferry.gateway.api.schemas import Status
-from logferry.ops import asking
-from logferry.ops.asking import Gateway, Refused
-from logferry.ops.audit.show import console_for_output
+from logferry.ops.audit.render import console_for_output
+from logferry.ops.cli import gateway_client as asking
+from logferry.ops.cli.gateway_client import Gateway, Refused
+from logferry.ops.cli.problems import Problem, Unavailable, WrongUse
 from logferry.ops.config import Defaults
-from logferry.ops.problems import Problem, Unavailable, WrongUse
 from logferry.ops.status import mirror
-from logferry.ops.status.judge import Service, Silent, judge
-from logferry.ops.status.show import show, show_findings
+from logferry.ops.status.diagnosis import Service, Silent, judge
+from logferry.ops.status.render import show, show_findings
 from pydantic import ValidationError
 
 WELL: Final = 0

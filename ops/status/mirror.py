@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from logferry.ops.asking import Gateway
-from logferry.ops.problems import Problem, Unavailable
-from logferry.ops.status.judge import SLOW_COMMIT_S, Finding, lanes_named, many
-from logferry.ops.status.show import clock, count, size, span, table_of
+from logferry.ops.cli.gateway_client import Gateway
+from logferry.ops.cli.problems import Problem, Unavailable
+from logferry.ops.status.diagnosis import SLOW_COMMIT_S, Finding, lanes_named, many
+from logferry.ops.status.render import clock, count, size, span, table_of
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 from rich.markup import escape

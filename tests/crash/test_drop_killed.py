@@ -16,7 +16,7 @@ import pytest
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.storage.ledger import DROP, TablePaths, last_batch, open_table, read_ledger
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import LoaderProcess, Topic, chunks_of, loader_env, stored
 from tests.striking import WAIT_S, loaders

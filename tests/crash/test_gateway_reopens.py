@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.kafka.transactional_producer import TRANSACTION_TIMEOUT_MS
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.checker import read_back, violations
 from tests.load import ALL_KINDS, Load

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from logferry.ops.children import Child, stop_together
-from logferry.ops.gateways import Worker, configuration
-from logferry.ops.kafka import Cluster
-from logferry.ops.ports import free_block
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.processes import Child, stop_together
+from logferry.ops.stack.service_workers import Worker, configuration
 
 from tests.checker import read_back, violations
 from tests.faults import CuttingProxy

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 from logferry.gateway.contract.chunk import lane_of
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.checker import read_back, violations
 from tests.load import Load

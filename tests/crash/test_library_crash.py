@@ -21,8 +21,8 @@ from aiokafka import AIOKafkaConsumer
 from logferry.client.transport.redirects import Outcome
 from logferry.client.writing.requests import Target
 from logferry.client.writing.send_window import Job
-from logferry.ops.children import Child
-from logferry.ops.stack import Stack
+from logferry.ops.stack.processes import Child
+from logferry.ops.stack.stack import Stack
 
 from tests.checker import Stored, digest, read_back, violations
 from tests.crash import library_reader

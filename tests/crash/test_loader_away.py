@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_kept, chunks_of
 from tests.striking import data_files, wait_for

@@ -21,7 +21,7 @@ from logferry.loaders.commands import compact as compact_command
 from logferry.loaders.notes import read_notes
 from logferry.loaders.storage.compact import compact
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table, read_ledger
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_exact, check_kept, chunks_of
 from tests.striking import STEPS, data_files, loaders, wait_for

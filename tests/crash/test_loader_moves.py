@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from logferry.gateway.contract.chunk import chunk_of_record
 from logferry.loaders.storage.ledger import LOAD, MOVE, TablePaths, last_batch, open_table, read_ledger
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.checker import committed_records
 from tests.loading import LoaderProcess, Sent, check_exact, chunks_of, stored

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from logferry.gateway.kafka.client import Kafka
 from logferry.mirror.__main__ import main as mirror_main
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.checker import read_back, violations
 from tests.load import Load

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import aiohttp
 import pytest
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.checker import read_back, violations
 from tests.load import Load

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.mirrored import differences_in_the_end
 from tests.mirroring import make_topic

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from logferry.ops.gateways import Setting, Worker, configuration
-from logferry.ops.kafka import Cluster
-from logferry.ops.ports import free_block
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.service_workers import Setting, Worker, configuration
 
 from tests.mirrored import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
 from tests.raw_load import RawLoad

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.checker import read_back, violations
 from tests.crash.broken_mirror import RIVAL, STEPS

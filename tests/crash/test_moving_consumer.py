@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.load import Load
 from tests.mirrored import differences_in_the_end, read_log

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import aiohttp
 import pytest
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.load import Load
 from tests.mirrored import differences_in_the_end, read_log, true_pairs

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from logferry.ops.jars import kafka_jars
-from logferry.ops.java import find_java
-from logferry.ops.kafka import Cluster
+from logferry.ops.runtime.jars import kafka_jars
+from logferry.ops.runtime.java import find_java
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.checker import History, read_back, violations
 from tests.serving import Gateway

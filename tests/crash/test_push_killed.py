@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from logferry.gateway.contract.chunk import chunk_of_record
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 FILES = 20
 BYTES_PER_S = 5_000_000
@@ -170,7 +170,14 @@ def test_client_worker_and_broker_are_killed_in_turn(stack: Stack, topic_name: s
     assert asyncio.run(stored(bootstrap, f"dc1.{topic_name}")) == written
     assert (killed, len(written) >= FILES + 5, sum(size for size, _ in written) > 45_000_000) == (9, True, True)
 
-    audit = [sys.executable, "-m", "logferry.ops.cli", "audit", "--config", str(stack.data / "dc1" / "gateway.toml")]
+    audit = [
+        sys.executable,
+        "-m",
+        "logferry.ops.cli.main",
+        "audit",
+        "--config",
+        str(stack.data / "dc1" / "gateway.toml"),
+    ]
     files = [str(path) for path in sorted(logs.iterdir())]
     done = subprocess.run(
         [*audit, "--topic", topic_name, "--file", *files], capture_output=True, text=True, check=False

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.checker import read_back, violations
 from tests.faults import CuttingProxy

@@ -20,8 +20,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
-from logferry.ops.children import Child
-from logferry.ops.stack import Stack
+from logferry.ops.stack.processes import Child
+from logferry.ops.stack.stack import Stack
 
 from tests.checker import Stored, read_back, violations
 from tests.crash import killed_reader

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.storage.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_kept, chunks_of, quarantine, stored
 from tests.striking import STEPS, data_files, loaders, wait_for

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import LoaderProcess, Topic, chunks_of, quarantine, stored
 from tests.striking import STEPS, loaders, wait_for

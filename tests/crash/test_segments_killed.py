@@ -12,7 +12,7 @@ import pytest
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import LoaderProcess, Sent, Topic, check_exact, chunks_of, stored
 from tests.striking import STEPS, commits, loaders, wait_for

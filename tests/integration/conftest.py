@@ -10,7 +10,7 @@ from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.spark.kafka_offsets import KafkaTopics, kafka_topics
 from logferry.loaders.spark.session import spark_session
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 from pyspark.sql import SparkSession
 
 from tests.loading import java_env

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from logferry.ops.audit import main
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.planting import World
 
@@ -24,7 +24,7 @@ async def world(kafka: Cluster, topic_name: str) -> World:
 def run(world: World, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     config = tmp_path / "gateway.toml"
     config.write_text(f'dc = "dc1"\nprefix = "{world.prefix}"\nkafka.bootstrap_servers = "{world.bootstrap}"\n')
-    command = [sys.executable, "-W", "error", "-m", "logferry.ops.cli", "audit", *arguments]
+    command = [sys.executable, "-W", "error", "-m", "logferry.ops.cli.main", "audit", *arguments]
     if "--bootstrap" not in arguments:
         command += ["--config", str(config)]
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)

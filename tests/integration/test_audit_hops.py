@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.planting import DC, Plan, World
 
@@ -70,7 +70,7 @@ class Chain:
         await self.there.write(Plan(records, {}), transactional_id=self.here.name)
 
     def audit(self, *options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "error", "-m", "logferry.ops.cli", "audit", "--config", str(self.config)]
+        command = [sys.executable, "-W", "error", "-m", "logferry.ops.cli.main", "audit", "--config", str(self.config)]
         return subprocess.run(
             [*command, *options], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )

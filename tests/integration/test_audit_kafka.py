@@ -13,9 +13,9 @@ from logferry.gateway.kafka.client import Kafka
 from logferry.gateway.kafka.metadata_request import ClusterView, TopicView
 from logferry.gateway.lanes.dedup import Source, SourceState
 from logferry.ops.audit import audit
-from logferry.ops.audit.report import Report
-from logferry.ops.kafka import Cluster
-from logferry.ops.problems import Unavailable, WrongUse
+from logferry.ops.audit.compare.report import Report
+from logferry.ops.cli.problems import Unavailable, WrongUse
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.planting import LANES, PARTITIONS, Plan, Planned, World
 

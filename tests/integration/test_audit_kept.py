@@ -15,9 +15,9 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import APP, DROP, Ledger, TablePaths, new_entry
-from logferry.ops.audit.loaded import printed_id
-from logferry.ops.audit.report import ReadReport, Report
-from logferry.ops.kafka import Cluster
+from logferry.ops.audit.compare.report import ReadReport, Report
+from logferry.ops.audit.tables.ledger_check import printed_id
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.planting import DC, MAIN, PARTITIONS, QUARANTINE, Plan, World, commit, rows_of
 

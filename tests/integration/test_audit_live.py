@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 from logferry.ops.audit import audit
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.load import Load
 

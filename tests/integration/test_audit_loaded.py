@@ -16,8 +16,8 @@ from logferry.loaders.planning.reload_plan import Target
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.runs.table_run import Loader, load_table, requarantine_table
 from logferry.loaders.storage.compact import compact
-from logferry.ops.audit.report import Report
-from logferry.ops.kafka import Cluster
+from logferry.ops.audit.compare.report import Report
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.planting import World
 

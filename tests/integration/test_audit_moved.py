@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import MOVE, new_entry
-from logferry.ops.audit.loaded import printed_id
-from logferry.ops.audit.report import Report
-from logferry.ops.kafka import Cluster
+from logferry.ops.audit.compare.report import Report
+from logferry.ops.audit.tables.ledger_check import printed_id
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.planting import DC, PARTITIONS, Load, World
 

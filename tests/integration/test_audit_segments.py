@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from logferry.loaders.planning.segment_states import ACTIVE, READY, Rules, Segment
 from logferry.loaders.storage.ledger import TablePaths
 from logferry.loaders.storage.segment_table import create_segments, put_segments
-from logferry.ops.audit.report import Report
-from logferry.ops.kafka import Cluster
+from logferry.ops.audit.compare.report import Report
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.planting import CHUNKS, TIMED, Load, World
 

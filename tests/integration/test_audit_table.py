@@ -12,9 +12,9 @@ from logferry.gateway.contract.chunk import Chunk
 from logferry.loaders.notes import Note, notes_table
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import Ledger, TablePaths, new_entry
-from logferry.ops.audit.report import Report
-from logferry.ops.kafka import Cluster
-from logferry.ops.problems import Unavailable
+from logferry.ops.audit.compare.report import Report
+from logferry.ops.cli.problems import Unavailable
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.planting import DC, QUARANTINE, Load, World, commit
 

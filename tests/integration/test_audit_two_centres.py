@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from logferry.ops.audit import audit
-from logferry.ops.audit.proof import Copy
-from logferry.ops.audit.report import Report
-from logferry.ops.stack import Stack
+from logferry.ops.audit.audit import Copy
+from logferry.ops.audit.compare.report import Report
+from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 
 from tests.load import Load

@@ -19,7 +19,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from logferry.gateway.contract.chunk import MSGPACK
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.bad_input import CHUNK, COUNT, LONG_HEADS, MALFORMED, REQUEST, SESSION, SOURCE, TABLE, TOPIC, WRITE, Case
 from tests.workers import Gateway, gateway

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from logferry.ops.kafka import Cluster
-from logferry.ops.stack import Stack
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.stack import Stack
 
 from tests.mirroring import Mirror
 from tests.positions import becomes, commit, committed

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from deltalake import DeltaTable
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 LOGFERRY = [sys.executable, "-m", "logferry.ops"]
 LIMIT_S = 900
@@ -165,7 +165,7 @@ def test_all_that_it_started_ends_with_it(tmp_path: Path, number: signal.Signals
             "logferry.gateway",
             "logferry.mirror",
             "logferry.client",
-            "logferry.ops.generate",
+            "logferry.ops.generate.__main__",
             "logferry.loaders",
         ):
             assert program in names
@@ -192,7 +192,7 @@ def test_what_ends_by_itself_ends_the_demo_with_the_end_of_its_log(tmp_path: Pat
     data = tmp_path / "data"
     with running_demo("--seconds", "600", "--data", data) as demo:
         said = heard(demo, "the first chunk is readable")
-        (generator,) = [pid for pid, text in processes_of(data).items() if "logferry.ops.generate" in text]
+        (generator,) = [pid for pid, text in processes_of(data).items() if "logferry.ops.generate.__main__" in text]
         os.kill(generator, signal.SIGKILL)
         said += demo.communicate(timeout=120)[0].decode()
     assert demo.returncode == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.contract.chunk import partition_of
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.asking import log_of, open_session, write
 from tests.checker import read_back

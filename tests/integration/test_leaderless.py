@@ -12,7 +12,7 @@ from logferry.gateway.lanes.dedup import Source
 from logferry.gateway.lanes.group_commit import LaneProducer
 from logferry.gateway.lanes.transaction import Draft, Write
 from logferry.gateway.replay import replay
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.producing import Lane, lane
 

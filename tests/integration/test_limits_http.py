@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.contract.chunk import MSGPACK, lane_of
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.serving import Gateway
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.ops.kafka import Cluster
-from logferry.ops.ports import free_ports
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.ports import free_ports
 
 from tests.loading import LoaderProcess, Topic, check_exact, chunks_of, loader_env, run_module
 

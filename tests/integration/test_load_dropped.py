@@ -20,7 +20,7 @@ from logferry.loaders.storage import drop_rows as dropping
 from logferry.loaders.storage.compact import compact
 from logferry.loaders.storage.ledger import DROP, Ledger, TablePaths, last_batch, new_entry, open_table, read_ledger
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 from pyspark.sql import SparkSession
 
 from tests.loading import Topic, chunks_of, quarantine, stored

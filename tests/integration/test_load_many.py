@@ -23,7 +23,7 @@ from logferry.loaders.runs.report import Reporter
 from logferry.loaders.runs.run_tables import Tables
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.ledger import read_ledger
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 from rich.console import Console
 
 from tests.loading import Topic, check_exact, chunks_of, stored

@@ -14,7 +14,7 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.notes import read_notes
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import Sent, Topic, check_exact, chunks_of, stored
 

@@ -21,7 +21,7 @@ from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs import table_run as load
 from logferry.loaders.storage.ledger import MOVE, TablePaths, read_ledger
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 
 from tests.loading import Sent, Topic, check_exact, chunks_of, quarantine, stored

@@ -25,7 +25,7 @@ from logferry.loaders.planning.segment_states import ACTIVE, READY
 from logferry.loaders.runs.table_run import load_table, requarantine_table
 from logferry.loaders.storage.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import Topic, check_exact, chunks_of, quarantine, stored
 

@@ -16,7 +16,7 @@ from logferry.loaders.runs import table_run as load
 from logferry.loaders.runs.table_run import load_table, requarantine_table
 from logferry.loaders.storage.commit import committed
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table, read_ledger
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import Topic, chunks_of, quarantine, stored
 

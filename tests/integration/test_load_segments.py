@@ -22,7 +22,7 @@ from logferry.loaders.runs import table_run as load
 from logferry.loaders.runs.table_run import Waits, load_table
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import Topic, chunks_of, stored
 from tests.workers import Gateway

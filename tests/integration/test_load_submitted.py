@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from logferry.loaders.storage.ledger import TablePaths
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import Sent, Topic, check_exact, chunks_of, loader_env, run_module
 from tests.standalone import SPARK, Standalone, standalone, tasks_by_executor, told_by

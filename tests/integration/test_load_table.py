@@ -35,7 +35,7 @@ from logferry.loaders.storage.ledger import (
     open_table,
     read_ledger,
 )
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 from pyspark.sql import DataFrame
 
 from tests.loading import Topic, check_exact, chunks_of, stored

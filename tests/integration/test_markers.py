@@ -17,7 +17,7 @@ from logferry.gateway.contract.chunk import partition_of
 from logferry.gateway.kafka import transactional_producer as transactional
 from logferry.gateway.kafka.record_batch import CODECS, Stamp, batches
 from logferry.gateway.lanes.group_commit import LaneProducer
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.producing import LIMIT, Lane, lane
 

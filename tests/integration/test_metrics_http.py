@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from logferry.gateway.config import Graphite
 from logferry.gateway.observing import graphite_prefix
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serving import Gateway

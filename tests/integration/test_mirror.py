@@ -20,8 +20,8 @@ from logferry.gateway.kafka.fetch_request import FetchSession, Wanted
 from logferry.mirror.__main__ import main as mirror_main
 from logferry.mirror.copy.batch_rewrite import committed_batches
 from logferry.ops.audit import main as audit
-from logferry.ops.cli import main as command
-from logferry.ops.stack import Stack
+from logferry.ops.cli.main import main as command
+from logferry.ops.stack.stack import Stack
 
 from tests.mirrored import differences_in_the_end, pairs_by_history, read_log, true_pairs
 from tests.mirroring import Mirror

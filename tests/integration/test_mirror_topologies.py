@@ -18,8 +18,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from logferry.mirror.__main__ import main as mirror_main
 from logferry.ops.audit import main as audit
-from logferry.ops.gateways import Worker
-from logferry.ops.stack import Stack
+from logferry.ops.stack.service_workers import Worker
+from logferry.ops.stack.stack import Stack
 
 from tests.load import Load
 from tests.mirrored import differences_in_the_end, pairs_by_history, read_log, true_pairs

@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.client import AsyncReader, Reader
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 from tests.mirroring import make_topic
 from tests.sessions import has

@@ -24,7 +24,7 @@ from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.errors import PROBLEMS
 from logferry.gateway.http.auth import Right, new_token
 from logferry.gateway.http.router import Routes
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.serving import Gateway
 

@@ -11,7 +11,7 @@ from aiokafka import errors
 from logferry.gateway.kafka.produce_request import CommitRequest, ProduceRequest
 from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted
 from logferry.gateway.lanes.group_commit import LaneProducer
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.producing import LIMIT, lane
 

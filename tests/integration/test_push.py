@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgpack
 import pytest
-from logferry.ops.stack import Stack
+from logferry.ops.stack.stack import Stack
 
 PARTITIONS = 4
 BOUND_S = 120

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from logferry.ops.pyz import build
+from logferry.ops.runtime.build_pyz import build
 from model.fake_gateway import FakeGateway, Served
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,8 @@ from logferry.loaders.planning.plan import Range
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.commit import put_rows
 from logferry.loaders.storage.ledger import Ledger, LedgerEntry, Origin, TablePaths, new_entry, open_table
-from logferry.ops import cli, newest_kafka
+from logferry.ops.cli import main as cli
+from logferry.ops.commands import tail_kafka as newest_kafka
 from pyspark.sql import SparkSession
 
 from tests.loading import stored
@@ -186,7 +187,7 @@ def test_what_is_wrong_is_said(ran: Ran, loaded: Loaded, tmp_path: Path):
 
 
 def ran_plain(arguments: list[object]) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "logferry.ops.cli", "query", *map(str, arguments)]
+    command = [sys.executable, "-m", "logferry.ops.cli.main", "query", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.serving import Gateway
 

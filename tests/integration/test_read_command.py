@@ -16,8 +16,9 @@ from pathlib import Path
 import msgpack
 import pytest
 from logferry.client import Cursors, Writer
-from logferry.ops import cli, read
-from logferry.ops.problems import Unavailable, WrongUse
+from logferry.ops.cli import main as cli
+from logferry.ops.cli.problems import Unavailable, WrongUse
+from logferry.ops.commands import read
 
 from tests.workers import Gateway
 
@@ -40,7 +41,7 @@ def write(workers: Gateway, topic: str, *chunks: bytes) -> None:
 
 @contextmanager
 def running(workers: Gateway, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "logferry.ops.cli", "read", *arguments, "--url", workers.urls[0]]
+    command = [sys.executable, "-m", "logferry.ops.cli.main", "read", *arguments, "--url", workers.urls[0]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             yield process

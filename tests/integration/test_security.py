@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from logferry.gateway.contract.chunk import lane_of
 from logferry.gateway.http.auth import new_token
-from logferry.ops.kafka import Cluster
-from logferry.ops.ports import free_ports
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.ports import free_ports
 
 from tests.serving import Gateway
 

@@ -26,7 +26,7 @@ from logferry.loaders.runs.segment_check import Heard
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import Topic, chunks_of
 

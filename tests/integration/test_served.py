@@ -15,7 +15,7 @@ from logferry.gateway.http.auth import new_token
 from logferry.loaders.errors import ConfigError, TopicChanged
 from logferry.loaders.planning.plan import TopicPartition
 from logferry.loaders.query.http_ranges import EARLIEST, LATEST, Door, GatewayAway, Part, parts
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.loading import Topic, chunks_of
 from tests.relay import Relay

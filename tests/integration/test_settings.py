@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from logferry.ops.gateways import Setting, configuration
-from logferry.ops.kafka import Cluster
-from logferry.ops.ports import free_block
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.service_workers import Setting, configuration
 
 from tests.workers import gateway
 

@@ -14,7 +14,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from logferry.gateway.contract.chunk import lane_of, partition_of
 from logferry.gateway.lanes.dedup import Source
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.asking import log_of, open_session, write
 from tests.workers import LANES, Answer, Gateway, gateway, source_path

@@ -16,11 +16,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.structs import TopicPartition
-from logferry.ops.kafka import Cluster, FolderInUse
+from logferry.ops.cli.problems import Unavailable, WrongUse
 from logferry.ops.kraft import FolderUnusable, known_brokers
-from logferry.ops.ports import free_block
-from logferry.ops.problems import Unavailable, WrongUse
-from logferry.ops.stack import Stack
+from logferry.ops.stack.kafka_cluster import Cluster, FolderInUse
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.stack import Stack
 
 BOUND_S = 60
 

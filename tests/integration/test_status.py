@@ -14,10 +14,10 @@ import pytest
 import trustme
 from logferry.gateway.api.schemas import Status
 from logferry.gateway.http.auth import new_token
-from logferry.ops import cli
-from logferry.ops.kafka import Cluster
+from logferry.ops.cli import main as cli
+from logferry.ops.stack.kafka_cluster import Cluster
 from logferry.ops.status.command import look
-from logferry.ops.status.judge import Finding, Service, judge
+from logferry.ops.status.diagnosis import Finding, Service, judge
 
 from tests.serving import Gateway as SecuredGateway
 from tests.workers import LANES, Gateway, gateway, source_path

@@ -16,7 +16,7 @@ import pytest
 import requests
 from logferry.gateway.contract.chunk import lane_of
 from logferry.gateway.http.auth import new_token
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.checker import digest, read_back
 from tests.serving import Gateway

@@ -23,7 +23,7 @@ from logferry.loaders.runs import table_run as load
 from logferry.loaders.runs.table_run import LoadEvent, load_table
 from logferry.loaders.storage import snapshot as pinned
 from logferry.loaders.storage.ledger import TablePaths, open_table
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.loading import Topic, chunks_of

@@ -8,9 +8,9 @@ import pytest
 from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.fetch import KafkaRecord
 from logferry.gateway.lanes.dedup import Source, SourceState
-from logferry.ops.audit.agreement import compare
-from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.partition import Expected, PartitionLog, Span
+from logferry.ops.audit.digests.findings import Finding, Findings
+from logferry.ops.audit.log.agreement import compare
+from logferry.ops.audit.log.partition import Expected, PartitionLog, Span
 from logferry.ops.audit.states import Known, States
 
 TOPIC, ID, OTHER_ID = "dc1.nginx", b"i" * 16, b"o" * 16

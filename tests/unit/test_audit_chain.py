@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.ops.audit.chain import Chain, Forgotten
+from logferry.ops.audit.log.chain import Chain, Forgotten
 
 Records = list[tuple[int, int | None]]
 

@@ -7,8 +7,8 @@ from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.fetch import KafkaRecord
 from logferry.ops.audit.chunks import name
 from logferry.ops.audit.damage import name_damage
-from logferry.ops.audit.lines import Line, lines_of, whole_record
-from logferry.ops.audit.tables import ChunkRows
+from logferry.ops.audit.digests.lines import Line, lines_of, whole_record
+from logferry.ops.audit.tables.table_reader import ChunkRows
 
 LINES = lines_of(b"zero\none\ntwo\nthree")
 ZERO, ONE, TWO, THREE = LINES

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.contract.chunk import Chunk
-from logferry.ops.audit.files import FileReport, OriginalFiles
-from logferry.ops.audit.lines import MODULUS
-from logferry.ops.audit.sums import chunk_digest, shown
-from logferry.ops.problems import WrongUse
+from logferry.ops.audit.digests.lines import MODULUS
+from logferry.ops.audit.digests.sums import chunk_digest, shown
+from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
+from logferry.ops.cli.problems import WrongUse
 
 TOPIC = "dc1.nginx"
 LOG = b"".join(b"line number %d of this file\n" % number for number in range(60))

@@ -7,17 +7,25 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.ops.audit.chain import Chain
-from logferry.ops.audit.files import KeptFile
-from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.kept import KEPT_FINDINGS, Kept, KeptCopy, KeptPartition, KeptTable, read_kept, write_kept
-from logferry.ops.audit.partition import PartitionLog, Span, Tail
-from logferry.ops.audit.ranges import Ranges
-from logferry.ops.audit.resuming import kept_partitions, resume
-from logferry.ops.audit.rows import FileFacts, pooled
-from logferry.ops.audit.sums import Cell, Tally
-from logferry.ops.audit.tables import FileId, Stat
-from logferry.ops.problems import WrongUse
+from logferry.ops.audit.compare.proven_file import (
+    KEPT_FINDINGS,
+    Kept,
+    KeptCopy,
+    KeptPartition,
+    KeptTable,
+    read_kept,
+    write_kept,
+)
+from logferry.ops.audit.compare.resume import kept_partitions, resume
+from logferry.ops.audit.digests.findings import Finding, Findings
+from logferry.ops.audit.digests.ranges import Ranges
+from logferry.ops.audit.digests.sums import Cell, Tally
+from logferry.ops.audit.log.chain import Chain
+from logferry.ops.audit.log.original_files import KeptFile
+from logferry.ops.audit.log.partition import PartitionLog, Span, Tail
+from logferry.ops.audit.tables.file_rows import FileFacts, pooled
+from logferry.ops.audit.tables.table_reader import FileId, Stat
+from logferry.ops.cli.problems import WrongUse
 
 SCOPE = {"dc": "dc1", "prefix": "logferry", "topics": ["nginx"]}
 PLACE = ("dc1.nginx", 3)

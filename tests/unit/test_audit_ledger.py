@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import LedgerEntry, new_entry
-from logferry.ops.audit.findings import Findings
-from logferry.ops.audit.loaded import Loaded, check_ledger, printed_id
-from logferry.ops.audit.ranges import Ranges
-from logferry.ops.audit.rows import beyond_the_log
+from logferry.ops.audit.digests.findings import Findings
+from logferry.ops.audit.digests.ranges import Ranges
+from logferry.ops.audit.tables.file_rows import beyond_the_log
+from logferry.ops.audit.tables.ledger_check import Loaded, check_ledger, printed_id
 
 TOPIC = "dc1.nginx"
 PLACE = (TOPIC, 0)

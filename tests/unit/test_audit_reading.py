@@ -9,9 +9,9 @@ import pytest
 from aiokafka import errors
 from logferry.gateway.fetch import Fetched, KafkaRecord
 from logferry.gateway.kafka.client import Kafka
-from logferry.ops.audit import reading
-from logferry.ops.audit.reading import committed
-from logferry.ops.problems import Unavailable
+from logferry.ops.audit.log import read as reading
+from logferry.ops.audit.log.read import committed
+from logferry.ops.cli.problems import Unavailable
 
 PLACE = ("dc1.t", 0)
 

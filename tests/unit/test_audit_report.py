@@ -6,10 +6,10 @@ import io
 import json
 
 import pytest
-from logferry.ops.audit.files import FileReport
-from logferry.ops.audit.findings import KEPT, Finding, Findings
-from logferry.ops.audit.report import JSON_SOURCES, Report, SourceReport, TableReport
-from logferry.ops.audit.show import SHOWN_FINDINGS, SHOWN_SOURCES, show
+from logferry.ops.audit.compare.report import JSON_SOURCES, Report, SourceReport, TableReport
+from logferry.ops.audit.digests.findings import KEPT, Finding, Findings
+from logferry.ops.audit.log.original_files import FileReport
+from logferry.ops.audit.render import SHOWN_FINDINGS, SHOWN_SOURCES, show
 from rich.console import Console
 
 

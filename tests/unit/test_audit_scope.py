@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from logferry.gateway.kafka.metadata_request import TopicView
-from logferry.ops.audit.scope import only_dc
-from logferry.ops.problems import WrongUse
+from logferry.ops.audit.log.scope import only_dc
+from logferry.ops.cli.problems import WrongUse
 
 
 def views(*names: str) -> dict[str, TopicView]:

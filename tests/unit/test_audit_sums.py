@@ -7,9 +7,9 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.ops.audit.lines import Line, sum_of
-from logferry.ops.audit.ranges import Ranges
-from logferry.ops.audit.sums import ANY_OFFSET, Tally, weighed, weight_of
+from logferry.ops.audit.digests.lines import Line, sum_of
+from logferry.ops.audit.digests.ranges import Ranges
+from logferry.ops.audit.digests.sums import ANY_OFFSET, Tally, weighed, weight_of
 
 # (source, seqno, offset, line number, text)
 row = st.tuples(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from logferry.ops.bench import __main__ as bench
-from logferry.ops.bench import rsyslog
+from logferry.ops.bench.harness import rsyslog
 
 
 @pytest.mark.parametrize("name", ["push_drain_vs_rsyslog", "push_cpu_vs_rsyslog", "push_rss_mb"])

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from logferry.ops import cli, topics, up
-from logferry.ops.problems import Problem, Unavailable, WrongUse
+from logferry.ops.cli import main as cli
+from logferry.ops.cli.problems import Problem, Unavailable, WrongUse
+from logferry.ops.commands import topics, up
 
 
 @pytest.fixture

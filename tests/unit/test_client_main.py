@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from logferry.ops.ports import free_ports
+from logferry.ops.stack.ports import free_ports
 from model.fake_gateway import FakeGateway, Served
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -8,16 +8,16 @@ import socket
 from pathlib import Path
 
 import pytest
-from logferry.ops.audit.files import FileReport
-from logferry.ops.audit.findings import Finding, Findings
-from logferry.ops.audit.report import Report, TableReport
-from logferry.ops.demo import proof
+from logferry.ops.audit.compare.report import Report, TableReport
+from logferry.ops.audit.digests.findings import Finding, Findings
+from logferry.ops.audit.log.original_files import FileReport
+from logferry.ops.demo import verdict as proof
 from logferry.ops.demo.gateways import unread_bytes
 from logferry.ops.demo.journey import Growth
 from logferry.ops.demo.plan import Plan
 from logferry.ops.demo.present import source_lines
-from logferry.ops.demo.pushing import PushClient
-from logferry.ops.demo.reader import Account, Chunk, Seen, percentile
+from logferry.ops.demo.push import PushClient
+from logferry.ops.demo.readers import Account, Chunk, Seen, percentile
 from logferry.ops.demo.story import Told
 from logferry.ops.demo.view import ProcessLine, Snapshot, SourceLine, View, picture
 from rich.console import Console

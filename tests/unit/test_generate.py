@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from logferry.ops.access_log import SITES, AccessLog
-from logferry.ops.generate import LogFile, Plan, Stream, generate
+from logferry.ops.generate.__main__ import LogFile, Plan, Stream, generate
+from logferry.ops.generate.access_log import SITES, AccessLog
 
 NOON = 1_795_262_400.0  # 2026-11-21 12:00:00 UTC
 COMBINED = re.compile(
@@ -111,7 +111,7 @@ def test_all_that_is_written_is_whole_lines(tmp_path: Path) -> None:
 
 
 def test_the_program_ends_in_order_when_it_is_told_to(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "logferry.ops.generate", "--dir", str(tmp_path / "logs"), "--seed", "9"]
+    command = [sys.executable, "-m", "logferry.ops.generate.__main__", "--dir", str(tmp_path / "logs"), "--seed", "9"]
     with subprocess.Popen([*command, "--rotate-at", "0.1"], stdout=subprocess.PIPE) as program:
         old, new = tmp_path / "logs" / "shop.log.1", tmp_path / "logs" / "shop.log"
         deadline = time.monotonic() + 60

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logferry.ops import jars, java
+from logferry.ops.cli.problems import Unavailable
 from logferry.ops.pins import KAFKA, MIRROR_MAKER, SPARK, JarSet
-from logferry.ops.problems import Unavailable
+from logferry.ops.runtime import jars, java
 
 WANTED = JarSet("small", ("org.one:first:1.0", "org.two:second:2.1"))
 

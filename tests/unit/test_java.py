@@ -10,8 +10,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
-from logferry.ops import java
-from logferry.ops.problems import Unavailable
+from logferry.ops.cli.problems import Unavailable
+from logferry.ops.runtime import java
 
 MakeJava = Callable[..., Path]
 

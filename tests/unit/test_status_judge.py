@@ -19,8 +19,8 @@ from logferry.gateway.api.schemas import (
 )
 from logferry.gateway.api.status import partitions_status
 from logferry.gateway.kafka.metadata_request import PartitionView, TopicView
-from logferry.ops.status import show
-from logferry.ops.status.judge import Finding, Service, Silent, judge
+from logferry.ops.status import render as show
+from logferry.ops.status.diagnosis import Finding, Service, Silent, judge
 from rich.console import Console
 
 NOW_MS = 1_700_000_000_000

@@ -8,7 +8,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, record_headers
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.serving import Gateway
 from tests.sessions import has, identities, is_caught_up, make, offsets, write

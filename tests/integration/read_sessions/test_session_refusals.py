@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from logferry.gateway.http.auth import new_token
 from logferry.gateway.reading.registry import named
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 from yarl import URL
 
 from tests.serving import Gateway

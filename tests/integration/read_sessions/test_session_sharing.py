@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from logferry.ops.kafka import Cluster
+from logferry.ops.stack.kafka_cluster import Cluster
 
 from tests.serving import Gateway
 from tests.sessions import MOVED_S, has, identities, is_caught_up, make, offsets, until_members, write

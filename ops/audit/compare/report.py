@@ -1,0 +1,179 @@
+"""What an audit says in the end: counts, the sources, the findings and one verdict. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NamedTuple
+
+from logferry.ops.audit.compare.mirror_copy import MirrorReport
+from logferry.ops.audit.digests.findings import Findings
+from logferry.ops.audit.log.original_files import FileReport
+
+JSON_SOURCES: Final = 1000
+JSON_SEGMENTS: Final = 1000
+
+
+class SourceCopy(NamedTuple):
+    """What another data centre has of a source."""
+
+    dc: str
+    chunks: int
+    size_bytes: int
+    hash: str
+
+
+class SourceReport(NamedTuple):
+    """One source in one partition. ``is_cut``: retention removed its beginning, so ``base`` could not be checked.
+
+    ``rows``: its rows in the tables, None where no table was audited. ``gaps`` to ``out_of_order`` count what is wrong.
+    ``hash``: of its chunks; ``rows_hash``: of its rows, proven to be that of the lines of the chunks that were loaded.
+    ``copies``: in other data centres.
+    """
+
+    topic: str
+    source_id: str
+    partition: int
+    chunks: int
+    lines: int
+    size_bytes: int
+    base: int | None
+    first: int
+    last: int
+    is_cut: bool
+    rows: int | None
+    gaps: int
+    overlaps: int
+    doubles: int
+    out_of_order: int
+    hash: str = ""
+    rows_hash: str | None = None
+    copies: tuple[SourceCopy, ...] = ()
+
+    @property
+    def breaks(self) -> int:
+        return self.gaps + self.overlaps + self.doubles + self.out_of_order
+
+
+class SegmentReport(NamedTuple):
+    """``rows`` and ``size_bytes``: of the table; ``said_rows``, ``said_bytes``: what the table of segments says."""
+
+    start: str
+    state: str
+    version: int
+    rows: int
+    size_bytes: int
+    hash: str
+    said_rows: int
+    said_bytes: int
+
+    @property
+    def equal(self) -> bool:
+        return (self.rows, self.size_bytes) == (self.said_rows, self.said_bytes)
+
+
+class TableReport(NamedTuple):
+    """``compared``: rows that were held against the log. ``not_loaded``: chunks of the log that no batch has read yet.
+
+    ``not_comparable``: rows whose records retention removed, or that are of another data centre's offsets.
+    """
+
+    path: str
+    batches: int
+    rows: int
+    compared: int
+    not_comparable: int
+    not_loaded: int
+    hash: str = ""
+    segments: tuple[SegmentReport, ...] = ()
+
+
+class ReadReport(NamedTuple):
+    """What this audit had to read: records and bytes of the log, files and rows of the tables. ``goes_on``: from what
+    an earlier one had proven."""
+
+    records: int
+    size_bytes: int
+    files: int
+    rows: int
+    goes_on: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """``exact``: nothing was found that refutes the promise."""
+
+    dc: str
+    topics: list[str]
+    chunks: int
+    lines: int
+    size_bytes: int
+    sources: list[SourceReport]
+    tables: list[TableReport]
+    files: list[FileReport]
+    findings: Findings
+    seconds: float
+    read: ReadReport | None = None
+    copies: list[MirrorReport] = field(default_factory=list)
+
+    @property
+    def table(self) -> TableReport | None:
+        """The first one."""
+        return self.tables[0] if self.tables else None
+
+    @property
+    def exact(self) -> bool:
+        return not self.findings.refuting
+
+    @property
+    def verdict(self) -> str:
+        if self.exact:
+            sources = len({(source.topic, source.source_id) for source in self.sources})
+            return (
+                f"exact: {self.chunks:,} chunks of {sources:,} sources, {self.lines:,} lines, "
+                f"{self.size_bytes:,} bytes: nothing lost, nothing doubled"
+            )
+        kinds = ", ".join(f"{number:,} × {kind}" for kind, number in self.findings.refuting.most_common())
+        return f"NOT exact: {kinds}"
+
+    def blamed(self) -> set[str | None]:
+        """The sources that something was found of."""
+        return {finding.source_id for finding in self.findings if finding.refutes}
+
+    def worst_first(self) -> list[SourceReport]:
+        """Those that something was found of come first, then the large ones."""
+        blamed = self.blamed()
+        return sorted(self.sources, key=lambda s: (-s.breaks, s.source_id not in blamed, -s.size_bytes, s.source_id))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: at most `JSON_SOURCES` sources, the worst first."""
+        return {
+            "verdict": self.verdict,
+            "exact": self.exact,
+            "dc": self.dc,
+            "topics": self.topics,
+            "counts": {
+                "chunks": self.chunks,
+                "sources": len(self.sources),
+                "lines": self.lines,
+                "bytes": self.size_bytes,
+                "findings": dict(self.findings.counts),
+                "refuting": dict(self.findings.refuting),
+            },
+            "table": _table(self.table) if self.table else None,
+            "tables": [_table(table) for table in self.tables],
+            "read": self.read._asdict() if self.read else None,
+            "copies": [copy.as_dict() for copy in self.copies],
+            "files": [{**file._asdict(), "equal": file.equal} for file in self.files],
+            "findings": [asdict(finding) for finding in self.findings],
+            "sources": [_source(source) for source in self.worst_first()[:JSON_SOURCES]],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def _table(table: TableReport) -> dict[str, Any]:
+    segments = [{**segment._asdict(), "equal": segment.equal} for segment in table.segments[-JSON_SEGMENTS:]]
+    return {**table._asdict(), "segments": segments}
+
+
+def _source(source: SourceReport) -> dict[str, Any]:
+    return {**source._asdict(), "copies": [copy._asdict() for copy in source.copies]}

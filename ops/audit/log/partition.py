@@ -1,0 +1,278 @@
+"""What an audit makes of the records of one partition: a chain for each source, and sums for the table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
+
+from logferry.gateway.contract.chunk import Chunk, Malformed, chunk_of_record
+from logferry.gateway.fetch import KafkaRecord
+from logferry.ops.audit.digests.findings import Finding, Findings
+from logferry.ops.audit.digests.lines import MODULUS, Line, count_lines, identity_of, rows_of, sum_of, whole_record
+from logferry.ops.audit.digests.ranges import Ranges
+from logferry.ops.audit.digests.sums import ANY_OFFSET, Tally, chunk_digest, weighed, weight_of
+from logferry.ops.audit.log.chain import Break, Chain, Forgotten
+
+
+class Span(NamedTuple):
+    """Offsets of one partition: ``start`` the first one retained, ``fence`` its end before the states were read,
+    ``end`` its end after that (the high watermark then)."""
+
+    start: int
+    fence: int
+    end: int
+
+
+class Expected(NamedTuple):
+    """Of a topic's sources: the base that the state names, and where forgotten ones may begin anew."""
+
+    bases: Mapping[str, int | None]
+    reborn: Mapping[str, list[int | None]]
+
+
+class Tail(NamedTuple):
+    """A record by its bytes: 64 bits of them."""
+
+    offset: int
+    digest: int
+
+
+class Originals(Protocol):
+    """Who compares chunks with the files that they came from."""
+
+    def take(
+        self,
+        topic: str,
+        source_id: str,
+        chunk: Chunk,
+        recorded_ms: int,
+        *,
+        is_first: bool = True,
+        is_new: bool = True,
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class LogSide:
+    """What the log says that one table must hold of one partition.
+
+    ``wanted``: the offsets of its batches that no audit has read yet; of them ``tallies`` takes the lines of each
+    source. ``left_out``: offset → identity of chunks of which the table has the copy that came by another data centre.
+    ``behind``: where its last batch ends; ``not_loaded``: how many chunks came after that, counted from
+    ``counted_from`` on. ``by_offset`` False: of a table that moved, whose rows name offsets of several data centres:
+    chunks are what they are by source and seqno alone; ``copies``: those that are left out, ``firsts``: the first one
+    that was read of each source.
+    """
+
+    wanted: Ranges
+    behind: int
+    counted_from: int = 0
+    whole_chunks: bool = False
+    left_out: dict[int, int] = field(default_factory=dict)
+    tallies: dict[str | None, Tally] = field(default_factory=dict)
+    not_loaded: int = 0
+    by_offset: bool = True
+    copies: frozenset[int] = frozenset()
+    firsts: dict[str, int] = field(default_factory=dict)
+
+    def take(self, offset: int, source_id: str, chunk: Chunk) -> None:
+        if offset not in self.wanted:
+            self.not_loaded += offset >= max(self.behind, self.counted_from)
+            return
+        if not self.by_offset:
+            self.firsts[source_id] = min(chunk.seqno, self.firsts.get(source_id, chunk.seqno))
+        if self._is_left_out(offset, source_id, chunk.seqno):
+            return
+        weight = weight_of(source_id, chunk.seqno, offset if self.by_offset else ANY_OFFSET)
+        self._add(source_id, weight, rows_of(chunk.data, self.whole_chunks))
+
+    def take_foreign(self, offset: int, value: bytes) -> None:
+        if offset in self.wanted:
+            weight = weight_of(None, None, offset if self.by_offset else ANY_OFFSET)
+            self._add(None, weight, [whole_record(value)])
+
+    def _is_left_out(self, offset: int, source_id: str, seqno: int) -> bool:
+        if self.copies:
+            return identity_of(source_id, seqno) in self.copies
+        if self.left_out and self.left_out.get(offset) == identity_of(source_id, seqno):
+            del self.left_out[offset]
+            return True
+        return False
+
+    def _add(self, source_id: str | None, weight: int, lines: list[Line]) -> None:
+        total = sum_of(lines)
+        size = sum(len(line.text) for line in lines)
+        self.tallies.setdefault(source_id, Tally()).add(total.lines, size, weighed(total, weight))
+
+
+@dataclass(slots=True)
+class PartitionLog:
+    """The records of one partition from ``chains_from`` on are judged as those of their sources; from wherever reading
+    began they are counted for the tables.
+
+    ``removed``: offsets that retention had removed before they could be read. ``expected``: what the states say of
+    the sources. ``is_own``: its gateway's states are known; of a copy from elsewhere the order is not judged.
+    ``tail``: the last record that an earlier audit proved, and its digest; it must still be there. ``known``: the
+    sources that earlier audits read; ``again``: those of them that are read again, for files that are new.
+    """
+
+    topic: str
+    partition: int
+    span: Span
+    findings: Findings
+    sides: Sequence[LogSide] = ()
+    originals: Originals | None = None
+    expected: Expected = field(default_factory=lambda: Expected({}, {}))
+    chains: dict[str, Chain] = field(default_factory=dict)
+    chains_from: int = 0
+    is_own: bool = True
+    tail: Tail | None = None
+    known: frozenset[str] = frozenset()
+    again: frozenset[str] = frozenset()
+    removed: Ranges = field(default_factory=Ranges)
+    reached: int = 0
+    is_rewritten: bool = False
+    records: int = 0
+    read_bytes: int = 0
+    last: Tail | None = None
+    found: list[Finding] = field(default_factory=list)
+    _runs: dict[str, Finding] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    def __post_init__(self) -> None:
+        self.removed.add(0, self.span.start)
+
+    @property
+    def is_cut(self) -> bool:
+        """Retention removed something: a source may start in the middle, or have nothing left."""
+        return bool(self.removed)
+
+    def reading_from(self, concerns: Callable[[str], bool]) -> int:
+        """The first offset that has to be read. ``concerns``: which sources are read again from their beginning."""
+        self.again = frozenset(source_id for source_id in self.known if concerns(source_id))
+        begins = [self.chains_from, *(side.wanted.start for side in self.sides if side.wanted)]
+        begins += [self.chains[source_id].first_offset for source_id in self.again]
+        if self.tail is not None:
+            begins.append(self.tail.offset)
+        return min(begins)
+
+    def take(self, records: Iterable[KafkaRecord]) -> None:
+        """The next records in offset order."""
+        newest: KafkaRecord | None = None
+        for record in records:
+            if record.offset >= self.span.end:
+                break
+            if self.tail is not None and record.offset >= self.tail.offset:
+                self._check_tail(record)
+            is_new = record.offset >= self.chains_from
+            self.records += 1
+            self.read_bytes += len(record.value or b"")
+            newest = record if is_new else newest
+            try:
+                source_id, chunk = decoded(record)
+            except Malformed as error:
+                for side in self.sides:
+                    side.take_foreign(record.offset, record.value or b"")
+                if is_new:
+                    self._tell(Finding("foreign-record", self.where, str(error), None, record.offset, record.offset))
+                continue
+            for side in self.sides:
+                side.take(record.offset, source_id, chunk)
+            if is_new:
+                self._take(record, source_id, chunk)
+            elif source_id in self.again and self.originals is not None:
+                self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_new=False)
+        if newest is not None:
+            self.last = Tail(newest.offset, record_digest(newest))
+
+    def overtaken(self, start: int, end: int) -> None:
+        """Retention removed [start, end) before it was read: the next record of a source may follow on one of it."""
+        self.removed.add(start, end)
+        for chain in self.chains.values():
+            chain.cut = True
+
+    def ended(self) -> None:
+        """Everything up to the end was read."""
+        self.reached = max(self.reached, self.span.end)
+        if self.tail is not None and self.tail.offset not in self.removed:
+            self._rewritten(self.tail.offset)
+
+    def _check_tail(self, record: KafkaRecord) -> None:
+        assert self.tail is not None
+        tail, self.tail = self.tail, None
+        if record.offset == tail.offset and record_digest(record) == tail.digest:
+            return
+        if tail.offset not in self.removed:
+            self._rewritten(tail.offset)
+
+    def _rewritten(self, offset: int) -> None:
+        self.tail, self.is_rewritten = None, True
+        detail = "an earlier audit proved another record here: the log was cut back and written anew"
+        self.findings.add(Finding("log-rewritten", self.where, detail, None, offset, offset))
+
+    def _tell(self, finding: Finding) -> None:
+        """Findings of the log stay true: the next audit, which does not read it again, has them, too."""
+        self.found.append(finding)
+        self.findings.add(finding)
+
+    def _take(self, record: KafkaRecord, source_id: str, chunk: Chunk) -> None:
+        size = len(chunk.data)
+        chain = self.chains.get(source_id)
+        if chain is None:
+            reborn = self.expected.reborn.get(source_id)
+            forgotten = None if reborn is None else Forgotten(list(reborn))
+            chain = Chain.begin(record.offset, chunk.seqno, chunk.prev, size, forgotten)
+            self.chains[source_id] = chain
+        else:
+            broken = chain.follow(record.offset, chunk.seqno, chunk.prev, size)
+            if broken is None or not self.is_own:
+                self._runs.pop(source_id, None)
+            else:
+                self._broken(record.offset, source_id, broken)
+        if chunk.prev is not None and chunk.prev == self.expected.bases.get(source_id):
+            chain.head_seen = True
+        chain.note(chunk.seqno, is_settled=record.offset < self.span.fence)
+        chain.last_ms = record.timestamp_ms
+        chain.chunks += 1
+        chain.size_bytes += size
+        chain.lines += count_lines(chunk.data)
+        chain.digest = (chain.digest + chunk_digest(chunk.seqno, chunk.data)) % MODULUS
+        if self.originals is not None:
+            is_first = source_id not in self.known
+            self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_first=is_first)
+
+    def _broken(self, offset: int, source_id: str, broken: Break) -> None:
+        """Breaks of one kind in consecutive records of a source are one finding with a range."""
+        run = self._runs.get(source_id)
+        if run is not None and run.kind == broken.kind:
+            run.last = offset
+            run.count += 1
+            return
+        run = Finding(broken.kind, self.where, broken.detail, source_id, offset, offset, refutes=broken.refutes)
+        self._runs[source_id] = run
+        self._tell(run)
+
+
+def record_digest(record: KafkaRecord) -> int:
+    """64 bits of a record's bytes."""
+    digest = blake2b(repr((record.key, record.headers, record.timestamp_ms)).encode(), digest_size=8)
+    digest.update(record.value or b"")
+    return int.from_bytes(digest.digest(), "little")
+
+
+def decoded(record: KafkaRecord) -> tuple[str, Chunk]:
+    """Raises Malformed for a record that no gateway wrote."""
+    if record.key is None or record.value is None:
+        raise Malformed("record: it has no key or no value; it was not written by a gateway")
+    chunk = chunk_of_record(record.value, record.headers)
+    if chunk.seqno < 0 or (chunk.prev is not None and chunk.prev < 0):
+        raise Malformed(f"record: seqno {chunk.seqno} with prev {chunk.prev}")
+    try:
+        return record.key.decode(), chunk
+    except UnicodeDecodeError:
+        raise Malformed(f"record: the key {record.key!r} is not UTF-8") from None

