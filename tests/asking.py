@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.checker import read_back
-from tests.workers import Answer, Gateway, source_path
+from tests.support.checker import read_back
+from tests.support.gateway import Answer, Gateway, source_path
 
 
 async def write(

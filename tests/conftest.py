@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from logferry.ops.runtime.jars import spark_jars
 from logferry.ops.stack.kafka_cluster import Cluster
 
-from tests.workers import Gateway, gateway
+from tests.support.gateway import Gateway, gateway
 
 _numbers = itertools.count(1)
 

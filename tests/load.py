@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from tests.checker import History
-from tests.writers import ChainedWriter, PipelinedWriter, SessionWriter, Shared
+from tests.support.checker import History
+from tests.support.writers import ChainedWriter, PipelinedWriter, SessionWriter, Shared
 
 CHAINED = ("many", "single")
 ALL_KINDS = ("many", "single", "pipelined", "session")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from logferry.gateway.contract.offset_history import Chapter, place_of
 
-from tests.checker import committed_records
+from tests.support.checker import committed_records
 
 
 class Copied(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 from logferry.ops.stack.kafka_cluster import Cluster
 from logferry.ops.stack.ports import free_ports
 
-from tests.relay import Relay
+from tests.support.relay import Relay
 
 
 @contextmanager

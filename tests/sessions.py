@@ -9,8 +9,8 @@ from typing import Any
 
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 
-from tests.serving import Gateway
-from tests.streaming import PATIENCE_S, Stream
+from tests.support.read_sessions import PATIENCE_S, Stream
+from tests.support.served_gateway import Gateway
 
 # A session whose connection is cut gives its partitions up within this time.
 MOVED_S = 10

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from logferry.loaders.storage.ledger import TablePaths
 
-from tests.loading import LoaderProcess
+from tests.support.loader import LoaderProcess
 
 WAIT_S = 120
 

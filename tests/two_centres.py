@@ -18,8 +18,8 @@ from logferry.loaders.spark.kafka_offsets import kafka_topics
 from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 
-from tests.loading import Sent, Topic
 from tests.mirrored import differences_in_the_end
+from tests.support.loader import Sent, Topic
 
 PREFIX = "logferry"
 

@@ -13,7 +13,7 @@ from logferry.loaders.spark.session import spark_session
 from logferry.ops.stack.kafka_cluster import Cluster
 from pyspark.sql import SparkSession
 
-from tests.loading import java_env
+from tests.support.loader import java_env
 
 
 @pytest.fixture(scope="session")

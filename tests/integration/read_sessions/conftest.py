@@ -9,7 +9,7 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from logferry.ops.stack.kafka_cluster import Cluster
 
-from tests.serving import Gateway
+from tests.support.served_gateway import Gateway
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")

@@ -10,10 +10,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, record_headers
 from logferry.ops.stack.kafka_cluster import Cluster
 
-from tests.serving import Gateway
 from tests.sessions import has, identities, is_caught_up, make, offsets, write
-from tests.streaming import Stream
-from tests.topics import create_anew, delete_topic
+from tests.support.kafka import create_anew, delete_topic
+from tests.support.read_sessions import Stream
+from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

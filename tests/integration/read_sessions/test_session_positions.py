@@ -10,9 +10,9 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
-from tests.serving import Gateway
 from tests.sessions import has, is_caught_up, make, offsets, put, until_members, write
-from tests.streaming import Stream
+from tests.support.read_sessions import Stream
+from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -12,9 +12,9 @@ from logferry.gateway.reading.registry import named
 from logferry.ops.stack.kafka_cluster import Cluster
 from yarl import URL
 
-from tests.serving import Gateway
 from tests.sessions import is_caught_up, make, offsets
-from tests.streaming import Stream
+from tests.support.read_sessions import Stream
+from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

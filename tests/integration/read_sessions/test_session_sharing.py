@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from logferry.ops.stack.kafka_cluster import Cluster
 
-from tests.serving import Gateway
 from tests.sessions import MOVED_S, has, identities, is_caught_up, make, offsets, until_members, write
-from tests.streaming import Stream
+from tests.support.read_sessions import Stream
+from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

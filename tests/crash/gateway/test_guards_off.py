@@ -1,0 +1,104 @@
+"""The proof of the crash tests: with deduplication off, and with the fence off, the checker must find the damage."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.processes import Child, stop_together
+from logferry.ops.stack.service_workers import Worker, configuration
+
+from tests.load import Load
+from tests.support.checker import read_back, violations
+from tests.support.faults import CuttingProxy
+
+_BROKEN_WORKER = Path(__file__).with_name("broken_worker.py")
+_SESSION_S = 6.0
+
+
+@contextmanager
+def broken_workers(guard: str, kafka: Cluster, folder: Path) -> Iterator[list[Worker]]:
+    """Two workers without the guard, on the session's broker, in a gateway of their own."""
+    port = free_block(2)
+    file = folder / "gateway.toml"
+    file.write_text(
+        configuration(
+            {
+                "dc": "dc1",
+                "prefix": f"no-{guard}",
+                "listen": f"127.0.0.1:{port}",
+                "workers": 2,
+                "accept_weak_kafka": ["replication", "min-isr"],
+                "kafka": {"bootstrap_servers": kafka.bootstrap},
+            }
+        )
+    )
+    workers = []
+    for number in range(2):
+        worker = Worker(f"broken-{number}", file, number, port + number, folder / f"worker-{number}.log")
+        command = [sys.executable, str(_BROKEN_WORKER), guard, "--config", str(file), "--worker", str(number)]
+        worker.child = Child(worker.child.name, command, folder / f"worker-{number}.log")
+        worker.child.start()
+        workers.append(worker)
+    try:
+        yield workers
+    finally:
+        stop_together([worker.child for worker in workers], 10)
+
+
+def _ready(workers: list[Worker]) -> list[str]:
+    """Waits until the workers serve their lanes; their URLs."""
+    deadline = time.monotonic() + 60
+    while not all(worker.is_ready() for worker in workers):
+        assert time.monotonic() < deadline, "the workers did not become ready"
+        time.sleep(0.1)
+    return [worker.url for worker in workers]
+
+
+async def _make_topic(url: str, name: str) -> str:
+    async with aiohttp.ClientSession() as session:
+        async with session.put(f"{url}/v1/topics/{name}", json={"partitions": 4}) as response:
+            assert response.status in (200, 201), await response.text()
+    return f"dc1.{name}"
+
+
+async def test_without_deduplication_cut_connections_double_chunks(
+    kafka: Cluster, topic_name: str, tmp_path: Path
+) -> None:
+    with broken_workers("deduplication", kafka, tmp_path) as workers:
+        urls = await asyncio.to_thread(_ready, workers)
+        topic = await _make_topic(urls[0], topic_name)
+        async with CuttingProxy(urls[0], seed=1) as one, CuttingProxy(urls[1], seed=2) as two:
+            async with Load(topic_name, [one.url, two.url], seed=1) as load:
+                await load.acknowledged(1500)
+        found = violations(load.history, await read_back(kafka.bootstrap, topic))
+    assert any("doubled" in violation for violation in found)
+
+
+async def test_without_the_fence_a_frozen_worker_does_damage(kafka: Cluster, tmp_path: Path) -> None:
+    """A worker is frozen in the middle of its transactions; unfenced, it commits them after the lanes have moved."""
+    with broken_workers("fence", kafka, tmp_path) as workers:
+        urls = await asyncio.to_thread(_ready, workers)
+        damage: list[str] = []
+        for attempt in range(5):
+            topic = await _make_topic(urls[0], f"unfenced-{attempt}")
+            async with Load(f"unfenced-{attempt}", urls, seed=attempt, sources=32) as load:
+                await load.acknowledged(300)
+                workers[0].child.send(signal.SIGSTOP)
+                await asyncio.sleep(_SESSION_S)
+                await load.acknowledged(300)
+                workers[0].child.send(signal.SIGCONT)
+                await load.acknowledged(600)
+            damage = violations(load.history, await read_back(kafka.bootstrap, topic))
+            if damage:
+                break
+            await asyncio.to_thread(_ready, workers)
+        assert damage, "a gateway without its fence did no damage: the crash tests would not notice"

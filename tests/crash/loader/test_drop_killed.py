@@ -1,0 +1,93 @@
+"""Old rows dropped by a command that is killed, beside loaders that go on: just those go, and the windows say so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from logferry.loaders.planning.segment_states import DROPPED
+from logferry.loaders.storage.ledger import DROP, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.storage.segment_table import read_segments
+from logferry.ops.stack.kafka_cluster import Cluster
+
+from tests.striking import WAIT_S, loaders
+from tests.support.loader import LoaderProcess, Topic, chunks_of, loader_env, stored
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
+
+SETTINGS = r"""segments = { wait_s = 0 }
+parser.format = "regex"
+parser.pattern = '(?<at>\S+) .*'
+parser.event_time = { column = "at", formats = ["iso"] }
+"""
+NOW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+OLD = NOW - timedelta(days=10)
+
+
+@pytest.fixture
+def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[..., LoaderProcess]]:
+    with loaders(kafka.bootstrap, tmp_path) as begin:
+        yield begin
+
+
+def lines(start: datetime, count: int, word: str) -> list[bytes]:
+    return [f"{(start + timedelta(seconds=13 * n)).isoformat()} {word} {n}".encode() for n in range(count)]
+
+
+def drops(table: Path) -> int:
+    return sum(entry.kind == DROP for entry in read_ledger(table))
+
+
+def drop(table: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "logferry.loaders.commands.compact", str(table), "--keep", "5", "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=loader_env())
+
+
+async def test_killed_while_loads_go_on(
+    start: Callable[..., LoaderProcess], kafka: Cluster, topic_name: str, tmp_path: Path
+):
+    table, topic = tmp_path / "logs", Topic(kafka.bootstrap, f"dc1.{topic_name}")
+    await topic.create(partitions=2)
+    dice = random.Random(seed := random.randrange(1 << 32))
+    print(f"seed {seed}")
+    new: list[bytes] = []
+    for round_ in range(5):
+        fresh = lines(NOW - timedelta(hours=2), 400, f"new {round_}")
+        mixed = [line + b"\n" for line in (*lines(OLD, 400, f"old {round_}"), *fresh)]
+        dice.shuffle(mixed)
+        new += fresh
+        parts = [b"".join(mixed[i : i + 50]) for i in range(0, len(mixed), 50)]
+        await topic.write(chunks_of(f"web{round_}", *parts), partitions=2)
+        loader = start(table, topic.name, SETTINGS)
+        if round_ == 0:
+            assert loader.finish()[0] == 0
+        before, victim, deadline = drops(table), drop(table), time.monotonic() + WAIT_S
+        while drops(table) == before and victim.poll() is None:
+            assert time.monotonic() < deadline
+        await asyncio.sleep(dice.random() * 0.05 * (round_ > 1))
+        victim.kill()
+        victim.communicate()
+        assert loader.process.poll() is not None or loader.finish()[0] == 0
+        # Whatever was planned is done by the next load, and no row of now goes with it.
+        status, summary, err = start(table, topic.name, SETTINGS).finish()
+        assert status == 0, (summary, err)
+        have = Counter(row["text"].encode() for row in stored(table))
+        assert all(have[line] == 1 for line in new)
+    last = drop(table)
+    _, err = last.communicate()
+    assert last.returncode == 0, err
+    assert Counter(row["text"].encode() for row in stored(table)) == Counter(new)
+    assert drops(table) > 1
+    cutoffs = {entry.cutoff for entry in read_ledger(table) if entry.kind == DROP}
+    assert all(at is not None and OLD + timedelta(hours=3) < at < NOW - timedelta(days=4) for at in cutoffs)
+    segments = read_segments(TablePaths.of(table).segments, last_batch(open_table(table))).values()
+    assert sum(segment.rows for segment in segments) == len(new)
+    assert {s.state for s in segments if s.start < NOW - timedelta(days=5)} == {DROPPED}

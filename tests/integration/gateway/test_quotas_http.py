@@ -1,0 +1,108 @@
+"""Quotas from outside: who writes too much is told how long to wait, and the others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
+from logferry.ops.stack.kafka_cluster import Cluster
+
+from tests.support.served_gateway import Gateway
+
+RATE = 20_000
+TABLES = "".join(
+    f'[[tokens]]\nname = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n'
+    f'write = ["*"]\nread = ["*"]\nadmin = ["*"]\n{quota}\n'
+    for name, quota in (("limited", f"bytes_per_s = {RATE}"), ("free", ""))
+)
+TABLES += '[[quotas]]\ntopic = "few-*"\nchunks_per_s = 50\n'
+
+
+@pytest.fixture
+async def gateway(kafka: Cluster, tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with Gateway(tmp_path, kafka.bootstrap, 1, TABLES) as gateway:
+        for topic in ("quota-a", "quota-b", "few-chunks"):
+            status, document, _ = await gateway.ask("PUT", f"/v1/topics/{topic}", "free", data='{"partitions": 2}')
+            assert status in (200, 201), document
+        yield gateway
+
+
+async def recorded(gateway: Gateway, topic: str, source: str) -> int | None:
+    _, document, _ = await gateway.ask("GET", f"/v1/topics/{topic}/sources/{source}", "free")
+    found = document["recorded_seqno"]
+    assert found is None or isinstance(found, int)
+    return found
+
+
+async def test_a_token_over_its_bytes_is_refused_and_what_was_refused_is_not_recorded(gateway: Gateway) -> None:
+    async def write(token: str, topic: str, source: str, seqno: int, size: int) -> tuple[int, dict[str, str]]:
+        path = f"/v1/topics/{topic}/sources/{source}/chunks?seqno={seqno}"
+        status, document, headers = await gateway.ask("POST", path, token, data=b"x" * size)
+        if status == 429:
+            assert document["type"].endswith("/quota")
+            assert document["status"] == 429
+            assert "limited" in document["detail"]
+        return status, dict(headers)
+
+    source = f"s{time.time_ns()}"
+    # Far over the burst: it is taken, and leaves a debt of four seconds.
+    assert (await write("limited", "quota-a", source, 1, 5 * RATE))[0] == 200
+    for topic in ("quota-a", "quota-b"):
+        status, headers = await write("limited", topic, source, 2, 10)
+        assert status == 429
+        assert 1 <= int(headers["Retry-After"]) <= 4
+    assert await recorded(gateway, "quota-a", source) == 1
+    assert await recorded(gateway, "quota-b", source) is None
+    assert (await write("free", "quota-a", source, 2, 10 * RATE))[0] == 200
+    # After the wait that was told it goes on.
+    await asyncio.sleep(int(headers["Retry-After"]))
+    assert (await write("limited", "quota-a", source, 3, 10))[0] == 200
+    _, metrics, _ = await gateway.ask("GET", "/metrics")
+    lines = dict(line.rsplit(" ", 1) for line in metrics.decode().splitlines() if not line.startswith("#"))
+    assert float(lines['logferry_throttled_total{name="limited",scope="token"}']) == 2
+    assert 2 < float(lines['logferry_throttled_seconds_total{name="limited",scope="token"}']) <= 8
+
+
+async def test_the_chunks_of_a_request_are_counted(gateway: Gateway) -> None:
+    source = f"s{time.time_ns()}"
+    body = b"".join(pack_chunk(Chunk(seqno, seqno - 1, None, {}, b"x")) for seqno in range(1, 201))
+    path = f"/v1/topics/few-chunks/sources/{source}/chunks"
+    status, document, _ = await gateway.ask("POST", path, "free", data=body, headers={"Content-Type": MSGPACK})
+    assert (status, document["written"]) == (200, 200)
+    status, document, headers = await gateway.ask("POST", path + "?seqno=300", "free", data=b"x")
+    assert (status, document["type"].rpartition("/")[2]) == (429, "quota")
+    assert "dc1.few-chunks" in document["detail"]
+    assert 2 <= int(headers["Retry-After"]) <= 3
+
+
+async def test_over_time_the_rate_holds_whatever_the_clients_do(gateway: Gateway) -> None:
+    """Twenty sources that do not wait at all get what the quota gives, and not more."""
+    taken = 0
+    started = time.monotonic()
+
+    async def push(number: int) -> None:
+        nonlocal taken
+        seqno = 0
+        while time.monotonic() < started + 4:
+            path = f"/v1/topics/quota-a/sources/t{number}-{started}/chunks?seqno={seqno}"
+            status, _, _ = await gateway.ask("POST", path, "limited", data=b"x" * 1000)
+            assert status in (200, 429)
+            taken += 1000 * (status == 200)
+            seqno += 1
+
+    await asyncio.gather(*(push(number) for number in range(20)))
+    elapsed_s = time.monotonic() - started
+    assert RATE < taken <= RATE * (elapsed_s + 1) + 1000
+
+
+async def test_quotas_are_re_read(gateway: Gateway) -> None:
+    path = f"/v1/topics/quota-b/sources/s{time.time_ns()}/chunks?seqno="
+    assert (await gateway.ask("POST", path + "1", "limited", data=b"x" * 50 * RATE))[0] == 200
+    assert (await gateway.ask("POST", path + "2", "limited", data=b"x"))[0] == 429
+    await gateway.reload(TABLES.replace(str(RATE), str(100 * RATE)))
+    assert (await gateway.ask("POST", path + "2", "limited", data=b"x"))[0] == 200

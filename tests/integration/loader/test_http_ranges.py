@@ -1,0 +1,150 @@
+"""Ranges over HTTP: exactly what was asked for, whatever happens to connections, or an error that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from logferry.client import Reader, Writer
+from logferry.client.reading.decode import Chunk
+from logferry.gateway.http.auth import new_token
+from logferry.loaders.errors import ConfigError, TopicChanged
+from logferry.loaders.planning.plan import TopicPartition
+from logferry.loaders.query.http_ranges import EARLIEST, LATEST, Door, GatewayAway, Part, parts
+from logferry.ops.stack.kafka_cluster import Cluster
+
+from tests.support.gateway import Gateway
+from tests.support.loader import Topic, chunks_of
+from tests.support.relay import Relay
+from tests.support.served_gateway import Gateway as Guarded
+
+CHUNKS = 40
+
+
+@pytest.fixture
+def topic(workers: Gateway, topic_name: str) -> str:
+    """Two partitions with chunks of 32 KiB, some of them behind aborted transactions."""
+    full = asyncio.run(workers.make_topic(topic_name, 2))
+    for source in ("a", "b", "c"):
+        with Writer(workers.urls, topic_name, source) as writer:
+            for number in range(CHUNKS // 4):
+                writer.write(b"%d " % number + b"x" * 32_768)
+    asyncio.run(Topic(workers.kafka.bootstrap, full).write(chunks_of("d", b"aborted"), partitions=2, commit=False))
+    with Writer(workers.urls, topic_name, "e") as writer:
+        writer.write(b"last\n")
+    return full
+
+
+@pytest.fixture
+def door(workers: Gateway, topic: str) -> Iterator[Door]:
+    with closing(Door(workers.urls, [topic], page_bytes=1 << 16, retry_s=20)) as door:
+        yield door
+
+
+def read(door: Door, *wanted: Part) -> list[Chunk]:
+    return [chunk for part in wanted for page in door.chunks(part) for chunk in page]
+
+
+def all_of(workers: Gateway, topic: str) -> list[Chunk]:
+    """As the library's reader has them."""
+    with Reader(workers.urls, topic, follow=False) as reader:
+        return sorted(reader, key=lambda chunk: (chunk.partition, chunk.offset))
+
+
+def test_ranges_are_what_the_gateway_reads(door: Door, workers: Gateway, topic: str):
+    offsets, chunks = door.offsets(), all_of(workers, topic)
+    whole = parts(door.placed(EARLIEST, offsets), door.placed(LATEST, offsets))
+    assert read(door, *whole) == chunks
+    assert len(chunks) == CHUNKS // 4 * 3 + 1
+    for place, at in offsets.items():
+        of_it = [chunk for chunk in chunks if chunk.partition == place.partition]
+        for start in range(at.first, at.next, 3):
+            part = Part(*place, start, min(start + 5, at.next))
+            want = [chunk for chunk in of_it if part.start <= chunk.offset < part.end]
+            assert read(door, part) == want == read(door, part)
+
+
+def test_connections_that_are_cut_in_mid_range(workers: Gateway, topic: str):
+    over, cuts = threading.Event(), []
+    with Relay(workers.urls[0]) as relay, closing(Door([relay.url], [topic], page_bytes=1, retry_s=60)) as door:
+        offsets = door.offsets()
+        relay.bytes_per_s = 1 << 20
+
+        def cut() -> None:
+            while not over.wait(0.1):
+                cuts.append(relay.cut(wait=False))
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        try:
+            found = read(door, *parts({}, {place: at.next for place, at in offsets.items()}))
+        finally:
+            over.set()
+            cutter.join()
+    assert found == all_of(workers, topic)
+    assert sum(bool(cut) for cut in cuts) >= 3
+
+
+def test_a_gateway_that_is_away_is_said_after_a_while(workers: Gateway, topic: str):
+    with closing(Door(["http://127.0.0.1:9"], [topic], retry_s=1)) as door:
+        with pytest.raises(GatewayAway, match=r"no gateway answers at http://127\.0\.0\.1:9"):
+            door.offsets()
+    with closing(Door(["http://127.0.0.1:9", workers.urls[0]], [topic], retry_s=20)) as door:
+        assert len(door.offsets()) == 2
+
+
+def test_positions(door: Door, topic: str):
+    offsets = door.offsets()
+    zero, one = (TopicPartition(topic, number) for number in (0, 1))
+    assert door.placed(f"{topic}:0:3", offsets) == {zero: 3, one: 0}
+    assert door.placed(f"cursors:{topic}:0:3,{topic}:1:2", offsets) == {zero: 3, one: 2}
+    with pytest.raises(ConfigError, match="neither earliest, latest, nor a position"):
+        door.placed("yesterday", offsets)
+    with pytest.raises(ConfigError, match=r"dc1\.other:0, which is not what is read"):
+        door.placed("dc1.other:0:3", offsets)
+
+
+async def test_what_is_not_retained_is_an_error(workers: Gateway, topic_name: str):
+    full = await workers.make_topic(topic_name)
+    kafka = Topic(workers.kafka.bootstrap, full)
+    await kafka.write(chunks_of("s", b"1\n", b"2\n", b"3\n"))
+    await kafka.remove_before(0, 2)
+
+    def ask(part: Part) -> list[Chunk]:
+        with closing(Door(workers.urls, [full], retry_s=1)) as door:
+            return read(door, part)
+
+    with pytest.raises(TopicChanged, match="offsets 0 to 2: out-of-range"):
+        await asyncio.to_thread(ask, Part(full, 0, 0, 3))
+    with pytest.raises(TopicChanged, match="its log was cut back"):
+        await asyncio.to_thread(ask, Part(full, 0, 2, 9))
+    assert [chunk.data for chunk in await asyncio.to_thread(ask, Part(full, 0, 2, 3))] == [b"3\n"]
+
+
+def test_a_topic_that_is_not_there(workers: Gateway):
+    with closing(Door(workers.urls, ["dc1.nothing"])) as door, pytest.raises(ConfigError, match="unknown-topic"):
+        door.offsets()
+
+
+async def test_a_token_that_is_wrong_or_may_not(kafka: Cluster, tmp_path: Path):
+    (reader, reader_hash), (stranger, stranger_hash) = new_token(), new_token()
+    tokens = (
+        f'[[tokens]]\nname = "reader"\nsha256 = "{reader_hash}"\nread = ["*"]\nadmin = ["*"]\n'
+        f'[[tokens]]\nname = "stranger"\nsha256 = "{stranger_hash}"\nread = ["squid"]\n'
+    )
+
+    def ask(token: str | None) -> int:
+        with closing(Door([urls[0]], ["dc1.guarded"], token=token, retry_s=20)) as door:
+            return len(door.offsets())
+
+    async with Guarded(tmp_path, kafka.bootstrap, 1, tokens) as gateway:
+        await gateway.ask("PUT", "/v1/topics/guarded", reader, data='{"partitions": 2}')
+        urls = gateway.urls
+        assert await asyncio.to_thread(ask, reader) == 2
+        for token, said in ((None, "unauthenticated"), ("wrong", "unauthenticated"), (stranger, "forbidden")):
+            with pytest.raises(ConfigError, match=rf"{said}.*\(the option token\)"):
+                await asyncio.to_thread(ask, token)

@@ -1,0 +1,199 @@
+"""Many tables in one run: in parallel, bounded, followed, told of, and put to other places by command."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.loaders.batches.execute import Loader
+from logferry.loaders.commands.reset import reset_table
+from logferry.loaders.commands.state import show, table_facts
+from logferry.loaders.config import Config
+from logferry.loaders.errors import ConfigError, KafkaAway
+from logferry.loaders.planning.batch_size import Limits
+from logferry.loaders.planning.reset_plan import Move, Target
+from logferry.loaders.runs import table_run as load
+from logferry.loaders.runs.report import Reporter
+from logferry.loaders.runs.run_tables import Tables
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.ledger import read_ledger
+from logferry.ops.stack.kafka_cluster import Cluster
+from rich.console import Console
+
+from tests.support.loader import Topic, check_exact, chunks_of, stored
+
+pytestmark = pytest.mark.spark
+
+Start = Callable[..., Loader]
+WAIT_S = 60
+
+
+def config(kafka: Cluster, *tables: dict[str, Any], **more: Any) -> Config:
+    raw = {"kafka": {"bootstrap_servers": kafka.bootstrap}, "tables": list(tables), "follow_s": 0.1, **more}
+    return Config.model_validate(raw)
+
+
+def reporter() -> Reporter:
+    return Reporter(Console(file=io.StringIO()), as_json=True)
+
+
+def said(report: Reporter) -> dict[str, Any]:
+    report.finish()
+    found: dict[str, Any] = json.loads(report.console.file.getvalue())  # type: ignore[attr-defined]
+    return found
+
+
+async def topics(kafka: Cluster, *names: str) -> list[Topic]:
+    made = [Topic(kafka.bootstrap, name) for name in names]
+    for topic in made:
+        await topic.create()
+        await topic.write(chunks_of(topic.name, *(b"%d\n" % i for i in range(20))))
+    return made
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+async def test_a_table_of_each_topic_and_one_that_fails(loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path):
+    name = topic_name[:60]
+    one, other, moved = await topics(kafka, f"dc1.{name}-x", f"dc1.{name}-y", f"dc2.{name}-y")
+    (tmp_path / "refused").mkdir()
+    (tmp_path / "refused" / "letter.txt").write_text("dear")
+    settings = config(
+        kafka,
+        {"path": tmp_path / "{topic}", "topics": [f"*.{name}-*"]},
+        {"path": tmp_path / "refused", "topics": [one.name]},
+        parallel=3,
+    )
+    report = reporter()
+    Tables(loader(), settings, report, threading.Event()).once(Limits())
+    check_exact(tmp_path / f"{name}-x", one.committed)
+    check_exact(tmp_path / f"{name}-y", other.committed + moved.committed)
+    tables = {Path(table["table"]).name: table for table in said(report)["tables"]}
+    assert "not a Delta table" in tables["refused"]["error"]
+    assert [tables[f"{name}-{c}"]["error"] for c in "xy"] == [None, None]
+
+
+@pytest.mark.long
+async def test_a_bounded_run_and_the_next(loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path):
+    (topic,) = await topics(kafka, f"dc1.{topic_name}")
+    settings = config(kafka, {"path": tmp_path / "t", "topics": [topic.name], "max_records": 4})
+    report = reporter()
+    Tables(loader(), settings, report, threading.Event()).once(Limits(offsets=6))
+    assert [r.size for entry in read_ledger(tmp_path / "t") for r in entry.reads] == [4, 2]
+    found = said(report)
+    assert (found["exit"], found["tables"][0]["left"]) == (0, 15), "20 chunks, and the end of their transaction"
+    assert "the limit of 6 records" in found["tables"][0]["ended"]
+    Tables(loader(), settings, report, threading.Event()).once(Limits())
+    check_exact(tmp_path / "t", topic.committed)
+
+
+async def test_following_waits_for_what_is_away_and_goes_on(
+    loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (topic,) = await topics(kafka, f"dc1.{topic_name}")
+    settings = config(
+        kafka, {"path": tmp_path / "t", "topics": [topic.name]}, {"path": tmp_path / "u", "topics": ["dc1.z"]}
+    )
+    report, stop, loads = reporter(), threading.Event(), loader()
+    views, fails = loads.kafka.views, threading.Event()
+    fails.set()
+
+    def away(wanted: Any) -> Any:
+        if fails.is_set():
+            raise KafkaAway("no broker")
+        return views(wanted)
+
+    monkeypatch.setattr(loads.kafka, "views", away)
+    thread = threading.Thread(target=Tables(loads, settings, report, stop).follow)
+    thread.start()
+    try:
+        wait_for(lambda: len(report.tables) == 2 and all(isinstance(t.error, KafkaAway) for t in report.tables))
+        fails.clear()
+        wait_for(lambda: report.tables[0].rows == 20)
+        await topic.write(chunks_of("b", b"more\n"))
+        wait_for(lambda: report.tables[0].rows == 21)
+        assert thread.is_alive()
+    finally:
+        stop.set()
+        thread.join(WAIT_S)
+    assert not thread.is_alive()
+    check_exact(tmp_path / "t", topic.committed)
+    found = said(report)
+    assert (found["exit"], found["tables"][0]["error"]) == (1, None), "dc1.z does not exist: somebody must look"
+    assert [stop["reason"] for stop in found["tables"][1]["stopped"]] == ["dc1.z does not exist"]
+
+
+async def test_what_a_table_holds_is_told(loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path):
+    (topic,) = await topics(kafka, f"dc1.{topic_name}")
+    await topic.write(chunks_of("b", b"\xff\n\xff\nx\n"))
+    (job,) = config(kafka, {"path": tmp_path / "t", "topics": [topic.name]}).tables
+    list(load_table(loader(), job))
+    facts = table_facts(tmp_path / "t")
+    assert [(p["topic"], p["partition"], p["offset"]) for p in facts["positions"]] == [(topic.name, 0, 23)]
+    assert facts["quarantine"] == {"the line is not UTF-8": 2}
+    assert (facts["last"]["batch"], facts["last"]["parser"], facts["planned"]) == (0, "lines/1", None)
+    out = io.StringIO()
+    show(facts, Console(file=out, width=200))
+    assert "holds batch 0 (load, lines/1, offsets of dc1" in out.getvalue()
+    assert "quarantined: 2 · the line is not UTF-8" in out.getvalue()
+    with pytest.raises(ConfigError, match="no batch was ever loaded"):
+        table_facts(tmp_path / "nothing")
+
+
+class _Dead(Exception):
+    pass
+
+
+def _die(*_: object, **__: object) -> Any:
+    raise _Dead
+
+
+@pytest.mark.long
+async def test_another_place_by_command(
+    loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A table is stuck in a batch of a topic that was created anew; the other topic's part of it is loaded."""
+    gone, stays = await topics(kafka, f"dc1.{topic_name}-gone", f"dc1.{topic_name}-stays")
+    (job,) = config(kafka, {"path": tmp_path / "t", "topics": [gone.name, stays.name]}).tables
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "do_batch", _die)
+        with pytest.raises(_Dead):
+            list(load_table(loader(), job))
+    await gone.delete()
+    await gone.create()
+    await gone.write(chunks_of("new", b"new 1\n", b"new 2\n"))
+    told: list[Sequence[Move]] = []
+    targets = [Target.parse(f"{gone.name}=earliest")]
+
+    def refuse(moves: Sequence[Move]) -> bool:
+        told.append(moves)
+        return False
+
+    assert reset_table(loader(), job, targets, refuse) is None
+    assert [(move.before, move.after) for move in told[0]] == [(21, 0)]
+    assert "another topic of that name" in told[0][0].means
+    assert len(read_ledger(tmp_path / "t")) == 1, "nothing was changed"
+    done = reset_table(loader(), job, targets, lambda moves: True)
+    assert done is not None
+    assert (done.batch, done.rows) == (1, 0)
+    check_exact(tmp_path / "t", stays.committed)
+    list(load_table(loader(), job))
+    new = chunks_of("new", b"new 1\n", b"new 2\n")
+    check_exact(tmp_path / "t", [*stays.committed, *new])
+    assert [entry.kind for entry in read_ledger(tmp_path / "t")] == ["load", "reset", "load"]
+    # And back: what is loaded again stands twice, as it was said.
+    (back,) = [Target.parse(f"{stays.name}:0=18")]
+    reset_table(loader(), job, [back], lambda moves: "2 offsets will be" not in moves[0].means)
+    list(load_table(loader(), job))
+    assert len(stored(tmp_path / "t")) == 20 + 2 + 2

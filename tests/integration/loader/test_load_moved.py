@@ -1,0 +1,157 @@
+"""Chunks that came by two data centres are in the table once, whenever the second comes, and nothing else is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.config import TableJob
+from logferry.loaders.notes import read_notes
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
+from logferry.ops.stack.kafka_cluster import Cluster
+
+from tests.support.loader import Sent, Topic, check_exact, chunks_of, stored
+
+pytestmark = pytest.mark.spark
+
+Start = Callable[..., Loader]
+
+
+class Centres:
+    """The same topic of two (or three) data centres, and the table that all are loaded into."""
+
+    def __init__(self, kafka: Cluster, name: str, table: Path) -> None:
+        self.one, self.two, self.three = (Topic(kafka.bootstrap, f"dc{i}.{name}") for i in (1, 2, 3))
+        self.table = table
+        self.job = TableJob(path=table, topics=[f"*.{name}"], max_records=1000)
+
+    def load(self, loader: Loader) -> int:
+        """How many chunks were left out."""
+        done = [event for event in load_table(loader, self.job) if isinstance(event, BatchDone)]
+        return sum(batch.left_out for batch in done)
+
+    def notes(self) -> list[tuple[str, int, str]]:
+        last = last_batch(open_table(self.table))
+        return [(note.topic, note.seqno, note.kept) for note in read_notes(TablePaths.of(self.table).moved, last)]
+
+
+@pytest.fixture
+async def centres(kafka: Cluster, topic_name: str, tmp_path: Path) -> Centres:
+    found = Centres(kafka, topic_name, tmp_path / "logs")
+    await found.one.create()
+    return found
+
+
+def numbered(source: str, *seqnos: int, text: str = "line") -> list[Sent]:
+    """Chunks with these seqnos, whatever was before; two lines each, the second of which is not UTF-8."""
+    found = []
+    for seqno in seqnos:
+        (sent,) = chunks_of(source, f"{text} {seqno}\n".encode() + b"\xff%d\n" % seqno)
+        found.append(sent._replace(chunk=sent.chunk._replace(seqno=seqno, prev=None)))
+    return found
+
+
+async def test_the_copy_that_comes_later_is_left_out(loader: Start, centres: Centres):
+    """It moved, and its last chunks there had no answer: they are in both."""
+    await centres.two.create()
+    await centres.one.write([*numbered("a", 1, 2, 3, 4), *numbered("stays", 1, 2, 3)])
+    assert centres.load(loader()) == 0
+    await centres.two.write([*numbered("a", 3, 4, 5, 6), *numbered("other", 1, 2, 3)])
+    assert centres.load(loader()) == 2
+    # It comes back; what it says now was said by nobody, though its seqnos lie between others'.
+    await centres.one.write(numbered("a", 7))
+    await centres.two.write(numbered("a", 8))
+    await centres.one.write(numbered("a", 9))
+    assert centres.load(loader()) == 0
+    once = numbered("a", *range(1, 10)) + numbered("stays", 1, 2, 3) + numbered("other", 1, 2, 3)
+    check_exact(centres.table, once)
+    one, two = centres.one.name, centres.two.name
+    assert centres.notes() == [(two, 3, one), (two, 4, one)]
+
+
+async def test_both_copies_in_one_batch(loader: Start, centres: Centres):
+    await centres.two.create()
+    await centres.three.create()
+    await centres.three.write(numbered("a", 2, 3))
+    await centres.two.write(numbered("a", 1, 2))
+    await centres.one.write(numbered("a", 3, 4))
+    assert centres.load(loader()) == 2
+    check_exact(centres.table, numbered("a", 1, 2, 3, 4))
+    one, two, three = centres.one.name, centres.two.name, centres.three.name
+    assert centres.notes() == [(three, 2, two), (three, 3, one)]
+
+
+@pytest.mark.long
+async def test_a_data_centre_that_comes_later(loader: Start, centres: Centres):
+    """Nobody kept what the table had of the sources: it is found out; lines in the quarantine count as well."""
+    bad = chunks_of("bad", b"\xff\n", b"\xfe\n")
+    await centres.one.write([*numbered("a", 1, 2), *bad])
+    assert centres.load(loader()) == 0
+    assert not TablePaths.of(centres.table).sources.exists()
+    await centres.two.create()
+    await centres.two.write([*numbered("a", 2, 3), *bad])
+    assert centres.load(loader()) == 3
+    check_exact(centres.table, [*numbered("a", 1, 2, 3), *bad])
+
+
+@pytest.mark.long
+async def test_beyond_the_time_that_is_set_a_copy_is_a_chunk_of_its_own(loader: Start, centres: Centres):
+    await centres.two.create()
+    await centres.one.write(numbered("a", 1))
+    centres.load(loader())
+    await centres.two.write(numbered("a", 1))
+    forgets = loader()
+    object.__setattr__(forgets, "moved_within", timedelta(milliseconds=1))
+    assert centres.load(forgets) == 0
+    assert len(stored(centres.table)) == 2
+
+
+class _Dead(Exception):
+    pass
+
+
+def _die(*_: object, **__: object) -> Any:
+    raise _Dead
+
+
+@pytest.mark.parametrize("window", ["commit_files", pytest.param("put_notes", marks=pytest.mark.long)])
+async def test_dead_before_the_commit(window: str, loader: Start, centres: Centres, monkeypatch: pytest.MonkeyPatch):
+    """Quarantine, sources and notes are written, the rows are not: the next run leaves out the very same."""
+    await centres.two.create()
+    await centres.one.write(numbered("a", 1, 2))
+    centres.load(loader())
+    await centres.two.write(numbered("a", 2, 3))
+    await centres.one.write(numbered("a", 3, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, window, _die)
+        with pytest.raises(_Dead):
+            centres.load(loader("dies"))
+    assert centres.load(loader("goes on")) == 2
+    check_exact(centres.table, numbered("a", 1, 2, 3, 4))
+    assert len(centres.notes()) == 2, "noted once"
+
+
+@pytest.mark.long
+async def test_a_loader_that_comes_late(loader: Start, centres: Centres, monkeypatch: pytest.MonkeyPatch):
+    """Others have done its batch and one more when it looks for copies: the batch's own rows are none."""
+    await centres.two.create()
+    await centres.one.write(numbered("a", 1, 2))
+    centres.load(loader())
+    await centres.two.write(numbered("a", 2, 3))
+    once = batches.once
+
+    def others_first(*given: Any) -> Any:
+        monkeypatch.setattr(batches, "once", once)
+        assert centres.load(loader("fast")) == 1
+        return once(*given)
+
+    monkeypatch.setattr(batches, "once", others_first)
+    done = [event for event in load_table(loader("slow"), centres.job) if isinstance(event, BatchDone)]
+    assert [batch.ours for batch in done] == [False]
+    check_exact(centres.table, numbered("a", 1, 2, 3))
