@@ -1,11 +1,11 @@
-# `make help` lists what there is. Every target sets up what it needs; nothing but Python 3.11+ with venv is asked for.
+# `make help` lists the targets. Every target sets up its own requirements; only Python 3.11+ with venv must be present.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SRC := gateway mirror loaders client ops tests
 
-.PHONY: help setup demo up push-client check format test test-long bench clean
+.PHONY: help setup demo up push-client check format test test-all test-long docs reference bench soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -19,36 +19,48 @@ $(STAMP): pyproject.toml
 	@mkdir -p .mypy && ln -sfn .. .mypy/logferry
 	@touch $@
 
-setup: $(STAMP) ## make .venv with everything, and fetch Kafka and the Spark jars
+setup: $(STAMP) ## create .venv with all extras; fetch Kafka and the Spark jars
 	@$(BIN)/python -m logferry.ops.runtime.java
 	@$(BIN)/python -m logferry.ops.runtime.jars
 
-demo: setup ## the whole way on this machine, while processes are killed, with a proof at the end
+demo: setup ## the full pipeline on this machine, with kills and a final audit
 	$(BIN)/logferry demo
 
 up: setup ## a local stack in the foreground: Kafka and the gateway
 	$(BIN)/logferry up
 
-push-client: $(STAMP) ## the push-client as one file: dist/logferry-push.pyz, for any Python from 3.9 on
+push-client: $(STAMP) ## build the push-client as one file for Python 3.9+: dist/logferry-push.pyz
 	$(BIN)/python -m logferry.ops.runtime.build_pyz dist/logferry-push.pyz
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check $(SRC)
 	$(BIN)/ruff format --check $(SRC)
-	$(BIN)/mypy -p logferry.gateway -p logferry.loaders -p logferry.client -p logferry.ops -p logferry.mirror
+	$(BIN)/mypy -p logferry.gateway -p logferry.loaders -p logferry.client -p logferry.ops -p logferry.mirror -p tests
 
-format: $(STAMP) ## rewrite the code in the project's format
+format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix $(SRC)
 	$(BIN)/ruff format $(SRC)
 
-test: setup ## the tests (minutes)
+test: setup ## unit, model, and the main way of each feature (ten minutes)
+	$(BIN)/pytest -m 'not long and not crash and not full'
+
+test-all: setup ## every test but the long ones; CI runs this
 	$(BIN)/pytest -m 'not long'
 
-test-long: setup ## all tests, the long ones too
+test-long: setup ## every test, including the long ones
 	$(BIN)/pytest
 
-bench: setup ## measure; BENCH=name,name for some only
+docs: $(STAMP) ## build the documentation into site/; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file ops/mkdocs.yml
+
+reference: $(STAMP) ## generate ops/docs/reference from the code
+	$(BIN)/python -m tests.support.reference
+
+bench: setup ## run the benchmarks; BENCH=name,name selects some
 	$(BIN)/python -m logferry.ops.bench $(BENCH)
 
-clean: ## remove the environment and what was built
-	rm -rf $(VENV) .mypy .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+soak: setup ## random faults over the whole way, with a verdict; MINUTES=10 SEED=7
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(SOAK)
+
+clean: ## remove the environment and all build output
+	rm -rf $(VENV) .mypy .mypy_cache .pytest_cache .ruff_cache build dist site *.egg-info

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from logferry.client.aio.reader import AsyncReader as AsyncReader
     from logferry.client.aio.writer import AsyncWriter as AsyncWriter
     from logferry.client.errors import Closed as Closed
@@ -20,37 +21,35 @@ if TYPE_CHECKING:
     from logferry.client.errors import Unknown as Unknown
     from logferry.client.reading.decode import Chunk as Chunk
     from logferry.client.reading.decode import Line as Line
+    from logferry.client.reading.decode import ReceivedChunk as ReceivedChunk
     from logferry.client.reading.position import Cursors as Cursors
     from logferry.client.reading.position import Position as Position
     from logferry.client.reading.reader import Reader as Reader
     from logferry.client.writing.logging_handler import LogferryHandler as LogferryHandler
     from logferry.client.writing.writer import Writer as Writer
 
-_PLACES = {
-    "Writer": "writing.writer",
-    "AsyncWriter": "aio.writer",
-    "LogferryHandler": "writing.handler",
-    "Reader": "reading.reader",
-    "AsyncReader": "aio.reader",
-    "Chunk": "reading.rows",
-    "Line": "reading.rows",
-    "Cursors": "reading.position",
-    "Position": "reading.position",
-    "LogferryError": "errors",
-    "Rejected": "errors",
-    "Superseded": "errors",
-    "OutOfRange": "errors",
-    "Unknown": "errors",
-    "Full": "errors",
-    "Closed": "errors",
+_EXPORTS = {
+    "writing.writer": ("Writer",),
+    "writing.logging_handler": ("LogferryHandler",),
+    "reading.reader": ("Reader",),
+    "reading.decode": ("Chunk", "ReceivedChunk", "Line"),
+    "reading.position": ("Cursors", "Position"),
+    "aio.writer": ("AsyncWriter",),
+    "aio.reader": ("AsyncReader",),
+    "errors": ("Closed", "Full", "LogferryError", "OutOfRange", "Rejected", "Superseded", "Unknown"),
 }
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("logferry")
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "logferry":
             raise
@@ -59,4 +58,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(_PLACES)
+    return sorted(_MODULES)

@@ -1,18 +1,18 @@
-"""What `Writer` and `Reader` raise, named for what the caller must do."""
+"""The errors of `Writer` and `Reader`, named for what the caller must do."""
 
 from __future__ import annotations
 
 
 class LogferryError(Exception):
-    """Everything of `logferry.client` that a caller can be told."""
+    """The base of all errors of `logferry.client`."""
 
 
 class Rejected(LogferryError):
-    """The gateway will not do it, and the same again will not help.
+    """The gateway rejects the request, and a retry will not help: correct the cause that the text names.
 
-    ``kind``: the problem's type (``forbidden``, ``too-large``, ``gap``, …); ``status``: of HTTP. From a writer: all
-    chunks up to ``recorded_seqno`` are recorded; of those above it and up to ``unknown_to`` (None: there are none) it
-    is not known; those above are not. The writer is closed.
+    ``kind``: the problem kind (``forbidden``, ``too-large``, ``gap``, …); ``status``: of HTTP. From a writer: all
+    chunks up to ``recorded_seqno`` are recorded; the outcome of those above it and up to ``unknown_to`` (None: there
+    are none) is unknown; those above are not recorded. The writer has ended: open another one.
     """
 
     def __init__(
@@ -31,16 +31,19 @@ class Rejected(LogferryError):
 
 
 class Superseded(Rejected):
-    """Somebody else has taken over.
+    """Another writer or reader has taken over.
 
-    From a writer: another session of the source was opened, or what the gateway knew of the source is gone (it
-    expired, or the topic was created anew); ``recorded_seqno`` and ``unknown_to`` as in `Rejected`. From a commit:
-    another reader of the consumer has the partition, or the session has ended; what was not committed comes again.
+    From a writer: another session of the source was opened, or the gateway has lost the state of the source (it
+    expired, or the topic was recreated); ``recorded_seqno`` and ``unknown_to`` as in `Rejected`. From a commit: another
+    reader of the consumer has the partition, or the session has ended; chunks that were not committed come again.
     """
 
 
 class OutOfRange(Rejected):
-    """The position lies outside of what is retained: ``first`` to ``next`` of ``topic``, ``partition``."""
+    """The position is outside the retained offsets, ``first`` to ``next`` of ``topic`` and ``partition``.
+
+    Retention has deleted chunks: resume at ``first``, and account for the gap.
+    """
 
     def __init__(self, text: str, topic: str, partition: int, first: int, next: int) -> None:
         super().__init__(text, "out-of-range", 416)
@@ -48,9 +51,10 @@ class OutOfRange(Rejected):
 
 
 class Unknown(LogferryError, TimeoutError):
-    """The caller's time was over before the outcome was known; trying goes on, unless it was `close` that raised it.
+    """The caller's timeout ended before the outcome was known. Retries continue, unless `close` raised it.
 
-    All chunks up to ``recorded_seqno`` are recorded; those above it and up to ``unknown_to`` may be.
+    All chunks up to ``recorded_seqno`` are recorded; those above it and up to ``unknown_to`` may be. Calling again is
+    safe.
     """
 
     def __init__(self, text: str, recorded_seqno: int | None = None, unknown_to: int | None = None) -> None:
@@ -60,8 +64,8 @@ class Unknown(LogferryError, TimeoutError):
 
 
 class Full(LogferryError, TimeoutError):
-    """The buffer had no room within the caller's time: the chunk was not taken."""
+    """The buffer had no room within the caller's timeout: the chunk was not taken. Writing it again is safe."""
 
 
 class Closed(LogferryError):
-    """The writer or reader is closed, or belongs to the process that this one was forked from."""
+    """The writer or reader is closed, or belongs to the process that this one was forked from: open another one."""

@@ -7,40 +7,55 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from logferry.gateway.contract.chunk import check_dc, check_topic, full_topic, split_topic
-from logferry.gateway.identity import LaneIdentity
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from logferry.gateway.contract.names import check_dc, check_topic, full_topic, split_topic
+from logferry.gateway.kafka.types import LaneIdentity
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import ValidationError
 
 MIB = 1 << 20
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 _ALL_ADDRESSES = ("0.0.0.0", "[::]")
 
 Pattern = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._*?\[\]!-]{1,256}$")]
+Dc = Annotated[str, AfterValidator(check_dc)]
+Dcs = Annotated[list[str], AfterValidator(lambda names: [check_dc(name) for name in names])]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Weakness = Literal["replication", "min-isr", "unclean-election"]
+Weakness = Literal["replication", "min-isr", "unclean-election", "partition-verification"]
 
 
 class ConfigError(Exception):
     """The configuration cannot be used; the text names the file, the setting and what is wrong with it."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class KafkaSettings(_Strict):
-    """How to reach the cluster of this data centre. The password stands in a file of its own."""
+class KafkaSettings(Strict):
+    """Connections to the Kafka cluster of this data centre. The password is in a file of its own."""
 
     bootstrap_servers: Annotated[str, Field(min_length=1)]
+    """The brokers to connect to first, as `host:port,host:port`."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    """Encryption and authentication of connections to the brokers."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "SCRAM-SHA-512"
+    """The SASL mechanism, with SASL_PLAINTEXT or SASL_SSL."""
     sasl_username: str | None = None
+    """The SASL user name."""
     sasl_password_file: Path | None = None
+    """A file that holds the SASL password on one line."""
+    sasl_token_file: Path | None = None
+    """A file that holds the present access token (JWT) for OAUTHBEARER; each connection reads it again."""
     ca_file: Path | None = None
+    """The certificates (PEM) that sign the brokers' ones; default: those of the system."""
     cert_file: Path | None = None
+    """The client certificate (PEM) for the brokers, together with `key_file`."""
     key_file: Path | None = None
+    """The unencrypted key (PEM) of `cert_file`."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -52,11 +67,15 @@ class KafkaSettings(_Strict):
 
     @model_validator(mode="after")
     def _together(self) -> KafkaSettings:
-        """A setting that would have no effect is refused: what it was meant to secure would not be."""
+        """A setting without effect is an error: the connection would lack the security that it was meant to give."""
         given = self.model_fields_set
-        if self.is_authenticated and (self.sasl_username is None or self.sasl_password_file is None):
-            raise ValueError(f"{self.security_protocol} needs sasl_username and sasl_password_file")
-        if not self.is_authenticated and (found := given & {"sasl_mechanism", "sasl_username", "sasl_password_file"}):
+        password, token = ("sasl_username", "sasl_password_file"), ("sasl_token_file",)
+        needed, other = (token, password) if self.sasl_mechanism == "OAUTHBEARER" else (password, token)
+        if self.is_authenticated and any(getattr(self, name) is None for name in needed):
+            raise ValueError(f"{self.security_protocol} with {self.sasl_mechanism} needs {' and '.join(needed)}")
+        if self.is_authenticated and (found := given & {*other}):
+            raise ValueError(f"{min(found)} has no effect with sasl_mechanism {self.sasl_mechanism}")
+        if not self.is_authenticated and (found := given & {"sasl_mechanism", *password, *token}):
             raise ValueError(f"{min(found)} has no effect with security_protocol {self.security_protocol}")
         if not self.is_encrypted and (found := given & {"ca_file", "cert_file", "key_file"}):
             raise ValueError(f"{min(found)} has no effect with security_protocol {self.security_protocol}")
@@ -65,44 +84,60 @@ class KafkaSettings(_Strict):
         return self
 
 
-class Tls(_Strict):
-    """The certificate that this gateway shows. ``ca``: who signed those of the other workers; None: the system's."""
+class Tls(Strict):
+    """The certificate of this host's workers; with it they serve HTTPS only."""
 
     certificate: Path
+    """The certificate chain (PEM) of the workers."""
     key: Path
+    """The unencrypted key (PEM) of `certificate`."""
     ca: Path | None = None
+    """The certificates (PEM) that sign the other workers' ones; default: those of the system."""
 
 
-class TokenSettings(_Strict):
-    """A caller and what it may do. The token itself is never written down, its SHA-256 is.
-
-    ``sources``: what it writes is narrowed to source ids of this pattern.
-    """
+class TokenSettings(Strict):
+    """A caller and its rights. The configuration holds the SHA-256 of its token, never the token."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,64}$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
+    """The name of the caller in logs, metrics and answers."""
+    sha256: Annotated[list[Sha256], OneOrMore, Field(min_length=1, repr=False)]
+    """The SHA-256 of the token in hexadecimal digits, as `logferry token` prints it. While a token is rotated, a list
+    of two: the old one and the new one."""
     write: list[Pattern] = []
+    """Patterns of topics that the caller may write."""
     read: list[Pattern] = []
+    """Patterns of topics that the caller may read."""
     admin: list[Pattern] = []
+    """Patterns of topics that the caller may create, grow and forget sources of."""
     sources: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """A pattern of the source ids that the caller may write as; default: all."""
+    consumers: list[Pattern] | None = None
+    """Patterns of the consumers that the caller may use; default: all."""
     bytes_per_s: Rate | None = None
+    """The most that the caller may write, in bytes per second and worker process."""
     chunks_per_s: Rate | None = None
+    """The most that the caller may write, in chunks per second and worker process."""
 
     @model_validator(mode="after")
     def _together(self) -> TokenSettings:
         if not (self.write or self.read or self.admin):
-            raise ValueError(f"{self.name} may do nothing; give it write, read or admin")
+            raise ValueError(f"{self.name} has no right; give it write, read or admin")
         if self.sources is not None and not self.write:
-            raise ValueError(f"{self.name}: sources narrows what may be written, but write is empty")
+            raise ValueError(f"{self.name}: sources restricts write, but write is empty")
+        if self.consumers is not None and not self.read:
+            raise ValueError(f"{self.name}: consumers restricts read, but read is empty")
         return self
 
 
-class QuotaSettings(_Strict):
-    """How much may be written to each topic of this pattern, in each worker process."""
+class QuotaSettings(Strict):
+    """A limit of the rate of writing to each topic of a pattern."""
 
     topic: Pattern
+    """A pattern of topics; each topic that matches has the quota for itself."""
     bytes_per_s: Rate | None = None
+    """The most that may be written to the topic, in bytes per second and worker process."""
     chunks_per_s: Rate | None = None
+    """The most that may be written to the topic, in chunks per second and worker process."""
 
     @model_validator(mode="after")
     def _together(self) -> QuotaSettings:
@@ -111,58 +146,92 @@ class QuotaSettings(_Strict):
         return self
 
 
-class Limits(_Strict):
-    """A limit on everything; what is over one is refused with the limit in the answer. Bytes unless said otherwise.
-
-    ``lane_sources``: how many one lane may know; a new one is refused until others expire or are forgotten.
-    """
+class Limits(Strict):
+    """Limits on everything. A request over one is rejected, with the limit in the answer."""
 
     chunk_bytes: Annotated[int, Field(ge=1024, le=16 * MIB)] = 4 * MIB
+    """The largest chunk, in bytes."""
     request_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 16 * MIB
+    """The largest request body, in bytes, compressed or not."""
     request_chunks: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    """The most chunks in one request."""
     transaction_bytes: Annotated[int, Field(ge=64 * 1024, le=32 * MIB)] = 8 * MIB
+    """The target size of one Kafka transaction of a lane, in bytes."""
     lane_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
+    """The most bytes of requests that wait in one lane; no token takes all of it."""
     lane_sources: Annotated[int, Field(ge=1)] = 1_000_000
+    """The most sources in one lane; no token takes all of them, and a name of over 256 bytes counts as several."""
     process_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB
+    """The most bytes of request bodies in flight in one worker process, as received; no token takes all of them."""
     read_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 8 * MIB
+    """The most bytes that one read answers with."""
+    reads_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB
+    """The most bytes of answers to reads, and of read sessions, in one worker process; no token takes all of them."""
     read_wait_ms: Annotated[int, Field(ge=0, le=30_000)] = 30_000
+    """The longest wait of one read for a chunk, in milliseconds."""
     sessions: Annotated[int, Field(ge=0, le=100_000)] = 1000
+    """The most open read sessions in one worker process; no token takes all of them."""
     session_bytes: Annotated[int, Field(ge=64 * 1024, le=256 * MIB)] = 16 * MIB
+    """The most bytes of fetched batches that one read session holds; less where many sessions share `reads_bytes`."""
     session_stall_s: Annotated[float, Field(gt=0)] = 300
+    """A reader that takes nothing of its read or session for so many seconds is disconnected."""
     connections: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    """The most open connections of callers to one worker process."""
     header_bytes: Annotated[int, Field(ge=1024, le=MIB)] = 16 * 1024
+    """The largest line of a request head, in bytes."""
     heads_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
+    """The most bytes of unfinished request heads in one worker process."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 75
+    """An idle connection is closed after so many seconds."""
     body_timeout_s: Annotated[float, Field(gt=0)] = 60
+    """A request body must arrive within so many seconds."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 30
+    """A write is answered within so many seconds, at the latest as outcome-unknown."""
 
 
-class Graphite(_Strict):
-    """Where each worker sends its metrics to. ``tags``: labels as Graphite's tags, not as parts of the name."""
+class Graphite(Strict):
+    """The Graphite server to which each worker sends its metrics."""
 
     host: Annotated[str, Field(min_length=1)]
+    """The host of Graphite."""
     port: Annotated[int, Field(ge=1, le=65535)] = 2003
+    """The port of Graphite's plaintext protocol."""
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*$")] = "logferry"
+    """The beginning of all metric names."""
     interval_s: Annotated[float, Field(ge=1)] = 60
+    """The interval between two transmissions, in seconds."""
     tags: bool = False
+    """Sends labels as Graphite's tags instead of parts of the name."""
 
 
-class Service(_Strict):
-    """What runs as workers in a data centre. Worker ``i`` listens on the port of ``listen`` plus ``i``."""
+class ServiceConfig(Strict):
+    """The settings that gateway and mirror share."""
 
-    dc: str
+    service: ClassVar[str]
+    dc: Dc
+    """The name of this data centre."""
     listen: str
+    """The address of the first worker as `host:port`; worker i listens on port + i."""
     advertised_host: str | None = None
+    """The host name under which others reach the workers; default: that of `listen`."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """The number of worker processes on this host."""
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
+    """The beginning of the names of logferry's own topics and groups."""
     session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
+    """A worker that is silent for so many milliseconds loses its lanes."""
     accept_weak_kafka: list[Weakness] = []
+    """Weaknesses of Kafka's settings that are accepted instead of refusing to start."""
     kafka: KafkaSettings
-
-    @field_validator("dc")
-    @classmethod
-    def _dc(cls, dc: str) -> str:
-        return check_dc(dc)
+    """The connection to the Kafka cluster of this data centre."""
+    anonymous: bool = False
+    """Without tokens: let everybody do everything, also from other hosts."""
+    open_metrics: bool = False
+    """Serve /metrics without a token, also to other hosts."""
+    tokens: list[TokenSettings] = []
+    """The callers and their rights."""
+    tls: Tls | None = None
+    """The certificate of the workers; default: plain HTTP."""
 
     @field_validator("listen")
     @classmethod
@@ -172,104 +241,137 @@ class Service(_Strict):
             raise ValueError(f"{listen!r} is not <address>:<port>")
         return listen
 
+    @model_validator(mode="after")
+    def _access(self) -> ServiceConfig:
+        """No caller gets a right that the configuration does not name."""
+        host = self.address
+        if self.tokens and self.anonymous:
+            raise ValueError(
+                "anonymous: would give everybody the rights that the tokens restrict; choose one of the two"
+            )
+        if not (self.is_loopback or self.tokens or self.anonymous):
+            raise ValueError(
+                f"listen: {host} is not a loopback address; without tokens the {self.service} serves loopback only. "
+                "Configure [[tokens]], or set anonymous = true"
+            )
+        if host in _ALL_ADDRESSES and self.advertised_host is None:
+            raise ValueError(
+                f"listen: other hosts cannot connect to {host}; set advertised_host to the name that they use"
+            )
+        names = [(token.name, token.name) for token in self.tokens]
+        hashes = [(token.name, sha256) for token in self.tokens for sha256 in token.sha256]
+        for what, entries in ("name", names), ("sha256", hashes):
+            values = [value for _, value in entries]
+            twice = [name for name, value in entries if values.count(value) > 1]
+            if twice:
+                raise ValueError(f"tokens: {' and '.join(twice)} have the same {what}")
+        return self
+
+    @property
+    def address(self) -> str:
+        """That of `listen` without the port; an IPv6 address stands in brackets."""
+        return self.listen.rpartition(":")[0]
+
     @property
     def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
+        return self.address.strip("[]")
 
     def port(self, worker: int) -> int:
         return int(self.listen.rpartition(":")[2]) + worker
 
-    def check_ports(self) -> None:
-        """Raises ValueError when the workers' ports do not fit."""
-        if self.port(self.workers - 1) > 65535:
-            raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
-
-
-class Config(Service):
-    """One data centre's gateway."""
-
-    data_centres: list[str] = []
-    listen: str = "127.0.0.1:8080"
-    lanes: Annotated[int, Field(ge=1, le=1024)] = 8
-    codec: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "zstd"
-    source_retention_ms: Annotated[int, Field(ge=1000)] = 14 * 86_400_000
-    max_seqno_jump: Annotated[int, Field(ge=1)] | None = None
-    anonymous: bool = False
-    open_metrics: bool = False
-    tokens: list[TokenSettings] = []
-    quotas: list[QuotaSettings] = []
-    tls: Tls | None = None
-    graphite: Graphite | None = None
-    limits: Limits = Limits()
-
-    @field_validator("data_centres")
-    @classmethod
-    def _data_centres(cls, names: list[str]) -> list[str]:
-        return [check_dc(name) for name in names]
-
-    @model_validator(mode="after")
-    def _together(self) -> Config:
-        if self.prefix in {self.dc, *self.data_centres}:
-            raise ValueError(f"prefix: {self.prefix!r} is the name of a data centre too")
-        self.check_ports()
-        self._check_who_may_call()
-        return self
-
-    def _check_who_may_call(self) -> None:
-        """Nobody gets more than was said in so many words."""
-        host = self.listen.rpartition(":")[0]
-        if self.tokens and self.anonymous:
-            raise ValueError("anonymous: would let everybody do what the tokens are there for; choose one")
-        if not (self.is_loopback or self.tokens or self.anonymous):
-            raise ValueError(
-                f"listen: {host} is not a loopback address; without tokens the gateway serves loopback only. "
-                "Configure [[tokens]], or say: anonymous = true"
-            )
-        if host in _ALL_ADDRESSES and self.advertised_host is None:
-            raise ValueError(f"listen: others cannot reach {host}; say under which name they can: advertised_host")
-        for what in ("name", "sha256"):
-            values = [getattr(token, what) for token in self.tokens]
-            twice = [token.name for token, value in zip(self.tokens, values, strict=True) if values.count(value) > 1]
-            if twice:
-                raise ValueError(f"tokens: {' and '.join(twice)} have the same {what}")
+    def url(self, worker: int) -> str:
+        """Where others reach this worker."""
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{self.advertised_host or self.address}:{self.port(worker)}"
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nobody but this machine can call."""
-        return self.listen.rpartition(":")[0] in LOOPBACK
+        """Whether only this machine can connect."""
+        return self.address in LOOPBACK
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether tokens cross the network unencrypted, as far as this configuration says."""
+        return bool(self.tokens) and self.tls is None and not self.is_loopback
+
+    @property
+    def warnings(self) -> list[str]:
+        """Risks of the configuration that an operator may have accepted."""
+        text = "tokens cross the network in plain text: configure tls, or listen on loopback behind a proxy with TLS"
+        return [text] if self.shows_tokens else []
 
     @property
     def known_dcs(self) -> frozenset[str]:
-        return frozenset({self.dc, *self.data_centres})
+        """The data centres whose topics have names here."""
+        return frozenset({self.dc})
 
     def full_name(self, topic: str) -> str:
-        """``nginx`` and ``dc1.nginx`` name the same topic here: a known data centre in front stays."""
+        """The full name of a topic; ``nginx`` and ``dc1.nginx`` name the same one in dc1."""
         first, dot, _ = topic.partition(".")
         if dot and first in self.known_dcs:
             split_topic(topic)
             return topic
         return full_topic(self.dc, check_topic(topic))
 
-    def url(self, worker: int) -> str:
-        """Where others reach this worker."""
-        host = self.advertised_host or self.listen.rpartition(":")[0]
-        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port(worker)}"
+    @property
+    def group(self) -> str:
+        """The consumer group whose members are the workers; all that the service has in Kafka begins with its name."""
+        return f"{self.prefix}.{self.service}.{self.dc}"
 
     @property
     def state_topic(self) -> str:
-        """The compacted topic with the states of the sources, a partition for each lane."""
-        return f"{self.prefix}.gateway.{self.dc}.state"
+        """The compacted topic with what the lanes recorded of sources or partitions; its partitions are the lanes."""
+        return f"{self.group}.state"
+
+    def check_names_and_ports(self, dcs: set[str]) -> None:
+        """Raises ValueError when the prefix is the name of one of these data centres, or the ports do not fit."""
+        if self.prefix in dcs:
+            raise ValueError(f"prefix: {self.prefix!r} is also the name of a data centre; choose another prefix")
+        if self.port(self.workers - 1) > 65535:
+            raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
+
+
+class Config(ServiceConfig):
+    """One data centre's gateway."""
+
+    service = "gateway"
+    data_centres: Dcs = []
+    """The data centres whose topics can be read here, in addition to this one."""
+    listen: str = "127.0.0.1:8080"
+    """The address of the first worker as `host:port`; worker i listens on port + i."""
+    lanes: Annotated[int, Field(ge=1, le=1024)] = 8
+    """The number of lanes, which is fixed when the state topic is created."""
+    codec: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "zstd"
+    """The compression of record batches in Kafka."""
+    source_retention_ms: Annotated[int, Field(ge=1000)] = 14 * 86_400_000
+    """A source that is silent for so many milliseconds is forgotten."""
+    max_seqno_jump: Annotated[int, Field(ge=1)] | None = None
+    """A seqno that is more than so far above the recorded one is rejected; default: no limit."""
+    session_lapse_s: Annotated[float, Field(ge=0, le=86_400)] = 900
+    """A write session that is silent for so many seconds has ended: callers with other tokens may open one then."""
+    quotas: list[QuotaSettings] = []
+    """Limits of the rate of writing by topic."""
+    worker_hosts: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = None
+    """Patterns of the hosts of all workers: only they get forwarded requests; default: any, or loopback on loopback."""
+    graphite: Graphite | None = None
+    """The Graphite server for metrics; default: none."""
+    limits: Limits = Limits()
+    """Limits of size, number and time."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        self.check_names_and_ports({self.dc, *self.data_centres})
+        return self
 
     @property
-    def group(self) -> str:
-        """The consumer group whose members are the workers."""
-        return f"{self.prefix}.gateway.{self.dc}"
+    def known_dcs(self) -> frozenset[str]:
+        return frozenset({self.dc, *self.data_centres})
 
     def lane(self, number: int) -> LaneIdentity:
         state_topic, written = self.state_topic, f"{self.dc}."
         return LaneIdentity(
             number,
-            f"{self.prefix}.gateway.{self.dc}.lane-{number}",
+            f"{self.group}.lane-{number}",
             (state_topic, number),
             lambda topic, partition: topic.startswith(written) or (topic, partition) == (state_topic, number),
         )
@@ -294,5 +396,5 @@ def load_as(model: type[ConfigT], path: Path) -> ConfigT:
 
 
 def load(path: Path) -> Config:
-    """The gateway's. Raises ConfigError."""
+    """Reads the gateway's configuration. Raises ConfigError."""
     return load_as(Config, path)

@@ -2,8 +2,9 @@
 
 Three kinds, so that a caller can always tell what happened to its chunk:
 
-* *rejected* (4xx): do not send it again as it is;
-* *retry* (429, 503): surely not recorded, the same request may be sent again after ``Retry-After``;
+* *rejected* (other 4xx): do not send it again as it is;
+* *retry* (408, 429, 503): this attempt recorded nothing; the same request may be sent again, after ``Retry-After`` if
+  there is one. An earlier attempt may have been recorded: deduplication sorts it out;
 * *unknown* (500): recorded or not; send the same bytes again, deduplication sorts it out.
 """
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-# The one table of problem types: stable last segment of ``type`` → (status, title).
+# The one table of problem kinds: the stable last segment of ``type`` → (HTTP status, title). What each means and what
+# the caller does: ops/docs/reference/problems.md, held equal by a test.
 PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "bad-request": (400, "The request is malformed"),
     "unauthenticated": (401, "A known token is needed"),
@@ -36,13 +38,16 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "not-owner-yet": (503, "The lane is moving to another worker"),
     "behind": (503, "The mirror has not brought it yet"),
     "kafka-unavailable": (503, "Kafka does not answer"),
+    "source-in-use": (503, "Another token has a session of the source"),
+    "topic-not-durable": (503, "The topic is too weak for exactly-once delivery"),
 }
 
 
 class Problem(Exception):
-    """What a caller is told as an RFC 9457 problem document.
+    """The answer to a request that failed, as an RFC 9457 problem document.
 
-    ``extra`` holds what it needs to go on (``recorded_seqno``, limits, …); ``retry_after_s`` becomes a header.
+    ``extra`` holds what the caller needs to continue (``recorded_seqno``, limits, …); ``retry_after_s`` becomes a
+    header.
     """
 
     def __init__(self, kind: str, detail: str, *, retry_after_s: float | None = None, **extra: Any) -> None:
@@ -65,16 +70,20 @@ class Problem(Exception):
         }
 
 
-class Moved(Problem):
-    """What was asked for went to another worker, which can answer the same request, even if it is recorded already."""
+class LaneMoved(Problem):
+    """The lane or session is another worker's, which can answer the same request even if it is recorded already."""
 
 
 class LaneLost(Exception):
-    """The group gave the lane to another worker; what was under way here has an unknown outcome."""
+    """The group gave the lane to another worker; the outcome of requests in flight here is unknown."""
+
+
+class LaneUnreadable(Exception):
+    """A record of the lane's state topic cannot be read; the text names it and what can be done."""
 
 
 class CannotListen(Exception):
-    """The address is in use, or not of this host."""
+    """The listen address is in use, or does not belong to this host."""
 
     def __init__(self, listen: str, reason: OSError) -> None:
         super().__init__(f"cannot listen on {listen}: {reason}")
@@ -82,4 +91,4 @@ class CannotListen(Exception):
 
 
 class WeakKafka(Exception):
-    """Kafka's settings do not carry the promise; the text names each and how to accept it."""
+    """Kafka's settings are too weak for exactly-once delivery; the text names each and how to accept it."""

@@ -1,16 +1,41 @@
-"""One structured line a thing, to standard error: JSON with the time, the level, the event and its facts."""
+"""The log of gateway and mirror: one JSON line per event on standard error, and the table of all events.
+
+A line holds the time (UTC), the level, the event's name and its facts. ERROR means that an operator must act.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, Final
+
+# Every event by its level. What each means and what to do: ops/docs/reference/log-events.md, held equal by a test.
+_BY_LEVEL: Final = {
+    "info": """
+        worker_started worker_stopping worker_stopped configuration_reloaded state_topic_created
+        lanes_assigned lane_open lane_revoked session_reader_gone graphite_back clocks_agree link_recovered
+        target_created target_grown target_altered partition_resumed partition_accepted
+    """,
+    "warning": """
+        kafka_unreachable open_file_limit_low lane_failed group_view_failed marker_written session_ended
+        session_leave_failed topics_not_visible graphite_unreachable link_waits history_offset_shifted
+        clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
+        positions_not_carried partition_refused transaction_not_ended
+        tokens_unencrypted consumer_shared target_not_altered
+    """,
+    "error": """
+        worker_died refused_to_start cannot_listen kafka_away configuration_not_reloaded request_failed
+        partition_stopped lane_stopped
+    """,
+}
+EVENTS: Final[dict[str, str]] = {name: level for level, names in _BY_LEVEL.items() for name in names.split()}
 
 
-def event(level: str, what: str, **facts: Any) -> None:
-    """``level``: debug, info, warning, or error when somebody must act."""
+def event(name: str, **facts: Any) -> None:
+    """Writes the line of an event of `EVENTS`; any other name is a KeyError, so that no test lets it pass."""
+    level = EVENTS[name]
     now = time.time()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
-    line = json.dumps({"time": stamp, "level": level, "event": what, **facts}, ensure_ascii=False, default=str)
+    line = json.dumps({"time": stamp, "level": level, "event": name, **facts}, ensure_ascii=False, default=str)
     print(line, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""How bytes are kept secret on their way: to this worker, between workers, and to Kafka.
+"""TLS contexts and Kafka credentials from the configuration: for callers, other workers and Kafka.
 
-Everything is read from the files that the configuration names, before anything starts; what cannot be used is a
-ConfigError that names the setting and the file, never what is in the file.
+All files are read before anything starts; one that cannot be used is a ConfigError with the setting and the file, never
+with the file's content.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import ssl
 from pathlib import Path
 from typing import Any, NoReturn
 
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.errors import KafkaConnectionError
 from logferry.gateway.config import ConfigError, KafkaSettings, Tls
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """For those who connect to this worker. Raises ConfigError."""
+    """For connections to this worker. Raises ConfigError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     load_certificate(context, tls)
@@ -22,7 +24,7 @@ def server_context(tls: Tls) -> ssl.SSLContext:
 
 
 def load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
-    """Takes the certificate as it is now in its file, for connections from now on. Raises ConfigError."""
+    """Loads the certificate for connections from now on. Raises ConfigError."""
     _load_chain(context, tls.certificate, tls.key, "tls.certificate, tls.key")
 
 
@@ -32,7 +34,7 @@ def peer_context(tls: Tls) -> ssl.SSLContext:
 
 
 def kafka_options(settings: KafkaSettings) -> dict[str, Any]:
-    """What every client of Kafka in this process is made with. Raises ConfigError."""
+    """The options of every Kafka client in this process. Raises ConfigError."""
     options: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "security_protocol": settings.security_protocol,
@@ -42,11 +44,29 @@ def kafka_options(settings: KafkaSettings) -> dict[str, Any]:
         if settings.cert_file is not None and settings.key_file is not None:
             _load_chain(context, settings.cert_file, settings.key_file, "kafka.cert_file, kafka.key_file")
         options["ssl_context"] = context
-    if settings.is_authenticated and settings.sasl_password_file is not None:
+    if settings.is_authenticated:
         options["sasl_mechanism"] = settings.sasl_mechanism
-        options["sasl_plain_username"] = settings.sasl_username
-        options["sasl_plain_password"] = _secret(settings.sasl_password_file, "kafka.sasl_password_file")
+        if settings.sasl_token_file is not None:
+            one_line_secret(settings.sasl_token_file, "kafka.sasl_token_file")
+            options["sasl_oauth_token_provider"] = _TokenFile(settings.sasl_token_file)
+        if settings.sasl_password_file is not None:
+            options["sasl_plain_username"] = settings.sasl_username
+            options["sasl_plain_password"] = one_line_secret(settings.sasl_password_file, "kafka.sasl_password_file")
     return options
+
+
+class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
+    """Another program renews the token in the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def token(self) -> str:
+        """Raises KafkaConnectionError, as any connection that cannot be opened now."""
+        try:
+            return one_line_secret(self._path, "kafka.sasl_token_file")
+        except ConfigError as error:
+            raise KafkaConnectionError(str(error)) from None
 
 
 def _client_context(ca: Path | None, setting: str) -> ssl.SSLContext:
@@ -61,7 +81,7 @@ def _client_context(ca: Path | None, setting: str) -> ssl.SSLContext:
 def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path, setting: str) -> None:
     def no_password() -> NoReturn:
         # Without this OpenSSL would ask on the terminal.
-        raise ConfigError(f"{setting}: {key} is encrypted; a key without a password is needed")
+        raise ConfigError(f"{setting}: {key} is encrypted; use a key without a password")
 
     try:
         context.load_cert_chain(certificate, key, no_password)
@@ -69,13 +89,14 @@ def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path, setting: 
         raise _unusable(setting, f"{certificate}, {key}", error) from None
 
 
-def _secret(path: Path, setting: str) -> str:
+def one_line_secret(path: Path, setting: str) -> str:
+    """The secret that the file holds. Raises ConfigError."""
     try:
         secret = path.read_text(encoding="utf-8").strip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(setting, path, error) from None
     if not secret or "\n" in secret:
-        raise ConfigError(f"{setting}: {path} does not hold one line with the password")
+        raise ConfigError(f"{setting}: {path} must hold the secret on one line")
     return secret
 
 

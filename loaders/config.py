@@ -1,26 +1,27 @@
-"""The configuration of the loader, by options or by one TOML file, checked as a whole before anything starts.
+"""The configuration of the loader, from options or one TOML file, checked as a whole before anything starts.
 
-Unknown keys are refused with their path. What the promise stands on (isolation level, failing on lost data, the
-ledger) is not here: it is not a matter of configuration.
+Unknown keys are rejected with their path. What the guarantee depends on (isolation level, failing on lost data, the
+ledger) is not configurable.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from logferry.gateway.contract.chunk import Malformed, check_dc
-from logferry.loaders.errors import ConfigError
+from logferry.gateway.config import KafkaSettings
+from logferry.gateway.contract.names import Malformed, check_dc
+from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.settings import ParserSettings
-from logferry.loaders.planning.segment_states import Rules
-from logferry.loaders.storage.ledger import MOVED_DAYS, TablePaths
+from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, TablePaths
+from logferry.loaders.planning.segment_states import SegmentRules
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-_BATCH_RECORDS = 50_000
-_MIB = 1 << 20
 TOPIC = "{topic}"
-# By settings of ours, or because rows depend on them.
+JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
+# Set by the loader: from its own settings, or because rows depend on them.
 _TAKEN = {
     "spark.master",
     "spark.jars",
@@ -37,89 +38,93 @@ _TAKEN = {
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class KafkaSettings(_Strict):
-    """The cluster that is read."""
-
-    bootstrap_servers: Annotated[str, Field(min_length=1)]
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class SparkSettings(_Strict):
-    """``scratch``: where a batch is kept between reading and writing, and Spark's log; none: the system's folder. With
-    a master that is not local, executors keep batches on disks of their own. ``conf``: more of Spark's own settings.
-    Under spark-submit, what that was told comes first, master and memory above all.
-    """
+    """The Spark session. Under spark-submit, the settings given there take precedence, master and memory included."""
 
     master: Annotated[str, Field(min_length=1)] = "local[*]"
+    """Spark's master; with one that is not local, executors keep batches on their own disks."""
     driver_memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "1g"
+    """Heap of Spark's driver, in m (MiB) or g (GiB)."""
     scratch: Path | None = None
+    """Folder for batches between reading and writing and for Spark's log (default: the system's temporary folder)."""
     conf: dict[Annotated[str, Field(pattern=r"^spark\.[a-zA-Z0-9._-]+$")], str] = {}
+    """More settings of Spark itself, by name."""
 
     @field_validator("conf")
     @classmethod
     def _conf(cls, conf: dict[str, str]) -> dict[str, str]:
         if taken := sorted(conf.keys() & _TAKEN):
-            raise ValueError(f"{', '.join(taken)}: that is set by the loader")
+            raise ValueError(f"{', '.join(taken)}: this is set by the loader")
         return conf
 
 
 class GatewayAccess(_Strict):
-    """A data centre's gateway: any of its workers, and a token that may read its topics."""
+    """The gateway of one data centre."""
 
     urls: Annotated[list[str], Field(min_length=1)]
+    """URLs of any of its workers; the next one is tried when one does not answer."""
     token_file: Path | None = None
+    """File with a token that may read the topics of the data centre."""
     ca_file: Path | None = None
+    """CA certificates for https URLs, as PEM (default: the system's)."""
 
     @field_validator("urls")
     @classmethod
     def _urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
             if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is not like http://127.0.0.1:8080")
+                raise ValueError(f"{url!r} is not a URL like http://127.0.0.1:8080")
         return urls
 
 
 class SegmentSettings(_Strict):
-    """``window_s``: of the table for ever. See `segments.Rules`. ``success``: a folder in which each window that is
-    READY gets a folder with a file ``_SUCCESS``. ``webhook``: an address that is told so.
-    """
+    """The segments of a table: when each is complete, and who is notified. See `planning.segment_states`."""
 
     window_s: Annotated[int, Field(ge=10, le=7 * 86_400)] = 3600
-    wait_s: Annotated[float, Field(ge=0, le=86_400)] = 3600.0
-    wait_most_s: Annotated[float, Field(ge=0, le=7 * 86_400)] = 12 * 3600.0
-    idle_s: Annotated[float, Field(ge=1, le=7 * 86_400)] = 900.0
+    """Length of a segment in seconds of event time; cannot be changed after creation."""
+    late_wait_s: Annotated[float, Field(ge=0, le=86_400)] = 3600.0
+    """Seconds without new rows before a segment closes, counted after the low watermark passed its end."""
+    max_wait_s: Annotated[float, Field(ge=0, le=7 * 86_400)] = 12 * 3600.0
+    """Upper bound in seconds of that wait, and of the wait for sources after all of them fell silent at once."""
+    source_idle_s: Annotated[float, Field(ge=1, le=7 * 86_400)] = 900.0
+    """A source without a chunk or heartbeat for this many seconds no longer holds segments open."""
     success: Path | None = None
+    """Folder in which each READY segment gets a folder with a file `_SUCCESS`."""
     webhook: str | None = None
+    """URL that receives a POST for each READY segment."""
 
     @property
-    def rules(self) -> Rules:
-        return Rules(self.window_s, self.wait_s, self.wait_most_s, self.idle_s)
+    def rules(self) -> SegmentRules:
+        return SegmentRules(self.window_s, self.late_wait_s, self.max_wait_s, self.source_idle_s)
 
 
 class TableJob(_Strict):
-    """One table, and what is loaded into it.
-
-    ``topics``: full names (``dc1.nginx``), or patterns with ``*`` and ``?`` (``*.nginx``: of all data centres).
-    ``max_records`` and ``batch_bytes``: a batch reads at most so many offsets, and about so many bytes, so that a
-    backlog is cut into batches. ``partition_by``: the table's, for ever.
-    """
+    """One table, and the topics that are loaded into it."""
 
     path: Path
+    """Folder of the table; `{topic}` in it stands for one table per topic, named without the data centre."""
     topics: Annotated[list[str], Field(min_length=1)]
-    max_records: Annotated[int, Field(ge=1, le=10_000_000)] = _BATCH_RECORDS
-    batch_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 40)] = 256 * _MIB
+    """Full topic names (`dc1.nginx`), or patterns with `*` and `?` (`*.nginx`: of all data centres)."""
+    max_records: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
+    """Upper bound of the offsets that a batch reads."""
+    batch_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 40)] = 256 << 20
+    """Target size of a batch in bytes."""
     parser: ParserSettings = ParserSettings()
+    """How lines become columns."""
     partition_by: list[Literal["event_date", "recorded_date", "dc", "topic"]] = []
+    """Columns by which the table is partitioned; cannot be changed after creation."""
     segments: SegmentSettings | None = None
+    """Completeness of the table by segments of event time (default: none)."""
 
     @field_validator("path")
     @classmethod
     def _path(cls, path: Path) -> Path:
         text = str(path)
         if ":/" in text:
-            raise ValueError(f"{text} is not a folder of a file system that is mounted here")
+            raise ValueError(f"{text} is not a folder of a mounted file system")
         if any(c in "`%\\" or ord(c) < 32 for c in text) or not path.name:
             raise ValueError(f"{text!r}: a table's path holds no backtick, percent, backslash or control character")
         return path.absolute()
@@ -139,7 +144,7 @@ class TableJob(_Strict):
     @model_validator(mode="after")
     def _partitions(self) -> TableJob:
         if len(set(self.partition_by)) != len(self.partition_by):
-            raise ValueError("partition_by: a column stands there twice")
+            raise ValueError("partition_by: a column is listed twice")
         if self.segments is not None and self.parser.time is None:
             raise ValueError("segments need parser.event_time")
         if "event_date" in self.partition_by and self.parser.time is None:
@@ -148,32 +153,35 @@ class TableJob(_Strict):
 
 
 class Config(_Strict):
-    """``dc``: the data centre whose Kafka this is; the ledger's offsets are that one's.
-
-    ``prefix``: the mirrors'.
-
-    ``parallel``: so many tables are loaded at a time. ``follow_s``: how long a load that follows waits before it looks
-    again. A table's path with ``{topic}`` stands for a table of each topic, whose name without the data centre goes
-    there. ``moved_days``: a chunk that came by two data centres is kept once if the second copy was recorded at most so
-    many days after the first.
-    """
+    """The settings of a loader."""
 
     dc: str = "dc1"
+    """The data centre whose Kafka is read; the ledger's offsets belong to it."""
     parallel: Annotated[int, Field(ge=1, le=64)] = 2
+    """Number of tables that are loaded at the same time."""
     follow_s: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
-    moved_days: Annotated[int, Field(ge=1, le=3650)] = MOVED_DAYS
+    """Seconds between two loads of a table with --follow."""
+    duplicate_window_days: Annotated[int, Field(ge=1, le=3650)] = DUPLICATE_WINDOW_DAYS
+    """A chunk that arrived by two data centres is loaded once if both copies were recorded within this many days."""
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
+    """Prefix of the mirror's internal topics."""
     kafka: KafkaSettings
+    """The connection to the Kafka cluster to read; its files are read again before each batch."""
+    other_kafka: dict[str, KafkaSettings] = {}
+    """Kafka clusters by data centre, for `table move` (default: the ledger's address, with the security of `kafka`)."""
     spark: SparkSettings = SparkSettings()
+    """The Spark session."""
     gateways: dict[str, GatewayAccess] = {}
+    """Gateways by data centre; the segments' check asks them for sources and their heartbeats."""
     tables: Annotated[list[TableJob], Field(min_length=1)]
+    """The tables to load."""
 
-    @field_validator("gateways")
+    @field_validator("gateways", "other_kafka")
     @classmethod
-    def _gateways(cls, gateways: dict[str, GatewayAccess]) -> dict[str, GatewayAccess]:
-        for dc in gateways:
+    def _by_dc(cls, found: dict[str, Any]) -> dict[str, Any]:
+        for dc in found:
             cls._dc(dc)
-        return gateways
+        return found
 
     @field_validator("dc")
     @classmethod
@@ -187,28 +195,46 @@ class Config(_Strict):
     def _together(self) -> Config:
         taken: set[Path] = set()
         for table in self.tables:
-            for path in TablePaths.of(table.path).every:
+            for path in TablePaths.of(table.path):
                 if path in taken:
                     raise ValueError(f"tables: {path} would belong to two tables")
                 taken.add(path)
         return self
 
 
-def check(raw: dict[str, Any], origin: str) -> Config:
-    """Raises ConfigError, which names ``origin``, the setting and what is wrong with it."""
+def check_config(raw: dict[str, Any], origin: str) -> Config:
+    """Raises LoaderConfigError, which names ``origin``, the setting and what is wrong with it."""
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{origin}: " + "; ".join(lines)) from None
+        raise LoaderConfigError(f"{origin}: " + "; ".join(lines)) from None
 
 
-def load(path: Path) -> Config:
-    """Reads and checks the file. Raises ConfigError."""
+def load_config(path: Path) -> Config:
+    """Reads and checks the file. Raises LoaderConfigError."""
     try:
         raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise LoaderConfigError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
-    return check(raw, str(path))
+        raise LoaderConfigError(f"{path}: not TOML: {error}") from None
+    return check_config(raw, str(path))
+
+
+def jar_files(given: str | None) -> list[Path]:
+    """The jars of Spark's Kafka connector and of Delta, separated as in PATH; else those of `JARS_VARIABLE`.
+
+    Nothing is downloaded here. Raises LoaderConfigError.
+    """
+    given = given or os.environ.get(JARS_VARIABLE)
+    if not given:
+        raise LoaderConfigError(
+            f"the jars of Spark's Kafka connector and of Delta are not known: name them by --jars or {JARS_VARIABLE} "
+            "(`logferry load` and `logferry table` set it)"
+        )
+    jars = [Path(jar).absolute() for jar in given.split(os.pathsep)]
+    for jar in jars:
+        if not jar.is_file():
+            raise LoaderConfigError(f"{jar} is not a file; it is named in --jars or {JARS_VARIABLE}")
+    return jars

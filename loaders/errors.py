@@ -1,8 +1,8 @@
-"""What can go wrong with a load, named for what the caller must do.
+"""The failures of a load, named for what the caller must do.
 
-``ConfigError``: mend the call or the configuration. ``Terminal``: the load is refused, and will be refused again
-until somebody has looked at it; nothing was skipped. ``Transient``: something that the load needs is away; the same
-call later goes on exactly where this one stopped.
+``LoaderConfigError``: correct the call or the configuration. ``Terminal``: the load is refused, and will be until an
+operator acts; nothing was skipped. ``Transient``: something that the load needs is unavailable; the same call later
+resumes exactly where this one stopped.
 """
 
 from __future__ import annotations
@@ -12,71 +12,83 @@ from typing import Final
 EXIT_DONE: Final = 0
 EXIT_REFUSED: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_AWAY: Final = 3
+EXIT_UNAVAILABLE: Final = 3
 EXIT_INTERRUPTED: Final = 130
 
 
 class LoadError(Exception):
-    """The text says what happened, to which table, topic or offset."""
+    """The text states what happened, and to which table, topic or offset."""
 
     exit_status = EXIT_REFUSED
 
 
-class ConfigError(LoadError):
+class LoaderConfigError(LoadError):
     exit_status = EXIT_USAGE
 
 
 class Terminal(LoadError):
-    """Going on would lose rows or double them."""
+    """To continue would lose or duplicate rows."""
 
 
 class ForeignTable(Terminal):
-    """The table holds rows, or columns, that no ledger of ours accounts for."""
+    """The table has rows or columns that the ledger does not account for."""
+
+
+class UnsupportedFeature(Terminal):
+    """The table uses a feature of Delta that this loader cannot keep; the text names it."""
 
 
 class LedgerBroken(Terminal):
-    """Table, quarantine and ledger do not fit together: an entry is missing, or one of them was put back."""
+    """Table, quarantine and ledger do not match: an entry is missing, or one of the tables was restored."""
 
 
 class TopicChanged(Terminal):
-    """What Kafka holds is not what the ledger speaks of: topic removed or created anew, records gone."""
+    """Kafka no longer has what the ledger refers to: a topic was removed or recreated, or records are gone."""
 
 
 class CannotMove(Terminal):
-    """A position is not known in the data centre that a table is to move to."""
+    """A position is unknown in the data centre to which a table is to move."""
+
+
+class ClockAhead(Terminal):
+    """The clock of this host seems to be ahead, so that rows would be dropped too early."""
 
 
 class SparkFailed(Terminal):
-    """Something in Spark that nobody foresaw; the text holds the chain of Java's exceptions."""
+    """An unexpected failure in Spark; the text has the chain of Java exceptions."""
 
 
 class Transient(LoadError):
-    exit_status = EXIT_AWAY
+    exit_status = EXIT_UNAVAILABLE
 
 
-class KafkaAway(Transient):
+class KafkaUnavailable(Transient):
     pass
 
 
-class StorageAway(Transient):
+class KafkaRefused(Transient):
+    """Kafka refuses the certificate, the credentials or a right, until an operator mends it there or in the files."""
+
+
+class StorageUnavailable(Transient):
     pass
 
 
-class GatewayAway(Transient):
+class GatewayUnavailable(Transient):
     pass
 
 
 class MirrorBehind(Transient):
-    """The mirror has not brought all that the table holds."""
+    """The mirror has not copied all that the table holds."""
 
 
 class ExecutorLost(Transient):
-    """An executor of the cluster has ended, and with it what it kept of a batch."""
+    """An executor of the cluster ended, and its part of a batch with it."""
 
 
 class Overtaken(Transient):
-    """Another loader has done what this one was at."""
+    """Another loader did this first."""
 
 
-class SparkAway(Transient):
+class SparkUnavailable(Transient):
     """The JVM cannot be started, or it ended."""

@@ -1,7 +1,7 @@
-"""What the JVM throws, sorted into our errors by the classes of the exception and its causes.
+"""Maps exceptions of the JVM to errors of the loader, by the classes of the exception and its causes.
 
-Spark wraps what happened in several layers, and PySpark turns some of them into exceptions of its own; the class
-names of the whole chain are what can be relied on.
+Spark wraps a failure in several layers, and PySpark turns some of them into exceptions of its own; only the class names
+of the whole chain are reliable.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from logferry.loaders.errors import (
     ExecutorLost,
-    KafkaAway,
+    KafkaRefused,
+    KafkaUnavailable,
     LoadError,
-    SparkAway,
     SparkFailed,
-    StorageAway,
+    SparkUnavailable,
+    StorageUnavailable,
     TopicChanged,
 )
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -28,18 +29,18 @@ from pyspark.sql import functions as F
 
 JVM_ERRORS: Final = (Py4JError, CapturedException, ConnectionError)
 
-# Delta's way to say that another commit came first.
-_RACES: Final = re.compile(
-    r"io\.delta\.exceptions\.(Concurrent\w+|ProtocolChanged|MetadataChanged)Exception"
-    r"|org\.apache\.spark\.sql\.delta\.(Concurrent\w+|ProtocolChanged|MetadataChanged)Exception"
-    r"|\S*FileAlreadyExistsException"
-)
 _KAFKA_LOST: Final = re.compile(r"\S*(OffsetOutOfRange|UnknownTopicOrPartition|UnknownTopicId)Exception")
-# Spark tries again what it can; what an executor alone had is gone with it.
+# Spark retries what it can; data that only one executor had is lost with it.
 _EXECUTOR: Final = re.compile(
     r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd_\S+ not found|ExecutorLostFailure"
 )
 _LOST_TEXT: Final = "Some data may have been lost"
+# What Kafka or its certificate refuses, and what to do.
+_REFUSED: Final = (
+    (re.compile(r"\S*\.SslAuthenticationException"), "check kafka.ca_file and the certificate of the broker"),
+    (re.compile(r"\S*\.\w*AuthenticationException"), "check the user and the file of the password or token"),
+    (re.compile(r"\S*\.\w+AuthorizationException"), "a right is missing: Read and DescribeConfigs on the topic"),
+)
 _KAFKA: Final = re.compile(r"org\.apache\.kafka\..*|java\.util\.concurrent\.TimeoutException")
 _STORAGE: Final = re.compile(r"java\.io\.\w+|java\.nio\.file\.\w+|org\.apache\.hadoop\.\S+")
 
@@ -57,39 +58,38 @@ def java_chain(error: BaseException) -> list[tuple[str, str]]:
     return chain
 
 
-def lost_race(error: BaseException) -> bool:
-    return any(_RACES.fullmatch(name) for name, _ in java_chain(error))
-
-
 def sorted_error(error: BaseException, doing: str) -> LoadError:
-    """Our error for a Java one. It holds the text: the exception itself can only be asked while its JVM lives."""
+    """The loader's error for a Java one, with its text: the exception itself is readable only while its JVM lives."""
     chain = java_chain(error)
     if not chain:
-        return SparkAway(f"{doing}: Spark's JVM has ended")
+        return SparkUnavailable(f"{doing}: Spark's JVM has ended")
     name, message = chain[-1]
     said = f"{doing}: {name.rpartition('.')[2]}: {message.splitlines()[0] if message else ''}"
     names = [n for n, _ in chain]
+    for refusal, advice in _REFUSED:
+        if found := next((n for n in names if refusal.fullmatch(n)), None):
+            return KafkaRefused(f"{said}; Kafka refuses ({found.rpartition('.')[2]}): {advice}")
     if any(_KAFKA_LOST.fullmatch(n) for n in names) or any(_LOST_TEXT in text for _, text in chain):
         return TopicChanged(said)
     if any(_EXECUTOR.search(text) for _, text in chain):
         return ExecutorLost(said)
     if any(_KAFKA.fullmatch(n) for n in names):
-        return KafkaAway(said)
+        return KafkaUnavailable(said)
     if any(_STORAGE.fullmatch(n) for n in names):
-        return StorageAway(said)
+        return StorageUnavailable(said)
     return SparkFailed(f"{doing}: " + "; caused by ".join(f"{name}: {text}" for name, text in chain))
 
 
 @contextmanager
 def released() -> Iterator[None]:
-    """For giving back what the JVM holds: when it has ended, all of that is given back already."""
+    """For releasing resources of the JVM; ignores that the JVM has ended, which released them already."""
     with suppress(Py4JNetworkError, ConnectionError):
         yield
 
 
 @contextmanager
 def sorted_errors(doing: str) -> Iterator[None]:
-    """Turns the JVM's exceptions into ours."""
+    """Turns exceptions of the JVM into errors of the loader."""
     try:
         yield
     except JVM_ERRORS as error:
@@ -97,7 +97,7 @@ def sorted_errors(doing: str) -> Iterator[None]:
 
 
 def collected(frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows of a small result, by the connection that there is: Spark's own way opens a socket for each result."""
+    """The rows of a small result, over the existing connection: Spark's `collect` opens a socket for each result."""
     whole = F.to_json(F.collect_list(F.struct("*")), {"ignoreNullFields": "false"})
     jvm_frame: Any = frame.agg(whole)._jdf
     rows: list[dict[str, Any]] = json.loads(jvm_frame.head().getString(0))

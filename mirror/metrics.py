@@ -1,12 +1,13 @@
-"""What the mirror counts, for Prometheus. Labels are few: data centre, lane, result; never a partition."""
+"""The mirror's Prometheus metrics. Labels are few: data centre, lane, result; never a partition."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted, OutcomeUnknown
-from logferry.mirror.copy.batch_rewrite import MovedBatch
+from logferry.mirror.copy.batch_rewrite import CopiedBatch
 from logferry.mirror.copy.partition import MirroredPartition
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -14,18 +15,23 @@ REGISTRY: Final = CollectorRegistry()
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
-RECORDS = Counter("logferry_mirror_records_total", "Records that were mirrored", ["dc"], registry=REGISTRY)
-BYTES = Counter("logferry_mirror_bytes_total", "Bytes of their batches, as they are stored", ["dc"], registry=REGISTRY)
+counter = partial(Counter, registry=REGISTRY)
+histogram = partial(Histogram, registry=REGISTRY)
+
+RECORDS = counter("logferry_mirror_records_total", "Mirrored records, by remote data centre", ["dc"])
+BYTES = counter("logferry_mirror_bytes_total", "Bytes of the mirrored batches as stored", ["dc"])
 LANES = Gauge("logferry_mirror_lane_open", "1 while this worker serves the lane", ["lane"], registry=REGISTRY)
-OPENINGS = Counter("logferry_mirror_lane_openings_total", "Openings by reason", ["lane", "reason"], registry=REGISTRY)
-FENCES = Counter("logferry_mirror_lane_fences_total", "Times that it was shut out", ["lane"], registry=REGISTRY)
-TRANSACTIONS = Counter(
-    "logferry_mirror_transactions_total", "Transactions: committed, aborted, unknown", ["result"], registry=REGISTRY
+OPENINGS = counter("logferry_mirror_lane_openings_total", "Times that a lane was opened, by reason", ["lane", "reason"])
+FENCES = counter("logferry_mirror_lane_fences_total", "Times that another worker fenced the lane", ["lane"])
+TRANSACTIONS = counter(
+    "logferry_mirror_transactions_total", "Transactions by result: committed, aborted, unknown", ["result"]
 )
-COMMIT_SECONDS = Histogram(
-    "logferry_mirror_transaction_seconds", "Transactions, from begin to commit", buckets=_SECONDS, registry=REGISTRY
+COMMIT_SECONDS = histogram(
+    "logferry_mirror_transaction_seconds",
+    "Time from the first write of a transaction to its commit",
+    buckets=_SECONDS,
 )
-REPLAY_SECONDS = Histogram("logferry_mirror_replay_seconds", "Replay of a lane's progress", registry=REGISTRY)
+REPLAY_SECONDS = histogram("logferry_mirror_replay_seconds", "Time to read a lane's checkpoints when it opens")
 
 
 def opened(lane: int, *, first: bool, replay_s: float) -> None:
@@ -38,7 +44,7 @@ def closed(lane: int) -> None:
     LANES.labels(str(lane)).set(0)
 
 
-def committed(seconds: float, moved: Mapping[MirroredPartition, Sequence[MovedBatch]]) -> None:
+def committed(seconds: float, moved: Mapping[MirroredPartition, Sequence[CopiedBatch]]) -> None:
     TRANSACTIONS.labels("committed").inc()
     COMMIT_SECONDS.observe(seconds)
     for partition, batches in moved.items():

@@ -1,34 +1,63 @@
-"""What a worker of the mirror tells: whether it is alive and owns its lanes, its metrics, and how far everything is."""
+"""The HTTP interface of a mirror worker: health, metrics, status, and resuming stopped partitions."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from typing import Any, NamedTuple
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from aiohttp import web
-from aiokafka import errors
-from logferry.gateway.course import now_ms
+from logferry.gateway.config import Limits
+from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.errors import Problem
+from logferry.gateway.http.admission import Admission
+from logferry.gateway.http.auth import Right
+from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import STOPS, MirroredPartition
-from logferry.mirror.lanes.lane import CannotResume, MirrorLane
+from logferry.mirror.lanes.lane import MirrorLane
+from logferry.mirror.lanes.resume import CannotResume
+from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.metrics import REGISTRY
-from logferry.mirror.remote.cluster import Link
-from logferry.mirror.remote.flow_control import Budget
+from logferry.mirror.remote.cluster import RemoteCluster
+from logferry.mirror.remote.flow_control import MemoryBudget
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from pydantic import BaseModel, ConfigDict, Field
 
-_PROBLEM = "application/problem+json"
+LIMITS: Final = Limits()
 # Fetches are answered four times a second, also when there is nothing new.
-_SILENT_S = 2.0
+_SILENT_S: Final = 2.0
+# So long a resume waits for its lane to open.
+_OPENS_S: Final = 10.0
 
 
-def _problem(status: int, kind: str, detail: str) -> web.Response:
-    body = {"type": kind, "title": kind.replace("-", " "), "status": status, "detail": detail}
-    return web.Response(status=status, text=json.dumps(body), content_type=_PROBLEM)
+class ResumeBody(BaseModel):
+    """The body of ``POST /v1/resume``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    topic: str
+    partition: Annotated[int, Field(ge=0)]
+    start: Annotated[int | Literal["earliest"], Field(alias="from")]
+
+
+def _refuse_browsers(request: web.BaseRequest) -> None:
+    """No browser changes anything here: there is no page to do it from, so another site's page would be behind it.
+
+    A page may send a body of another type without a question to this server first, and a browser names the page.
+    Raises Problem.
+    """
+    if request.content_type != "application/json":
+        raise Problem("unsupported-media-type", "the body must have Content-Type: application/json")
+    if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
+        raise Problem("forbidden", "requests of browsers are refused; use logferry mirror resume")
 
 
 def partitions_of(ownership: Ownership[MirrorLane]) -> list[MirroredPartition]:
@@ -37,7 +66,7 @@ def partitions_of(ownership: Ownership[MirrorLane]) -> list[MirroredPartition]:
 
 
 class Lag(NamedTuple):
-    """Of several partitions: ``age_s`` is that of the one that is furthest behind. None: not known yet."""
+    """The lag of several partitions; ``age_s``: of the one furthest behind. None: not known yet."""
 
     records: int
     size_bytes: int | None
@@ -53,144 +82,137 @@ def lag_of(partitions: Iterable[MirroredPartition]) -> Lag:
             unsized += partition.lag_records or 0
         else:
             size += partition.lag_bytes
-    moved_records, moved_bytes = (sum(p.moved_records for p in found), sum(p.moved_bytes for p in found))
-    ages = [partition.lag_s for partition in found if partition.lag_s is not None]
-    if unsized and not moved_records:
-        return Lag(records, None, max(ages, default=None))
-    # What nothing was moved of yet is taken to be like the others.
-    more = round(unsized * moved_bytes / moved_records) if unsized else 0
-    return Lag(records, size + more, max(ages, default=None))
+    copied_records, copied_bytes = (sum(p.copied_records for p in found), sum(p.copied_bytes for p in found))
+    age_s = max((partition.lag_s for partition in found if partition.lag_s is not None), default=None)
+    if unsized and not copied_records:
+        return Lag(records, None, age_s)
+    # Partitions without a copied record are assumed to be like the others.
+    return Lag(records, size + (round(unsized * copied_bytes / copied_records) if unsized else 0), age_s)
 
 
 class _Lag(Collector):
-    """Of the partitions of this worker, when metrics are asked for."""
+    """Lag and stops of this worker's partitions, computed when metrics are requested."""
 
-    def __init__(self, partitions: Callable[[], Iterable[MirroredPartition]]) -> None:
-        self._partitions = partitions
+    def __init__(self, ownership: Ownership[MirrorLane]) -> None:
+        self._ownership = ownership
 
     def collect(self) -> Iterable[Metric]:
-        records = GaugeMetricFamily("logferry_mirror_lag_records", "Records there and not here", labels=["dc"])
-        size = GaugeMetricFamily("logferry_mirror_lag_bytes", "Bytes of these, by the mean of others", labels=["dc"])
-        seconds = GaugeMetricFamily("logferry_mirror_lag_seconds", "Age of the last record here", labels=["dc"])
-        stopped = GaugeMetricFamily("logferry_mirror_stopped_partitions", "By reason", labels=["dc", "reason"])
+        gauge = partial(GaugeMetricFamily, labels=["dc"])
+        lags = (  # in the order of `Lag`
+            gauge("logferry_mirror_lag_records", "Records in the remote data centre that are not mirrored yet"),
+            gauge("logferry_mirror_lag_bytes", "Their size in bytes, estimated by the mean size of copied records"),
+            gauge(
+                "logferry_mirror_lag_seconds",
+                "Age of the last mirrored record while more are to come; 0 when caught up",
+            ),
+        )
+        stopped = GaugeMetricFamily(
+            "logferry_mirror_stopped_partitions", "Stopped partitions by reason", labels=["dc", "reason"]
+        )
         by_dc: dict[str, list[MirroredPartition]] = {}
-        for partition in self._partitions():
+        for partition in partitions_of(self._ownership):
             by_dc.setdefault(partition.dc, []).append(partition)
         for dc, found in by_dc.items():
-            lag = lag_of(found)
-            records.add_metric([dc], lag.records)
-            size.add_metric([dc], lag.size_bytes or 0)
-            seconds.add_metric([dc], lag.age_s or 0.0)
+            for family, value in zip(lags, lag_of(found), strict=True):
+                family.add_metric([dc], value or 0)
+            kinds = Counter(partition.stop.kind for partition in found if partition.stop is not None)
             for reason in STOPS:
-                count = sum(p.stop is not None and p.stop.kind == reason for p in found)
-                stopped.add_metric([dc, reason], count)
-        return [records, size, seconds, stopped]
+                stopped.add_metric([dc, reason], kinds[reason])
+        return [*lags, stopped]
 
 
-class Api:
-    """The handlers. Made when the worker starts."""
+@dataclass(frozen=True, slots=True)
+class MirrorApi:
+    """The handlers, created when the worker starts."""
 
-    def __init__(
-        self, config: MirrorConfig, ownership: Ownership[MirrorLane], links: dict[str, Link], budget: Budget
-    ) -> None:
-        self._config, self._ownership, self._links, self._budget = config, ownership, links, budget
-        REGISTRY.register(_Lag(lambda: partitions_of(ownership)))
+    config: MirrorConfig
+    ownership: Ownership[MirrorLane]
+    links: dict[str, RemoteCluster]
+    budget: MemoryBudget
+    targets: TargetTopics
+    admission: Admission = field(default_factory=lambda: Admission(LIMITS))
 
-    def application(self) -> web.Application:
-        app = web.Application(client_max_size=1 << 16)
-        app.add_routes(
-            [
-                web.get("/healthz", self.healthz),
-                web.get("/readyz", self.readyz),
-                web.get("/metrics", self.metrics),
-                web.get("/v1/status", self.status),
-                web.post("/v1/resume", self.resume),
-            ]
-        )
-        return app
+    def add_to(self, routes: Routes) -> None:
+        REGISTRY.register(_Lag(self.ownership))
+        routes.add("GET", "/healthz", "healthz", self.healthz, Right.OPEN)
+        routes.add("GET", "/readyz", "readyz", self.readyz, Right.OPEN)
+        routes.add("GET", "/metrics", "metrics", self.metrics, Right.METRICS)
+        routes.add("GET", "/v1/status", "status", self.status, Right.EVERYTHING)
+        routes.add("POST", "/v1/resume", "resume", self.resume, Right.EVERYTHING)
 
-    async def healthz(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"status": "alive"})
+    async def healthz(self, call: Call) -> web.StreamResponse:
+        return json_response({"status": "alive"})
 
-    async def readyz(self, request: web.Request) -> web.StreamResponse:
-        lanes = {str(number): lane.state for number, lane in sorted(self._ownership.lanes.items())}
-        if self._ownership.is_settled:
-            return web.json_response({"status": "ready", "lanes": lanes})
-        return _problem(503, "not-owner-yet", f"lanes: {lanes or 'the group has not assigned them yet'}")
+    async def readyz(self, call: Call) -> web.StreamResponse:
+        lanes = {str(number): lane.state for number, lane in sorted(self.ownership.lanes.items())}
+        if self.ownership.is_settled:
+            return json_response({"status": "ready", "lanes": lanes})
+        raise Problem("not-owner-yet", f"lanes: {lanes or 'the group has not assigned them yet'}")
 
-    async def metrics(self, request: web.Request) -> web.StreamResponse:
+    async def metrics(self, call: Call) -> web.StreamResponse:
         return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def status(self, request: web.Request) -> web.StreamResponse:
+    async def status(self, call: Call) -> web.StreamResponse:
         """Of this worker; ``workers`` names the others."""
-        partitions = sorted(partitions_of(self._ownership), key=lambda partition: partition.place)
-        return web.json_response(
+        partitions = sorted(partitions_of(self.ownership), key=lambda partition: partition.tp)
+        return json_response(
             {
-                "dc": self._config.dc,
+                "dc": self.config.dc,
                 "now_ms": now_ms(),
-                "lanes_total": self._config.lanes,
-                "url": self._ownership.url,
-                "workers": sorted({self._ownership.url, *self._ownership.other_workers()}),
-                "waiting_bytes": {"used": self._budget.used_bytes, "limit": self._budget.limit_bytes},
-                "lanes": [_lane(lane) for lane in self._ownership.held()],
-                "links": [_link(link, [p for p in partitions if p.dc == dc]) for dc, link in self._links.items()],
+                "lanes_total": self.config.lanes,
+                "url": self.ownership.url,
+                "workers": sorted({self.ownership.url, *self.ownership.other_workers()}),
+                "waiting_bytes": {"used": self.budget.used_bytes, "limit": self.budget.limit_bytes},
+                "lanes": [_lane(lane) for lane in self.ownership.held()],
+                "links": [_link(link, [p for p in partitions if p.dc == dc]) for dc, link in self.links.items()],
                 "partitions": [_partition(partition) for partition in partitions],
+                "unaltered": dict(sorted(self.targets.unaltered.items())),
+                "warnings": self.config.warnings,
             }
         )
 
-    async def resume(self, request: web.Request) -> web.StreamResponse:
+    async def resume(self, call: Call) -> web.StreamResponse:
         """``{"topic", "partition", "from": "earliest" or an offset}``."""
-        try:
-            body = await request.json()
-            topic, number, start = body["topic"], body["partition"], body["from"]
-            wrong = (
-                not isinstance(topic, str)
-                or type(number) is not int
-                or (start != "earliest" and type(start) is not int)
-            )
-        except (ValueError, KeyError, TypeError):
-            wrong = True
-        if wrong:
-            return _problem(400, "bad-request", 'wanted is {"topic", "partition", "from": "earliest" or an offset}')
-        number_of_lane = self._config.lane_of(topic, number)
-        lane = self._ownership.lanes.get(number_of_lane)
+        _refuse_browsers(call.request)
+        wanted = await self.admission.document(call.request, ResumeBody)
+        tp = (wanted.topic, wanted.partition)
+        number = self.config.lane_of(*tp)
+        await self._opened(number, tp)
+        lane = self.ownership.lanes.get(number)
         if lane is None:
-            owner = self._ownership.owner(number_of_lane)
+            owner = self.ownership.owner(number)
             if owner is None:
-                return _problem(503, "not-owner-yet", f"lane {number_of_lane} has no owner at the moment; try again")
-            raise web.HTTPTemporaryRedirect(f"{owner}/v1/resume")
+                raise Problem("not-owner-yet", f"lane {number} has no owner at the moment; try again")
+            return web.Response(status=307, headers={"Location": f"{owner}/v1/resume"})
         try:
-            at = await lane.resume((topic, number), None if start == "earliest" else start)
+            at = await lane.resume(tp, None if wanted.start == "earliest" else wanted.start)
         except CannotResume as error:
-            return _problem(409, "conflict", str(error))
-        except (errors.KafkaError, OSError, TimeoutError) as error:
-            return _problem(503, "kafka-unavailable", repr(error))
-        return web.json_response({"topic": topic, "partition": number, "from": at})
+            raise Problem("conflict", str(error)) from None
+        except OSError as error:
+            raise Problem("kafka-unavailable", repr(error)) from None
+        return json_response({"topic": wanted.topic, "partition": wanted.partition, "from": at})
+
+    async def _opened(self, number: int, tp: TopicPartition) -> None:
+        """Returns when this worker's lane knows the partition, or after a moment: a lane that failed opens again."""
+        if not any(tp[0] in link.topics for link in self.links.values()):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_OPENS_S):
+                while (lane := self.ownership.lanes.get(number)) is not None and tp not in lane.partitions:
+                    await self.ownership.wait_for_news()
 
 
 def _lane(lane: MirrorLane) -> dict[str, Any]:
-    course = lane.course
-    wait = None if course.wait is None else asdict(course.wait)
-    return {
-        "lane": lane.number,
-        "state": lane.state,
-        "why": lane.why,
-        "since_ms": course.since_ms,
-        "partitions": len(lane.partitions),
-        "committed_ms": course.committed_ms,
-        "wait": wait,
-        "error": course.error,
-        "error_ms": course.error_ms,
-    }
+    facts = asdict(lane.lane_state)
+    shown = {name: facts[name] for name in ("state", "why", "since_ms", "committed_ms", "wait", "error", "error_ms")}
+    return {"lane": lane.number, "partitions": len(lane.partitions), **shown}
 
 
-def _link(link: Link, partitions: list[MirroredPartition]) -> dict[str, Any]:
+def _link(link: RemoteCluster, partitions: list[MirroredPartition]) -> dict[str, Any]:
     """``partitions``: those of this worker's lanes."""
     lag, wait = lag_of(partitions), link.last_wait
-    age_s = lag.age_s
-    if link.silent_s > _SILENT_S:
-        # Nothing is known of what is there since; so much is missing at least.
-        age_s = max(age_s or 0.0, link.silent_s)
+    # When the remote is silent its state is unknown since then, so the lag is at least that.
+    age_s = max(lag.age_s or 0.0, link.silent_s) if link.silent_s > _SILENT_S else lag.age_s
     return {
         "dc": link.remote.dc,
         "topics": len(link.topics),
@@ -198,8 +220,8 @@ def _link(link: Link, partitions: list[MirroredPartition]) -> dict[str, Any]:
         "bytes_per_s": link.remote.bytes_per_s,
         "partitions": len(partitions),
         "stopped": sum(partition.stop is not None for partition in partitions),
-        "moved_records": sum(partition.moved_records for partition in partitions),
-        "moved_bytes": sum(partition.moved_bytes for partition in partitions),
+        "moved_records": sum(partition.copied_records for partition in partitions),
+        "moved_bytes": sum(partition.copied_bytes for partition in partitions),
         "lag_records": lag.records,
         "lag_bytes": lag.size_bytes,
         "lag_s": None if age_s is None else round(age_s, 3),
@@ -208,7 +230,7 @@ def _link(link: Link, partitions: list[MirroredPartition]) -> dict[str, Any]:
 
 
 def _partition(partition: MirroredPartition) -> dict[str, Any]:
-    stop, done = partition.stop, partition.progress
+    stop, done = partition.stop, partition.checkpoint
     found: dict[str, Any] = {
         "topic": partition.topic,
         "partition": partition.number,

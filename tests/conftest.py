@@ -6,14 +6,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 from logferry.ops.runtime.jars import spark_jars
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.gateway import Gateway, gateway
+from tests.support.main_ways import MAIN_WAYS
 
+_TESTS: Final = Path(__file__).parent
 _numbers = itertools.count(1)
 
 # A busy machine is no reason to fail.
@@ -21,15 +24,27 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test below ``tests/crash`` is a crash test; of the integration tests, those off the main ways are full."""
+    for item in items:
+        folder, *rest = item.path.relative_to(_TESTS).parts
+        if folder == "crash":
+            item.add_marker(pytest.mark.crash)
+        elif folder == "integration":
+            main = MAIN_WAYS.get("/".join(rest), "-")
+            if main and item.name.partition("[")[0] not in main.split():
+                item.add_marker(pytest.mark.full)
+
+
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     """A cluster of one broker for all tests of the session: use topics of your own, and leave the broker alone."""
-    with Cluster("tests", tmp_path_factory.mktemp("kafka")) as cluster:
+    with KafkaCluster("tests", tmp_path_factory.mktemp("kafka")) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def workers(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def workers(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """Two gateway workers that share the lanes: use topics of your own, and leave the processes alone."""
     with gateway(kafka, tmp_path_factory.mktemp("workers"), "shared") as running:
         yield running

@@ -1,7 +1,8 @@
-"""``--status``: where each file is, what it waits for and since when. The client writes it down, the command shows it.
+"""``--check`` prints what would be sent and why; it sends and writes nothing.
 
-It lies in the state folder as ``status.json``, replaced as a whole every few seconds, and not made durable: it is about
-the present. Whether a client runs is told by the lock on the folder, not by what the file says.
+``--status`` prints how far each file is, and what it waits for. The client writes this as ``status.json`` into the
+state folder every few seconds, as a whole and without fsync: it describes the present. The lock of the folder, not
+the file, shows whether a client runs.
 """
 
 from __future__ import annotations
@@ -9,44 +10,100 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from logferry.client.agent.failover import Centres
-from logferry.client.agent.source import Source
-from logferry.client.files.checkpoint import LOCK
+from logferry.client.agent.config import Config
+from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.source import FileSource
+from logferry.client.agent.watch import Watch
+from logferry.client.events import log_event
+from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, owned
+from logferry.client.files.compressed import CompressedFile
+from logferry.client.files.discover import left_out
+
+# Names and answers come from others: they must not write to the terminal, nor end the program if they are no UTF-8.
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def _say(line: str) -> None:
+    print(_UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), line))
+
+
+def check(config: Config) -> int:
+    """Prints a line a file. Returns the exit status: 1 if a file cannot be read or there is none."""
+    try:
+        checkpoint = Checkpoint.peek(Path(config.state_dir))
+    except StateUnusable as error:
+        log_event("state-unusable", reason=error)
+        return 2
+    watch = Watch(config, checkpoint, FailoverPolicy([centre.name for centre in config.data_centres], 1.0, 1.0))
+    watch.tick(0.0)
+    sent_bytes = 0
+    paths = set()
+    for source in watch.sources.values():
+        if isinstance(source.reading, CompressedFile):
+            path, left = source.reading.path, source.reading.end - source.reading.position
+            sent_bytes += left
+            paths.add(path)
+            _say(f"send  {path} -> {source.entry.topic}: {left} bytes, from position {source.reading.position}")
+            continue
+        if source.tail is None:
+            _say(f"over  {source.entry.last_path}: sent up to position {source.entry.position}, {source.name}")
+            continue
+        position = source.entry.position
+        size = source.tail.size
+        sent_bytes += max(size - position, 0)
+        paths.add(source.tail.path)
+        which = f"from position {position}" if source.why == "known" else f"as a new source: {source.why}"
+        _say(f"send  {source.tail.path} -> {source.entry.topic}: {max(size - position, 0)} bytes, {which}")
+    for path, reason in watch.failed.items():
+        _say(f"fail  {path}: {reason}")
+    for files in config.files:
+        for path, reason in left_out(files.patterns, config.state_dir, files.exclude).items():
+            if path not in paths:
+                _say(f"skip  {path}: {reason}")
+    _say(f"{len(paths)} files, {sent_bytes} bytes; the gateway decides where each resumes")
+    watch.close()
+    checkpoint.close()
+    return 1 if watch.failed or not paths else 0
+
 
 FILE = "status.json"
 _SHOWN_FIRST = 40
 
 
-def write(folder: Path, sources: Iterable[Source], failed: Mapping[str, str], now: float, centres: Centres) -> None:
-    """Raises OSError; the file before is still whole then."""
-    rows = [source.standing(now)._asdict() for source in sources]
+def write(
+    folder: Path, sources: Iterable[FileSource], failed: Mapping[str, str], now: float, centres: FailoverPolicy
+) -> None:
+    """Raises OSError; the previous file is still whole then."""
+    rows = [source.status(now)._asdict() for source in sources]
     content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "files": rows, "failed": dict(failed)}
     if len(centres.names) > 1:
-        content["data_centre"] = centres.standing(now)
+        content["data_centre"] = centres.status(now)
     temporary = folder / (FILE + ".new")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
+    with open(temporary, "w", encoding="utf-8", opener=owned) as file:
+        file.write(json.dumps(content))
     temporary.replace(folder / FILE)
 
 
 def show(folder: Path, as_json: bool = False) -> int:
-    """Prints it; returns the exit status: 0 all is well, 1 a file is in trouble, 3 no client runs on this folder."""
+    """Prints the status. Returns the exit status: 0 all is well, 1 a file has an error, 3 no client runs here."""
     runs = _is_locked(folder)
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
         at_ms, rows, failed = content["at_ms"], content["files"], content["failed"]
     except (OSError, ValueError, KeyError, TypeError):
-        print(f"{folder}: " + ("the client has only just begun" if runs else "no client runs on this state folder"))
+        _say(f"{folder}: " + ("the client has just started" if runs else "no client runs on this state folder"))
         return 0 if runs else 3
     if as_json:
-        print(json.dumps({**content, "runs": runs}))
+        _say(json.dumps({**content, "runs": runs}))
     else:
         age_s = max(time.time() - at_ms / 1000, 0)
-        print(f"{folder}: " + (f"as of {age_s:.0f} s ago" if runs else f"NO CLIENT RUNS; as of {age_s:.0f} s ago"))
+        _say(f"{folder}: " + (f"as of {age_s:.0f} s ago" if runs else f"NO CLIENT RUNS; as of {age_s:.0f} s ago"))
         _print(rows, failed, content.get("data_centre"))
     if not runs:
         return 3
@@ -57,21 +114,21 @@ def _print(rows: list[dict[str, Any]], failed: dict[str, str], centre: dict[str,
     if centre is not None:
         since = "" if centre["for_s"] is None else f", for {centre['for_s']:.0f} s"
         why = f": {centre['why']}" if centre["why"] else ""
-        print(f"writes to the data centre {centre['here']}{since}{why}")
+        _say(f"writes to the data centre {centre['here']}{since}{why}")
         for other in centre["others"]:
-            print(f"    {other['name']}: {other['state']}")
+            _say(f"    {other['name']}: {other['state']}")
     for path, reason in failed.items():
-        print(f"cannot be read: {path}: {reason}")
+        _say(f"cannot be read: {path}: {reason}")
     rows.sort(key=lambda row: (not row["error"], -row["lag_bytes"]))
     for row in rows[:_SHOWN_FIRST]:
         behind = f"{row['lag_bytes']} bytes behind for {row['behind_s']:.0f} s" if row["lag_bytes"] else "all sent"
-        print(f"{row['path']} -> {row['topic']}: {row['position']} of {row['size']}, {behind}")
-        print(f"    waits for {row['waits_for']}, for {row['waits_s']:.0f} s")
+        _say(f"{row['path']} -> {row['topic']}: {row['position']} of {row['size']}, {behind}")
+        _say(f"    waits for {row['waits_for']}, for {row['waits_s']:.0f} s")
         if row["error"]:
-            print(f"    last error: {row['error']}")
+            _say(f"    last error: {row['error']}")
     if len(rows) > _SHOWN_FIRST:
-        print(f"and {len(rows) - _SHOWN_FIRST} more with less to send (--json shows all)")
-    print(f"{len(rows)} files, {sum(row['lag_bytes'] for row in rows)} bytes behind")
+        _say(f"and {len(rows) - _SHOWN_FIRST} more with less to send (--json shows all)")
+    _say(f"{len(rows)} files, {sum(row['lag_bytes'] for row in rows)} bytes behind")
 
 
 def _is_locked(folder: Path) -> bool:

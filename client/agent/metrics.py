@@ -1,6 +1,6 @@
-"""Figures for Prometheus, on the loopback interface, if ``--metrics-port`` asks for them; else this is not even loaded.
+"""Metrics for Prometheus on the loopback interface (``--metrics-port``); not loaded without that option.
 
-The main thread makes the page anew every second; who asks gets the last one, and touches nothing of the client's.
+The main thread renders the page every second. A request gets the last page and touches nothing of the client.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ import http.server
 import threading
 from collections.abc import Iterable, Mapping
 
-from logferry.client.agent.source import Standing
+from logferry.client.agent.heartbeat import SourceStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SUMS = {
-    "files": "Files that are followed.",
-    "lag_bytes": "What is in them and not acknowledged yet.",
-    "behind_seconds": "For how long the one that is longest behind has been so.",
-    "files_in_trouble": "Files with an error that has not passed.",
+    "files": "Files that the client follows.",
+    "lag_bytes": "Bytes in the followed files that no gateway has acknowledged yet.",
+    "behind_seconds": "Seconds for which the slowest file has not been sent to its end.",
+    "files_in_trouble": "Files whose last request or read failed.",
 }
 
 
-def render(rows: Iterable[Standing], unreadable: int, facts: Mapping[str, tuple[str, str, float]], here: str) -> str:
-    """``facts``: by name, its type, what it means, and its value. ``here``: the data centre that is written to."""
+def render(
+    rows: Iterable[SourceStatus], unreadable: int, facts: Mapping[str, tuple[str, str, float]], here: str
+) -> str:
+    """``facts``: name → type, help and value. ``here``: the data centre that the client writes to."""
     topics: dict[str, dict[str, float]] = {}
     for row in rows:
         sums = topics.setdefault(row.topic, dict.fromkeys(_SUMS, 0.0))
@@ -36,9 +38,9 @@ def render(rows: Iterable[Standing], unreadable: int, facts: Mapping[str, tuple[
         lines += [f'logferry_push_{name}{{topic="{topic}"}} {sums[name]:g}' for topic, sums in sorted(topics.items())]
     for name, (kind, help_, value) in facts.items():
         lines += [*_head(name, kind, help_), f"logferry_push_{name} {value:.15g}"]
-    lines += _head("files_unreadable", "gauge", "Files that cannot be opened.")
+    lines += _head("files_unreadable", "gauge", "Files that match a pattern and cannot be opened.")
     lines += [f"logferry_push_files_unreadable {unreadable}"]
-    lines += [*_head("data_centre", "gauge", "1 for the data centre that is written to.")]
+    lines += [*_head("data_centre", "gauge", "1 for the data centre that the client writes to.")]
     lines += [f'logferry_push_data_centre{{name="{_escaped(here)}"}} 1']
     return "\n".join(lines) + "\n"
 
@@ -51,8 +53,8 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-class Page:
-    """The page, and the thread that shows it at ``http://127.0.0.1:<port>/metrics``. OSError for a port in use."""
+class MetricsPage:
+    """The page, and the thread that serves it at ``http://127.0.0.1:<port>/metrics``. OSError for a port in use."""
 
     def __init__(self, port: int) -> None:
         self.text = ""
@@ -63,7 +65,7 @@ class Page:
 
             def do_GET(self) -> None:
                 found = self.path.partition("?")[0] == "/metrics"
-                body = page.text.encode() if found else b"there is /metrics\n"
+                body = page.text.encode() if found else b"only /metrics is served here\n"
                 self.send_response(200 if found else 404)
                 self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))

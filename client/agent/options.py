@@ -1,7 +1,6 @@
-"""What was asked for: the command line, and the TOML file of ``--config``, under one set of names.
+"""The command line and the TOML file of ``--config``, under one set of names.
 
-What is given on the command line goes before what the file says. Nothing is judged here but shape: names and
-types. What a value means, and whether it makes sense, is `config`'s.
+An option overrides the same setting of the file. Only names and types are checked here; `config` checks the values.
 """
 
 from __future__ import annotations
@@ -12,13 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-EXAMPLE = """example:
+EXAMPLE = """examples:
   logferry push --url http://127.0.0.1:8080 --topic nginx --state-dir /var/lib/logferry '/var/log/nginx/*.log'
   logferry push --config /etc/logferry/push.toml --check
 
-Quote the patterns: the client looks for new files itself; ** stands for any number of folders. Include the names
-that files get by rotation if they rotate faster than they can be noticed. exit status: 0 done; 1 (--once) some
-file could not be sent completely; 2 wrong use; 3 (--once) the gateway cannot be reached.
+Sends the lines of files to a gateway, each exactly once, whatever is killed or restarted.
+"""
+NOTES = """Quote the patterns: the client looks for new files itself; ** matches any number of folders. If files rotate
+faster than the client looks, include the names that rotation gives them. An option overrides its setting in FILE.
+
+exit status: 0 done; 1 (--once) a file could not be sent completely; 2 wrong use; 3 (--once) no gateway can be reached
 """
 
 _TEXTS = "a string, or a list of strings"
@@ -30,9 +32,9 @@ _OF_FILES = {"topic": _TEXT, "exclude": _TEXTS, "attributes": _TABLE, "record_st
 _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
-    "idle_s": _NUMBER, "rotated_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
-    "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "deleted_bytes": _WHOLE,
-    "metrics_port": _WHOLE, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
+    "idle_s": _NUMBER, "rotated_timeout_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
+    "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "max_deleted_bytes": _WHOLE,
+    "metrics_port": _WHOLE, "link_root": _TEXTS, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
 _OF_CENTRES = {"name": _TEXT, "urls": _TEXTS, "token_file": _TEXT}
 
@@ -53,7 +55,7 @@ class Settings(NamedTuple):
         return self.values.get(name, default)
 
     def label(self, name: str) -> str:
-        """Where the value stands, for messages."""
+        """Where the value was given, for messages."""
         return self.labels.get(name, "--" + name.replace("_", "-"))
 
     def error(self, text: object) -> NoReturn:
@@ -63,7 +65,7 @@ class Settings(NamedTuple):
 
 
 def read(argv: Sequence[str] | None = None) -> Settings:
-    """Raises SystemExit(2) after a message that names the option or the file and its key; SystemExit(0) for --help."""
+    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) for --help."""
     parser = _parser()
     flags = parser.parse_args(argv)
     values: dict[str, Any] = {}
@@ -88,7 +90,7 @@ def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]
     for name, known in (("files", {"paths": _TEXTS, **_OF_FILES}), ("datacenters", _OF_CENTRES)):
         tables[name] = values.pop(name, [])
         if not isinstance(tables[name], list) or not all(isinstance(each, dict) for each in tables[name]):
-            raise ValueError(f"{name}: is not [[{name}]]")
+            raise ValueError(f"{name}: must be tables, written as [[{name}]]")
         for number, each in enumerate(tables[name]):
             _check(each, known, f"{name}[{number}].")
     _check(values, _OF_ALL, "")
@@ -96,21 +98,21 @@ def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]
 
 
 def _toml() -> Any:
-    """The reader of TOML: Python's own from 3.11 on, before that ``tomli``, which the single file brings along."""
+    """The reader of TOML: Python's own from 3.11 on; before, ``tomli``, which the single file contains."""
     for name in ("tomllib", "tomli"):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError:
             continue
-    raise ValueError("this Python reads no TOML: take Python 3.11, logferry-push.pyz, or install tomli")
+    raise ValueError("this Python cannot read TOML: use Python 3.11 or logferry-push.pyz, or install tomli")
 
 
 def _check(values: dict[str, Any], known: dict[str, str], where: str) -> None:
     for name, value in values.items():
         if name not in known:
-            raise ValueError(f"{where}{name}: there is no such setting")
+            raise ValueError(f"{where}{name}: unknown setting")
         if not _fits(value, known[name]):
-            raise ValueError(f"{where}{name}: is not {known[name]}")
+            raise ValueError(f"{where}{name}: must be {known[name]}")
         if known[name] == _TEXTS and isinstance(value, str):
             values[name] = [value]
 
@@ -128,69 +130,76 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 class _Attribute(argparse.Action):
-    """``--attr NAME=VALUE``, again and again, into a table."""
+    """``--attr NAME=VALUE``, any number of times, into a table."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
         name, equals, value = values.partition("=")
         if not equals:
-            parser.error(f"--attr {values!r} is not name=value")
+            parser.error(f"--attr {values!r} must be NAME=VALUE")
         namespace.attributes = {**(namespace.attributes or {}), name: value}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="logferry push",
-        description="Sends the lines of files to a gateway, each once, whatever is killed.",
-        epilog=EXAMPLE,
+        usage="logferry push [--config FILE] [options] [GLOB ...]",
+        description=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=NOTES,
     )
     add = parser.add_argument
     add("glob", nargs="*", metavar="GLOB", help="files to send")
-    add("--config", metavar="FILE", help="a TOML file with settings; the names are those of the options, with _ for -,"
-        " and [[files]] with paths, topic, exclude, attributes, record_start, cut_lines; [[datacenters]] with name,"
-        " urls, token_file in place of url")  # fmt: skip
-    add("--url", action="append", help="a gateway; again for others of the same data centre, tried while the first"
-        " does not answer")  # fmt: skip
-    add("--fallback-url", action="append", metavar="URL", help="a gateway of another data centre, to go on at while"
-        " the first one is gone; again for others of that same one")  # fmt: skip
-    add("--failover-s", type=float, metavar="S", help="nothing of a data centre has worked for so long: go on in the"
-        " next (60)")  # fmt: skip
-    add("--failback-s", type=float, metavar="S", help="the first data centre has worked for so long again: come back"
-        " (120)")  # fmt: skip
-    add("--topic")
-    add("--state-dir", metavar="DIR", help="where the client keeps its checkpoint")
-    add("--check", action="store_true", help="say what would be sent and why, send nothing")
-    add("--status", action="store_true", help="say where the client that runs on --state-dir is with each file")
-    add("--json", action="store_true", help="with --status: for machines")
-    add("--once", action="store_true", help="send what is there and end")
-    add("--timeout", type=float, default=60.0, metavar="S", help="with --once: give up so long after the last"
-        " acknowledgement (60)")  # fmt: skip
-    add("--exclude", action="append", metavar="GLOB", help="files to leave out: by name, or with a slash by path")
-    add("--token-file", metavar="FILE", help="the token for the gateway (what LOGFERRY_TOKEN in the environment"
-        " holds, if anything)")  # fmt: skip
-    add("--ca-file", metavar="FILE", help="who signed the gateway's certificate (the system's authorities)")
-    add("--pin", action="append", metavar="SHA256", help="a certificate that the gateway may show, by its"
-        " fingerprint; again for others")  # fmt: skip
-    add("--host", help="this host's name in sourceIds (the system's name)")
-    add("--attr", action=_Attribute, dest="attributes", metavar="NAME=VALUE", help="an attribute of every chunk")
-    add("--chunk-bytes", type=int, metavar="N", help="a chunk of whole lines (262144)")
-    add("--line-bytes", type=int, metavar="N", help="longer lines are split (1048576)")
-    add("--cut-lines", action="store_true", default=None, help="longer lines are cut instead: the rest is left out")
-    add("--record-start", metavar="REGEX", help="a line that fits begins a record; the lines after it that do not are"
-        " part of it and stay in its chunk")  # fmt: skip
-    add("--linger-ms", type=int, metavar="MS", help="how long a line may wait to be sent (200)")
-    add("--idle-s", type=float, metavar="S", help="a last line without newline waits so long (30)")
-    add("--rotated-s", type=float, metavar="S", help="a renamed or removed file is dropped after so long without"
-        " growth (300)")  # fmt: skip
-    add("--heartbeat-s", type=float, metavar="S", help="how often a file without news says how far it is, and when"
-        " one is gone, that it is finished; 0: never (300)")  # fmt: skip
-    add("--threads", type=int, metavar="N", help="requests at the same time (5)")
-    add("--bytes-per-s", type=int, metavar="N", help="at most so many bytes a second over the network")
-    add("--cpu-percent", type=float, metavar="P", help="at most so much of one processor, on average")
-    add("--nice", type=int, metavar="N", help="lowers the priority: 0 to 19 (0)")
-    add("--deleted-bytes", type=int, metavar="N", help="deleted files are kept open until they are sent; the oldest"
-        " go when all together are larger (1073741824)")  # fmt: skip
-    add("--metrics-port", type=int, metavar="PORT", help="figures for Prometheus at http://127.0.0.1:PORT/metrics")
-    add("--no-gzip", action="store_false", default=None, dest="gzip", help="send chunks as they are")
-    add("-v", "--verbose", action="store_true")
+    add("--config", metavar="FILE", help="a TOML file with settings, named as the options with _ for -; further tables"
+        " are [[files]] (paths, topic, exclude, attributes, record_start, cut_lines) and, in place of url,"
+        " [[datacenters]] (name, urls, token_file)")  # fmt: skip
+    add("--url", action="append", help="URL of a gateway; repeat it for other gateways of the same data centre, which"
+        " are tried while the first does not answer")  # fmt: skip
+    add("--topic", help="topic that the lines are written to, without its data centre")
+    add("--state-dir", metavar="DIR", help="folder of the checkpoint; one client at a time can use it")
+    add("--once", action="store_true", help="send what is in the files now, then exit")
+    add("--timeout", type=float, default=60.0, metavar="S", help="with --once: give up this many seconds after the last"
+        " acknowledgement (default: 60)")  # fmt: skip
+    add("--check", action="store_true", help="print what would be sent and why, and send nothing")
+    add("--status", action="store_true", help="print how far the client that runs on --state-dir is with each file")
+    add("--json", action="store_true", help="with --status: print one JSON object")
+    add("--exclude", action="append", metavar="GLOB", help="files to leave out, by name or (with a slash) by path")
+    add("--link-root", action="append", metavar="DIR", help="folder that symbolic links among the files may lead into;"
+        " repeat it for others (default: the folder of the pattern up to its first wildcard)")  # fmt: skip
+    add("--attr", action=_Attribute, dest="attributes", metavar="NAME=VALUE", help="attribute of every chunk")
+    add("--host", help="name of this host in source ids (default: the system's name)")
+    add("--token-file", metavar="FILE", help="file with the token for the gateway (default: LOGFERRY_TOKEN in the"
+        " environment, if set)")  # fmt: skip
+    add("--ca-file", metavar="FILE", help="PEM file with the authority of the gateway's certificate (default: the"
+        " system's authorities)")  # fmt: skip
+    add("--pin", action="append", metavar="SHA256", help="SHA-256 fingerprint of a certificate that the gateway may"
+        " show; repeat it for others")  # fmt: skip
+    add("--fallback-url", action="append", metavar="URL", help="URL of a gateway of another data centre, to fail over"
+        " to; repeat it for others of that data centre")  # fmt: skip
+    add("--failover-s", type=float, metavar="S", help="fail over after a data centre has been unavailable for this many"
+        " seconds (default: 60)")  # fmt: skip
+    add("--failback-s", type=float, metavar="S", help="fail back after the first data centre has answered for this many"
+        " seconds (default: 120)")  # fmt: skip
+    add("--chunk-bytes", type=int, metavar="N", help="largest chunk of whole lines (default: 262144)")
+    add("--line-bytes", type=int, metavar="N", help="longest line; longer ones are split (default: 1048576)")
+    add("--cut-lines", action="store_true", default=None, help="cut lines that are too long instead of splitting them:"
+        " the rest is left out")  # fmt: skip
+    add("--record-start", metavar="REGEX", help="pattern of a record's first line; the lines after it that do not match"
+        " stay in its chunk")  # fmt: skip
+    add("--linger-ms", type=int, metavar="MS", help="longest wait of a line before it is sent (default: 200)")
+    add("--idle-s", type=float, metavar="S", help="wait of a last line without a newline (default: 30)")
+    add("--rotated-timeout-s", type=float, metavar="S", help="stop following a renamed or removed file after this many"
+        " seconds without growth (default: 300)")  # fmt: skip
+    add("--heartbeat-s", type=float, metavar="S", help="interval at which a file without new lines reports its"
+        " position; 0: never, and no report that a file is finished (default: 300)")  # fmt: skip
+    add("--threads", type=int, metavar="N", help="concurrent requests (default: 5)")
+    add("--bytes-per-s", type=int, metavar="N", help="limit of the bytes sent over the network; 0: none (default: 0)")
+    add("--cpu-percent", type=float, metavar="P", help="limit of the average use of one processor, in percent; 0: none"
+        " (default: 0)")  # fmt: skip
+    add("--nice", type=int, metavar="N", help="lower priority of the process, 0 to 19 (default: 0)")
+    add("--max-deleted-bytes", type=int, metavar="N", help="limit of the disk space of deleted files that are kept open"
+        " until they are sent; beyond it the oldest are given up (default: 1073741824)")  # fmt: skip
+    add("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus at"
+        " http://127.0.0.1:PORT/metrics; 0: do not (default: 0)")  # fmt: skip
+    add("--no-gzip", action="store_false", default=None, dest="gzip", help="send chunks uncompressed")
+    add("-v", "--verbose", action="store_true", help="log every request, too")
     return parser

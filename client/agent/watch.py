@@ -1,74 +1,104 @@
 """Files → sources: which incarnation of which file is followed, from its discovery to its end.
 
-A file is known by device and inode while its descriptor is open: a rename changes nothing but the path shown.
-After a start the checkpoint's entry must fit the file (`fingerprint.differs`), or the file is a new source. A
-file that held something else behind our back (`tail.Changed`) becomes a new source, too; what of the old
-one was read and is not acknowledged yet is still sent under the old name.
+While its descriptor is open a file is identified by device and inode: a rename changes only the path shown. After a
+start the checkpoint's entry must match the file (`fingerprint.differs`), or the file is a new source. A file whose
+content was replaced (`tail.FileChanged`) becomes a new source, too; what was read of the old one and is not
+acknowledged yet is still sent under the old name.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import os
 import time
 
-from logferry.client.agent.config import Config, Files
-from logferry.client.agent.failover import Centres
-from logferry.client.agent.source import Source
-from logferry.client.events import tell
-from logferry.client.files.checkpoint import Checkpoint, Entry
+from logferry.client.agent.config import Config, FileGroup
+from logferry.client.agent.dispatch import NEVER, TimeQueue
+from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.source import FileSource
+from logferry.client.events import log_event
+from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
 from logferry.client.files.chunking import Limits
 from logferry.client.files.compressed import find_compressed
-from logferry.client.files.discover import COMPRESSED, FileKey, find, find_moved, folder_is_on, missing
-from logferry.client.files.fingerprint import of
+from logferry.client.files.copies import SuspectedCopies, WantedCopy, copy_depth, find_copy
+from logferry.client.files.discover import COMPRESSED, FileKey, find_files, find_moved, folder_is_on, leads_out, missing
+from logferry.client.files.fingerprint import fingerprint
+from logferry.client.files.known_files import KnownFiles, differs
 from logferry.client.files.source_names import attribute, printable, source_id
-from logferry.client.files.tail import Changed, Tail
+from logferry.client.files.tail import FileChanged, FileTail
 
 # Looking for files takes at most this share of the time, however many there are.
 DISCOVERY_SHARE = 0.02
 
 
 class Watch:
-    """The sources, in the order in which they are served."""
+    """The sources by name. One that was found, changed or replaced is put into ``ready``."""
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, centres: Centres) -> None:
-        self.sources: dict[str, Source] = {}
+    def __init__(self, config: Config, checkpoint: Checkpoint, centres: FailoverPolicy) -> None:
+        self.sources: dict[str, FileSource] = {}
         self.failed: dict[str, str] = {}  # path → why it could not be read
         self._config = config
         self._checkpoint = checkpoint
         self._centres = centres
-        self._live: dict[FileKey, Source] = {}
-        self._files: dict[str, Files] = {}  # by sourceId
-        self._known = {(entry.device, entry.inode): entry for entry in checkpoint.entries.values()}
+        self.ready: TimeQueue[FileSource] = TimeQueue()  # by the time at which to ask them for a request
+        self._suspects = SuspectedCopies()
+        self._looks: TimeQueue[FileSource] = TimeQueue()
+        self._deleted: dict[FileSource, None] = {}  # those whose file is deleted and open
+        self._live: dict[FileKey, FileSource] = {}
+        self._is_copy = checkpoint.adopt(config.host)
+        self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._next_discovery = 0.0
         self._started = False
 
     def tick(self, now: float) -> None:
-        """Looks for new files (with ``--once`` only the first time) and at those that are followed."""
+        """Finds new files (with ``--once`` only the first time) and checks those that are followed."""
         if not self._started or (not self._config.once and now >= self._next_discovery):
             self._discover(now)
-        for source in list(self.sources.values()):
-            tail = source.tail
-            if tail is None:
-                if source.is_done():
-                    self._drop(source)
-                continue
-            try:
-                tail.look(now)
-            except Changed as change:
-                self.renew(source, str(change), now)
-                continue
-            except OSError as error:
-                source.cannot_read(error, now, self._config.once)
-                continue
-            if tail.is_finished(now, self._config.rotated_s) and not source.busy:
-                tell("source-finished", source=source.name, bytes=tail.position)
-                self._close(source, tail)
+        due = []
+        while (source := self._looks.pop(now)) is not None:
+            due.append(source)
+        for source in due:
+            if source.tail is not None:
+                self._look(source, source.tail, now)
         self._bound_deleted()
 
+    def _look(self, source: FileSource, tail: FileTail, now: float) -> None:
+        try:
+            is_changed = tail.look(now)
+        except FileChanged as change:
+            self.renew(source, str(change), now)
+            return
+        except OSError as error:
+            source.cannot_read(error, now, self._config.once)
+            is_changed = True
+        if tail.deleted_bytes:
+            self._deleted[source] = None
+        if tail.is_finished(now, self._config.rotated_timeout_s) and not source.busy:
+            log_event("source-finished", source=source.name, bytes=tail.position)
+            self._close(source, tail)
+            return
+        self._looks.put(source, tail.next_look)
+        if is_changed:
+            self.ready.put(source, now)
+
+    def settle(self, source: FileSource, now: float) -> None:
+        """The source had no request: it is asked again when it may have one, or dropped."""
+        if source.tail is None and source.is_done() and not source.stopped:
+            self._drop(source)
+        else:
+            self.ready.put(source, source.next_due(now, self._config.idle_s))
+
+    def wake_all(self, now: float) -> None:
+        """Also those that pause after a refusal: its cause may be gone."""
+        for source in self.sources.values():
+            source.retry(now)
+            self.ready.put(source, now)
+
     def _bound_deleted(self) -> None:
-        """Who deletes logs wants the room. Beyond the limit what was sent goes first, then the oldest."""
-        deleted = [(s, s.tail) for s in self.sources.values() if s.tail is not None and s.tail.deleted_bytes]
-        too_many = sum(tail.deleted_bytes for _, tail in deleted) - self._config.deleted_bytes
+        """Deleted logs should free space. Beyond the limit those that were sent are closed first, then the oldest."""
+        deleted = [(s, s.tail) for s in self._deleted if s.tail is not None and s.tail.deleted_bytes]
+        if len(deleted) < len(self._deleted):
+            self._deleted = {source: None for source, _ in deleted}
+        too_many = sum(tail.deleted_bytes for _, tail in deleted) - self._config.max_deleted_bytes
         deleted.sort(key=lambda pair: (pair[1].position < pair[1].size, pair[1].away_since or pair[1].looked_at))
         for source, tail in deleted:
             if too_many <= 0:
@@ -76,210 +106,295 @@ class Watch:
             too_many -= tail.deleted_bytes
             self._close(source, tail)
             if source.reading.end < tail.size:
-                tell("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
+                log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
 
-    def _close(self, source: Source, tail: Tail) -> None:
-        """Its bytes are not read any more; what is under way goes on, and that it is finished is still said."""
+    def _close(self, source: FileSource, tail: FileTail) -> None:
+        """Its bytes are no longer read. The request under way is completed, and ``finished`` is still reported."""
         source.detach()
         tail.close()
         del self._live[tail.key]
+        self._checkpoint.changed.add(source.name)
+        self.ready.put(source, tail.looked_at)
 
-    def renew(self, source: Source, reason: str, now: float) -> None:
-        """``source`` cannot go on in its file: what the file holds now becomes a new source."""
-        tail, files = source.tail, self._files.get(source.name)
+    def renew(self, source: FileSource, reason: str, now: float) -> None:
+        """The file of ``source`` holds something else: that becomes a new source."""
+        tail = source.tail
+        begin = self._known.intact_to(tail, source.entry) if tail is not None and source.after_reboot else 0
+        if tail is not None and not begin and self._move_to_copy(source, tail, reason, now):
+            self._renew_file(tail, reason, source.files, now)
+            return
         seen = tail.largest_size if tail is not None else source.reading.end
         kept = source.detach()
-        tell("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
-        self._checkpoint.entries.pop(source.name, None)
+        if tail is not None:
+            self._suspects.is_over(tail, kept)
+        log_event("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
+        self._checkpoint.drop(source.name)
+        self.ready.put(source, now)
         if source.is_done():
             self._drop(source)
-        if tail is not None and files is not None:
-            self._start(tail.renewed(now), reason, files)
+        if tail is not None:
+            self._renew_file(tail, reason, source.files, now, begin)
+
+    def _move_to_copy(self, source: FileSource, tail: FileTail, reason: str, now: float) -> bool:
+        batch = source.batch.data if source.batch is not None else b""
+        wanted = WantedCopy(tail.path, tail.head, tail.position, fingerprint(tail.mark), tail.born_ns, batch)
+        once = self._config.once
+        copy = self._suspects.copy_of(wanted, tail, now) or find_copy(wanted, self._is_another, now, once)
+        if copy is None:
+            return False
+        copy.away_since = now  # until a pattern shows it
+        source.move_to(copy)
+        log_event("source-copied", source=source.name, path=copy.path, reason=reason, position=copy.position)
+        self._live[copy.key] = source
+        self._looks.put(source, now)
+        self.ready.put(source, now)
+        self._checkpoint.changed.add(source.name)
+        return True
+
+    def _is_another(self, tail: FileTail) -> bool:
+        """It is known as the file of a source. An inode that a new file uses again does not count."""
+        return tail.key in self._live or self._known.fits(tail)
+
+    def _renew_file(self, tail: FileTail, reason: str, files: FileGroup, now: float, begin: int = 0) -> None:
+        """The followed file as a new source, from its beginning, or from ``begin`` on."""
+        try:
+            renewed = tail.renewed(now)
+        except OSError as error:  # the next search finds it again
+            log_event("file-unreadable", path=tail.path, reason=error.strerror)
+            self.failed[tail.path] = error.strerror or "unreadable"
+            self._live.pop(tail.key, None)
+            tail.close()
+            return
+        self._start(renewed, reason, files, begin)
 
     def close(self) -> None:
         for source in self.sources.values():
             source.reading.close()
+        self._suspects.close()
 
     # ---- finding files -----------------------------------------------------------------------------------
 
     def _discover(self, now: float) -> None:
         began = time.perf_counter()
         found = self._find()
-        for key, (path, files) in found.items():
+        for key, entry in () if self._started else self._known.rest():
+            if key not in found and not os.path.lexists(entry.last_path) and find_moved(entry.last_path, key) is None:
+                self._take_up_copy(entry, now)  # before it is found as an unknown file
+        for key, (path, files) in sorted(found.items(), key=lambda f: (f[0] not in self._known, copy_depth(f[1][0]))):
             source = self._live.get(key)
             if source is None:
                 self._take_up(path, files, now)
-            elif source.tail is not None:
+            elif source.tail is not None and (source.tail.path, source.tail.away_since) != (path, None):
                 source.tail.path, source.tail.away_since = path, None
+                self._checkpoint.changed.add(source.name)
         for key, source in self._live.items():
             if key not in found and source.tail is not None and source.tail.away_since is None:
                 source.tail.away_since = now
-                tell("source-away", source=source.name, size=source.tail.size)
+                self._checkpoint.changed.add(source.name)
+                log_event("source-away", source=source.name, size=source.tail.size)
+        self._suspects.forget(self._live)
+        for tail in self._suspects.gone(found, now):
+            if (begin := self._begin_of(tail, now, gone=True)) is not None:
+                tail.away_since = now
+                self._start(tail, "first seen; it is gone", self._config.group_of(tail.path), begin)
+        paths = {path for path, _ in found.values()}
+        self.failed = {path: why for path, why in self.failed.items() if path in paths}
         if not self._started:
             self._first_time(bool(found), now)
         self._started = True
         pause_s = max(self._config.linger_s, (time.perf_counter() - began) / DISCOVERY_SHARE)
         self._next_discovery = now + pause_s
 
-    def _find(self) -> dict[FileKey, tuple[str, Files]]:
+    def _find(self) -> dict[FileKey, tuple[str, FileGroup]]:
         """Each file belongs to the first entry of the configuration that it fits."""
-        found: dict[FileKey, tuple[str, Files]] = {}
+        found: dict[FileKey, tuple[str, FileGroup]] = {}
         for files in self._config.files:
-            for key, path in find(files.patterns, self._config.state_dir, files.exclude).items():
+            for key, path in find_files(files.patterns, self._config.state_dir, files.exclude).items():
                 found.setdefault(key, (path, files))
         return found
 
     def _first_time(self, any_found: bool, now: float) -> None:
-        """What the patterns do not show: files that were renamed while the client was down, or are gone."""
+        """Files that the patterns do not show: they were renamed or removed while the client was down."""
         absent = missing(self._config.patterns)
         for path in absent if self._config.once else ():
-            tell("file-missing", path=path)
+            log_event("file-missing", path=path)
             self.failed[path] = "not there"
         if not any_found and not (absent and self._config.once):
-            tell("nothing-matches", patterns=" ".join(self._config.patterns))
-        for key, entry in list(self._known.items()):
+            log_event("nothing-matches", patterns=" ".join(self._config.patterns))
+        for key, entry in self._known.rest():
+            if key not in self._known:
+                continue
             moved = find_moved(entry.last_path, key)
-            if moved == entry.last_path and not entry.away:
-                continue  # it is there, but no pattern asks for it any more
-            if moved is not None and self._take_up(moved, self._files_of(entry), now, away=True):
+            is_there = moved in (entry.last_path, os.path.realpath(entry.last_path)) and key not in self._live
+            if is_there and not entry.away:
+                self._take_up_copy(entry, now)  # truncated, on a device of another number; else no pattern matches it
+                continue
+            files = self._config.group_of(entry.path, entry.topic)
+            if moved is not None and self._take_up(moved, files, now, away=True):
                 continue
             if self._take_up_compressed(entry):
-                self._known.pop(key, None)
-            elif folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
-                tell("file-gone", source=entry.source_id, position=entry.position)
-                self._known.pop(key, None)
-                self._over(entry)
+                continue
+            if folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
+                log_event("file-gone", source=entry.source_id, position=entry.position)
+                self._known.remove(entry)
+                if entry.dc or entry.position > entry.since:
+                    self._over(entry)
+                else:
+                    self._checkpoint.drop(entry.source_id)  # nothing was sent under this name
 
-    def _take_up_compressed(self, entry: Entry) -> bool:
-        """Goes on in the ``.gz`` that it became while the client was down, unless such are sources themselves."""
+    def _take_up_copy(self, entry: CheckpointEntry, now: float) -> bool:
+        """Resumes in the copy that was made of the file before it was truncated, while the client was down."""
+        wanted = WantedCopy(entry.last_path, entry.head, entry.position, entry.mark, entry.born_ns)
+        copy = find_copy(wanted, self._is_another, now, self._config.once)
+        if copy is None:
+            return False
+        copy.away_since = now
+        self._known.remove(entry)
+        entry.born_ns = copy.born_ns
+        self._checkpoint.drop(entry.source_id)  # put behind one whose inode it has now: the last one counts
+        self._resume(copy, entry, self._config.group_of(entry.path, entry.topic))
+        self.sources[entry.source_id].unsaved = True
+        return True
+
+    def _take_up_compressed(self, entry: CheckpointEntry) -> bool:
+        """Resumes in the ``.gz`` that it became while the client was down, unless such files are sources themselves."""
         if any(pattern.endswith(COMPRESSED) for pattern in self._config.patterns):
             return False
         reading = find_compressed(entry)
         if reading is None:
             return False
-        tell("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)
-        entry.device, entry.inode = reading.key  # its own are another file's by now
+        log_event("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)
+        self._known.remove(entry)
+        entry.device, entry.inode = reading.key  # its own belong to another file by now
         source = self._over(entry)
         source.reading = reading
-        self._go_on_after_its_cut(source)
+        self._resume_after_in_flight(source)
         return True
 
-    def _files_of(self, entry: Entry) -> Files:
-        """Which entry of the configuration a file belonged to that no pattern shows any more: the likeliest."""
-        same = [files for files in self._config.files if files.topic == entry.topic] or list(self._config.files)
-        for files in same:
-            if any(fnmatch.fnmatchcase(entry.path, pattern.replace("**/", "*")) for pattern in files.patterns):
-                return files
-        return same[0]
+    def _begin_of(self, tail: FileTail, now: float, gone: bool = False) -> int | None:
+        """Where to begin with an unknown file; None: it may be a copy in the making, and waits."""
+        live = (source.tail for source in self._live.values() if source.tail is not None)
+        begin = self._suspects.begin_of(tail, live, now, self._config.once or self._config.check, gone)
+        if begin is not None:
+            self._suspects.release(tail)
+        return begin
 
-    def _take_up(self, path: str, files: Files, now: float, away: bool = False) -> bool:
-        """Begins to follow the file. ``away``: only if it is the one that the checkpoint knows."""
+    def _take_up(self, path: str, files: FileGroup, now: float, away: bool = False) -> bool:
+        """Begins to follow the file. ``away``: only if it is the one of the checkpoint. False: it is not followed."""
         try:
-            tail = Tail.open(path, now, self._config.once)
+            tail = FileTail.open(path, now, self._config.once)
         except OSError as error:
             if path not in self.failed:
-                tell("file-unreadable", path=path, reason=error.strerror)
+                log_event("file-unreadable", path=path, reason=error.strerror)
             self.failed[path] = error.strerror or "unreadable"
+            return False
+        if tail is not None and leads_out(path, tail.real_path(), files.patterns, files.link_roots):
+            if path not in self.failed:
+                log_event("link-refused", path=path, target=tail.real_path())
+            self.failed[path] = f"a symbolic link leads it out to {tail.real_path()}: see --link-root"
+            tail.close()
             return False
         self.failed.pop(path, None)
         if tail is None:
             return False
-        if tail.key in self._live:  # renamed between the look at its name and this one
+        if tail.key in self._live:  # renamed since its name was found
             tail.close()
             return False
-        entry = self._known.get(tail.key)
-        reason, is_other = "first seen", False
+        entry = self._known.candidate(tail)
+        reason, is_other, intact = "first seen", False, 0
+        if entry is None and not away:
+            begin = self._begin_of(tail, now)
+            if begin is None:
+                return False
+            if begin:
+                reason, intact = "a copy of a followed file", begin
         if entry is not None and entry.head.length:
-            reason = _differs(tail, entry)
+            reason = differs(tail, entry)
             is_other = bool(reason)
+            intact = self._known.intact_to(tail, entry) if is_other and not away else 0
             if not reason and not away and entry.topic not in ("", files.topic):
-                reason = f"it goes to the topic {files.topic} now"
+                reason = f"its topic is {files.topic} now"
         if away and reason:
             tail.close()
             return False
         if entry is not None:
-            del self._known[tail.key]
+            self._known.remove(entry)
         if entry is not None and not reason:
             tail.away_since = now if away else None
             self._resume(tail, entry, files)
             return True
         if entry is not None and not entry.head.length:
-            self._checkpoint.entries.pop(entry.source_id, None)
-        elif entry is not None and not (is_other and self._take_up_compressed(entry)):
-            tell("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
+            self._checkpoint.drop(entry.source_id)
+        elif entry is not None and not (
+            is_other and not intact and (self._take_up_copy(entry, now) or self._take_up_compressed(entry))
+        ):
+            log_event("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
             self._over(entry)
-        self._start(tail, reason, files)
+        self._start(tail, reason, files, intact)
         return True
 
     # ---- sources -----------------------------------------------------------------------------------------
 
-    def _resume(self, tail: Tail, entry: Entry, files: Files) -> None:
+    def _resume(self, tail: FileTail, entry: CheckpointEntry, files: FileGroup) -> None:
         tail.head = entry.head
+        entry.device, entry.inode = tail.key
         entry.topic = entry.topic or files.topic
-        tell("source-resumed", source=entry.source_id, path=tail.path, position=entry.position)
+        log_event("source-resumed", source=entry.source_id, path=tail.path, position=entry.position)
         source = self._follow(tail, entry, files, "known")
-        source.unsaved = False
-        self._go_on_after_its_cut(source)
+        source.unsaved = self._is_copy  # the new name
+        source.after_reboot = self._known.rebooted
+        self._resume_after_in_flight(source)
 
-    def _go_on_after_its_cut(self, source: Source) -> None:
+    def _resume_after_in_flight(self, source: FileSource) -> None:
         cut = self._checkpoint.cuts.get(source.name)
         if cut is not None:
-            source.go_on_after(cut)
+            source.resume_after(cut)
 
-    def _start(self, tail: Tail, reason: str, files: Files) -> None:
+    def _start(self, tail: FileTail, reason: str, files: FileGroup, begin: int = 0) -> None:
+        """A new source. ``begin``: what lies before it was sent by another one."""
         generation = self._checkpoint.next_generation()
         name = source_id(self._config.host, tail.path, generation)
         device, inode = tail.key
-        entry = Entry(name, tail.path, tail.path, device, inode, tail.head, 0, of(b""), int(time.time() * 1000))
+        entry = CheckpointEntry(
+            name, tail.path, tail.path, device, inode, tail.head, 0, fingerprint(b""), int(time.time() * 1000)
+        )
         entry.born_ns, entry.topic = tail.born_ns, files.topic
-        tell("source-new", source=name, size=tail.size, reason=reason)
+        if begin:
+            tail.go_to(begin)
+            entry.position = entry.since = begin
+            entry.mark = fingerprint(tail.mark)
+            reason = f"{reason}; what lies before position {begin} was sent already"
+        log_event("source-new", source=name, size=tail.size, reason=reason)
         self._follow(tail, entry, files, reason)
 
-    def _follow(self, tail: Tail, entry: Entry, files: Files, why: str) -> Source:
-        source = self._source(entry, tail, files)
+    def _follow(self, tail: FileTail, entry: CheckpointEntry, files: FileGroup, why: str) -> FileSource:
+        source = self._add(entry, tail, files)
         source.why = why
-        self._add(source)
-        self._files[source.name] = files
         self._live[tail.key] = source
+        self._looks.put(source, 0.0)
         return source
 
-    def _over(self, entry: Entry) -> Source:
-        """Its file is gone, or is another: what is left is to say so."""
-        files = self._files_of(entry)
+    def _over(self, entry: CheckpointEntry) -> FileSource:
+        """Its file is gone, or is another one: only ``finished`` is left to report."""
+        files = self._config.group_of(entry.path, entry.topic)
         entry.topic = entry.topic or files.topic
-        source = self._source(entry, None, files)
-        self._add(source)
+        return self._add(entry, None, files)
+
+    def _add(self, entry: CheckpointEntry, tail: FileTail | None, files: FileGroup) -> FileSource:
+        config = self._config
+        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
+        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
+        limits = Limits(*sizes, files.record_start, files.cut_lines)
+        heartbeat_s = 0.0 if config.once else config.heartbeat_s
+        source = FileSource(entry, tail, limits, attributes, self._centres, files, heartbeat_s)
+        self._checkpoint.put(entry)
+        self.sources[source.name] = source
+        self.ready.put(source, 0.0)
         return source
 
-    def _source(self, entry: Entry, tail: Tail | None, files: Files) -> Source:
-        attributes = self._attributes(entry, files)
-        return Source(entry, tail, self._limits(files), attributes, self._centres, self._heartbeat_s())
-
-    def _attributes(self, entry: Entry, files: Files) -> dict[str, str]:
-        return {"host": printable(self._config.host), "path": attribute(entry.path), **files.attributes}
-
-    def _limits(self, files: Files) -> Limits:
-        config = self._config
-        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
-        return Limits(*sizes, files.record_start, files.cut_lines)
-
-    def _heartbeat_s(self) -> float:
-        return 0.0 if self._config.once else self._config.heartbeat_s
-
-    def _add(self, source: Source) -> None:
-        self._checkpoint.entries[source.name] = source.entry
-        self.sources[source.name] = source
-
-    def _drop(self, source: Source) -> None:
-        """All of it was sent and, where that is wanted, said to be finished."""
+    def _drop(self, source: FileSource) -> None:
+        """All of it was sent and, if that is configured, reported as finished."""
         source.reading.close()
+        self.ready.put(source, NEVER)
         self.sources.pop(source.name, None)
-        self._files.pop(source.name, None)
-        self._checkpoint.entries.pop(source.name, None)
-
-
-def _differs(tail: Tail, entry: Entry) -> str:
-    """Why the file is not the incarnation that the checkpoint knows; empty when it is."""
-    if tail.born_ns and entry.born_ns and tail.born_ns != entry.born_ns:
-        return "another file, made later, has its inode"
-    return tail.differs(entry.head, entry.position, entry.mark)
+        self._checkpoint.drop(source.name)

@@ -1,14 +1,19 @@
-"""The few threads that carry requests. Each has its own connections; everything else is done by the main thread."""
+"""The threads that carry requests, each over its own connections. The main thread does everything else.
+
+`Signals` is what the main thread is asked from outside.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple, Union
 
-from logferry.client.agent.requests import Job, Pusher
-from logferry.client.agent.source import Source
-from logferry.client.transport.cluster import Cluster
+from logferry.client.agent.requests import Pusher, PushJob
+from logferry.client.agent.source import FileSource
+from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.connections import ANSWER_TIMEOUT_S, Connections
 from logferry.client.transport.dialer import Dialer
 from logferry.client.transport.redirects import Outcome
@@ -21,61 +26,90 @@ except ImportError:
 PROBE_TIMEOUT_S = 5.0
 
 
-class Result(NamedTuple):
-    source: Source
-    job: Job
+class Signals:
+    """``end``: SIGTERM or SIGINT came; ``reread``: SIGHUP. From a terminal, a hangup still ends the client."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.end = self.reread = False
+        self._wake = wake
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        wanted = [signal.SIGTERM, signal.SIGINT, *([] if os.isatty(2) else [signal.SIGHUP])]
+        self._before = {number: signal.signal(number, self._handle) for number in wanted}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def take_reread(self) -> bool:
+        was, self.reread = self.reread, False
+        return was
+
+    def _handle(self, number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            self.reread = True
+        else:
+            self.end = True
+        self._wake()
+
+
+class JobResult(NamedTuple):
+    source: FileSource
+    job: PushJob
     outcome: Outcome
 
 
-class Probed(NamedTuple):
-    """Whether the data centre of this number works."""
+class ProbeResult(NamedTuple):
+    """Whether the data centre with this number works."""
 
     dc: int
     works: bool
 
 
+_Task = Callable[[Pusher], Union[JobResult, ProbeResult]]
+
+
 class Workers:
-    """``free`` threads can take a job now; a result comes for every job. One more thread probes data centres, where
-    there are several, so that one that does not answer holds up no lines."""
+    """``free`` threads can take a job now; every job has a result. If there are several data centres, one more thread
+    probes them, so that one that does not answer delays no lines."""
 
-    def __init__(self, count: int, clusters: Sequence[Cluster], gzip: bool, dialer: Dialer | None = None) -> None:
-        self.free = count
+    def __init__(self, count: int, clusters: Sequence[GatewayCluster], gzip: bool, dialer: Dialer) -> None:
+        self.free = self._count = count
         self.may_probe = len(clusters) > 1
-        self._jobs: SimpleQueue[tuple[Source, Job] | None] = SimpleQueue()
-        self._probes: SimpleQueue[int | None] = SimpleQueue()
-        self._results: SimpleQueue[Result | Probed | BaseException | None] = SimpleQueue()
-        self._threads = []
-        self._prober: threading.Thread | None = None
-        for number in range(count + self.may_probe):
-            probes = number == count
-            connections = Connections(PROBE_TIMEOUT_S if probes else ANSWER_TIMEOUT_S, dialer)
-            pusher = Pusher(clusters, connections.exchange, gzip)
-            target, name = (self._probe, "probe") if probes else (self._work, f"push-{number}")
-            thread = threading.Thread(target=target, args=(pusher, connections), name=name, daemon=True)
-            if probes:
-                self._prober = thread
-            else:
-                self._threads.append(thread)
-            thread.start()
+        self._jobs: SimpleQueue[_Task | None] = SimpleQueue()
+        self._probes: SimpleQueue[_Task | None] = SimpleQueue()
+        self._results: SimpleQueue[JobResult | ProbeResult | BaseException | None] = SimpleQueue()
 
-    def start(self, source: Source, job: Job) -> None:
+        def begin(name: str, tasks: SimpleQueue[_Task | None], timeout_s: float) -> threading.Thread:
+            connections = Connections(timeout_s, dialer)
+            pusher = Pusher(clusters, connections.exchange, gzip)
+            thread = threading.Thread(target=self._work, args=(tasks, pusher, connections), name=name, daemon=True)
+            thread.start()
+            return thread
+
+        self._pushers = [begin(f"push-{number}", self._jobs, ANSWER_TIMEOUT_S) for number in range(count)]
+        self._probers = [begin("probe", self._probes, PROBE_TIMEOUT_S)] if self.may_probe else []
+
+    def start(self, source: FileSource, job: PushJob) -> None:
         self.free -= 1
-        self._jobs.put((source, job))
+        self._jobs.put(lambda pusher: JobResult(source, job, pusher.perform(job)))
 
     def probe(self, dc: int) -> None:
         """Only while ``may_probe``: one at a time."""
         self.may_probe = False
-        self._probes.put(dc)
+        self._probes.put(lambda pusher: ProbeResult(dc, pusher.probe(dc)))
 
-    def wait(self, timeout_s: float) -> Result | Probed | None:
-        """The next result; None when none came in time or `wake` was called. Raises what a thread died of."""
+    def wait(self, timeout_s: float) -> JobResult | ProbeResult | None:
+        """The next result; None if none came in time or `wake` was called. Raises the error that ended a thread."""
         try:
             result = self._results.get(timeout=max(timeout_s, 0.0))
         except Empty:
             return None
         if isinstance(result, BaseException):
             raise result
-        if isinstance(result, Probed):
+        if isinstance(result, ProbeResult):
             self.may_probe = True
         elif result is not None:
             self.free += 1
@@ -86,36 +120,19 @@ class Workers:
         self._results.put(None)
 
     def close(self, timeout_s: float) -> None:
-        """Ends the threads; one whose request is still under way is left to the end of the process."""
-        for _ in self._threads:
+        """Ends the threads; one whose request is still under way ends with the process."""
+        for _ in self._pushers:
             self._jobs.put(None)
         self._probes.put(None)
-        if self._prober is not None and self.may_probe:
-            self._prober.join(timeout_s)
-        if self.free == len(self._threads):
-            for thread in self._threads:
-                thread.join(timeout_s)
+        idle = [*(self._probers if self.may_probe else ()), *(self._pushers if self.free == self._count else ())]
+        for thread in idle:
+            thread.join(timeout_s)
 
-    def _probe(self, pusher: Pusher, connections: Connections) -> None:
+    def _work(self, tasks: SimpleQueue[_Task | None], pusher: Pusher, connections: Connections) -> None:
         try:
-            while True:
-                dc = self._probes.get()
-                if dc is None:
-                    return
-                self._results.put(Probed(dc, pusher.probe(dc)))
-        except BaseException as error:  # noqa: BLE001  (a defect: the main thread raises it)
-            self._results.put(error)
-        finally:
-            connections.close()
-
-    def _work(self, pusher: Pusher, connections: Connections) -> None:
-        try:
-            while True:
-                item = self._jobs.get()
-                if item is None:
-                    return
-                source, job = item
-                self._results.put(Result(source, job, pusher.perform(job)))
+            while (task := tasks.get()) is not None:
+                self._results.put(task(pusher))
+                del task  # it has a batch
         except BaseException as error:  # noqa: BLE001  (a defect: the main thread raises it)
             self._results.put(error)
         finally:

@@ -1,26 +1,45 @@
-"""Requests of the asyncio faces, over aiohttp: redirects and tokens as in the others, by `Trip`."""
+"""Requests and waits of the asyncio faces, over aiohttp. `RedirectFollower` decides on redirects and tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
-from logferry.client.gateways import ANSWER_TIMEOUT_S
-from logferry.client.transport.connections import NoAnswer, Reply
-from logferry.client.transport.redirects import Outcome, Trip
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S
+from logferry.client.transport.connections import NoResponse, Reply
+from logferry.client.transport.redirects import Outcome, RedirectFollower
 from yarl import URL
 
 CONNECT_TIMEOUT_S = 5.0
-TROUBLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
+FAULTS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
+
+
+class Change:
+    """Tasks wait for the next `notify`, as on a condition."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Returns at the next `notify`, or after the timeout."""
+        if self._future is None:
+            self._future = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._future], timeout=timeout_s)
+
+    def notify(self) -> None:
+        future, self._future = self._future, None
+        if future is not None and not future.done():
+            future.set_result(None)
 
 
 def session(ca_file: str | None) -> aiohttp.ClientSession:
-    """Connections of one writer or reader, made in the loop that is running. Proxies are those of the environment."""
+    """Connections of one writer or reader, made in the running loop. Proxies are those of the environment."""
     verify: Any = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=verify),
@@ -32,11 +51,11 @@ def session(ca_file: str | None) -> aiohttp.ClientSession:
 
 
 class _Body(aiohttp.BytesPayload):
-    """Tells when it is written."""
+    """Calls ``sent`` when it is written."""
 
     def __init__(self, body: bytes, sent: Callable[[], None]) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # large ones are no surprise
+            warnings.simplefilter("ignore", ResourceWarning)  # large bodies are no surprise
             super().__init__(body)
         self._sent = sent
 
@@ -53,27 +72,35 @@ async def exchange(
     body: bytes | None,
     sent: Callable[[], None] = lambda: None,
 ) -> Reply:
-    """One request and its whole answer; calls ``sent`` when the body is on its way. Raises `NoAnswer`."""
+    """One request and its whole response; calls ``sent`` when the body has left. Raises `NoResponse`."""
     data = None if body is None else _Body(body, sent)
     try:
         async with http.request(
             method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
-        ) as answer:
-            content = await answer.read()
-            return Reply(answer.status, {name.lower(): value for name, value in answer.headers.items()}, content)
-    except TROUBLE as error:
-        raise NoAnswer(f"{url.partition('/v1/')[0]}: {error!s}" if str(error) else repr(error)) from error
+        ) as response:
+            return await reply_of(response)
+    except FAULTS as error:
+        raise NoResponse(f"{url.partition('/v1/')[0]}: {error!s}" if str(error) else repr(error)) from error
 
 
-async def travel(
-    http: aiohttp.ClientSession, trip: Trip, headers: dict[str, str], body: bytes, sent: Callable[[], None]
+async def reply_of(response: aiohttp.ClientResponse) -> Reply:
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Reply(response.status, headers, await response.read(), time.time())
+
+
+async def follow(
+    http: aiohttp.ClientSession,
+    follower: RedirectFollower,
+    headers: dict[str, str],
+    body: bytes,
+    sent: Callable[[], None],
 ) -> Outcome:
-    """POSTs along the trip to its outcome. Never raises for what the network or the gateway does."""
-    while True:
+    """POSTs along the redirects, as `RedirectFollower.follow` does."""
+    outcome = None
+    while outcome is None:
         try:
-            reply = await exchange(http, "POST", trip.url, {**headers, **trip.authorization()}, body, sent)
-        except NoAnswer as error:
-            return trip.unanswered(str(error))
-        outcome = trip.answered(reply)
-        if outcome is not None:
-            return outcome
+            url, token = follower.url, follower.authorization()
+            outcome = follower.answered(await exchange(http, "POST", url, {**headers, **token}, body, sent))
+        except NoResponse as error:
+            outcome = follower.unanswered(str(error))
+    return outcome

@@ -1,51 +1,68 @@
-"""What the client remembers: which incarnation of which file is which source. Positions are a hint only.
+"""The checkpoint: which incarnation of which file is which source. Its positions are only a hint.
 
 Invariants
-* A source's entry is on the disk before the first chunk of it leaves, so that a client that is killed finds
-  the same source again, asks the gateway for its position, and neither doubles nor loses a byte.
-* An entry's head covers the first `fingerprint.HEAD_BYTES` of all that was ever sent of the source.
-* The file on the disk is always one whole checkpoint: temporary file, fsync, rename, fsync of the folder.
-* Generations only rise, beyond the clock too, so no two incarnations share a sourceId; with the checkpoint
-  lost they begin at the present millisecond, above all that were given out before.
+* A source's entry is on the disk before its first chunk is sent. So a client that is killed finds the same source
+  again, asks the gateway for its position, and neither doubles nor loses a byte.
+* An entry's head covers the first `fingerprint.HEAD_BYTES` of everything that was ever sent of the source.
+* The file on the disk is one whole checkpoint (temporary file, fsync, rename, fsync of the folder), and behind it a
+  line for each later save, with the entries that it changed or removed. A save returns after fsync. A line without its
+  checksum is one whose save never returned: it is left out, and the first save of a process writes a whole checkpoint.
+* After a save that failed the next one writes a whole checkpoint: nothing is appended behind a torn line.
+* Generations only rise, even if the clock goes back, so no two incarnations share a sourceId. With the checkpoint lost
+  they begin at the present millisecond, above all earlier ones.
 * One client at a time: the folder is locked for as long as the process lives.
+* A folder that was copied to another host gets new sourceIds (`Checkpoint.adopt`): two hosts never share one.
 
-A checkpoint that is missing or cannot be read costs doubles (every file becomes a new source, which shows in
-its sourceId), never bytes. One that a newer version wrote is left alone: the client refuses to start.
+A checkpoint that is missing or unreadable costs duplicates (every file becomes a new source, which its sourceId shows),
+never bytes. The client refuses to start with one of a newer version, and does not touch it.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import time
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from logferry.client.events import tell
-from logferry.client.files.fingerprint import Fingerprint
-from logferry.client.files.in_flight import Cut, load
+from logferry.client.events import log_event
+from logferry.client.files.fingerprint import EarlierMark, Fingerprint, digest
+from logferry.client.files.in_flight import BatchLayout, load
+from logferry.client.files.source_names import source_id
 
-VERSION = 4  # 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`
+# 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`, 4 no `host`, `machine`, `boot` and `marks`, 5 no later lines
+# and no `heard_ms`
+VERSION = 6
 FILE = "checkpoint.json"
 LOCK = "lock"
-# As long as the gateway keeps what it knows of a silent source; afterwards an entry is of no use.
+# The gateway forgets a silent source after this time; an older entry is of no use.
 FORGET_AFTER_MS = 14 * 86_400_000
+# Lines are appended until they are as long as the checkpoint itself, and at least this long.
+LEAST_APPENDED_BYTES = 1 << 20
+WHOLE_EVERY_S = 86_400.0
+# A gateway that knows nothing of a source, and did so long ago, has forgotten it: its chunks are recorded all the same.
+EXPIRED_AFTER_MS = 86_400_000
+_BOOT_IDS = ("/proc/sys/kernel/random/boot_id",)
+_MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 class StateUnusable(Exception):
-    """The state folder cannot be used; the text says why. Starting again helps only after it was mended."""
+    """The state folder cannot be used; the text says why. A restart helps only after that was repaired."""
 
 
-class Entry:
-    """One incarnation of a file. ``position``: what was acknowledged when this was written, or a little less.
+class CheckpointEntry:
+    """One incarnation of a file. ``position``: acknowledged when this was written, or a little less.
 
-    ``path``: where it was first seen, part of its name; ``last_path``: where it was last, after renames.
-    ``away``: no pattern showed it there any more, and it was being read to its end.
-    ``born_ns``: when its inode came to be; 0: not known. ``topic``: where its chunks go; empty: as configured.
-    ``dc``: the data centre that takes its chunks, from position ``since`` on; what is before was acknowledged by
-    another one. Empty: the first one, or none yet.
+    ``path``: its first path, part of its name; ``last_path``: its path after renames. ``away``: no pattern showed it
+    there any more, and it was being read to its end. ``born_ns``: the birth of its inode; 0: unknown. ``topic``: of its
+    chunks; empty: as configured. ``dc``: the data centre that takes its chunks from position ``since`` on; another one
+    acknowledged those before, or another source did. Empty: the first one, or none yet. ``heard_ms``: Unix time in
+    milliseconds at which a gateway answered about it, up to an hour late; 0: not known.
     """
 
     def __init__(
@@ -64,6 +81,8 @@ class Entry:
         topic: str = "",
         dc: str = "",
         since: int = 0,
+        marks: Iterable[EarlierMark] = (),
+        heard_ms: int = 0,
     ) -> None:
         self.source_id = source_id
         self.path = path
@@ -79,81 +98,149 @@ class Entry:
         self.topic = topic
         self.dc = dc
         self.since = since
+        self.marks = tuple(EarlierMark(*mark) for mark in marks)
+        self.heard_ms = heard_ms
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Entry) and vars(self) == vars(other)
+        return isinstance(other, CheckpointEntry) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
 
 class Checkpoint:
-    """The entries by sourceId, and the folder they are kept in. ``dc``: where the client was; empty: the first one."""
+    """The entries by sourceId, and the folder they are kept in. ``dc``: where the client was; empty: the first one.
+
+    ``host``, ``machine`` and ``boot``: who wrote it, and since which start of the system; empty: not known.
+    ``changed``: the sourceIds whose entries the next save has to write; whoever changes an entry adds its name.
+    """
 
     def __init__(self, folder: Path, lock: int) -> None:
         self._folder = folder
         self._lock = lock
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, CheckpointEntry] = {}
+        self.changed: set[str] = set()
         self.generation = 0
-        self.dc = ""
-        self.cuts: dict[str, Cut] = {}  # of batches that had left when the client ended
+        self.dc = self.host = self.machine = self.boot = ""
+        self.cuts: dict[str, BatchLayout] = {}  # of batches that were in flight when the client ended
+        self._fd = -1  # for appending; -1: the next save writes a whole checkpoint
+        self._whole_until = 0.0
+        self._room = 0  # bytes that may still be appended
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Locks the folder, which is made when missing, and reads what is there. Raises `StateUnusable`."""
+        """Creates the folder if need be, locks it, and reads the checkpoint. Raises `StateUnusable`."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o755, parents=True, exist_ok=True)
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StateUnusable(f"{folder}: {error.strerror}") from None
         checkpoint = cls(folder, lock)
-        try:
+        with checkpoint._closed_on_error():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            checkpoint._load()
-        except BlockingIOError:
-            checkpoint.close()
-            raise StateUnusable(f"{folder}: another client is running on this state folder") from None
-        except OSError as error:
-            checkpoint.close()
-            raise StateUnusable(f"{folder}: {error.strerror}") from None
-        except StateUnusable:
-            checkpoint.close()
-            raise
+            checkpoint._load(set_aside=True)
         return checkpoint
 
     @classmethod
     def peek(cls, folder: Path) -> Checkpoint:
-        """What is there, for reading only: no lock, nothing made or moved; do not `save` it. Raises `StateUnusable`."""
+        """The checkpoint, read-only: without lock, and without any change on the disk. Raises `StateUnusable`."""
         checkpoint = cls(folder, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        try:
-            checkpoint._take((folder / FILE).read_bytes())
-        except FileNotFoundError:
-            tell("state-new", folder=folder)
-        except (ValueError, TypeError, KeyError) as error:
-            tell("state-corrupt", file=folder / FILE, reason=error)
-        except OSError as error:
-            checkpoint.close()
-            raise StateUnusable(f"{folder}: {error.strerror}") from None
-        except StateUnusable:
-            checkpoint.close()
-            raise
+        with checkpoint._closed_on_error():
+            checkpoint._load(set_aside=False)
         return checkpoint
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:
+            self.close()
+            text = f"{self._folder}: another client uses this folder: stop it, or choose another"
+            raise StateUnusable(text) from None
+        except OSError as error:
+            self.close()
+            raise StateUnusable(f"{self._folder}: {error.strerror}") from None
+        except StateUnusable:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Unlocks; writes nothing."""
+        self._stop_appending()
         os.close(self._lock)
+
+    def _stop_appending(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def put(self, entry: CheckpointEntry) -> None:
+        """The next save writes the entry."""
+        self.entries[entry.source_id] = entry
+        self.changed.add(entry.source_id)
+
+    def drop(self, source_id: str) -> None:
+        """The next save removes the entry, if there is one."""
+        if self.entries.pop(source_id, None) is not None:
+            self.changed.add(source_id)
+
+    def adopt(self, host: str) -> bool:
+        """Makes the checkpoint that of this host. If another one wrote it, its sources are that one's.
+
+        Then every entry becomes a new source, which begins at the entry's position. True: do not send before `save`.
+        """
+        before, mine = (self.host, self.machine), (host, machine())
+        self.host, self.machine = mine
+        if not any(was and now and was != now for was, now in zip(before, mine)):
+            return False
+        log_event("state-copied", folder=self._folder, of=before[0], host=host, files=len(self.entries))
+        for entry in self.entries.values():
+            entry.source_id = source_id(host, entry.path, self.next_generation())
+            entry.dc, entry.since = "", entry.position
+        self.entries = {entry.source_id: entry for entry in self.entries.values()}
+        self.cuts = {}
+        return True
+
+    def note_boot(self) -> bool:
+        """Whether the system was rebooted since the checkpoint was written: only then may files have lost bytes."""
+        before, self.boot = self.boot, boot()
+        return before not in ("", self.boot)
 
     def next_generation(self) -> int:
         """A number that no incarnation has had: Unix time in milliseconds, or one more than the last."""
         self.generation = max(self.generation + 1, int(time.time() * 1000))
         return self.generation
 
+    @property
+    def is_whole_next(self) -> bool:
+        """The next save writes every entry, so all of them should be up to date; at least once a day, for `seen_ms`."""
+        return self._fd < 0 or self._room <= 0 or time.monotonic() >= self._whole_until
+
     def save(self) -> None:
-        """Durable when it returns. On OSError (disk full) the checkpoint before is still whole."""
+        """Durable when it returns. On OSError (disk full) the previous checkpoint is still whole."""
+        whole = self.is_whole_next
+        fd, self._fd = self._fd, -1
+        try:
+            if whole:
+                fd, before = self._begin(), fd
+                if before >= 0:
+                    os.close(before)
+            else:
+                self._append(fd)
+        except OSError:
+            if fd >= 0:
+                os.close(fd)
+            raise
+        self._fd = fd
+        self.changed.clear()
+
+    def _begin(self) -> int:
+        """Writes a whole checkpoint; the descriptor for appending to it."""
         oldest = int(time.time() * 1000) - FORGET_AFTER_MS
         self.entries = {name: entry for name, entry in self.entries.items() if entry.seen_ms >= oldest}
         temporary = self._folder / (FILE + ".new")
-        with temporary.open("wb") as file:
-            file.write(_encode(self.generation, self.entries, self.dc))
+        raw = _encode(self)
+        with open(temporary, "wb", opener=owned) as file:
+            file.write(raw)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._folder / FILE)
@@ -162,54 +249,109 @@ class Checkpoint:
             os.fsync(folder)
         finally:
             os.close(folder)
+        self._room, self._whole_until = max(len(raw), LEAST_APPENDED_BYTES), time.monotonic() + WHOLE_EVERY_S
+        return os.open(self._folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
-    def _load(self) -> None:
+    def _append(self, fd: int) -> None:
+        entries = [self.entries[name] for name in self.changed if name in self.entries]
+        gone = [name for name in self.changed if name not in self.entries]
+        body = _body(self, entries, gone)
+        line = b"%08x %b\n" % (zlib.crc32(body), body)
+        if os.write(fd, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fdatasync(fd)
+        self._room -= len(line)
+
+    def _load(self, set_aside: bool) -> None:
         path = self._folder / FILE
         try:
-            raw = path.read_bytes()
+            content = _decode(path)
+            self.entries, self.generation = content["entries"], int(content["generation"])
+            self.dc, self.host, self.machine = (str(content.get(name, "")) for name in ("dc", "host", "machine"))
+            self.boot = str(content.get("boot", ""))
+            self.cuts = load(self._folder)
         except FileNotFoundError:
-            tell("state-new", folder=self._folder)
-            return
-        try:
-            self._take(raw)
+            log_event("state-new", folder=self._folder)
         except (ValueError, TypeError, KeyError) as error:
-            aside = path.with_name(f"{FILE}.corrupt-{int(time.time() * 1000)}")
-            path.replace(aside)
-            tell("state-corrupt", file=aside, reason=error)
-
-    def _take(self, raw: bytes) -> None:
-        self.generation, self.entries, self.dc = _decode(raw)
-        self.cuts = load(self._folder)
+            if set_aside:
+                path = path.replace(path.with_name(f"{FILE}.corrupt-{int(time.time() * 1000)}"))
+            log_event("state-corrupt", file=path, reason=error)
 
 
-def _encode(generation: int, entries: dict[str, Entry], dc: str) -> bytes:
-    rows = b", ".join(json.dumps(vars(entry)).encode() for entry in entries.values())  # each alone: takes less memory
-    body = b'{"generation": %d, "dc": %b, "entries": [%b]}' % (generation, json.dumps(dc).encode(), rows)
+def owned(path: str, flags: int) -> int:
+    """The opener of files that no other user may write, whatever the umask is."""
+    return os.open(path, flags, 0o644)
+
+
+def machine() -> str:
+    """What tells this machine, or its system, from others; empty: it has nothing of that kind."""
+    return _first_digest(_MACHINE_IDS)
+
+
+def boot() -> str:
+    """What tells this start of the system from others."""
+    return _first_digest(_BOOT_IDS)
+
+
+def _first_digest(paths: Iterable[str]) -> str:
+    for path in paths:
+        with suppress(OSError, ValueError):
+            text = Path(path).read_text(encoding="ascii").strip()
+            if text:
+                return digest(text.encode())
+    return ""
+
+
+def _encode(of: Checkpoint) -> bytes:
+    body = _body(of, of.entries.values())
     head = json.dumps({"format": "logferry-push", "version": VERSION, "crc32": zlib.crc32(body)}).encode()
     return head + b"\n" + body + b"\n"
 
 
-def _decode(raw: bytes) -> tuple[int, dict[str, Entry], str]:
-    """Raises ValueError, TypeError or KeyError for what no client of this version wrote."""
-    first, _, rest = raw.partition(b"\n")
+def _body(of: Checkpoint, entries: Iterable[CheckpointEntry], gone: Sequence[str] = ()) -> bytes:
+    rows = b", ".join(json.dumps(vars(entry)).encode() for entry in entries)  # one by one: less memory
+    names = ("generation", "dc", "host", "machine", "boot")
+    facts = {name: getattr(of, name) for name in names}
+    start = json.dumps({**facts, "gone": gone} if gone else facts).encode()
+    return b'%b, "entries": [%b]}' % (start[:-1], rows)
+
+
+def _decode(path: Path) -> dict[str, Any]:
+    """Raises ValueError, TypeError or KeyError for bytes that no client of this version wrote."""
+    first, _, rest = path.read_bytes().partition(b"\n")
     head = json.loads(first)
     if head["format"] != "logferry-push":
         raise ValueError(f"format {head['format']!r}")
     if head["version"] > VERSION:
         raise StateUnusable(
             f"checkpoint of version {head['version']}, this client knows {VERSION}: "
-            "use the newer client, or another state folder (which sends every file anew)"
+            "use the newer client, or another state folder (which sends every file again)"
         )
-    body = rest.rstrip(b"\n")
-    if zlib.crc32(body) != head["crc32"]:
-        raise ValueError("the checksum does not fit")
-    content = json.loads(body)
-    entries = [_entry(fields) for fields in content["entries"]]
-    return int(content["generation"]), {entry.source_id: entry for entry in entries}, str(content.get("dc", ""))
+    body, *lines = rest.rstrip(b"\n").split(b"\n")
+    content = _verified(body, head["crc32"])
+    entries: dict[str, CheckpointEntry] = content["entries"]
+    damaged = -1
+    for number, line in enumerate(lines):
+        try:
+            later = _verified(line[9:], int(line[:8], 16))
+        except (ValueError, TypeError, KeyError):
+            damaged = number
+            continue
+        entries.update(later["entries"])
+        for name in later.get("gone", ()):
+            entries.pop(name, None)
+        content = later
+    if 0 <= damaged < len(lines) - 1:  # the last one is a save that was cut off
+        log_event("state-corrupt", file=path, reason=f"change {damaged + 1} of {len(lines)} is damaged: left out")
+    return {**content, "entries": entries}
 
 
-def _entry(fields: dict[str, Any]) -> Entry:
-    entry = Entry(**fields)
-    entry.head = Fingerprint(*fields["head"])
-    entry.mark = Fingerprint(*fields["mark"])
-    return entry
+def _verified(body: bytes, crc32: int) -> dict[str, Any]:
+    """A body with its entries by sourceId."""
+    if zlib.crc32(body) != crc32:
+        raise ValueError("the checksum does not match")
+    content: dict[str, Any] = json.loads(body)
+    entries = [CheckpointEntry(**fields) for fields in content["entries"]]
+    for entry in entries:
+        entry.head, entry.mark = Fingerprint(*entry.head), Fingerprint(*entry.mark)
+    return {**content, "entries": {entry.source_id: entry for entry in entries}}

@@ -1,23 +1,24 @@
-"""Bytes of a file → chunks of whole lines. Pure: what is cut depends on the arguments alone.
+"""Bytes of a file → chunks of whole lines. Pure: the cuts depend on the arguments alone.
 
-The chunks of a source are contiguous and unchanged: laid end to end they are the file. A chunk without the
-attribute ``split`` begins at a line's start and ends with a newline. The others are pieces of a line:
+The chunks of a source are contiguous and unchanged: concatenated they are the file. A chunk without the attribute
+``split`` begins at a line's start and ends with a newline. The others are pieces of a line:
 
-    first    the line's beginning; the line is longer than ``line_bytes`` and goes on in the next chunk
+    first    the beginning of a line longer than ``line_bytes``; the next chunk continues it
     open     the file's last line, which had no newline when the file was idle, finished, or sent by ``--once``
-    middle   goes on inside a line and does not reach its end (yet)
+    middle   continues a line and does not reach its end (yet)
     last     the rest of a line, newline included
 
-So when the file grows after an ``open`` piece, the rest of that line follows as ``middle`` or ``last``:
-nothing is lost, nothing is doubled, and a reader can join the line again.
+So if the file grows after an ``open`` piece, the rest of that line follows as ``middle`` or ``last``: nothing is lost,
+nothing is doubled, and a reader can join the line again.
 
-With a ``record_start`` a *record* takes the line's place: a line that fits the pattern, and all after it that do
-not. The end of the last record is known only when the next begins; when it does not come, the record goes
-without ``split`` after a short time, and lines of it that are late follow as ``last``.
+With a ``record_start`` a *record* takes the place of a line: a line that matches the pattern, and all lines after it
+that do not. Its end is known only when the next record begins. If none comes, the record is sent without ``split``
+after a short time, and late lines of it follow as ``last``.
 
-With ``cut_lines`` a line longer than ``line_bytes`` keeps its first ``line_bytes`` and its newline. What is left out
-still counts in the seqnos, which are positions in the file; the chunk where it is missing says in the attribute
-``cut`` how many bytes.
+With ``cut_lines`` a line longer than ``line_bytes`` keeps its first ``line_bytes`` and its newline. The omitted bytes
+still count in the seqnos, which are positions in the file; the attribute ``cut`` of the chunk gives their number.
+
+`holes` finds runs of NUL bytes: a power failure, or a truncation that the writer does not notice, leaves such runs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Limits(NamedTuple):
     cut_lines: bool = False
 
     def smaller(self) -> Limits:
-        """The next step after "too large"; the same limits when there is no smaller one."""
+        """The limits after "too large"; the same if there are no smaller ones."""
         if self.request_bytes > self.line_bytes:
             return self._replace(request_bytes=self.line_bytes)
         half = max(self.request_bytes // 2, SMALLEST_CHUNK_BYTES)
@@ -51,7 +52,7 @@ class Limits(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One chunk to be: data[begin:end]. ``keep``: None, or so many of its first bytes, and its newline, are sent."""
+    """A chunk: data[begin:end]. ``keep``: only so many of its first bytes, and its newline, are sent; None: all."""
 
     begin: int
     end: int
@@ -60,7 +61,7 @@ class Piece(NamedTuple):
 
 
 def starts_record(pattern: str) -> re.Pattern[bytes]:
-    """The pattern, bound to the starts of lines. Raises ValueError when it is no regular expression."""
+    """The pattern, bound to the starts of lines. Raises ValueError if it is no regular expression."""
     try:
         return re.compile(b"^(?:%b)" % pattern.encode("utf-8", "surrogateescape"), re.MULTILINE)
     except re.error as error:
@@ -68,7 +69,7 @@ def starts_record(pattern: str) -> re.Pattern[bytes]:
 
 
 def is_inside(before: bytes, data: bytes, limits: Limits) -> bool:
-    """Whether ``data`` goes on inside a line, or record. ``before``: the bytes before it, empty at the file's start."""
+    """Whether ``data`` continues a line, or record. ``before``: the bytes before it, empty at the file's start."""
     if not before:
         return False
     if not before.endswith(b"\n"):
@@ -77,7 +78,7 @@ def is_inside(before: bytes, data: bytes, limits: Limits) -> bool:
 
 
 def line_so_far(before: bytes, limits: Limits) -> int:
-    """How many bytes at the end of ``before`` are of the line, or record, that goes on after it."""
+    """How many bytes at the end of ``before`` belong to the line, or record, that continues after it."""
     if limits.record_start is None:
         return len(before) - before.rfind(b"\n") - 1
     begin = 0
@@ -87,10 +88,10 @@ def line_so_far(before: bytes, limits: Limits) -> int:
 
 
 def cut(data: bytes, inside: bool, limits: Limits, flush: bool, line_so_far: int = 0) -> list[Piece]:
-    """Cuts ``data`` from its start; what no piece covers is an unfinished line that has to wait for more.
+    """Cuts ``data`` from its start. What no piece covers is an unfinished line, which waits for more.
 
-    ``inside``: see `is_inside`; ``line_so_far``: how many bytes of that line were before ``data``, which matters with
-    ``cut_lines``. ``flush``: an unfinished line, or record, at the end goes, too.
+    ``inside``: see `is_inside`; ``line_so_far``: how many bytes of that line lie before ``data``, for ``cut_lines``.
+    ``flush``: an unfinished line, or record, at the end is sent, too.
     """
     pieces: list[Piece] = []
     begin = 0
@@ -136,7 +137,7 @@ def _lines(data: bytes, begin: int, limits: Limits, flush: bool) -> Piece | None
 def _record(
     data: bytes, begin: int, whole_lines: int, inside: bool, start: re.Pattern[bytes], limits: Limits, flush: bool
 ) -> Piece | None:
-    """Records that begin at ``begin``; or, ``inside`` of one, its rest. Lines before ``whole_lines`` are judged."""
+    """Records that begin at ``begin``; or, ``inside`` of one, its rest. Only lines before ``whole_lines`` count."""
     end = 0
     for found in start.finditer(data, begin + 1, whole_lines):
         far = found.start() - begin
@@ -157,8 +158,8 @@ def _record(
     return Piece(begin, len(data), "middle" if inside else "open")
 
 
-class Batch(NamedTuple):
-    """Chunks of one source that go in one request; kept as it is until its outcome is known.
+class FileBatch(NamedTuple):
+    """Chunks of one source in one request; unchanged until the outcome is known.
 
     ``data`` begins at position ``start`` of the file, and the pieces cover it from end to end.
     """
@@ -174,10 +175,10 @@ class Batch(NamedTuple):
         return self.start + len(self.data)
 
     def chunks(self, skips: bool = False) -> Iterator[tuple[Chunk, list[memoryview]]]:
-        """Each without its data, and beside it the parts of that, which are no copies.
+        """Each without its data, and the parts of that, which are no copies.
 
-        ``skips``: what is recorded ends before the first chunk: what lies between is in another data centre.
-        Then the first one has no ``prev``, which would be a gap; the attribute ``resumed_at`` says where it begins.
+        ``skips``: the recorded part ends before the first chunk, and what lies between is in another data centre.
+        Then the first chunk has no ``prev``, which would be a gap; its attribute ``resumed_at`` says where it begins.
         """
         view = memoryview(self.data)
         for piece in self.pieces:
@@ -208,3 +209,17 @@ class Batch(NamedTuple):
         for chunk, parts in self.chunks(skips):
             yield pack_head(chunk, sum(map(len, parts)))
             yield from parts
+
+
+SMALLEST_HOLE_BYTES = 64
+_SIGN = b"\0" * SMALLEST_HOLE_BYTES
+_HOLE = re.compile(b"\0{%d,}" % SMALLEST_HOLE_BYTES)
+
+
+def holes(data: bytes, end: int | None = None) -> Iterator[tuple[int, int]]:
+    """Begin and end of each run of at least `SMALLEST_HOLE_BYTES` in ``data[:end]``."""
+    end = len(data) if end is None else end
+    first = data.find(_SIGN, 0, end)
+    if first >= 0:
+        for found in _HOLE.finditer(data, first, end):
+            yield found.span()

@@ -1,6 +1,6 @@
-"""A file that was rotated to ``.gz`` while the client was down: found by what it holds, and read to its end.
+"""A file that was rotated to ``.gz`` while the client was down: identified by its content, and read to its end.
 
-The plain file is gone, and what of it was not sent yet is in the compressed one. It is the same source, not a new one:
+The plain file is gone; the compressed one has the bytes that were not sent yet. It is the same source, not a new one:
 its positions are those of the plain bytes.
 """
 
@@ -11,10 +11,10 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logferry.client.files.checkpoint import Entry
+from logferry.client.files.checkpoint import CheckpointEntry
 from logferry.client.files.discover import FileKey
-from logferry.client.files.fingerprint import HEAD_BYTES, MARK_BYTES, grown, of
-from logferry.client.files.tail import Changed
+from logferry.client.files.fingerprint import HEAD_BYTES, MARK_BYTES, fingerprint
+from logferry.client.files.tail import ByteSource, FileChanged
 
 if TYPE_CHECKING:
     from gzip import GzipFile
@@ -23,8 +23,10 @@ SUFFIX = ".gz"
 _STEP_BYTES = 1 << 18
 
 
-class Compressed:
-    """A `Reading` of the bytes that a ``.gz`` holds. ``end`` is known: it was read through once when it was opened."""
+class CompressedFile(ByteSource):
+    """The bytes that a ``.gz`` holds. ``end`` is known: the file was read once when it was opened."""
+
+    end = 0
 
     def __init__(self, path: str, file: GzipFile, position: int, mark: bytes, end: int) -> None:
         self.path = path
@@ -46,21 +48,14 @@ class Compressed:
         begin = max(self.position - limit, 0)
         return self._at(begin, self.position - begin)
 
-    def advance(self, data: bytes | memoryview) -> None:
-        self.mark = grown(self.mark, data)
-        self.position += len(data)
-
     def go_to(self, position: int) -> None:
         if position > self.end:
-            raise Changed(f"the gateway has recorded {position} bytes of it, {self.path} holds {self.end}")
+            raise FileChanged(f"the gateway has recorded {position} bytes of it, {self.path} holds {self.end}")
         self.position = position
         self.mark = self.before(MARK_BYTES)
 
-    def is_last(self, now: float, idle_s: float) -> bool:
-        return True
-
     def _at(self, position: int, size: int) -> bytes:
-        """Forwards is cheap, backwards begins anew."""
+        """Forwards is cheap; backwards starts again at the beginning."""
         try:
             self._file.seek(position)
             return self._file.read(size)
@@ -68,26 +63,28 @@ class Compressed:
             raise OSError(5, f"damaged: {error}") from None
 
 
-def find_compressed(entry: Entry) -> Compressed | None:
-    """The ``.gz`` beside where the file was that holds its bytes: the same head, and the same before its position.
+def find_compressed(entry: CheckpointEntry) -> CompressedFile | None:
+    """The ``.gz`` in the file's folder that holds its bytes: the same head, and the same bytes before its position.
 
-    Reads the one that fits through, so it takes seconds for a large one.
+    Of a symbolic link also in the folder that it leads to: there the file is rotated. Reads the one that matches to its
+    end, which takes seconds if it is large.
     """
     if not entry.position and entry.head.length < HEAD_BYTES:
-        return None  # too little is known of it
-    folder = Path(entry.last_path).parent
-    try:
-        candidates = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX) and path.is_file())
-    except OSError:
-        return None
-    for path in candidates:
-        found = _open(str(path), entry)
-        if found is not None:
-            return found
+        return None  # too few bytes of it are known
+    paths = entry.last_path, os.path.realpath(entry.last_path)
+    for folder in dict.fromkeys(Path(path).parent for path in paths):
+        try:
+            candidates = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX) and path.is_file())
+        except OSError:
+            continue
+        for path in candidates:
+            found = _open(str(path), entry)
+            if found is not None:
+                return found
     return None
 
 
-def _open(path: str, entry: Entry) -> Compressed | None:
+def _open(path: str, entry: CheckpointEntry) -> CompressedFile | None:
     import gzip  # few clients need it, and it takes memory
 
     try:
@@ -95,13 +92,13 @@ def _open(path: str, entry: Entry) -> Compressed | None:
     except OSError:
         return None
     try:
-        if of(file.read(entry.head.length)) == entry.head:
+        if fingerprint(file.read(entry.head.length)) == entry.head:
             file.seek(entry.position - entry.mark.length)
             mark = file.read(entry.mark.length)
-            if of(mark) == entry.mark and file.tell() == entry.position:
+            if fingerprint(mark) == entry.mark and file.tell() == entry.position:
                 while file.read(_STEP_BYTES):
                     pass
-                return Compressed(path, file, entry.position, mark, file.tell())
+                return CompressedFile(path, file, entry.position, mark, file.tell())
     except (OSError, EOFError, zlib.error):
         pass
     file.close()

@@ -1,6 +1,6 @@
-"""Which files are there: glob patterns → regular files, each once, however many names it has."""
+"""Glob patterns → regular files, each once, however many names it has."""
 
-# Paths stay text: thousands of them are looked at again and again.
+# Paths stay text: thousands of them are checked again and again.
 # ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH116, PTH119, PTH120, PTH207
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
 import stat
 from collections.abc import Iterable, Sequence
 
-# A rotated file that was compressed is not a new source: its plain incarnation was one. A pattern that ends
-# with such a suffix asks for these files in so many words and gets them.
+# A rotated file that was compressed is not a new source: its plain incarnation was one. Only a pattern that ends with
+# such a suffix matches these files.
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".Z")
 
 FileKey = tuple[int, int]  # device, inode
 
 
-def find(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ()) -> dict[FileKey, str]:
+def find_files(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ()) -> dict[FileKey, str]:
     """Regular files by device and inode, with an absolute path of each, in the order of the paths.
 
-    ``**`` stands for any number of folders. ``exclude``: names that do not count, as patterns of the file's name
-    or, with a slash, of its whole path, where ``*`` stands for slashes, too. A file with several names gets the
-    first in order, one that is not a symbolic link if there is one. Skipped: what lies under ``skip_folder``, and
-    where our own standard error goes to, which would feed itself. Files that vanish meanwhile are left out.
+    ``**`` matches any number of folders. ``exclude``: patterns of file names to leave out or, with a slash, of whole
+    paths, where ``*`` matches slashes, too. A file with several names gets the first in order, preferably one that is
+    not a symbolic link. Skipped are files under ``skip_folder``, and the file of our own standard error, which would
+    feed itself. Files that vanish meanwhile are left out.
     """
     names: dict[FileKey, str] = {}
     links: dict[FileKey, str] = {}
@@ -46,8 +47,8 @@ def find(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ())
 
 
 def left_out(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ()) -> dict[str, str]:
-    """What fits a pattern and yet is not among what `find` finds, and why. Folders are no matter."""
-    taken = set(find(patterns, skip_folder, exclude).values())
+    """Paths that match a pattern and that `find_files` leaves out, with the reason. Folders are not listed."""
+    taken = set(find_files(patterns, skip_folder, exclude).values())
     reasons = {}
     for path, why_not in _matches(patterns, skip_folder, exclude):
         if path not in taken and not os.path.isdir(path):
@@ -56,7 +57,7 @@ def left_out(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] =
 
 
 def _matches(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str]) -> list[tuple[str, str]]:
-    """Paths in order, with what speaks against each."""
+    """Paths in order, each with the reason against it; empty: there is none."""
     paths: dict[str, str] = {}
     for pattern in patterns:
         for path in glob.iglob(pattern, recursive=True):
@@ -86,24 +87,50 @@ def _standard_error() -> FileKey:
 
 
 def missing(patterns: Iterable[str]) -> list[str]:
-    """Patterns without wildcards, that is: names of files, that are not there."""
+    """Patterns without wildcards, that is names of files, which do not exist."""
     return [pattern for pattern in patterns if not glob.has_magic(pattern) and not os.path.exists(pattern)]
 
 
+# The kubelet's links: /var/log/containers → /var/log/pods → the folder of the container engine.
+_OF_KUBELET = ("/var/log/containers", "/var/log/pods")
+_FOR_KUBELET = ("/var/log/pods", "/var/lib/docker/containers")
+
+
+def leads_out(path: str, real: str, patterns: Iterable[str], roots: Iterable[str]) -> bool:
+    """Whether symbolic links lead ``path`` to a file, ``real``, outside the folders that they may lead into.
+
+    These are ``roots``, and of each pattern the folder up to the first wildcard. Whoever may write a folder of logs
+    could make the client, which often runs as root, send any file of the host otherwise.
+    """
+    if real == path:
+        return False
+    folders = [os.path.dirname(re.split(r"[*?[]", pattern, maxsplit=1)[0]) for pattern in patterns]
+    kubelet = _FOR_KUBELET if _is_under(path, _OF_KUBELET) else ()
+    return not _is_under(real, [os.path.realpath(folder) for folder in (*folders, *roots, *kubelet)])
+
+
+def _is_under(path: str, folders: Iterable[str]) -> bool:
+    return any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
+
+
 def find_moved(path: str, key: FileKey) -> str | None:
-    """Where a file that was ``path`` is now, if it was renamed within its folder; None when it is not there."""
-    try:
-        with os.scandir(os.path.dirname(path)) as entries:
-            for entry in entries:
-                if entry.inode() == key[1] and entry.is_file(follow_symlinks=False):
-                    return entry.path
-    except OSError:
-        return None
+    """The present path of the file that was ``path``, if it was renamed within its folder; None: it is not there.
+
+    Of a symbolic link also within the folder that it leads to: there the file is rotated.
+    """
+    for folder in dict.fromkeys((os.path.dirname(path), os.path.dirname(os.path.realpath(path)))):
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.inode() == key[1] and entry.is_file(follow_symlinks=False):
+                        return entry.path
+        except OSError:
+            continue
     return None
 
 
 def folder_is_on(path: str, device: int) -> bool:
-    """Whether the folder of ``path`` is there, on the file system that the file was on."""
+    """Whether the folder of ``path`` exists on the file system that the file was on."""
     try:
         return os.stat(os.path.dirname(path)).st_dev == device
     except OSError:

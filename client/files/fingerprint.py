@@ -1,14 +1,15 @@
-"""Is this the file that we know? Decided by what it holds: the bytes at its head and before our position.
+"""The identity of a file, by its content: the bytes at its head and before the position.
 
-Device and inode find the candidate; they are no proof, since inodes are used again and files are rewritten in
-place. The proof is the *head*, a digest of the first bytes (up to `HEAD_BYTES`, fewer while the file is
-shorter), and the *mark*, the bytes just before the position that was reached. Over a restart the time of birth
-is asked, too, where the file system knows it: a file that was removed and made anew has the same inode and, if
-it begins with the same lines, the same head. Where one of them differs the answer is "another incarnation":
-sending a file again is visible, taking one for another loses data.
+Device and inode find the candidate. They prove nothing: inodes are reused, and files are rewritten in place. The proof
+is the *head*, a digest of the first bytes (up to `HEAD_BYTES`, fewer while the file is shorter), and the *mark*, the
+bytes just before the position. After a restart the time of birth counts, too, if the file system has it: a file that
+was removed and recreated may have the same inode and, if it begins with the same lines, the same head. If one of them
+differs, the file is another incarnation: a file that is sent twice is visible, a file taken for another loses data.
 
-What none of this sees: a file that is truncated and at once gets the very bytes that it had, no fewer. They are
-taken for the old ones, which a change of time without one of size does not contradict (`touch`).
+*Earlier marks*, of positions before the last one, tell how much of a file is left whose end a power failure took.
+
+One case is not detected: a file that is truncated and at once gets the very same bytes again, no fewer. They are taken
+for the old ones, since a change of time without one of size proves nothing (`touch`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ except ImportError:
 
 HEAD_BYTES = 1024
 MARK_BYTES = 256
+EARLIER_BYTES = (4 << 10, 64 << 10, 1 << 20)  # so far before the position are the earlier marks
 
 
 _STATX_BYTES = 256
@@ -35,7 +37,7 @@ _AT_EMPTY_PATH = 0x1000
 
 
 class Fingerprint(NamedTuple):
-    """Digest of ``length`` bytes. That of no bytes fits every file."""
+    """Digest of ``length`` bytes. That of no bytes matches every file."""
 
     length: int
     digest: str
@@ -45,15 +47,25 @@ def digest(data: bytes) -> str:
     return str(blake2b(data, digest_size=16).hexdigest())
 
 
-def of(data: bytes) -> Fingerprint:
+def fingerprint(data: bytes) -> Fingerprint:
     return Fingerprint(len(data), digest(data))
 
 
-NOTHING = of(b"")
+class EarlierMark(NamedTuple):
+    """The digest of the `MARK_BYTES` before ``position``, which is beyond the head."""
+
+    position: int
+    digest: str
+
+
+def earlier_marks(fd: int, position: int) -> tuple[EarlierMark, ...]:
+    """The nearest one first."""
+    places = [position - far for far in EARLIER_BYTES if position - far >= HEAD_BYTES]
+    return tuple(EarlierMark(at, digest(os.pread(fd, MARK_BYTES, at - MARK_BYTES))) for at in places)
 
 
 def born_ns(fd: int) -> int:
-    """When the inode of an open file came to be, in nanoseconds of Unix time; 0 where that is not known."""
+    """The birth of an open file's inode, in nanoseconds of Unix time; 0: unknown."""
     statx = _statx()
     raw = b"" if statx is None else statx(fd)
     if not raw or not struct.unpack_from("=I", raw)[0] & _STATX_BTIME:
@@ -64,9 +76,9 @@ def born_ns(fd: int) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _statx() -> Callable[[int], bytes] | None:
-    """statx(2), which `os` does not offer yet: the raw answer, empty when there is none.
+    """statx(2), which `os` does not offer: its raw answer, empty if there is none.
 
-    None where the Python was built without ctypes, may not use it, or the C library is too old.
+    None if Python was built without ctypes or may not use it, or the C library is too old.
     """
     try:
         import ctypes
@@ -83,18 +95,18 @@ def _statx() -> Callable[[int], bytes] | None:
 
 
 def grown(mark: bytes, data: bytes | memoryview) -> bytes:
-    """The mark after ``data`` was passed: the last `MARK_BYTES` before the new position."""
+    """The mark behind ``data``: the last `MARK_BYTES` before the new position."""
     last = bytes(data[-MARK_BYTES:])
     return last if len(last) == MARK_BYTES else (mark + last)[-MARK_BYTES:]
 
 
 def differs(fd: int, head: Fingerprint, position: int, mark: Fingerprint) -> str:
-    """Why the open file is not the incarnation with this head and mark; empty when it is."""
+    """Why the open file is not the incarnation with this head and mark; empty if it is."""
     size = os.fstat(fd).st_size
     if size < position:
         return f"truncated: it holds {size} bytes, {position} were sent"
-    if of(os.pread(fd, head.length, 0)) != head:
+    if fingerprint(os.pread(fd, head.length, 0)) != head:
         return f"its first {head.length} bytes are not what they were"
-    if of(os.pread(fd, mark.length, position - mark.length)) != mark:
+    if fingerprint(os.pread(fd, mark.length, position - mark.length)) != mark:
         return f"the {mark.length} bytes before position {position} are not what they were"
     return ""

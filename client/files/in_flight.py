@@ -1,11 +1,13 @@
-"""How batches were cut that have left and may not be acknowledged: so that a client that is killed sends them alike.
+"""The layout of batches in flight: how far a client that was killed had come, and how it cut its last batch.
 
-With one data centre the gateway says where to go on, and how the bytes are cut there is all the same. With several the
-one that knows may be gone. Then what is here says it: what lies before the last batch of a source was acknowledged,
-and the batch itself, whose outcome is unknown, is sent to the other one with the same seqnos and bytes.
+* Everything before the last batch of a source was acknowledged; the batch itself, whose outcome is unknown, is sent
+  again with the same seqnos and bytes. With several data centres the one that knows the position may be gone.
+* A layout has digests of the bytes before its start and before its end. After a reboot they prove that the file still
+  holds what was sent after the last checkpoint: a power failure may have taken that, and other lines may be there now.
 
-A line a batch is appended to ``cuts.jsonl`` before it leaves, without fsync: it outlives the client, not a loss of
-power of the host; then chunks may overlap (by position) in two data centres. It is begun anew with each checkpoint.
+A line a batch is appended to ``cuts.jsonl`` before the batch is sent, without fsync. It survives the client, but not a
+power failure of the host; then chunks may overlap by position in two data centres. A layout before the position of the
+checkpoint has no effect; so a new file is begun only now and then.
 """
 
 from __future__ import annotations
@@ -16,36 +18,49 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from logferry.client.files.chunking import Batch, Piece
+from logferry.client.files.chunking import FileBatch, Piece
+from logferry.client.files.fingerprint import digest, grown
 
 FILE = "cuts.jsonl"
 
 
-class Cut(NamedTuple):
-    """A batch without its bytes: ``pieces`` of what begins at position ``start``."""
+class BatchLayout(NamedTuple):
+    """A batch without its bytes: ``pieces`` of what begins at position ``start``.
+
+    ``before``, ``after``: digests of the marks at its start and at its end; empty in lines of older clients.
+    """
 
     start: int
     pieces: tuple[Piece, ...]
     created_ms: int
+    before: str = ""
+    after: str = ""
 
     @classmethod
-    def of(cls, batch: Batch) -> Cut:
-        return cls(batch.start, batch.pieces, batch.created_ms)
+    def of(cls, batch: FileBatch, mark: bytes) -> BatchLayout:
+        """``mark``: the bytes before the batch."""
+        marks = digest(mark), digest(grown(mark, batch.data))
+        return cls(batch.start, batch.pieces, batch.created_ms, *marks)
 
     @property
     def size(self) -> int:
         return self.pieces[-1].end
 
+    @property
+    def end(self) -> int:
+        return self.start + self.size
 
-class Cuts:
-    """The file, open for appending. Raises OSError when it cannot be written; what was written is whole lines."""
+
+class InFlightLog:
+    """The file, open for appending. Raises OSError if it cannot be written; it holds whole lines then, too."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._fd = -1
+        self.written_bytes = 0  # since `begin`
 
-    def begin(self, cuts: Iterable[tuple[str, Cut]]) -> None:
-        """Anew, with these alone."""
+    def begin(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
+        """Replaces the file by one with these layouts alone."""
         temporary = self._path.with_name(FILE + ".new")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
@@ -55,13 +70,16 @@ class Cuts:
             os.close(fd)
             raise
         self.close()
-        self._fd = fd
+        self._fd, self.written_bytes = fd, 0
 
-    def add(self, cuts: Iterable[tuple[str, Cut]]) -> None:
+    def add(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
         """Appended, in one write."""
         lines = _lines(cuts)
-        if lines and self._fd >= 0:
-            os.write(self._fd, lines)
+        if not lines:
+            return
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.written_bytes += os.write(self._fd, lines)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -69,8 +87,8 @@ class Cuts:
             os.close(fd)
 
 
-def load(folder: Path) -> dict[str, Cut]:
-    """The last one of each source. A line that cannot be read is left out: a write that was torn."""
+def load(folder: Path) -> dict[str, BatchLayout]:
+    """The last layout of each source. A line that cannot be read is left out: its write was torn."""
     found = {}
     try:
         lines = (folder / FILE).read_bytes().splitlines()
@@ -78,13 +96,14 @@ def load(folder: Path) -> dict[str, Cut]:
         return {}
     for line in lines:
         try:
-            name, start, pieces, created_ms = json.loads(line)
-            cut = Cut(int(start), tuple(Piece(*piece) for piece in pieces), int(created_ms))
-            found[str(name)] = cut if cut.size > 0 else None
+            name, start, pieces, created_ms, *marks = json.loads(line)
+            cut = BatchLayout(int(start), tuple(Piece(*piece) for piece in pieces), int(created_ms), *map(str, marks))
+            if cut.size > 0:
+                found[str(name)] = cut
         except (ValueError, TypeError, IndexError):
             continue
-    return {name: cut for name, cut in found.items() if cut is not None}
+    return found
 
 
-def _lines(cuts: Iterable[tuple[str, Cut]]) -> bytes:
-    return b"".join(json.dumps([name, *cut]).encode() + b"\n" for name, cut in cuts)
+def _lines(cuts: Iterable[tuple[str, BatchLayout | None]]) -> bytes:
+    return b"".join(json.dumps([name, *cut]).encode() + b"\n" for name, cut in cuts if cut is not None)

@@ -1,9 +1,8 @@
-"""What a file is called outside: ``<host>:<path>#<generation>``, as text that the contract allows.
+"""The sourceId of a file: ``<host>:<path>#<generation>``, as text that the contract allows.
 
-``path`` is the absolute path at which the incarnation was first seen; it keeps it when it is renamed.
-``generation`` is a number of which no two incarnations of a state folder share one (see `checkpoint`). In host
-and path control characters, ``%`` and bytes that are not UTF-8 stand as ``%XX``. A name over the contract's limit
-gets its middle replaced by a digest.
+``path`` is the absolute path at which the incarnation was first seen; a rename does not change it. ``generation`` is
+unique among the incarnations of a state folder (see `checkpoint`). In host and path, control characters, ``%`` and
+bytes that are not UTF-8 are written as ``%XX``. In a name over the contract's limit a digest replaces the middle.
 """
 
 from __future__ import annotations
@@ -11,13 +10,20 @@ from __future__ import annotations
 import re
 
 from logferry.client.files.fingerprint import digest
-from logferry.gateway.contract.chunk import MAX_ATTRIBUTE_VALUE_BYTES, MAX_SOURCE_ID_BYTES
+from logferry.gateway.contract.names import MAX_ATTRIBUTE_VALUE_BYTES, MAX_SOURCE_ID_BYTES
 
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f%\ud800-\udfff]")
 
 
 def source_id(host: str, path: str, generation: int) -> str:
-    return _short(f"{printable(host)}:{printable(path)}", f"#{generation}")
+    name, suffix = f"{printable(host)}:{printable(path)}", f"#{generation}"
+    room = MAX_SOURCE_ID_BYTES - len(suffix)
+    raw = name.encode()
+    if len(raw) <= room:
+        return name + suffix
+    middle = f"~{digest(raw)}~"
+    half = (room - len(middle)) // 2
+    return raw[:half].decode(errors="ignore") + middle + raw[-half:].decode(errors="ignore") + suffix
 
 
 def printable(text: str) -> str:
@@ -28,15 +34,5 @@ def printable(text: str) -> str:
 
 
 def attribute(text: str) -> str:
-    """The same as the value of an attribute, cut at the contract's limit."""
+    """As `printable`, for the value of an attribute: cut at the contract's limit."""
     return printable(text).encode()[:MAX_ATTRIBUTE_VALUE_BYTES].decode(errors="ignore")
-
-
-def _short(name: str, suffix: str) -> str:
-    room = MAX_SOURCE_ID_BYTES - len(suffix)
-    raw = name.encode()
-    if len(raw) <= room:
-        return name + suffix
-    middle = f"~{digest(raw)}~"
-    half = (room - len(middle)) // 2
-    return raw[:half].decode(errors="ignore") + middle + raw[-half:].decode(errors="ignore") + suffix

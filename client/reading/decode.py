@@ -1,10 +1,11 @@
-"""What the gateway sends to readers → chunks: MessagePack where the package msgpack is installed, else NDJSON."""
+"""The gateway's responses to readers → chunks: MessagePack if the package msgpack is installed, else NDJSON."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON
@@ -12,10 +13,11 @@ from logferry.gateway.contract.chunk import MSGPACK, NDJSON
 _LARGEST_BYTES = 1 << 30
 
 
-class Chunk(NamedTuple):
-    """A chunk as it was recorded; the fields in the order of the interface's rows.
+class ReceivedChunk(NamedTuple):
+    """A chunk as it was recorded. The fields are in the order of the interface's rows.
 
-    ``topic``: in full, with the data centre. ``created_ms``, ``recorded_ms``: Unix time at the source and the gateway.
+    ``topic``: in full, with the data centre. ``created_ms``, ``recorded_ms``: Unix time in milliseconds, at the source
+    and at the gateway. Topic, partition and offset identify the record; ``source_id`` and ``seqno`` the chunk.
     """
 
     dc: str
@@ -31,25 +33,29 @@ class Chunk(NamedTuple):
     data: bytes
 
     def lines(self) -> list[bytes]:
-        """Without their newlines. What stands after the last newline is a line only if it is something."""
+        """The lines, without their newlines. Bytes after the last newline are a line, too."""
         lines = self.data.split(b"\n")
         if not lines[-1]:
             lines.pop()
         return lines
 
 
-class Line(NamedTuple):
-    """A line of a chunk. It is identified by topic, ``source_id``, ``seqno`` and ``number`` (from 0), as in a table.
+Chunk = ReceivedChunk  # the name that programs import
+_BEFORE_DATA = itemgetter(*ReceivedChunk._fields[:-1])
 
-    ``data``: without the newline. Where the push-client had to cut a line, ``split`` says which piece this is:
-    ``first``, ``middle``, ``last``, or ``open`` for a file's last line that had no newline yet; None: it is whole.
+
+class Line(NamedTuple):
+    """A line of a chunk. Topic, ``source_id``, ``seqno`` and ``number`` (from 0) identify it, as in a table.
+
+    ``data``: without the newline. If the push-client had to split the line, ``split`` names the piece: ``first``,
+    ``middle``, ``last``, or ``open`` for a file's last line that had no newline yet; None: the line is whole.
     """
 
     source_id: str
     seqno: int
     number: int
     data: bytes
-    chunk: Chunk
+    chunk: ReceivedChunk
 
     @property
     def split(self) -> str | None:
@@ -57,15 +63,15 @@ class Line(NamedTuple):
 
 
 class Decoder(Protocol):
-    """A format: ``media_type`` is asked for; `feed` takes bytes as they come and gives the values that are whole."""
+    """A format: ``media_type`` is requested; `feed` takes bytes as they come and yields the complete values."""
 
     media_type: str
 
     def feed(self, data: bytes) -> Iterator[Any]: ...
 
 
-class Packed:
-    """MessagePack. Raises ImportError where msgpack is not installed."""
+class MsgpackDecoder:
+    """MessagePack. Raises ImportError if msgpack is not installed."""
 
     media_type = MSGPACK
 
@@ -79,7 +85,7 @@ class Packed:
         yield from self._unpacker
 
 
-class Lines:
+class NdjsonDecoder:
     """NDJSON."""
 
     media_type = NDJSON
@@ -98,18 +104,18 @@ class Lines:
         self._parts = [rest[-1]]
 
 
-def decoder() -> Decoder:
-    """The faster of those that can be used."""
+def best_decoder() -> Decoder:
+    """The fastest format that is available."""
     try:
-        return Packed()
+        return MsgpackDecoder()
     except ImportError:
-        return Lines()
+        return NdjsonDecoder()
 
 
-def chunk_of(row: Any) -> Chunk:
+def decode_chunk(row: Any) -> ReceivedChunk:
     """The chunk of a row: an array, or an object of either format. Raises ValueError, KeyError or TypeError."""
     if isinstance(row, list):
-        return Chunk(*row)
+        return ReceivedChunk(*row)
     if not isinstance(row, dict):
         raise TypeError(f"not a chunk: {row!r}")
     data = row.get("data")
@@ -117,16 +123,4 @@ def chunk_of(row: Any) -> Chunk:
         data = base64.b64decode(row["data_base64"])
     elif isinstance(data, str):
         data = data.encode()
-    return Chunk(
-        row["dc"],
-        row["topic"],
-        row["partition"],
-        row["offset"],
-        row["source_id"],
-        row["seqno"],
-        row["prev"],
-        row["created_ms"],
-        row["recorded_ms"],
-        row["attributes"],
-        data,
-    )
+    return ReceivedChunk._make((*_BEFORE_DATA(row), data))

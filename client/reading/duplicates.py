@@ -1,7 +1,7 @@
-"""Chunks that are in two data centres' topics: the second copy is known by source and seqno. No I/O.
+"""Chunks that are in the topics of two data centres: source and seqno identify the second copy.
 
-A source whose data centre is gone goes on in the next one, and sends again what it heard nothing about. When the first
-comes back, what it had recorded of that is there twice: in ``dc1.nginx`` and in ``dc2.nginx``.
+A source whose data centre is gone fails over to the next one, and sends there the chunks whose outcome is unknown. When
+the first one comes back, chunks that it had recorded exist twice: in ``dc1.nginx`` and in ``dc2.nginx``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from logferry.client.reading.decode import Chunk
+from logferry.client.reading.decode import ReceivedChunk
 
 _MOST_SOURCES = 200_000
 _MOST_SPANS = 8
@@ -17,15 +17,15 @@ _MOST_SPANS = 8
 Span = tuple[int, int]  # all of the source above the first and up to the second
 
 
-class Copies:
-    """What was handed out of which source, by data centre; the sources that were silent for longest are forgotten."""
+class DuplicateFilter:
+    """The delivered seqnos of each source, by data centre; sources that were silent for longest are forgotten."""
 
     def __init__(self, most_sources: int = _MOST_SOURCES) -> None:
         self._most = most_sources
         self._sources: OrderedDict[tuple[str, str], dict[str, list[Span]]] = OrderedDict()
 
-    def is_copy(self, chunk: Chunk) -> bool:
-        """Whether another data centre's topic had the chunk before; if not, it is remembered."""
+    def is_duplicate(self, chunk: ReceivedChunk) -> bool:
+        """Whether the chunk was delivered from another data centre's topic before; if not, it is remembered."""
         source = (chunk.topic.partition(".")[2], chunk.source_id)
         by_dc = self._sources.setdefault(source, {})
         self._sources.move_to_end(source)
@@ -44,7 +44,7 @@ class Copies:
         return False
 
 
-def of_several_centres(topics: Iterable[str]) -> bool:
+def spans_data_centres(topics: Iterable[str]) -> bool:
     """Whether these can be topics of one name in several data centres."""
     topics = list(topics)
     names = {topic.partition(".")[2] for topic in topics}

@@ -1,10 +1,10 @@
-"""Reading without a consumer: which partition is asked next and for how long, and the chunks that came. Pure.
+"""Reading without a consumer: the next page request, and the chunks that came. Pure.
 
-* A partition is asked for one page at a time, each from where the page before ended; so nothing is left out or doubled
-  however often an answer is lost. `position` follows what is handed out, not what was fetched.
-* At most ``slots`` pages are under way or wait to be handed out: that is what a reader holds in memory.
-* Partitions take turns. With no more of them than slots, each has a long poll open. With more, those without news wait
-  only so long that a round takes about a second, and not at all while any other has news.
+* One page of a partition is requested at a time, each from the end of the page before. So nothing is left out or
+  doubled however often a response is lost. `position` follows the delivered chunks, not the fetched ones.
+* At most ``slots`` pages are under way or wait for delivery: that bounds the memory of a reader.
+* Partitions take turns. If there are no more of them than slots, each has a long poll open. Otherwise those without
+  news wait only so long that a round takes about a second, and not at all while another one has news.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from logferry.client.reading.decode import Chunk
-from logferry.client.reading.position import At, Partition, Position
+from logferry.client.reading.decode import ReceivedChunk
+from logferry.client.reading.position import Partition, Position, ReadOffset
 from logferry.client.reading.subscription import LONG_POLL_MS
 
 ROUND_MS = 1000
 SHORTEST_WAIT_MS = 10
 
 
-class Ask(NamedTuple):
+class PageRequest(NamedTuple):
     """One request: ``partition`` from ``offset`` on."""
 
     partition: Partition
@@ -32,7 +32,7 @@ class Ask(NamedTuple):
 
 @dataclass
 class _Turn:
-    """How it stands with a partition. ``end``: reading stops there, None: never."""
+    """The state of a partition. ``end``: reading stops there; None: never."""
 
     offset: int
     end: int | None
@@ -48,11 +48,11 @@ class _Turn:
 
 class _Page(NamedTuple):
     partition: Partition
-    chunks: deque[Chunk]
+    chunks: deque[ReceivedChunk]
     next_offset: int
 
 
-class Rotation:
+class PartitionScheduler:
     """The partitions of a reader without a consumer."""
 
     def __init__(self, slots: int) -> None:
@@ -60,18 +60,15 @@ class Rotation:
         self._turns: dict[Partition, _Turn] = {}
         self._order: deque[Partition] = deque()
         self._pages: deque[_Page] = deque()
-        self._places: dict[Partition, At] = {}
-        self.freed = 0  # pages that were handed out: so often there was room for another
+        self._places: dict[Partition, ReadOffset] = {}
+        self.freed = 0  # pages that were delivered: so often there was room for another one
 
-    def add(self, partition: Partition, at: At, end: int | None) -> None:
-        """A partition to read from there on; one that is known already stays as it is."""
+    def add(self, partition: Partition, at: ReadOffset, end: int | None) -> None:
+        """A partition to read from ``at`` on; a known one stays as it is."""
         if partition not in self._turns:
             self._turns[partition] = _Turn(at.offset, end)
             self._places[partition] = at
             self._order.append(partition)
-
-    def __contains__(self, partition: Partition) -> bool:
-        return partition in self._turns
 
     @property
     def position(self) -> Position:
@@ -79,9 +76,8 @@ class Rotation:
 
     # ---- requests out, pages in ------------------------------------------------------------------------------
 
-    def next_ask(self, now: float) -> Ask | None:
-        """The next request, which counts as under way; None: nothing to do before `due`, or before a page is handed
-        out."""
+    def next_request(self, now: float) -> PageRequest | None:
+        """The next request, now under way; None: there is none before `due`, or before a page is delivered."""
         under_way = sum(turn.is_asked for turn in self._turns.values())
         if under_way + len(self._pages) >= self._slots:
             return None
@@ -92,7 +88,7 @@ class Rotation:
             if not (turn.is_asked or turn.is_done or now < turn.not_before):
                 wait_ms = self._wait_ms(turn)
                 turn.is_asked = True
-                return Ask(partition, turn.offset, wait_ms)
+                return PageRequest(partition, turn.offset, wait_ms)
         return None
 
     def _wait_ms(self, asked: _Turn) -> int:
@@ -106,12 +102,12 @@ class Rotation:
         return max(ROUND_MS * self._slots // len(open_turns), SHORTEST_WAIT_MS)
 
     def due(self, now: float) -> float | None:
-        """When `next_ask` is to be asked again though nothing happened; None: not at all."""
+        """When to call `next_request` again if nothing happens; None: not at all."""
         later = [turn.not_before for turn in self._turns.values() if not turn.is_asked and turn.not_before > now]
         return min(later, default=None)
 
-    def take(self, ask: Ask, chunks: Iterable[Chunk], next_offset: int) -> None:
-        """The page that answered: from now on the partition is asked behind it."""
+    def take(self, ask: PageRequest, chunks: Iterable[ReceivedChunk], next_offset: int) -> None:
+        """The page of a request: the next one of the partition begins behind it."""
         turn = self._turns[ask.partition]
         fresh = deque(chunk for chunk in chunks if chunk.offset >= ask.offset)
         turn.is_asked, turn.failures, turn.not_before = False, 0, 0.0
@@ -120,38 +116,38 @@ class Rotation:
         if turn.has_news:
             self._pages.append(_Page(ask.partition, fresh, turn.offset))
 
-    def fail(self, ask: Ask) -> int:
-        """No page came. Returns how often that was so; then `hold` says when to ask again."""
+    def fail(self, ask: PageRequest) -> int:
+        """No page came. Returns how often in a row; `hold` must follow, with the time of the retry."""
         turn = self._turns[ask.partition]
         turn.failures += 1
         return turn.failures
 
-    def hold(self, ask: Ask, until: float) -> None:
+    def hold(self, ask: PageRequest, until: float) -> None:
         turn = self._turns[ask.partition]
         turn.is_asked, turn.not_before = False, until
 
     # ---- chunks out ------------------------------------------------------------------------------------------
 
-    def next_chunk(self) -> Chunk | None:
-        """The next chunk to hand out, in the order of its partition; None: none has come yet. `reach` follows."""
+    def next_chunk(self) -> ReceivedChunk | None:
+        """The next chunk to deliver, in the order of its partition; None: none has come yet. `reach` follows."""
         while self._pages:
             page = self._pages[0]
             if page.chunks:
                 return page.chunks.popleft()
             self._pages.popleft()
             self.freed += 1
-            self._places[page.partition] = At(page.next_offset)
+            self._places[page.partition] = ReadOffset(page.next_offset)
         return None
 
-    def at(self, chunk: Chunk) -> At:
-        """Where the chunk's partition stands."""
+    def at(self, chunk: ReceivedChunk) -> ReadOffset:
+        """The position of the chunk's partition."""
         return self._places[chunk.topic, chunk.partition]
 
-    def reach(self, chunk: Chunk, at: At) -> None:
-        """So far it was handed out."""
+    def reach(self, chunk: ReceivedChunk, at: ReadOffset) -> None:
+        """The chunk was delivered up to ``at``."""
         self._places[chunk.topic, chunk.partition] = at
 
     @property
     def is_over(self) -> bool:
-        """Everything up to the ends was handed out."""
+        """Everything up to the ends was delivered."""
         return not self._pages and all(turn.is_done for turn in self._turns.values())

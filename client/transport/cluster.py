@@ -1,24 +1,27 @@
-"""The gateways of one data centre: which one is asked now, and who may see the token.
+"""The gateways of one data centre: which URL is tried now, and which URLs may see the token.
 
-Whom the token is sent to: the URLs that were given, and those that a session's answer named as the owner's. A
-redirect to anywhere else is not followed with a token; the source asks a given URL for its session again and
-so learns the owner's URL from one that it trusts.
+The token is sent to the URLs that were given, and to those that a session's answer named as the owner's. A redirect
+to anywhere else is not followed with a token: the source asks a given URL for its session again, and so learns the
+owner's URL from a gateway that it trusts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from logferry.client.transport.connections import origin_of
 
 BACK_TO_FIRST_S = 60.0
+USER_AGENT = "logferry-client"
+ANSWER_TIMEOUT_S = 40.0  # of the library: a little more than the gateway gives itself
 
 
-class Cluster:
-    """The gateways of one data centre: the URLs that were given, and who else may see the token.
+class GatewayCluster:
+    """The given URLs of one data centre, and the owners' URLs that were learned.
 
-    The first URL is the preferred one: away from it, it is tried again every `BACK_TO_FIRST_S`.
+    The first URL is the preferred one: away from it, it is tried again every `BACK_TO_FIRST_S`. ``token`` may be
+    replaced at any time.
     """
 
     def __init__(self, urls: Sequence[str], token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,32 +29,57 @@ class Cluster:
         self._turn = 0
         self._clock = clock
         self._left_at = 0.0
-        self._token = token
+        self.token = token
         self._own = {origin_of(url) for url in urls}
 
-    def given(self) -> str:
-        """The given URL that is tried now."""
+    def current_url(self) -> str:
+        """The given URL to use now."""
         if self._turn and self._clock() - self._left_at >= BACK_TO_FIRST_S:
             self._turn = 0
         return self.urls[self._turn]
 
     def failed(self, url: str) -> None:
-        """No answer from ``url``: the next one that was given is tried from now on."""
+        """No answer came from ``url``: the next given URL is used from now on."""
         if url == self.urls[self._turn]:
             if self._turn == 0:
                 self._left_at = self._clock()
             self._turn = (self._turn + 1) % len(self.urls)
 
     def learn(self, url: str, told_by: str) -> None:
-        """A session's answer named ``url``; it is trusted like the one that told it, not without its TLS."""
+        """A session's answer named ``url``: it is trusted as its source is, but never without that one's TLS."""
         told, origin = origin_of(told_by), origin_of(url)
         if told in self._own and told and origin and (told[0] == "http" or origin[0] == "https"):
             self._own.add(origin)
 
     def may_follow(self, url: str) -> bool:
-        return origin_of(url) is not None and (self._token is None or origin_of(url) in self._own)
+        return origin_of(url) is not None and (self.token is None or origin_of(url) in self._own)
 
     def authorization(self, url: str) -> dict[str, str]:
-        if self._token is None or origin_of(url) not in self._own:
+        """The header with the token, where ``url`` may see it."""
+        if self.token is None or origin_of(url) not in self._own:
             return {}
-        return {"Authorization": f"Bearer {self._token}"}
+        return {"Authorization": f"Bearer {self.token}"}
+
+
+def cluster_of(urls: str | Iterable[str], token: str | None) -> GatewayCluster:
+    """Validates the ``urls`` and ``token`` arguments of `Writer` and `Reader`. Raises ValueError."""
+    given = [urls] if isinstance(urls, str) else list(urls)
+    if not given:
+        raise ValueError("urls: at least one is needed, like http://127.0.0.1:8080")
+    for url in given:
+        check_url(url, "urls:")
+    return GatewayCluster(given, None if token is None else check_token(token, "token"))
+
+
+def check_url(url: object, where: str) -> None:
+    """Raises ValueError, which begins with ``where``."""
+    if not isinstance(url, str) or origin_of(url) is None or "@" in url or "?" in url or "#" in url:
+        raise ValueError(f"{where} {url!r} is not http(s)://host[:port][/path]")
+
+
+def check_token(text: str, where: str) -> str:
+    """The token, fit for a header. Raises ValueError, which names ``where`` and never the token."""
+    token = text.strip()
+    if not token.isascii() or not token.isprintable() or not token or " " in token:
+        raise ValueError(f"{where}: does not hold a token, which is one word of printable ASCII")
+    return token

@@ -1,11 +1,13 @@
-"""One HTTP request and its answer over a connection that is kept; nothing of the gateway's meaning is here."""
+"""HTTP requests over kept connections. What a response means is in `responses`."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import socket
-from collections.abc import Callable
+import time
+import zlib
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Union
 from urllib.parse import urlsplit
 
@@ -17,20 +19,24 @@ LARGEST_ANSWER_BYTES = 1 << 20
 
 
 Body = Union[bytes, "list[bytes | memoryview]"]  # in parts: with a Content-Length
+_Request = tuple[str, str, "Body | None", dict[str, str]]  # method, target, body, headers
 
 
-class NoAnswer(Exception):
-    """No whole answer came: the request was not sent, or was, or was even carried out."""
+class NoResponse(Exception):
+    """No whole response came: the request may not have been sent, or may even have been carried out."""
 
 
 class Reply(NamedTuple):
+    """``received_s``: Unix time at which it came, for a ``Retry-After`` that is a date."""
+
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
+    received_s: float = 0.0
 
 
 class Connections:
-    """Kept connections of one thread, at most `MOST_CONNECTIONS`, the one used longest ago goes first."""
+    """Kept connections of one thread, at most `MOST_CONNECTIONS`: the least recently used one is closed first."""
 
     def __init__(
         self,
@@ -53,28 +59,29 @@ class Connections:
         method: str = "POST",
         sent: Callable[[], None] | None = None,
     ) -> Reply:
-        """Sends ``body``, calls ``sent`` when it is on its way, and waits for the answer. Raises `NoAnswer`.
+        """Sends ``body``, calls ``sent`` when it has left, and waits for the response. Raises `NoResponse`.
 
-        The request goes a second time when a kept connection turns out to be closed, so it must be one that
+        The request is sent a second time when a kept connection turns out to be closed, so it must be one that
         may be repeated; every request of this client is.
         """
         try:
             parts = urlsplit(url)
             origin = f"{parts.scheme}://{parts.netloc}"
             target, more = self._dialer.request_to(parts)
-            headers = {**headers, **more}
+            request = (method, target, body, {**headers, **more})
             kept = self._kept.pop(origin, None)
             if kept is not None:
                 try:
-                    return self._once(origin, kept, method, target, headers, body, sent)
+                    return self._once(origin, kept, request, sent)
                 except (ConnectionError, http.client.BadStatusLine):
                     pass  # closed by the other side while it was idle
-            return self._once(origin, self._dialer.connection(parts), method, target, headers, body, sent)
+            return self._once(origin, self._dialer.connection(parts), request, sent)
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no such host name
-            raise NoAnswer(f"{url.partition('/v1/')[0]}: {_words(error)}") from error
+            words = "timed out" if isinstance(error, socket.timeout) else str(error) or type(error).__name__
+            raise NoResponse(f"{url.partition('/v1/')[0]}: {words}") from error
 
     def cut(self) -> None:
-        """From another thread: what is under way ends with `NoAnswer`, and nothing is sent any more."""
+        """From another thread: the request under way ends with `NoResponse`, and no other is sent."""
         self._is_cut = True
         cut(self._busy)
 
@@ -84,16 +91,9 @@ class Connections:
         self._kept.clear()
 
     def _once(
-        self,
-        origin: str,
-        connection: http.client.HTTPConnection,
-        method: str,
-        target: str,
-        headers: dict[str, str],
-        body: Body | None,
-        sent: Callable[[], None] | None,
+        self, origin: str, connection: http.client.HTTPConnection, request: _Request, sent: Callable[[], None] | None
     ) -> Reply:
-        keep = False
+        keep = cut_off = False
         self._busy = connection
         try:
             if connection.sock is None and not self._is_cut:
@@ -101,8 +101,11 @@ class Connections:
             if isinstance(connection.sock, socket.socket):
                 connection.sock.settimeout(self._answer_timeout_s)
             if self._is_cut:
-                raise ConnectionAbortedError("given up")
-            cut_off = self._send(connection, method, target, headers, body)
+                raise ConnectionAbortedError("closed by the caller")
+            try:
+                connection.request(*request)
+            except (BrokenPipeError, ConnectionResetError):
+                cut_off = True  # the other side stopped reading: its response, say 413, may be there all the same
             if sent is not None:
                 sent()
             reply, keep = self._receive(connection)
@@ -110,57 +113,38 @@ class Connections:
         finally:
             self._busy = None
             if keep:
-                self._keep(origin, connection)
+                self._kept[origin] = connection
+                if len(self._kept) > MOST_CONNECTIONS:
+                    self._kept.pop(next(iter(self._kept))).close()
             else:
                 connection.close()
         return reply
-
-    def _send(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        target: str,
-        headers: dict[str, str],
-        body: Body | None,
-    ) -> bool:
-        """True when the other side stopped listening: its answer, say 413, may be there all the same."""
-        try:
-            connection.request(method, target, body, headers)
-        except (BrokenPipeError, ConnectionResetError):
-            return True
-        return False
 
     def _receive(self, connection: http.client.HTTPConnection) -> tuple[Reply, bool]:
         with connection.getresponse() as response:
             body = response.read(self._largest_answer_bytes + 1)
             if len(body) > self._largest_answer_bytes:
-                raise http.client.HTTPException(f"an answer of more than {self._largest_answer_bytes} bytes")
+                raise http.client.HTTPException(f"a response of more than {self._largest_answer_bytes} bytes")
             headers = {name.lower(): value for name, value in response.getheaders()}
-            return Reply(response.status, headers, body), not response.will_close
-
-    def _keep(self, origin: str, connection: http.client.HTTPConnection) -> None:
-        self._kept[origin] = connection
-        if len(self._kept) > MOST_CONNECTIONS:
-            oldest = next(iter(self._kept))
-            self._kept.pop(oldest).close()
+            return Reply(response.status, headers, body, time.time()), not response.will_close
 
 
 def cut(connection: http.client.HTTPConnection | None) -> None:
-    """Ends the waiting of the thread that uses it; that one closes it."""
+    """Ends the wait of the thread that uses the connection; that thread closes it."""
     link = None if connection is None else connection.sock
     if link is not None:
         with contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_RDWR)
 
 
-def _words(error: Exception) -> str:
-    if isinstance(error, socket.timeout):
-        return "timed out"
-    return str(error) or type(error).__name__
+def gzipped(parts: Iterable[bytes | memoryview]) -> bytes:
+    """At the fastest level: it saves bytes on the network, not on a disk."""
+    squeeze = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return b"".join([*(squeeze.compress(part) for part in parts), squeeze.flush()])
 
 
 def origin_of(url: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port; None for what is not an http(s) URL."""
+    """Scheme, host and port; None if it is not an http(s) URL."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,8 +1,8 @@
-"""How a gateway is reached: directly or through a proxy, and over TLS verified by an authority, a pin, or both.
+"""Connections to a gateway: directly or through a proxy, and over TLS verified by an authority, a pin, or both.
 
-A pin is the SHA-256 of a certificate as the server shows it (``openssl x509 -noout -fingerprint -sha256``). It is
-looked at after the handshake and before the first byte of a request, so that no token goes to anybody else. With
-pins and no authority the pin alone decides; with both each has to fit.
+A pin is the SHA-256 of the server's certificate (``openssl x509 -noout -fingerprint -sha256``). It is compared after
+the handshake and before the first byte of a request, so that no other server sees the token. With pins and no
+authority the pin alone decides; with both each has to match.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class NotPinned(OSError):
-    """The server's certificate is none of those that were given."""
+    """The server's certificate has none of the given pins."""
 
 
 def check_pin(text: str) -> str:
@@ -37,27 +37,31 @@ def check_pin(text: str) -> str:
 class Dialer:
     """Makes connections, not yet connected; shared by all threads.
 
-    ``proxies``: URLs by scheme, and under ``no`` the hosts that are reached without, as `proxies_of` gives them; hosts
-    of this machine always are.
+    ``proxies``: URLs by scheme, and under ``no`` the hosts that need no proxy, as `proxies_of` gives them; hosts of
+    this machine never need one.
     """
 
     def __init__(
         self, ca_file: str | None = None, pins: Iterable[str] = (), proxies: Mapping[str, str] | None = None
     ) -> None:
-        """Raises OSError or ssl.SSLError when ``ca_file`` cannot be used."""
+        """Raises OSError or ssl.SSLError if ``ca_file`` cannot be used."""
         self._pins = frozenset(pins)
         self._proxies = dict(proxies or {})
         self._ca_file = ca_file
         self._context: ssl.SSLContext | None = self._make_context() if ca_file is not None else None
 
+    def reload(self) -> None:
+        """Reads the authorities again, for connections made from now on. Raises as the constructor does."""
+        self._context = self._make_context() if self._ca_file is not None else None
+
     def connection(self, url: SplitResult) -> http.client.HTTPConnection:
-        """For requests to ``url`` and others of its origin. Raises ValueError for a URL or proxy that is none."""
+        """For requests to the origin of ``url``. Raises ValueError for an invalid URL or proxy."""
         proxy = self._proxy_of(url)
         host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
         near, near_port = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
         if url.scheme != "https":
             return http.client.HTTPConnection(near, near_port, timeout=CONNECT_TIMEOUT_S)
-        if self._context is None:  # reading the system's authorities takes time and memory: only who needs them
+        if self._context is None:  # the system's authorities take time and memory: only if they are needed
             self._context = self._make_context()
         connection = _Pinned(near, near_port, timeout=CONNECT_TIMEOUT_S, context=self._context)
         connection.pins = self._pins
@@ -66,7 +70,7 @@ class Dialer:
         return connection
 
     def request_to(self, url: SplitResult) -> tuple[str, dict[str, str]]:
-        """What the request line names, and the headers for the proxy that reads it."""
+        """The target of the request line, and the headers for a proxy that reads it."""
         target = (url.path or "/") + ("?" + url.query if url.query else "")
         proxy = self._proxy_of(url)
         if proxy is None or url.scheme == "https":
@@ -94,17 +98,17 @@ class _Pinned(http.client.HTTPSConnection):
         super().connect()
         if not self.pins:
             return
-        import hashlib  # takes memory, and few pin
+        import hashlib  # takes memory, and few clients use pins
 
         shown: Any = self.sock
         digest = hashlib.sha256(shown.getpeercert(binary_form=True) or b"").hexdigest()
         if digest not in self.pins:
             self.close()
-            raise NotPinned(f"its certificate is sha256:{digest}, which is not pinned")
+            raise NotPinned(f"its certificate is sha256:{digest}, which is not among the pins")
 
 
 def _is_near(url: SplitResult, no_proxy: str) -> bool:
-    """A host, or host and port, of the list; or one of a domain in it; ``*`` stands for all."""
+    """Whether the host, host and port, or domain is in the list; ``*`` matches all."""
     host = (url.hostname or "").lower()
     for entry in no_proxy.lower().split(","):
         name = entry.strip().lstrip(".")
@@ -121,7 +125,7 @@ def _proxy_authorization(proxy: SplitResult) -> dict[str, str]:
 
 
 def proxies_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """``https_proxy``, ``http_proxy`` and ``no_proxy``, as curl reads them: ``HTTP_PROXY`` does not count."""
+    """``https_proxy``, ``http_proxy`` and ``no_proxy``, as curl reads them: ``HTTP_PROXY`` is ignored."""
     found = {
         "https": environment.get("https_proxy") or environment.get("HTTPS_PROXY"),
         "http": environment.get("http_proxy"),

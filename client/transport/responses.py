@@ -1,33 +1,34 @@
-"""What an answer of the gateway means for a source. Pure: status and type in, what to do out."""
+"""The meaning of a gateway's response for a source. Pure: status and problem kind in, the next step out."""
 
 from __future__ import annotations
 
 import email.utils
 import enum
 import json
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from logferry.client.transport.connections import Reply
 
 NO_ANSWER = 0
 LONGEST_RETRY_AFTER_S = 300.0
 
 
-class Do(enum.Enum):
+class NextStep(enum.Enum):
     """What the source does next."""
 
-    ADVANCE = "acknowledged: go on"
-    RECUT = "the gateway is at another position: go there and cut anew"
+    ADVANCE = "acknowledged: send the next batch"
+    RECUT = "the gateway is at another position: resume there with chunks cut there"
     REOPEN = "a newer session exists: open one once more, but do not fight"
-    SMALLER = "too large, surely not recorded: cut smaller chunks"
-    WAIT = "surely not recorded: the same again later"
-    AGAIN = "outcome unknown: the very same bytes again"
-    ASK = "the redirect leads where our token must not go: ask the given URL for the owner"
-    REFUSED = "surely not recorded, and the same again will not help: say so, try slowly"
+    SMALLER = "too large, certainly not recorded: cut smaller chunks"
+    WAIT = "certainly not recorded: send the same again later"
+    AGAIN = "outcome unknown: send the very same bytes again"
+    ASK = "the redirect leads where the token must not go: ask a given URL for the owner"
+    REFUSED = "certainly not recorded, and a retry will not help: report it, retry slowly"
 
 
-class Answer(NamedTuple):
-    """The part of an answer that decides. ``type``: last segment of the problem's type, empty if none."""
+class GatewayAnswer(NamedTuple):
+    """The part of a response that decides. ``type``: the problem kind, empty if there is none."""
 
     status: int
     type: str = ""
@@ -37,61 +38,70 @@ class Answer(NamedTuple):
     url: str | None = None
     retry_after_s: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.status or 'no answer'}{' ' if self.type else ''}{self.type}: {self.detail}"
+
 
 _BY_STATUS = {
-    200: Do.ADVANCE,
-    307: Do.ASK,
-    408: Do.WAIT,
-    413: Do.SMALLER,
-    429: Do.WAIT,
-    503: Do.WAIT,
+    200: NextStep.ADVANCE,
+    307: NextStep.ASK,
+    408: NextStep.WAIT,
+    413: NextStep.SMALLER,
+    429: NextStep.WAIT,
+    503: NextStep.WAIT,
 }
-_CONFLICTS = {"gap": Do.RECUT, "overlap": Do.RECUT, "superseded": Do.REOPEN}
+_CONFLICTS = {"gap": NextStep.RECUT, "overlap": NextStep.RECUT, "superseded": NextStep.REOPEN}
 
 
-def judge(answer: Answer) -> Do:
-    """Everything that is not known to be unrecorded counts as unknown."""
+def next_step(answer: GatewayAnswer) -> NextStep:
+    """The outcome counts as unknown unless the answer says that nothing was recorded."""
     if answer.status == 409:
-        return _CONFLICTS.get(answer.type, Do.REFUSED)
+        return _CONFLICTS.get(answer.type, NextStep.REFUSED)
     if answer.status in _BY_STATUS:
         return _BY_STATUS[answer.status]
-    return Do.REFUSED if 400 <= answer.status < 500 else Do.AGAIN
+    return NextStep.REFUSED if 400 <= answer.status < 500 else NextStep.AGAIN
 
 
-def read_answer(status: int, headers: Mapping[str, str], body: bytes, opens: bool) -> Answer:
-    """``headers`` with lower-case names. A 200 that is not a gateway's counts as no answer.
+def shows_life(answer: GatewayAnswer) -> bool:
+    """Whether the data centre works: also where it refuses a source that another token writes, which is meant."""
+    return NO_ANSWER < answer.status < 500 or answer.type == "source-in-use"
+
+
+def read_answer(reply: Reply, opens: bool) -> GatewayAnswer:
+    """A 200 that is not a gateway's, as of a captive portal, counts as no answer.
 
     ``opens``: the request opened a session, or was a heartbeat in one, so that its answer has to name it.
     """
+    status, headers, body, received_s = reply
     try:
         content: Any = json.loads(body)
         if not isinstance(content, dict):
             raise ValueError("not an object")
-        if status == 200 and opens:
-            content["session"] = int(content["session"])
-        if status == 200 and not opens:
-            content["recorded_seqno"] = int(content["recorded_seqno"])
+        if status == 200:
+            required = "session" if opens else "recorded_seqno"
+            content[required] = int(content[required])
     except (ValueError, KeyError, TypeError):
         if status == 200:
-            return Answer(NO_ANSWER, detail=f"not a gateway's answer: {body[:200]!r}")
+            return GatewayAnswer(NO_ANSWER, detail=f"not a gateway's answer: {body[:200]!r}")
         content = {}
-    kind = str(content.get("type") or "").rstrip("/").rpartition("/")[2].rpartition(":")[2]
-    return Answer(
+    recorded = content.get("recorded_seqno")
+    return GatewayAnswer(
         status,
-        type=kind,
+        type=problem_kind(content),
         detail=str(content.get("detail") or content.get("title") or body[:200].decode("utf-8", "replace")),
-        recorded_seqno=_position(content.get("recorded_seqno")),
+        recorded_seqno=recorded if isinstance(recorded, int) and recorded >= 0 else None,
         session=content.get("session"),
         url=content["url"] if isinstance(content.get("url"), str) else None,
-        retry_after_s=_retry_after_s(headers.get("retry-after")),
+        retry_after_s=_retry_after_s(headers.get("retry-after"), received_s),
     )
 
 
-def _position(value: object) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+def problem_kind(document: Mapping[str, Any]) -> str:
+    """The last segment of a problem document's type, a URL or a URN."""
+    return str(document.get("type") or "").rstrip("/").rpartition("/")[2].rpartition(":")[2]
 
 
-def _retry_after_s(value: str | None) -> float:
+def _retry_after_s(value: str | None, now_s: float) -> float:
     """Seconds or a date (RFC 9110, 10.2.3); bounded, so that a wrong clock does not silence a source."""
     if not value:
         return 0.0
@@ -99,7 +109,7 @@ def _retry_after_s(value: str | None) -> float:
         if value.isascii() and value.isdigit():
             seconds = float(value)
         else:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - now_s
     except (ValueError, TypeError, OverflowError):
         return 0.0
     return min(max(seconds, 0.0), LONGEST_RETRY_AFTER_S)

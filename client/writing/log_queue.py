@@ -1,6 +1,6 @@
-"""Log records that wait for the thread that writes them: bounded, and what found no place is counted.
+"""A bounded queue of log records for the thread that writes them; records that do not fit are counted.
 
-The count stands where the records are missing. No I/O. Only `take` and `wait_settled` wait.
+The count takes the place of the missing records. Only `take` and `wait_settled` wait.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import deque
 from typing import NamedTuple
 
 
-class Gathered(NamedTuple):
-    """What `take` gives: the lines of ``records``, the first from ``created_ms``; or that so many are ``lost`` here."""
+class QueuedLines(NamedTuple):
+    """Lines of so many ``records``, the first from ``created_ms``; or a gap: ``lost`` records are missing here."""
 
     data: bytes
     records: int
@@ -25,8 +25,8 @@ class _Gap:
         self.records = records
 
 
-class Waiting:
-    """At most ``most_records``, and about ``most_bytes``. Every `put` and every gap is settled in the end."""
+class LogQueue:
+    """At most ``most_records``, and about ``most_bytes``. Every record and every gap is settled in the end."""
 
     def __init__(self, most_records: int, most_bytes: int) -> None:
         self._most_records, self._most_bytes = most_records, most_bytes
@@ -35,13 +35,13 @@ class Waiting:
         self._begun = 0
         self._settled = 0
         self._is_closed = False
-        # Reentrant: a signal's handler may log, too, and it runs in whatever thread it finds.
+        # Reentrant: a signal handler may log, too, and it runs in any thread.
         self._lock = threading.RLock()
         self._came = threading.Condition(self._lock)
         self._went = threading.Condition(self._lock)
 
     def put(self, line: bytes, created_ms: int) -> bool:
-        """False: there was no place, and it counts as lost."""
+        """False: there was no room, and the record counts as lost."""
         with self._lock:
             if self._is_closed or len(self._entries) >= self._most_records or self._bytes > self._most_bytes:
                 last = self._entries[-1] if self._entries else None
@@ -57,8 +57,8 @@ class Waiting:
             self._came.notify()
             return True
 
-    def take(self, most_bytes: int, timeout_s: float | None = None) -> Gathered | None:
-        """Lines of about so many bytes, in order; waits until there are some. None: closed, or none came in time."""
+    def take(self, most_bytes: int, timeout_s: float | None = None) -> QueuedLines | None:
+        """About so many bytes of lines, in order; waits until there are some. None: closed, or none came in time."""
         with self._lock:
             if not self._entries and not self._is_closed:
                 self._came.wait(timeout_s)
@@ -67,7 +67,7 @@ class Waiting:
             first = self._entries[0]
             if isinstance(first, _Gap):
                 self._entries.popleft()
-                return Gathered(b"", 1, 0, first.records)
+                return QueuedLines(b"", 1, 0, first.records)
             found: list[bytes] = []
             size = 0
             while self._entries:
@@ -78,16 +78,16 @@ class Waiting:
                 size += len(entry[0])
                 self._entries.popleft()
             self._bytes -= size
-            return Gathered(b"".join(found), len(found), first[1])
+            return QueuedLines(b"".join(found), len(found), first[1])
 
     def settle(self, records: int) -> None:
-        """So many of what was taken are recorded."""
+        """So many of the taken records are recorded."""
         with self._lock:
             self._settled += records
             self._went.notify_all()
 
     def lose(self, records: int) -> None:
-        """So many of what was taken are lost, before what waits now."""
+        """So many of the taken records are lost: a gap before those that wait now."""
         with self._lock:
             self._settled += records
             if records and not self._is_closed:
@@ -97,7 +97,7 @@ class Waiting:
             self._went.notify_all()
 
     def wait_settled(self, timeout_s: float) -> bool:
-        """Until all that was put before is settled; False: not in time."""
+        """Until all that was put before is settled. False: not in time."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             wanted = self._begun
@@ -109,7 +109,7 @@ class Waiting:
             return True
 
     def close(self) -> None:
-        """Nothing is taken in any more."""
+        """From now on `put` takes nothing."""
         with self._lock:
             self._is_closed = True
             self._came.notify_all()

@@ -1,10 +1,10 @@
 """`LogferryHandler`: Python's logging as a source. It never blocks the program and never breaks it.
 
-* `emit` formats the record and puts it into a bounded queue; a thread of the handler writes from there. What finds no
-  place is counted, and the count is told in the stream, in the place where it is missing, once it works again.
-* A forked process begins with an empty queue and a source of its own: what the parent had queued, the parent sends.
-* What the handler's own threads, or its formatter, log is not taken: it would go round in circles.
-* A source that somebody else has taken over is left to them: the handler goes on as another one.
+* `emit` formats the record and puts it into a bounded queue; a thread of the handler writes from there. Records that do
+  not fit are counted. When the gateway works again, a line with their number takes their place in the stream.
+* A forked process begins with an empty queue and a source of its own; the parent sends what the parent queued.
+* Records that the handler's own threads, or its formatter, log are ignored: they would cause an endless loop.
+* When another writer takes the source over, the handler continues as a new source.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from logferry.client.errors import LogferryError, Rejected, Superseded
 from logferry.client.files.source_names import printable
 from logferry.client.transport.backoff import pause_s
-from logferry.client.writing.log_queue import Gathered, Waiting
+from logferry.client.writing.log_queue import LogQueue, QueuedLines
 from logferry.client.writing.writer import Writer
 
 CHUNK_BYTES = 64 << 10
@@ -35,13 +36,16 @@ _handlers: weakref.WeakSet[LogferryHandler] = weakref.WeakSet()
 
 
 class LogferryHandler(logging.Handler):
-    """A line for each record, as the formatter makes it, in chunks of about 64 KiB.
+    """Writes a line for each record, as the formatter makes it, in chunks of about 64 KiB. Thread-safe.
 
-    ``source_id``: of this process alone; None: made of host, program and process number. ``queue_records``,
-    ``queue_bytes``: what may wait while the gateway does not take it. ``close_timeout_s``: so long `flush` and the end
-    of the process wait for the gateway at most. The other arguments are those of `Writer`.
+    Every record is recorded once and in order, or counted as missing. The handler never raises from `emit`: it prints
+    one line on standard error while it cannot deliver (see ``logging.raiseExceptions``).
 
-    As any handler it can be named in a configuration: ``"class": "logferry.client.LogferryHandler"``.
+    ``source_id``: must be unique to this process; None: made of host, program and process id. ``queue_records``,
+    ``queue_bytes``: limits of what waits while the gateway takes nothing. ``close_timeout_s``: the longest time that
+    `flush` and the end of the process wait for the gateway. The other arguments are those of `Writer`.
+
+    It can be named in a logging configuration: ``"class": "logferry.client.LogferryHandler"``.
     """
 
     def __init__(
@@ -59,31 +63,32 @@ class LogferryHandler(logging.Handler):
         queue_bytes: int = 8 << 20,
         close_timeout_s: float = 5.0,
     ) -> None:
-        """Raises ValueError, and OSError for a ``ca_file`` that cannot be used. It sends nothing yet."""
+        """Raises ValueError, and OSError if ``ca_file`` cannot be used. Sends nothing yet."""
         super().__init__(level)
-        self._urls = [urls] if isinstance(urls, str) else list(urls)
-        self._topic, self._token, self._attributes = topic, token, dict(attributes or {})
-        self._gzip, self._ca_file = gzip, ca_file
+        self._new_writer = partial(
+            Writer, [urls] if isinstance(urls, str) else list(urls), topic, token=token,
+            attributes=dict(attributes or {}), gzip=gzip, ca_file=ca_file, buffer_bytes=_BUFFER_BYTES, in_flight=1,
+        )  # fmt: skip
         self._limits = queue_records, queue_bytes
         self._close_timeout_s = close_timeout_s
         self._given_id = source_id
         self._emitting = threading.local()
         self._begin(_source_id() if source_id is None else source_id)
-        self._new_writer()  # says what is wrong with the arguments now, in the program's own thread
+        self._new_writer(source_id=self._source_id)  # checks the arguments now, in the program's own thread
         _handlers.add(self)
 
     def _begin(self, source_id: str) -> None:
         self._source_id = source_id
-        self._waiting = Waiting(*self._limits)
+        self._waiting = LogQueue(*self._limits)
         self._thread: threading.Thread | None = None
         self._writer: Writer | None = None
         self._starting = threading.Lock()
         self._has_ended = threading.Event()
-        self._in_vain_at = -math.inf
+        self._flush_failed_at = -math.inf
 
     @property
     def source_id(self) -> str:
-        """The source that is written now."""
+        """The source that the handler writes now."""
         return self._source_id
 
     # ---- in the program's threads ----------------------------------------------------------------------------
@@ -97,7 +102,7 @@ class LogferryHandler(logging.Handler):
             line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
             self._waiting.put(line, int(record.created * 1000))
             self._start()
-        except Exception:  # noqa: BLE001  as every handler: logging's own settings say what becomes of it
+        except Exception:  # noqa: BLE001  as every handler: logging decides what becomes of it
             self.handleError(record)
         finally:
             self._emitting.now = False
@@ -111,15 +116,15 @@ class LogferryHandler(logging.Handler):
                     self._thread = thread
 
     def flush(self) -> None:
-        """Waits until all that was emitted is recorded, ``close_timeout_s`` at most."""
+        """Waits until every emitted record is recorded, at most ``close_timeout_s``. Calling it again is safe."""
         if self._thread is None or self._thread is threading.current_thread():
             return
         if not self._waiting.wait_settled(self._close_timeout_s):
-            self._in_vain_at = time.monotonic()
+            self._flush_failed_at = time.monotonic()
 
     def close(self) -> None:
-        """As `flush`, and the end: what is not recorded by then is given up. Calling it again is safe."""
-        if time.monotonic() - self._in_vain_at > self._close_timeout_s:  # logging.shutdown has flushed just now
+        """Flushes and ends the handler; gives up what is not recorded by then. Calling it again is safe."""
+        if time.monotonic() - self._flush_failed_at > self._close_timeout_s:  # logging.shutdown has flushed just now
             self.flush()
         self._waiting.close()
         self._has_ended.set()
@@ -129,31 +134,19 @@ class LogferryHandler(logging.Handler):
         super().close()
 
     def after_fork(self) -> None:
-        """In the new process: nothing of the parent's is sent twice, no lock of it is waited for."""
+        """In the new process: sends nothing of the parent's, and waits for none of its locks."""
         base = self._source_id if self._given_id is None else self._given_id
         self._begin(_source_id() if self._given_id is None else f"{base}:{os.getpid()}")
         self._emitting = threading.local()
 
     # ---- in the handler's thread -----------------------------------------------------------------------------
 
-    def _new_writer(self) -> Writer:
-        return Writer(
-            self._urls,
-            self._topic,
-            self._source_id,
-            token=self._token,
-            attributes=self._attributes,
-            gzip=self._gzip,
-            ca_file=self._ca_file,
-            buffer_bytes=_BUFFER_BYTES,
-            in_flight=1,
-        )
-
     def _run(self) -> None:
-        """Writer after writer: each until it fails."""
+        """One writer after the other, each until it fails."""
         failures = 0
         while not self._has_ended.is_set():
-            self._writer = writer = self._new_writer()
+            self._writer = writer = self._new_writer(source_id=self._source_id)
+            writer.ends_with_process = False  # logging ends the handlers, later
             sent = _Sent(self._waiting)
             try:
                 self._write(writer, sent)
@@ -182,7 +175,7 @@ class LogferryHandler(logging.Handler):
             else:
                 return
 
-    def _data(self, gathered: Gathered) -> bytes:
+    def _data(self, gathered: QueuedLines) -> bytes:
         if not gathered.lost:
             return gathered.data
         many = "1 log record is" if gathered.lost == 1 else f"{gathered.lost} log records are"
@@ -199,16 +192,16 @@ class LogferryHandler(logging.Handler):
 
 
 class _Sent:
-    """Chunks that a writer has or is given, and are not known to be recorded: their seqnos and records."""
+    """Chunks given to a writer whose outcome is not known yet: their seqnos and numbers of records."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: LogQueue) -> None:
         self._waiting = waiting
         self._chunks: deque[tuple[int, int]] = deque()
         self.records = 0
         self.has_settled = False
 
-    def give(self, writer: Writer, data: bytes, gathered: Gathered) -> None:
-        """Raises LogferryError, and then the records count as sent, too."""
+    def give(self, writer: Writer, data: bytes, gathered: QueuedLines) -> None:
+        """Raises LogferryError; the records count as sent then, too."""
         self.records += gathered.records
         self._chunks.append((writer.write(data, created_ms=gathered.created_ms or None), gathered.records))
 

@@ -2,70 +2,44 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
-from logferry.client.gateways import USER_AGENT
-from logferry.client.transport.cluster import Cluster
-from logferry.client.transport.redirects import Outcome, Trip
-from logferry.client.writing.send_window import Job
-from logferry.gateway.contract.chunk import MSGPACK, check_attributes, check_source_id, check_topic
+from logferry.client.transport.cluster import USER_AGENT, GatewayCluster
+from logferry.client.transport.connections import gzipped
+from logferry.client.transport.redirects import Outcome, RedirectFollower, with_owner
+from logferry.client.writing.send_window import SendJob
+from logferry.gateway.contract.chunk import MSGPACK
 
 
-class Request(NamedTuple):
-    """``headers`` without the token, which is the trip's."""
-
-    trip: Trip
-    headers: dict[str, str]
-    body: bytes
-
-
-class Target(NamedTuple):
+class WriteTarget(NamedTuple):
     """``topic`` without its data centre."""
 
-    cluster: Cluster
+    cluster: GatewayCluster
     topic: str
     source_id: str
     partition_key: str | None
     gzip: bool
 
-    def request(self, job: Job) -> Request:
+    def request(self, job: SendJob) -> tuple[RedirectFollower, dict[str, str], bytes]:
+        """The headers are without the token, which is the follower's; then the body."""
         path = f"/v1/topics/{quote(self.topic, safe='')}/sources/{quote(self.source_id, safe='')}/"
         key = [] if self.partition_key is None else [f"partition_key={quote(self.partition_key, safe='')}"]
         headers = {"User-Agent": USER_AGENT}
-        base = (job.direct and job.url) or self.cluster.given()
+        base = (job.direct and job.url) or self.cluster.current_url()
         if job.batch is None:
             query = f"?{key[0]}" if key else ""
-            return Request(Trip(self.cluster, base, f"{path}session{query}", opens=True), headers, b"")
+            return RedirectFollower(self.cluster, base, f"{path}session{query}", True), headers, b""
         body = job.batch.body()
         headers["Content-Type"] = MSGPACK
         if self.gzip:
-            squeeze = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-            body = squeeze.compress(body) + squeeze.flush()
+            body = gzipped([body])
             headers["Content-Encoding"] = "gzip"
         if job.direct:
             headers["X-Logferry-Redirect"] = "1"
         query = "&".join([f"session={job.session}", *key])
-        return Request(Trip(self.cluster, base, f"{path}chunks?{query}", opens=False), headers, body)
+        return RedirectFollower(self.cluster, base, f"{path}chunks?{query}", False), headers, body
 
-    def learned(self, job: Job, outcome: Outcome) -> Outcome:
-        """An opening's answer names the owner; its URL is followed, and sees the token, if the one that told it may."""
-        owner = (outcome.answer.url or "").rstrip("/")
-        if job.batch is not None or not owner or outcome.url is None:
-            return outcome
-        self.cluster.learn(owner, told_by=outcome.url)
-        return Outcome(outcome.answer, owner) if self.cluster.may_follow(owner) else outcome
-
-
-def target(
-    cluster: Cluster, topic: str, source_id: str, partition_key: str | None, gzip: bool, attributes: Mapping[str, str]
-) -> Target:
-    """Raises ValueError for names that the gateway would refuse."""
-    check_topic(topic)
-    check_source_id(source_id, "source_id")
-    if partition_key is not None:
-        check_source_id(partition_key, "partition_key")
-    check_attributes(dict(attributes))
-    return Target(cluster, topic, source_id, partition_key, gzip)
+    def learned(self, job: SendJob, outcome: Outcome) -> Outcome:
+        """The outcome; that of an opening with the owner which it names."""
+        return outcome if job.batch is not None else with_owner(self.cluster, outcome)

@@ -1,20 +1,20 @@
-"""What a writer's session sends next, and what each answer makes of it. Pure: no I/O, no clock, no lock.
+"""The send window of a writer's session: its next request, and the effect of each answer. Pure: no clock, no lock.
 
 Invariants, kept here and nowhere else:
 
-* A chunk's bytes and ``prev`` are fixed when it is taken, and sent again as they are. A batch of them is cut in two
-  only where it is too large.
-* Every chunk names the one before it as ``prev``; the first of a source of which nothing is recorded has none. So
-  batches that overtake each other are refused as ``gap``, never recorded out of order. Until the session's first
-  acknowledgement one request is under way at a time.
-* A batch is begun when the one before it has left this machine (`sent`), so that they seldom overtake each other: half
-  of the requests were refused for that, and sent again, when they were begun at once.
-* A batch that was not recorded, or of which it is not known, is sent again before anything behind it, alone.
-* A batch that is refused ends the session, but only when all before it is acknowledged: what comes first is told
-  first. Nothing behind it can have been recorded.
+* A chunk's bytes and ``prev`` are fixed when it is taken, and sent again unchanged. A batch of chunks is halved only if
+  it is too large.
+* Every chunk names the one before it as ``prev``; the first chunk of a new source has none. So batches that overtake
+  each other are refused as ``gap``, never recorded out of order. Until the session's first acknowledgement one request
+  is under way at a time.
+* A batch is begun when the one before it has left this machine (`sent`), so that they seldom overtake each other. When
+  they were begun at once, half of the requests were refused for that, and sent again.
+* A batch that was not recorded, or whose outcome is unknown, is sent again alone, before anything behind it.
+* A batch that is refused ends the session, but only when everything before it is acknowledged: the first error is
+  reported first. Nothing behind it can have been recorded.
 
-A session may be superseded by itself: when an opening's answer was lost, that opening can take place late. So for
-`OWN_OPENING_S` after such an opening it is opened once more, if what is recorded is what this writer wrote.
+A session may be superseded by itself: if the answer to an opening was lost, that opening may take place late. So for
+`OWN_OPENING_S` after such an opening the session is opened once more, if only this writer's chunks are recorded.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import NamedTuple
 
 from logferry.client.errors import Rejected, Superseded, Unknown
 from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.redirects import Outcome
-from logferry.client.transport.responses import NO_ANSWER, Answer, Do, judge
-from logferry.gateway.contract.chunk import MAX_SEQNO, Chunk, check_attributes, pack_chunk
+from logferry.client.transport.redirects import FORWARDED_FOR_S, Outcome
+from logferry.client.transport.responses import NO_ANSWER, GatewayAnswer, NextStep, next_step
+from logferry.gateway.contract.chunk import Chunk, pack_chunk
+from logferry.gateway.contract.names import MAX_SEQNO, check_attributes
 
 OWN_OPENING_S = 60.0
-FORWARDED_FOR_S = 60.0
 CHUNK_OVERHEAD_BYTES = 200  # of the objects that hold it
 
 
 class Limits(NamedTuple):
-    """``batch_bytes``: of a request, if one chunk alone is not larger. ``buffer_bytes``: of all that waits."""
+    """``batch_bytes``: of a request, unless one chunk is larger. ``buffer_bytes``: of all chunks not recorded yet."""
 
     batch_bytes: int = 1 << 20
     batch_chunks: int = 5000
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
     in_flight: int = 4
 
 
-class Packed(NamedTuple):
+class PackedChunk(NamedTuple):
     """A chunk as it is sent."""
 
     seqno: int
@@ -57,18 +57,18 @@ class Packed(NamedTuple):
 
 
 @dataclass(eq=False)
-class Batch:
-    """``is_sent``: a request is under way, ``is_out``: its body has left. ``is_maybe``: an attempt's outcome is not
-    known. ``is_late``: it overtook the one before it.
+class SendBatch:
+    """``is_sent``: a request is under way; ``is_out``: its body has left. ``is_maybe``: the outcome of an attempt is
+    unknown. ``is_late``: it overtook the batch before it.
     """
 
-    chunks: tuple[Packed, ...]
+    chunks: tuple[PackedChunk, ...]
     is_sent: bool = False
     is_out: bool = False
     is_maybe: bool = False
     is_late: bool = False
     not_before: float = 0.0
-    refused: Answer | None = None
+    refused: GatewayAnswer | None = None
 
     @property
     def last(self) -> int:
@@ -82,56 +82,56 @@ class Batch:
         return b"".join(chunk.wire for chunk in self.chunks)
 
 
-class Job(NamedTuple):
-    """One request: a batch, or None for an opening. ``url``: the owner as far as known, None: any given one.
+class SendJob(NamedTuple):
+    """One request: a batch, or None for an opening. ``url``: the owner, if known; None: a given URL.
 
-    ``direct``: redirects are welcome; else the gateway forwards. ``is_first``: nothing before it was unacknowledged.
+    ``direct``: the gateway may redirect; else it forwards. ``is_first``: everything before it is acknowledged.
     """
 
-    batch: Batch | None
+    batch: SendBatch | None
     session: int | None
     url: str | None
     direct: bool
     is_first: bool
 
 
-class Window:
+class SendWindow:
     """The chunks of one source between `put` and their acknowledgement."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.session: int | None = None
         self.recorded: int | None = None
-        self.failure: Answer | None = None
+        self.failure: GatewayAnswer | None = None
         self.buffered_bytes = 0
         self.put_count = 0
         self.settled_count = 0
         self._unknown_to: int | None = None
         self._last: int | None = None
-        self._pending: deque[Packed] = deque()
+        self._pending: deque[PackedChunk] = deque()
         self._pending_bytes = 0
         self._batch_bytes = limits.batch_bytes
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[SendBatch] = deque()
         self._url: str | None = None
         self._is_opening = False
-        self._is_begun = False  # the session had an acknowledgement
+        self._is_begun = False  # the session has had an acknowledgement
         self._opening_lost = False
         self._opened_at = 0.0
         self._is_again = False
         self._failures = 0
         self._not_before = 0.0
         self._direct_from = 0.0
-        self._trouble = "no gateway was asked yet"
+        self._trouble = "no gateway has answered yet"
 
     # ---- chunks in -------------------------------------------------------------------------------------------
 
     def has_room(self, size_bytes: int) -> bool:
-        """A chunk that is larger than the buffer goes alone."""
+        """A chunk that is larger than the buffer is taken alone."""
         needed = size_bytes + CHUNK_OVERHEAD_BYTES
         return self.buffered_bytes == 0 or self.buffered_bytes + needed <= self.limits.buffer_bytes
 
     def put(self, data: bytes, seqno: int | None, created_ms: int, attributes: Mapping[str, str]) -> int:
-        """Takes a chunk, of an opened session; returns its seqno. Raises ValueError."""
+        """Takes a chunk, once the session is open; returns its seqno. Raises ValueError."""
         prev = self._last
         if seqno is None:
             seqno = max(-1 if prev is None else prev, 0 if self.recorded is None else self.recorded) + 1
@@ -139,10 +139,10 @@ class Window:
             raise ValueError(f"seqno {seqno!r} is not a whole number from 0 to {MAX_SEQNO}")
         if prev is not None and seqno <= prev:
             raise ValueError(f"seqno {seqno} does not follow {prev}, which was written before it")
-        if prev is None and self.recorded is not None and seqno > self.recorded:
-            prev = self.recorded
+        if self.recorded is not None and seqno > self.recorded > (-1 if prev is None else prev):
+            prev = self.recorded  # what was written before it is a duplicate
         check_attributes(dict(attributes))
-        packed = Packed(seqno, pack_chunk(Chunk(seqno, prev, created_ms, dict(attributes), data)))
+        packed = PackedChunk(seqno, pack_chunk(Chunk(seqno, prev, created_ms, dict(attributes), data)))
         self._last = seqno
         self._pending.append(packed)
         self._pending_bytes += packed.size
@@ -151,14 +151,14 @@ class Window:
         return seqno
 
     @property
-    def is_wanting(self) -> bool:
-        """Whether a request could be begun for what `put` took."""
+    def has_work(self) -> bool:
+        """Whether the chunks that `put` took justify a request."""
         return not self._batches or self._pending_bytes >= self._batch_bytes
 
     # ---- requests out ----------------------------------------------------------------------------------------
 
-    def next_job(self, now: float) -> Job | None:
-        """The next request, which counts as under way from now on; None: nothing to do before `due`."""
+    def next_job(self, now: float) -> SendJob | None:
+        """The next request, now under way; None: there is none before `due`."""
         if self.failure is not None:
             return None
         direct = now >= self._direct_from
@@ -166,14 +166,14 @@ class Window:
             if self._is_opening or now < self._not_before:
                 return None
             self._is_opening = True
-            return Job(None, None, None, False, True)
+            return SendJob(None, None, None, False, True)
         batch = self._next_batch(now)
         if batch is None:
             return None
         batch.is_sent, batch.is_out, batch.is_late = True, False, False
-        return Job(batch, self.session, self._url, direct, batch is self._batches[0])
+        return SendJob(batch, self.session, self._url, direct, batch is self._batches[0])
 
-    def _next_batch(self, now: float) -> Batch | None:
+    def _next_batch(self, now: float) -> SendBatch | None:
         if sum(batch.is_sent for batch in self._batches) >= self.limits.in_flight:
             return None
         for number, batch in enumerate(self._batches):
@@ -190,8 +190,8 @@ class Window:
             return None
         return self._cut()
 
-    def _cut(self) -> Batch | None:
-        chunks: list[Packed] = []
+    def _cut(self) -> SendBatch | None:
+        chunks: list[PackedChunk] = []
         size = 0
         while self._pending and len(chunks) < self.limits.batch_chunks:
             size += self._pending[0].size
@@ -200,53 +200,54 @@ class Window:
             chunks.append(self._pending.popleft())
         if not chunks:
             return None
-        batch = Batch(tuple(chunks))
+        batch = SendBatch(tuple(chunks))
         self._pending_bytes -= batch.size
         self._batches.append(batch)
         return batch
 
     def due(self) -> float | None:
-        """When `next_job` is to be asked again though nothing happened; None: not at all."""
+        """When to call `next_job` again if nothing happens; None: not at all."""
         if self.failure is not None:
             return None
         if self.session is None:
             return None if self._is_opening else self._not_before
         first = self._batches[0] if self._batches else None
-        # What stands behind the first waits for an answer, whatever its own time is.
+        # The batches behind the first wait for its answer, whatever their own time is.
         return first.not_before if first is not None and first.not_before and not first.is_sent else None
 
-    def sent(self, job: Job) -> None:
-        """The job's body is on its way."""
+    def sent(self, job: SendJob) -> None:
+        """The job's body has left."""
         if job.batch is not None:
             job.batch.is_out = True
 
     # ---- answers in ------------------------------------------------------------------------------------------
 
-    def take(self, job: Job, outcome: Outcome, now: float) -> None:
-        """What became of a job that `next_job` gave."""
-        answer, do = outcome.answer, judge(outcome.answer)
-        if do is not Do.ADVANCE:
-            kind = answer.type or ("" if answer.status else "no answer")
-            self._trouble = f"{answer.status or ''} {kind}: {answer.detail}".strip()
+    def take(self, job: SendJob, outcome: Outcome, now: float) -> None:
+        """The outcome of a job of `next_job`."""
+        answer, do = outcome.answer, next_step(outcome.answer)
+        if do is not NextStep.ADVANCE:
+            self._trouble = str(answer)
         if job.batch is None:
             self._take_opening(answer, do, outcome, now)
         else:
             job.batch.is_sent = False
             if job.batch in self._batches and self.failure is None:
                 self._take_batch(job, job.batch, do, outcome, now)
-        self._end_if_refused()
+        refused = self._batches[0].refused if self._batches else None
+        if refused is not None and self.failure is None:
+            self._fail(refused)
 
-    def _take_opening(self, answer: Answer, do: Do, outcome: Outcome, now: float) -> None:
+    def _take_opening(self, answer: GatewayAnswer, do: NextStep, outcome: Outcome, now: float) -> None:
         self._is_opening = False
-        if do is Do.ADVANCE:
+        if do is NextStep.ADVANCE:
             if self._is_again and not self._is_ours(answer.recorded_seqno):
-                self._fail(Answer(409, "superseded", f"others wrote up to {answer.recorded_seqno}"))
+                self._fail(GatewayAnswer(409, "superseded", f"others wrote up to {answer.recorded_seqno}"))
                 return
             self.session, self._url, self._opened_at = answer.session, outcome.url, now
             self._is_begun, self._failures = False, 0
             self._advance(answer.recorded_seqno)
-        elif do in (Do.AGAIN, Do.WAIT):
-            self._opening_lost = self._opening_lost or do is Do.AGAIN
+        elif do in (NextStep.AGAIN, NextStep.WAIT):
+            self._opening_lost = self._opening_lost or do is NextStep.AGAIN
             self._not_before = self._later(answer, now)
         else:
             self._fail(answer)
@@ -255,53 +256,48 @@ class Window:
         ours = (batch for batch in self._batches if batch.is_maybe or batch.is_sent)
         return recorded == self.recorded or any(batch.last == recorded for batch in ours)
 
-    def _take_batch(self, job: Job, batch: Batch, do: Do, outcome: Outcome, now: float) -> None:
+    def _take_batch(self, job: SendJob, batch: SendBatch, do: NextStep, outcome: Outcome, now: float) -> None:
         answer = outcome.answer
-        if do is Do.ADVANCE and (answer.recorded_seqno or 0) >= batch.last:
+        if do is NextStep.ADVANCE and (answer.recorded_seqno or 0) >= batch.last:
             self._url = outcome.url
             if job.session == self.session:
                 self._is_begun, self._failures = True, 0
             self._advance(batch.last)
         elif job.session != self.session:
-            batch.is_maybe = batch.is_maybe or do in (Do.AGAIN, Do.ADVANCE)
-        elif do in (Do.AGAIN, Do.ADVANCE):
-            batch.is_maybe = True
-            self._lose_way(job, answer, now)
+            batch.is_maybe = batch.is_maybe or do in (NextStep.AGAIN, NextStep.ADVANCE)
+        elif do in (NextStep.AGAIN, NextStep.ADVANCE):
+            batch.is_maybe, self._url = True, None  # the owner may be gone or out of reach: a given URL forwards
+            if answer.status == NO_ANSWER and job.direct:
+                self._direct_from = now + FORWARDED_FOR_S
             batch.not_before = self._later(answer, now)
-        elif do is Do.WAIT:
+        elif do is NextStep.WAIT:
             batch.not_before = self._later(answer, now)
-        elif do is Do.ASK:
+        elif do is NextStep.ASK:
             self._url, self._direct_from = None, now + FORWARDED_FOR_S
             batch.not_before = self._later(answer, now)
-        elif do is Do.SMALLER and len(batch.chunks) > 1:
+        elif do is NextStep.SMALLER and len(batch.chunks) > 1:
             self._halve(batch)
-        elif do is Do.RECUT and answer.type == "gap" and not job.is_first:
+        elif do is NextStep.RECUT and answer.type == "gap" and not job.is_first:
             batch.is_late = True
-        elif do is Do.REOPEN and self._opening_lost and now - self._opened_at < OWN_OPENING_S:
+        elif do is NextStep.REOPEN and self._opening_lost and now - self._opened_at < OWN_OPENING_S:
             self.session, self._opening_lost, self._is_again, self._not_before = None, False, True, now
         else:
             batch.refused = answer
 
-    def _lose_way(self, job: Job, answer: Answer, now: float) -> None:
-        """The owner may be gone, or out of our reach: a given URL forwards."""
-        self._url = None
-        if answer.status == NO_ANSWER and job.direct:
-            self._direct_from = now + FORWARDED_FOR_S
-
-    def _later(self, answer: Answer, now: float) -> float:
+    def _later(self, answer: GatewayAnswer, now: float) -> float:
         self._failures += 1
         asked_s = answer.retry_after_s * random.uniform(1.0, 1.2)
         return now + max(pause_s(self._failures, RETRY_S), asked_s)
 
-    def _halve(self, batch: Batch) -> None:
+    def _halve(self, batch: SendBatch) -> None:
         half = len(batch.chunks) // 2
         self._batch_bytes = max(batch.size // 2, 1)
         place = self._batches.index(batch)
-        self._batches[place] = Batch(batch.chunks[:half], is_maybe=batch.is_maybe)
-        self._batches.insert(place + 1, Batch(batch.chunks[half:], is_maybe=batch.is_maybe))
+        self._batches[place] = SendBatch(batch.chunks[:half], is_maybe=batch.is_maybe)
+        self._batches.insert(place + 1, SendBatch(batch.chunks[half:], is_maybe=batch.is_maybe))
 
     def _advance(self, recorded: int | None) -> None:
-        """All of this writer's chunks up to ``recorded`` are: by ``prev`` none can be without those before it."""
+        """All of this writer's chunks up to ``recorded`` are recorded: ``prev`` allows none without those before it."""
         if recorded is None:
             return
         self.recorded = recorded if self.recorded is None else max(recorded, self.recorded)
@@ -312,22 +308,17 @@ class Window:
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
-    def _end_if_refused(self) -> None:
-        refused = self._batches[0].refused if self._batches else None
-        if refused is not None and self.failure is None:
-            self._fail(refused)
-
     def break_off(self, why: str) -> None:
         """Ends the session for a reason that no gateway gave."""
         if self.failure is None:
-            self._fail(Answer(NO_ANSWER, "internal", why))
+            self._fail(GatewayAnswer(NO_ANSWER, "internal", why))
 
-    def _fail(self, answer: Answer) -> None:
+    def _fail(self, answer: GatewayAnswer) -> None:
         self._unknown_to = self.unknown_to()
         self.failure = answer
 
     def unknown_to(self) -> int | None:
-        """Up to here it may be recorded without being acknowledged; None: all above `recorded` is surely not."""
+        """Up to here chunks may be recorded without acknowledgement; None: none above `recorded` is."""
         if self.failure is not None:
             return self._unknown_to
         found = None
@@ -338,21 +329,21 @@ class Window:
         return found
 
     def error(self) -> Rejected | None:
-        """What the caller is told of `failure`."""
+        """The error of `failure` for the caller."""
         answer = self.failure
         if answer is None:
             return None
         kind = Superseded if answer.type == "superseded" else Rejected
-        text = f"{answer.type or answer.status}: {answer.detail}; {self.told()}"
+        text = f"{answer.type or answer.status}: {answer.detail}; {self.progress()}"
         return kind(text, answer.type, answer.status, self.recorded, self.unknown_to())
 
     def unknown(self, what: str) -> Unknown:
-        """What the caller is told whose time is over."""
-        text = f"{what}; {self.told()}; the last trouble: {self._trouble}"
+        """The error for a caller whose timeout has ended."""
+        text = f"{what}; {self.progress()}; the last problem: {self._trouble}"
         return Unknown(text, self.recorded, self.unknown_to())
 
-    def told(self) -> str:
-        """How far it is, in words."""
+    def progress(self) -> str:
+        """How much is recorded, in words."""
         maybe = self.unknown_to()
-        text = "nothing is recorded" if self.recorded is None else f"up to {self.recorded} all is recorded"
-        return text if maybe is None else f"{text}, up to {maybe} it is not known"
+        text = "nothing is recorded" if self.recorded is None else f"everything up to seqno {self.recorded} is recorded"
+        return text if maybe is None else f"{text}; up to {maybe} the outcome is unknown"

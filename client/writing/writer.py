@@ -1,44 +1,63 @@
-"""`Writer`: the session of a source, for programs. The decisions are `Window`'s; here are its threads.
+"""`Writer`: the session of a source, for programs. `SendWindow` and `WriterCore` decide; here are the threads.
 
-Each of the ``in_flight`` threads carries one request at a time over a connection of its own. All that is shared is
-under one lock, and no request is made under it.
+Each of the ``in_flight`` threads carries one request at a time over a connection of its own. One lock guards all that
+they share, and no request is made under it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
-from types import TracebackType
-from typing import Callable
 
-from logferry.client.errors import Closed, Full, Unknown
-from logferry.client.gateways import ANSWER_TIMEOUT_S, cluster_of
-from logferry.client.transport.connections import Connections, NoAnswer
+from logferry.client.errors import Closed, LogferryError
+from logferry.client.events import log_event
+from logferry.client.transport.backoff import deadline_of
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S
+from logferry.client.transport.connections import Connections
 from logferry.client.transport.dialer import Dialer, proxies_of
 from logferry.client.transport.redirects import Outcome
-from logferry.client.writing.requests import Target, target
-from logferry.client.writing.send_window import Job, Limits, Window
+from logferry.client.writing.send_window import Limits, SendJob
+from logferry.client.writing.writer_core import LEFT_BY_ERROR_S, Waits, WriterCore, chunk_bytes
 
-LEFT_BY_ERROR_S = 5.0
 _JOIN_S = 1.0
+_started: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Chunks of writers that the program did not close are still sent, within a few seconds."""
+    for writer in list(_started):
+        writer._end_unclosed()
 
 
 class Writer:
-    """Writes chunks of one source, each recorded once and in order, whatever is retried. Safe to share among threads.
+    """Writes chunks of one source: each is recorded once and in order, however often it is sent. Thread-safe.
 
-    * Nothing is sent before `open`, which entering a ``with`` block, the first `write` and `recorded_seqno` call. It
-      shuts out every older writer of the source.
-    * Leaving the ``with`` block waits until all is recorded; when it is left by an error, for 5 s at most.
-    * After a `Rejected` or `Superseded` every call raises it again; see there for what is recorded.
-    * A process that forks must open writers of its own; using the parent's raises `Closed`.
+    * Nothing is sent before `open`. Entering a ``with`` block, the first `write` and `recorded_seqno` call it. Opening
+      fences off every older writer of the source.
+    * Leaving the ``with`` block waits until all chunks are recorded; an exception limits the wait to 5 s.
+    * The writer itself handles 503, 429, lost connections, failover between URLs and moves of the source to another
+      worker. It raises `Rejected` and `Superseded`, and every later call raises the same error again: see there for
+      what is recorded.
+    * A writer that is not closed at the end of the process still sends for up to 5 s, with a `ResourceWarning` and a
+      line in the log of `logferry.client`. Chunks that are not recorded by then are lost.
+    * While nothing works, a warning is logged after 5 s and then each minute. Without ``timeout_s`` the calls wait
+      without limit, also for a URL that is wrong.
+    * A forked process must open writers of its own: those of its parent raise `Closed`.
 
-    ``urls``: of one data centre's workers, the preferred one first. ``topic``: without the data centre.
-    ``partition_key``: sources that share it share the partition; it is part of the source's name. ``attributes``: of
-    every chunk. ``gzip``: on the way; for slow links. ``buffer_bytes``: of all that waits to be recorded.
-    ``in_flight``: requests under way at once.
+    ``urls``: workers of one data centre, the preferred one first. ``topic``: without the data centre. ``source_id``: 1
+    to 512 bytes of UTF-8. ``partition_key``: sources that share it share a partition; it is part of the source's
+    identity. ``token``: one that may write the topic. ``attributes``: of every chunk. ``gzip``: compress requests, for
+    slow links. ``ca_file``: a PEM file with the authority of the gateways' certificates; None: the system's.
+    ``batch_bytes``: of one request, unless a single chunk is larger. ``buffer_bytes``: of all chunks that are not
+    recorded yet. ``in_flight``: concurrent requests.
     """
 
     def __init__(
@@ -56,18 +75,17 @@ class Writer:
         buffer_bytes: int = 16 << 20,
         in_flight: int = 4,
     ) -> None:
-        """Raises ValueError, and OSError for a ``ca_file`` that cannot be used."""
-        self._attributes = dict(attributes or {})
-        self._target = target(cluster_of(urls, token), topic, source_id, partition_key, gzip, self._attributes)
+        """Raises ValueError, and OSError if ``ca_file`` cannot be used."""
+        limits = Limits(batch_bytes, buffer_bytes=buffer_bytes, in_flight=in_flight)
+        self._core = WriterCore(urls, topic, source_id, partition_key, token, attributes, gzip, limits)
         self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
-        self._window = Window(Limits(batch_bytes, buffer_bytes=buffer_bytes, in_flight=in_flight))
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
-        self._carriers: list[_Carrier] = []
-        self._is_closed = False
+        self._connections: list[Connections] = []
         self._pid = os.getpid()
+        self.ends_with_process = True
 
     def __enter__(self) -> Writer:
         try:
@@ -77,9 +95,7 @@ class Writer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -89,23 +105,24 @@ class Writer:
             return
 
     def open(self, timeout_s: float | None = None) -> None:
-        """Opens the session; does nothing where it is open. Raises `Rejected`, and `Unknown` after ``timeout_s``."""
-        deadline = _deadline(timeout_s)
+        """Opens the session. Does nothing if it is open: calling it again is safe.
+
+        Raises `Rejected`, and `Unknown` after ``timeout_s`` (None: waits without limit).
+        """
+        deadline = deadline_of(timeout_s)
         self._check_process()
         with self._lock:
             self._open(deadline)
 
     @property
     def recorded_seqno(self) -> int | None:
-        """Everything up to here is recorded: as the gateway said when the session was opened, and acknowledged since.
-
-        None: nothing of the source is recorded.
-        """
+        """Every chunk up to this seqno is recorded; None: nothing of the source is. Opens the session if need be."""
         self._check_process()
         with self._lock:
-            if self._window.session is None and not self._is_closed and self._window.failure is None:
+            window = self._core.window
+            if window.session is None and not self._core.is_closed and window.failure is None:
                 self._open(None)
-            return self._window.recorded
+            return window.recorded
 
     def write(
         self,
@@ -116,175 +133,144 @@ class Writer:
         attributes: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Puts one chunk into the buffer, and returns its seqno; `flush` says when it is recorded.
+        """Puts one chunk into the buffer and returns its seqno. The chunk is recorded when `flush` returns.
 
-        ``seqno``: above that of the chunk before; None: one more than it, or than `recorded_seqno` (the first of all is
-        1). One that is recorded already is a duplicate, and nothing is doubled. ``created_ms``: Unix time, None: now.
+        ``seqno``: above that of the chunk before; None: one above it, or above `recorded_seqno` (the first of all is
+        1). A seqno that is recorded already is a duplicate: writing it again is safe. ``created_ms``: Unix time in
+        milliseconds; None: now. ``attributes``: of this chunk, besides those of the writer.
 
-        Waits while the buffer is full; after ``timeout_s`` raises `Full`, and the chunk was not taken. Raises
-        ValueError and TypeError for what can be no chunk.
+        Waits while the buffer is full. Raises `Full` after ``timeout_s``: the chunk was not taken. Raises ValueError
+        and TypeError for data that cannot be a chunk.
         """
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(f"data: bytes are needed, not {type(data).__name__}; text wants .encode()")
-        deadline = _deadline(timeout_s)
-        data = bytes(data)
-        more = self._attributes if not attributes else {**self._attributes, **attributes}
+        data = chunk_bytes(data)
+        deadline = deadline_of(timeout_s)
         self._check_process()
         with self._lock:
-            try:
-                self._open(deadline)
-            except Unknown as unknown:
-                raise Full(str(unknown)) from None
-            while not self._window.has_room(len(data)):
-                if not self._wait(deadline):
-                    raise Full(f"no room for {len(data)} bytes within {timeout_s} s; {self._window.told()}")
-            self._check()
-            seqno = self._window.put(data, seqno, _now_ms() if created_ms is None else created_ms, more)
-            if self._window.is_wanting:
+            self._start()
+            self._wait(self._core.making_room(data, deadline, timeout_s))
+            seqno = self._core.put(data, seqno, created_ms, attributes)
+            if self._core.window.has_work:
                 self._work.notify()
             return seqno
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Returns when everything that was written before is recorded. Raises `Unknown` after ``timeout_s``."""
-        deadline = _deadline(timeout_s)
+        """Returns when every chunk written before is recorded. Calling it again is safe.
+
+        Raises `Unknown` after ``timeout_s``; the writer still sends what is left.
+        """
+        deadline = deadline_of(timeout_s)
         self._check_process()
         with self._lock:
-            self._flush(deadline)
+            self._wait(self._core.flushing(deadline))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """`flush`, and the end. Raises what `flush` does: then what is not recorded is given up. Calling it again is
-        safe."""
-        deadline = _deadline(timeout_s)
+        """Flushes and ends the writer. Calling it again is safe.
+
+        Raises what `flush` raises: then the writer gives up the chunks that are not recorded.
+        """
+        deadline = deadline_of(timeout_s)
         self._check_process()
         try:
             with self._lock:
                 try:
-                    if not self._is_closed:
-                        self._flush(deadline)
+                    if not self._core.is_closed:
+                        self._wait(self._core.flushing(deadline))
                 finally:
-                    self._is_closed = True  # before any thread begins another request, of which nobody was told
+                    self._core.is_closed = True  # before a thread begins another request, unknown to the caller
         finally:
             self._end()
 
+    def _end_unclosed(self) -> None:
+        """At the end of the process."""
+        if os.getpid() != self._pid or not self.ends_with_process or self._core.is_closed:
+            return
+        unrecorded = self._core.unrecorded
+        with suppress(LogferryError):
+            self.close(LEFT_BY_ERROR_S)
+        if unrecorded:
+            lost, name = self._core.unrecorded, self._core.target.source_id
+            log_event("writer-unclosed", source=name, waiting=unrecorded, unrecorded=lost)
+            text = f"the writer of {name} was not closed: {lost} of its chunks may be lost; call close() or use `with`"
+            warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
+
     def _end(self) -> None:
+        _started.discard(self)
         with self._lock:
-            self._is_closed = True
+            self._core.is_closed = True
             self._work.notify_all()
             self._progress.notify_all()
-        for carrier in self._carriers:
-            carrier.cut()
+        for connections in self._connections:
+            connections.cut()
         for thread in self._threads:
             thread.join(_JOIN_S)
 
     # ---- under the lock --------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        if self._is_closed:
-            raise Closed(f"the writer of {self._target.source_id} is closed")
-        error = self._window.error()
-        if error is not None:
-            raise error
-
-    def _wait(self, deadline: float | None) -> bool:
-        """False: the time is over. Raises what has ended the writer meanwhile."""
-        self._check()
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            return False
-        self._progress.wait(left)
-        self._check()
-        return True
+    def _wait(self, waits: Waits) -> None:
+        for seconds in waits:
+            self._progress.wait(seconds)
 
     def _open(self, deadline: float | None) -> None:
-        self._check()
-        if not self._threads:
-            self._start()
-        while self._window.session is None:
-            if not self._wait(deadline):
-                raise self._window.unknown("the session could not be opened in time")
-
-    def _flush(self, deadline: float | None) -> None:
-        self._check()
-        wanted = self._window.put_count
-        while self._window.settled_count < wanted:
-            if not self._wait(deadline):
-                raise self._window.unknown("not everything was recorded in time")
+        self._start()
+        self._wait(self._core.opening(deadline))
 
     def _start(self) -> None:
-        for number in range(self._window.limits.in_flight):
-            carrier = _Carrier(self._target, Connections(ANSWER_TIMEOUT_S, self._dialer))
+        self._core.check()
+        if not self._threads:
+            _started.add(self)
+        for number in range(0 if self._threads else self._core.window.limits.in_flight):
+            connections = Connections(ANSWER_TIMEOUT_S, self._dialer)
             name = f"logferry-writer-{number}"
-            thread = threading.Thread(target=self._carry, args=(carrier,), name=name, daemon=True)
-            self._carriers.append(carrier)
+            thread = threading.Thread(target=self._carry, args=(connections,), name=name, daemon=True)
+            self._connections.append(connections)
             self._threads.append(thread)
             thread.start()
 
     # ---- in the threads --------------------------------------------------------------------------------------
 
-    def _carry(self, carrier: _Carrier) -> None:
+    def _carry(self, connections: Connections) -> None:
         try:
             while True:
                 with self._lock:
                     job = self._next()
                 if job is None:
                     return
-                outcome = carrier.perform(job, partial(self._sent, job))
+                began = time.monotonic()
+                outcome = self._perform(job, connections)
+                self._core.note(outcome, began)
                 with self._lock:
-                    self._window.take(job, outcome, time.monotonic())
+                    self._core.take(job, outcome)
                     self._progress.notify_all()
                     self._work.notify_all()
-        except Exception as error:  # noqa: BLE001  a defect: whoever waits must hear of it
+        except Exception as error:  # noqa: BLE001  a defect: the caller that waits must hear of it
             with self._lock:
-                self._window.break_off(repr(error))
+                self._core.window.break_off(repr(error))
                 self._progress.notify_all()
         finally:
-            carrier.close()
+            connections.close()
 
-    def _sent(self, job: Job) -> None:
+    def _perform(self, job: SendJob, connections: Connections) -> Outcome:
+        """Never raises for faults of the network or the gateway: the outcome holds them."""
+        follower, headers, body = self._core.target.request(job)
+        sent = partial(self._sent, job)
+        return follower.follow(lambda url, token: connections.exchange(url, {**headers, **token}, body, sent=sent))
+
+    def _sent(self, job: SendJob) -> None:
         with self._lock:
-            self._window.sent(job)
+            self._core.window.sent(job)
             self._work.notify()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> SendJob | None:
         """None: the writer is closed."""
-        while not self._is_closed:
+        while not self._core.is_closed:
             now = time.monotonic()
-            job = self._window.next_job(now)
+            job = self._core.window.next_job(now)
             if job is not None:
                 return job
-            due = self._window.due()
+            due = self._core.window.due()
             self._work.wait(None if due is None else max(due - now, 0.0))
         return None
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise Closed("the process was forked since: open a writer of its own, of another source")
-
-
-class _Carrier:
-    """Carries out the requests of one thread."""
-
-    def __init__(self, target: Target, connections: Connections) -> None:
-        self._target, self._connections = target, connections
-        self.cut: Callable[[], None] = connections.cut
-        self.close: Callable[[], None] = connections.close
-
-    def perform(self, job: Job, sent: Callable[[], None]) -> Outcome:
-        """Never raises for what the network or the gateway does: that is in the outcome."""
-        trip, headers, body = self._target.request(job)
-        while True:
-            try:
-                reply = self._connections.exchange(trip.url, {**headers, **trip.authorization()}, body, sent=sent)
-            except NoAnswer as error:
-                return trip.unanswered(str(error))
-            outcome = trip.answered(reply)
-            if outcome is not None:
-                return self._target.learned(job, outcome)
-
-
-def _deadline(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else time.monotonic() + timeout_s
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+            raise Closed("the process was forked since: open a writer of its own, for another source")

@@ -1,31 +1,33 @@
-"""From a source to its lane, from the lane to the worker that answers: here, by a redirect, or forwarded once.
+"""Routes a request of a source to its lane's owner: answered here, redirected, or forwarded once.
 
-Any worker takes any request. A caller that sends ``X-Logferry-Redirect: 1`` gets a 307 to the owner; everybody
-else's request is handed on, because stock HTTP clients drop the token or the body on a redirect. A request that
-was handed on once is never handed on again, so nothing loops. Only a whole request is handed on: a body that is too
-large, too slow or cut off is refused where it came in, by the same limits.
+Any worker accepts any request. A caller that sends ``X-Logferry-Redirect: 1`` gets a 307 to the owner; every other
+request is forwarded, because stock HTTP clients drop the token or the body on a redirect. A forwarded request is never
+forwarded again, so there are no loops. Only complete requests are forwarded: a body that is too large, too slow or
+incomplete is rejected where it arrived, by the same limits.
 
-A hand-over is a pause, not an error: the worker that a request came to first keeps it, and tries it again where the
-lane is now. That is what its caller would be told to do, and safe for the same reason: what is recorded already is
-known to the lane's next owner. While the owners change nobody is redirected.
+A hand-over of a lane is a pause, not an error: the worker that received the request holds it and retries where the lane
+is then. The caller would do the same, and it is safe for the same reason: the lane's next owner knows what is recorded
+already. While the owners change no request is redirected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
+from fnmatch import fnmatchcase
 from typing import Any, Final, cast
 
 import aiohttp
 from aiohttp import web
 from aiokafka.errors import KafkaError
-from logferry.gateway.config import Config
-from logferry.gateway.contract.chunk import Malformed, lane_of
-from logferry.gateway.errors import Moved, Problem
+from logferry.gateway.config import LOOPBACK, Config
+from logferry.gateway.contract.names import Malformed, lane_of
+from logferry.gateway.contract.source_state import SourceIdentity
+from logferry.gateway.errors import LaneMoved, Problem
 from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.router import problem_response
-from logferry.gateway.lanes.dedup import Source
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.metrics import FORWARDS
@@ -35,29 +37,35 @@ from yarl import URL
 
 FORWARDED: Final = "X-Logferry-Forwarded"
 REDIRECT: Final = "X-Logferry-Redirect"
-# Said by a worker of what was handed on to it when the lane is another one's: the same request may be tried there.
+# The answer to a forwarded request whose lane has another owner: the same request may be retried there.
 _MOVED: Final = "X-Logferry-Moved"
 _HAND_OVER_S: Final = 3.0
 _HOP_BY_HOP: Final = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "content-length",
-        "expect",
-        "date",
-        "server",
+        *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+        *("host", "content-length", "expect", "date", "server"),
     }
 )
 
 
-class Routing:
-    """Knows where a request belongs."""
+_WORKER: Final = re.compile(r"(https?)://([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}\Z", re.ASCII)
+
+
+def is_worker(config: Config, url: str) -> bool:
+    """Whether a URL of the workers' group in Kafka can be that of a worker, so that it may receive callers' tokens.
+
+    Never over plain HTTP where this worker has a certificate, nor on a host that the configuration rules out.
+    """
+    found = _WORKER.match(url)
+    if found is None or found[1] != ("http" if config.tls is None else "https"):
+        return False
+    if config.worker_hosts is not None:
+        return any(fnmatchcase(found[2], pattern) for pattern in config.worker_hosts)
+    return found[2] in LOOPBACK or not config.is_loopback or config.advertised_host is not None
+
+
+class Forwarding:
+    """Finds the owner of a request and its answer."""
 
     def __init__(self, config: Config, ownership: Ownership[Lane], admission: Admission) -> None:
         self._config = config
@@ -78,29 +86,29 @@ class Routing:
             await self._session.close()
 
     async def answer(
-        self, request: web.BaseRequest, source: Source, here: Callable[[Lane], Awaitable[web.StreamResponse]]
+        self, request: web.BaseRequest, source: SourceIdentity, here: Callable[[Lane], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """What the owner of the source's lane answers: ``here``, if this worker holds it; else a redirect, or what the
-        other worker said. ``here`` must be safe to call again after it raised Moved.
+        """The answer of the lane's owner: of ``here``, if this worker owns it; else a redirect, or the other worker's
+        answer. ``here`` must be safe to call again after it raised LaneMoved.
 
         Raises Problem ``not-owner-yet`` or ``outcome-unknown`` when the lane moves for too long.
         """
         number = lane_of(source.key, self._config.lanes)
         deadline = 0.0
-        unknown: Moved | None = None
+        unknown: LaneMoved | None = None
         while True:
             try:
                 response = await self._answer_once(request, number, here)
                 if unknown is None or response.status not in (429, 503):
                     return response
-            except Moved as moved:
+            except LaneMoved as moved:
                 obstacle = moved
                 if moved.kind == "outcome-unknown":
                     unknown = moved
             except (Problem, KafkaError, TimeoutError):
                 if unknown is None:
                     raise
-            # What may have been recorded once is never said to be surely not.
+            # A request that may be recorded is never answered as surely not recorded.
             obstacle = unknown or obstacle
             owner_known = self._ownership.owner(number) is not None and not self._ownership.is_changing
             if FORWARDED in request.headers and owner_known:
@@ -128,10 +136,11 @@ class Routing:
             return await here(lane)
         owner = self._ownership.owner(number)
         if owner is None or FORWARDED in request.headers:
-            raise Moved("not-owner-yet", f"lane {number} is moving; its owner is not known here yet")
+            raise LaneMoved("not-owner-yet", f"lane {number} is moving; its owner is not known yet")
         return await self._hand_on(request, owner, number)
 
     async def _hand_on(self, request: web.BaseRequest, owner: str, number: int) -> web.StreamResponse:
+        self.check_worker(owner)
         if request.headers.get(REDIRECT) == "1" and not self._ownership.is_changing:
             FORWARDS.labels("redirect").inc()
             return web.Response(status=307, headers={"Location": owner + request.raw_path})
@@ -139,7 +148,7 @@ class Routing:
         answer = asyncio.ensure_future(self.forward(request, owner, f"the owner of lane {number}"))
         taken = asyncio.ensure_future(self._ownership.is_taken_from(owner, number))
         try:
-            # An owner that was frozen never answers, but another one can, once it is known.
+            # A frozen owner never answers, but the next one does once it is known.
             await asyncio.wait((answer, taken), return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
@@ -147,7 +156,13 @@ class Routing:
             for task in (answer, taken):
                 task.cancel()
             await asyncio.gather(answer, taken, return_exceptions=True)
-        raise Moved("outcome-unknown", f"lane {number} moved to another worker before its owner answered")
+        raise LaneMoved("outcome-unknown", f"lane {number} moved to another worker before its owner answered")
+
+    def check_worker(self, url: str) -> None:
+        """Raises Problem ``not-owner-yet``: whoever may join the group in Kafka could collect tokens."""
+        if not is_worker(self._config, url):
+            detail = f"{url[:200]!r} is in the workers' group, but no URL of a worker here; check worker_hosts"
+            raise Problem("not-owner-yet", detail)
 
     async def ask_others(self, request: web.BaseRequest) -> list[dict[str, Any]]:
         """The same request to every other worker; the answers. Raises Problem when one does not answer."""
@@ -161,7 +176,8 @@ class Routing:
         return cast(dict[str, Any], json.loads(body if isinstance(body, bytes | bytearray) else b"{}"))
 
     async def forward(self, request: web.BaseRequest, owner: str, who: str) -> web.Response:
-        """What another worker answers; ``who`` it is to the caller. Raises Problem when no answer comes."""
+        """The answer of another worker, named ``who`` in errors. Raises Problem without an answer."""
+        self.check_worker(owner)
         reserved = self._admission.reserve(request)
         try:
             return await self._forward(request, await self._admission.body(request), owner, who)
@@ -182,21 +198,21 @@ class Routing:
                 body = await response.read()
                 if _MOVED in response.headers:
                     kind = "not-owner-yet" if response.status == 503 else "outcome-unknown"
-                    raise Moved(kind, f"{who} does not hold it any more")
+                    raise LaneMoved(kind, f"{who} no longer owns it")
                 kept = CIMultiDict((k, v) for k, v in response.headers.items() if k.lower() not in _HOP_BY_HOP)
                 return web.Response(status=response.status, headers=kept, body=body)
         except aiohttp.ClientSSLError:
-            raise Problem("not-owner-yet", f"{who} cannot be verified") from None
+            raise Problem("not-owner-yet", f"the certificate of {who} cannot be verified; check tls.ca") from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-            raise Moved("not-owner-yet", f"{who} does not answer; it is being replaced") from None
+            raise LaneMoved("not-owner-yet", f"{who} does not answer; it is being replaced") from None
         except TimeoutError:
-            raise Problem("outcome-unknown", f"{who} does not answer; send the same again") from None
+            raise Problem("outcome-unknown", f"{who} does not answer; send the same request again") from None
         except (aiohttp.ClientError, OSError):
-            raise Moved("outcome-unknown", f"{who} broke off; send the same again") from None
+            raise LaneMoved("outcome-unknown", f"{who} closed the connection; send the same request again") from None
 
 
 def _handed_on(request: web.BaseRequest) -> CIMultiDict[str]:
-    """The headers for the next worker, none lost and none changed on the way. Raises Malformed."""
+    """The headers for the next worker, complete and unchanged. Raises Malformed."""
     headers = CIMultiDict[str]()
     for name, value in request.headers.items():
         if not value.isascii() and "\udc80" <= max(value) <= "\udcff":

@@ -1,27 +1,26 @@
-"""What the gateway answers, as models: the interface's document is made from them, and tests hold answers against them.
+"""Models of all answers: the OpenAPI document is made of them, and tests check the answers against them.
 
-The handlers do not build these, but for the status: an answer to a small write must not take longer to check than to
-write.
+Only the status handler builds its model: validating the answer to a small write would take longer than the write.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from logferry.gateway.contract.chunk import MAX_SEQNO
+from logferry.gateway.contract.names import MAX_SEQNO
 from pydantic import BaseModel, ConfigDict, Field
 
 Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
 
 
-class Answer(BaseModel):
+class ResponseModel(BaseModel):
     """All of the keys are always there, but for those with a default; nothing else is."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ProblemDocument(BaseModel):
-    """RFC 9457. The last segment of ``type`` is stable; some types add what the caller needs to go on."""
+    """RFC 9457. The last segment of ``type`` is stable; some kinds add what the caller needs to continue."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     type: str
@@ -29,14 +28,16 @@ class ProblemDocument(BaseModel):
     status: Annotated[int, Field(ge=400, le=599)]
     detail: str
     instance: str
-    recorded_seqno: Annotated[Number | None, Field(description="gap, overlap: where to go on")] = None
+    recorded_seqno: Annotated[
+        Number | None, Field(description="gap, overlap: the recorded seqno, to continue after")
+    ] = None
     limit_bytes: Annotated[Number | None, Field(description="too-large: the limit")] = None
     first: Annotated[Number | None, Field(description="out-of-range: the first offset that is retained")] = None
     next: Annotated[Number | None, Field(description="out-of-range: the offset after the last record")] = None
 
 
-class ChunksWritten(Answer):
-    """After the commit. ``offsets``: of the first and last record; null: nothing was written, or it is not known."""
+class ChunksWritten(ResponseModel):
+    """After the commit. ``offsets``: of the first and last record; null: none was written, or they are not known."""
 
     source_id: str
     topic: str
@@ -47,10 +48,10 @@ class ChunksWritten(Answer):
     offsets: Annotated[list[Number], Field(min_length=2, max_length=2)] | None
 
 
-class SourceFacts(Answer):
+class SourceDescription(ResponseModel):
     """``url``: the worker that owns the source's lane, or that answers for another data centre. Nulls: not known.
 
-    ``mirrored_seqno``, with ``dc``: how much of what was acknowledged there is here.
+    ``mirrored_seqno``, with ``dc``: the seqno up to which the source is mirrored here.
     """
 
     source_id: str
@@ -62,14 +63,14 @@ class SourceFacts(Answer):
     mirrored_seqno: Number | None = None
 
 
-class SourceForgotten(SourceFacts):
-    """The facts as they were before."""
+class SourceForgotten(SourceDescription):
+    """The state before it was forgotten."""
 
     forgotten: bool
 
 
-class SourceRow(Answer):
-    """A source as it is listed; what a heartbeat never said is null."""
+class SourceRow(ResponseModel):
+    """A source in the list; values that no heartbeat has set are null."""
 
     source_id: str
     partition_key: str | None
@@ -84,14 +85,14 @@ class SourceRow(Answer):
     finished: bool
 
 
-class SourcesPage(Answer):
+class SourcesPage(ResponseModel):
     """In the order of their ids. ``next``: the ``after`` of the next page, null on the last one."""
 
     sources: list[SourceRow]
     next: str | None
 
 
-class PartitionOffsets(Answer):
+class PartitionRange(ResponseModel):
     """``first`` is retained, ``next`` follows the last committed record."""
 
     partition: Number
@@ -99,24 +100,25 @@ class PartitionOffsets(Answer):
     next: Number
 
 
-class TopicDescription(Answer):
-    """``topic``: its full name. ``retention_ms`` -1: for ever."""
+class TopicDescription(ResponseModel):
+    """``topic``: its full name. ``id``: Kafka's; a recreated topic has another. ``retention_ms`` -1: unlimited."""
 
     topic: str
+    id: str
     dc: str
     name: str
     partitions: Annotated[int, Field(ge=1)]
     retention_ms: Annotated[int, Field(ge=-1)]
-    offsets: list[PartitionOffsets]
+    offsets: list[PartitionRange]
 
 
-class TopicsList(Answer):
-    """The topics that the caller may know of."""
+class TopicsList(ResponseModel):
+    """The topics that the caller may see."""
 
     topics: list[TopicDescription]
 
 
-class PartitionPosition(Answer):
+class PartitionPosition(ResponseModel):
     """``offset``: that of the next record to read."""
 
     topic: str
@@ -124,8 +126,8 @@ class PartitionPosition(Answer):
     offset: Number
 
 
-class Committed(Answer):
-    """What was committed, in the name of which generation; ``cursors``: the same for any data centre."""
+class PositionsCommitted(ResponseModel):
+    """The committed positions and their generation; ``cursors``: the same for any data centre."""
 
     consumer: str
     generation: Number
@@ -133,14 +135,14 @@ class Committed(Answer):
     cursors: list[str]
 
 
-class PositionsSet(Answer):
-    """Where the consumer goes on."""
+class PositionsSet(ResponseModel):
+    """The positions at which the consumer continues."""
 
     consumer: str
     positions: list[PartitionPosition]
 
 
-class Translated(Answer):
+class TranslatedOffset(ResponseModel):
     """``offset`` in the data centre ``from`` and ``translated`` in ``to`` name the same next record."""
 
     topic: str
@@ -151,7 +153,7 @@ class Translated(Answer):
     translated: int
 
 
-class PartitionLag(Answer):
+class PartitionLag(ResponseModel):
     """``offset`` null: nothing is committed. ``lag_bytes``: of the unread chunks; beyond some 64 KiB an estimate.
 
     ``lag_seconds``: the age of the oldest unread record.
@@ -168,7 +170,7 @@ class PartitionLag(Answer):
     lag_seconds: Annotated[float, Field(ge=0)] | None
 
 
-class ConsumerOffsets(Answer):
+class ConsumerOffsets(ResponseModel):
     """The consumer's group as Kafka has it, and its positions in what the caller may read."""
 
     consumer: str
@@ -177,13 +179,13 @@ class ConsumerOffsets(Answer):
     positions: list[PartitionLag]
 
 
-class Alive(Answer):
+class Alive(ResponseModel):
     """The process answers."""
 
     status: Literal["alive"]
 
 
-class Ready(Answer):
+class Ready(ResponseModel):
     """The worker serves its lanes: lane → state."""
 
     status: Literal["ready"]
@@ -193,26 +195,26 @@ class Ready(Answer):
 # ---- status: times are Unix ms by the clock of the worker that answers -------------------------------------------
 
 
-class WaitStatus(Answer):
-    """``ended_ms`` null: it lasts."""
+class WaitStatus(ResponseModel):
+    """``ended_ms`` null: it still waits."""
 
     reason: str
     began_ms: Number
     ended_ms: Number | None
 
 
-class LaneStatus(Answer):
+class LaneStatus(ResponseModel):
     """A lane of this worker. ``topic``, ``partition``: of its sources' states.
 
     ``why``, ``since_ms``: of its state. ``in_flight_bytes``: of requests that wait for an answer. ``transaction_ms``:
-    when the running transaction began. ``last_wait``: when it last could not go on, and why. The last error stays
-    when the lane has mended.
+    when the running transaction began. ``last_wait``: its last interruption. The last error remains after the lane
+    has recovered.
     """
 
     lane: Number
     topic: str
     partition: Number
-    state: Literal["opening", "fencing", "replaying", "serving", "closing", "closed"]
+    state: Literal["opening", "fencing", "replaying", "serving", "stopped", "closing", "closed"]
     why: str
     since_ms: Number
     sources: Number
@@ -224,10 +226,10 @@ class LaneStatus(Answer):
     last_error_ms: Number | None
 
 
-class GroupStatus(Answer):
-    """The workers as Kafka's group had them at ``seen_ms`` (null: never yet); ``owners``: lane → URL.
+class GroupStatus(ResponseModel):
+    """The workers by Kafka's group as of ``seen_ms`` (null: never yet); ``owners``: lane → URL.
 
-    ``error``: why it could not be seen since.
+    ``error``: why the group could not be read since.
     """
 
     name: str
@@ -237,7 +239,7 @@ class GroupStatus(Answer):
     error: str | None
 
 
-class BrokerStatus(Answer):
+class BrokerStatus(ResponseModel):
     """``error`` null: it answers."""
 
     id: int
@@ -246,7 +248,7 @@ class BrokerStatus(Answer):
     error: str | None
 
 
-class PartitionsStatus(Answer):
+class PartitionsStatus(ResponseModel):
     """Partitions of the gateway's topics and of Kafka's own. ``examples`` names some, as in ``dc1.nginx-3``."""
 
     total: Number
@@ -255,8 +257,8 @@ class PartitionsStatus(Answer):
     examples: list[str]
 
 
-class KafkaStatus(Answer):
-    """``reachable``: some broker answers. ``partitions`` null: that could not be looked at, see ``error``."""
+class KafkaStatus(ResponseModel):
+    """``reachable``: some broker answers. ``partitions`` null: not available, see ``error``."""
 
     cluster_id: str | None
     reachable: bool
@@ -266,15 +268,15 @@ class KafkaStatus(Answer):
     partitions: PartitionsStatus | None
 
 
-class Usage(Answer):
-    """What is used of a limit; of ``lane_bytes``: by the fullest lane."""
+class Usage(ResponseModel):
+    """The use of a limit; of ``lane_bytes``: by the fullest lane."""
 
     used: Number
     limit: Number
 
 
-class ThrottledStatus(Answer):
-    """Writes that a quota refused since the start. ``wait_s``: what callers were told to wait, in all."""
+class ThrottledStatus(ResponseModel):
+    """Writes that a quota rejected since the start. ``wait_s``: the sum of the waits in these answers."""
 
     scope: Literal["token", "topic"]
     name: str
@@ -283,8 +285,17 @@ class ThrottledStatus(Answer):
     last_ms: Number
 
 
-class Status(Answer):
-    """One worker, and what it knows of the others: for the whole ask each of ``group.members``.
+class RefusedStatus(ResponseModel):
+    """A partition, or a whole topic (``partition`` null), that the worker writes nothing to now, and why."""
+
+    topic: str
+    partition: Number | None
+    why: str
+    since_ms: Number | None
+
+
+class Status(ResponseModel):
+    """One worker, and its view of the others: for the whole query each of ``group.members``.
 
     ``lanes`` are its own, of ``lanes_total`` in the data centre.
     """
@@ -300,3 +311,5 @@ class Status(Answer):
     kafka: KafkaStatus
     limits: dict[str, Usage]
     throttled: list[ThrottledStatus]
+    refused: list[RefusedStatus] = []
+    warnings: list[str] = []

@@ -1,87 +1,209 @@
-"""What is let in: bodies within their limits, bytes in flight within the process's. Everything else is refused early.
+"""Admission control: the size of bodies and the bytes in flight of this process. Anything over is rejected early.
 
-The reservation is made before the body is read, by its Content-Length where there is one, so that a burst of
-large bodies is refused before it takes memory.
+* The bytes that were received count, not those that a Content-Length declares: idle connections take no room.
+* A body that cannot fit beside those that wait for Kafka is refused by its Content-Length, before it takes memory.
+* Where a body that arrives lacks room, the slowest body that still arrives is refused. Of several tokens it is one of
+  the token that has most.
+* Tokens share the room by the rule of `FairShare`: one of them always leaves some to others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from logferry.gateway.config import Limits
 from logferry.gateway.errors import Problem
+from logferry.gateway.fair_share import FairShare
+from logferry.gateway.http.request import validated
 from logferry.gateway.metrics import IN_FLIGHT
+from pydantic import BaseModel
 
-_BODY: Final = "logferry.body"
+_BODY: Final = web.RequestKey("logferry.body", bytes)
+# The name of the request's token; absent where no tokens are configured.
+TOKEN: Final = web.RequestKey("logferry.token", str)
+_LEAST_S: Final = 0.05
+# Of calls that say little, and of those that list partitions.
+SMALL_BODY_BYTES: Final = 4096
+LISTS_BYTES: Final = 1 << 20
+# The work for so many bytes takes less than a few ms, whatever they are.
+_INLINE_BYTES: Final = 1 << 14
+_Model = TypeVar("_Model", bound=BaseModel)
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+
+
+async def computed(
+    size_bytes: int, function: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs
+) -> _Result:
+    """The result of work on so many bytes, in a thread where they are many: nothing holds the event loop."""
+    if size_bytes <= _INLINE_BYTES:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """The room of one request. ``arrival``: the clock of its body while that arrives."""
+
+    token: str | None
+    began_s: float
+    size_bytes: int = 0
+    arrival: asyncio.Timeout | None = None
+    is_evicted: bool = False
+
+    def bytes_per_s(self, now_s: float) -> float:
+        return self.size_bytes / max(now_s - self.began_s, _LEAST_S)
+
+
+_RESERVATION: Final = web.RequestKey("logferry.reservation", Reservation)
 
 
 class Admission:
-    """Counts the bytes in flight of this process."""
+    """Counts the bytes in flight of this process, and of each token."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self.in_flight_bytes = 0
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits, self._clock = limits, clock
+        self._room = FairShare(limits.process_bytes)
+        self._arriving: set[Reservation] = set()
+        self._arrived_bytes = 0
         IN_FLIGHT.set_function(lambda: self.in_flight_bytes)
 
-    def reserve(self, request: web.BaseRequest) -> int:
-        """Takes room for the request's body, to be given back by `release` once it is answered.
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._room.used
+
+    def reserve(self, request: web.BaseRequest) -> Reservation:
+        """Takes room for the request's body as it arrives, to be given back by `release` once it is answered.
 
         Raises Problem ``overloaded`` or ``too-large``.
         """
         limit = self._limits.request_bytes
-        size = request.content_length
-        if size is None:
-            size = limit if request.body_exists else 0
+        size = request.content_length or 0
         if size > limit:
-            raise Problem("too-large", f"the body has {size} bytes, a request may have {limit}", limit_bytes=limit)
-        if self.in_flight_bytes + size > self._limits.process_bytes:
-            raise Problem("overloaded", f"{self.in_flight_bytes} bytes of requests wait for Kafka in this worker")
-        self.in_flight_bytes += size
-        return size
+            detail = f"the body has {size} bytes; the limit of a request is {limit}"
+            raise Problem("too-large", detail, limit_bytes=limit)
+        if self._arrived_bytes + size > self._limits.process_bytes:
+            raise self._overloaded()
+        reservation = Reservation(request.get(TOKEN), self._clock())
+        data: bytes | None = request.get(_BODY)
+        if data is not None:
+            self._grow(reservation, len(data))
+        request[_RESERVATION] = reservation
+        return reservation
 
-    def reserve_read(self, request: web.BaseRequest) -> int:
+    def reserve_read(self, request: web.BaseRequest) -> Reservation | None:
         """As `reserve`, for a request that waits: only a body that was read takes room."""
-        return self.reserve(request) if _BODY in request else 0
+        return self.reserve(request) if _BODY in request else None
 
-    def release(self, size: int) -> None:
-        self.in_flight_bytes -= size
+    def release(self, reservation: Reservation | None) -> None:
+        if reservation is None:
+            return
+        if reservation in self._arriving:
+            self._arriving.remove(reservation)
+        else:
+            self._arrived_bytes -= reservation.size_bytes
+        self._room.give(reservation.token, reservation.size_bytes)
+        reservation.size_bytes = 0
 
-    async def read(self, request: web.BaseRequest) -> bytes:
-        """The whole body, for what needs no room any more once it is read. Raises as `reserve` and `body` do."""
-        reserved = self.reserve(request)
+    async def read(self, request: web.BaseRequest, limit: int = SMALL_BODY_BYTES) -> bytes:
+        """The whole body of at most ``limit`` bytes, for what needs no room any more once it is read.
+
+        Raises as `reserve` and `body` do.
+        """
+        size = request.content_length
+        if size is not None and size > limit:
+            raise Problem("too-large", f"the body has {size} bytes; this call takes {limit}", limit_bytes=limit)
+        reservation = self.reserve(request)
         try:
-            return await self.body(request)
+            return await self.body(request, limit)
         finally:
-            self.release(reserved)
+            self.release(reservation)
 
-    async def body(self, request: web.BaseRequest) -> bytes:
-        """The whole body, also when asked again. Raises Problem when it is too large, too slow or broken off."""
+    async def document(self, request: web.BaseRequest, model: type[_Model], limit: int = SMALL_BODY_BYTES) -> _Model:
+        """The JSON body as the model. Raises as `read` and `validated` do."""
+        body = await self.read(request, limit)
+        return await computed(len(body), validated, model, body)
+
+    async def body(self, request: web.BaseRequest, limit: int | None = None) -> bytes:
+        """The whole body, also when asked again, of a request with a reservation.
+
+        Raises Problem when it is too large, too slow, broken off, or finds no room.
+        """
         data: bytes | None = request.get(_BODY)
         if data is None:
-            data = request[_BODY] = await self._read(request)
+            data = request[_BODY] = await self._read(request, limit or self._limits.request_bytes)
+        if limit is not None and len(data) > limit:
+            raise Problem("too-large", f"the body is over {limit} bytes", limit_bytes=limit)
         return data
 
-    async def _read(self, request: web.BaseRequest) -> bytes:
-        limit = self._limits.request_bytes
-        content = request.content
+    async def _read(self, request: web.BaseRequest, limit: int) -> bytes:
+        content, reservation = request.content, request[_RESERVATION]
         if content.is_eof() and content.exception() is None:
             # It came with the head: no need to wait, nor for a clock that watches the wait.
-            return content.read_nowait()
+            data = content.read_nowait()
+            self._grow(reservation, len(data))
+            return data
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self._limits.body_timeout_s):
+            async with asyncio.timeout(self._limits.body_timeout_s) as reservation.arrival:
+                self._arriving.add(reservation)
                 while part := await content.readany():
                     size += len(part)
                     if size > limit:
                         raise Problem("too-large", f"the body is over {limit} bytes", limit_bytes=limit)
+                    self._grow(reservation, len(part))
                     parts.append(part)
         except TimeoutError:
-            detail = f"the body did not arrive within {self._limits.body_timeout_s:g} s; {size} bytes came"
+            if reservation.is_evicted:
+                raise self._overloaded() from None
+            detail = f"the body did not arrive within {self._limits.body_timeout_s:g} s; {size} bytes arrived"
             raise Problem("timeout", detail) from None
         except HttpProcessingError as error:
             raise Problem("bad-request", f"body: {error.message}") from None
+        finally:
+            if reservation in self._arriving:
+                self._arriving.remove(reservation)
+                self._arrived_bytes += reservation.size_bytes
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _grow(self, reservation: Reservation, size: int) -> None:
+        """Counts bytes that were received; evicts bodies that arrive more slowly until there is room for them.
+
+        Raises Problem ``overloaded`` where this one is the slowest.
+        """
+        while reservation.is_evicted or size > self._room.room(reservation.token, reservation.size_bytes):
+            slowest = None if reservation.is_evicted else self._slowest(reservation, size)
+            if slowest is None or slowest is reservation:
+                raise self._overloaded()
+            slowest.is_evicted = True
+            self.release(slowest)
+            if slowest.arrival is not None:
+                slowest.arrival.reschedule(asyncio.get_running_loop().time())
+        reservation.size_bytes += size
+        self._room.take(reservation.token, size)
+        if reservation not in self._arriving:
+            self._arrived_bytes += size
+
+    def _slowest(self, reservation: Reservation, size: int) -> Reservation | None:
+        """Of the bodies that arrive and take room: of the same token, or of the one that has most of a full worker."""
+        arriving = [other for other in self._arriving if other.size_bytes or other is reservation]
+        if not arriving:
+            return None
+        token = reservation.token
+        if size > self._room.free:
+            token = max((other.token for other in arriving), key=self._room.of_token)
+        now_s = self._clock()
+        own = reservation.bytes_per_s(now_s) + size / max(now_s - reservation.began_s, _LEAST_S)
+        rates = {other: own if other is reservation else other.bytes_per_s(now_s) for other in arriving}
+        return min((other for other in arriving if other.token == token), key=rates.__getitem__, default=None)
+
+    def _overloaded(self) -> Problem:
+        detail = f"{self.in_flight_bytes} bytes of requests wait for Kafka in this worker; try again later"
+        return Problem("overloaded", detail)

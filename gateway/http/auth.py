@@ -1,18 +1,18 @@
-"""Who may do what: tokens, the patterns of topics that they are good for, and the check before each handler.
+"""Authentication and authorisation: tokens, their rights by patterns of topics, and the check before each handler.
 
-The law of this module:
+Invariants:
 
-* What is not granted is refused. A route that does not say which right it needs, needs the right over everything.
-* Whoever has no token that is known learns nothing but that (401). Whoever has one, but not for this topic, gets the
-  same 403 whether the topic exists or not, before anything is looked up.
+* A right that is not granted is refused. A route without a declared right needs the right to administer everything.
+* A caller without a known token learns nothing else (401). One with a token, but not for this topic, gets the same 403
+  whether the topic exists or not, before anything is looked up.
 * Tokens are kept as SHA-256. They are random and long, so a plain hash is enough, and the look-up is by that hash:
-  how long it takes tells nothing about a token, since nobody can choose the hash of a guess. The last comparison takes
+  its duration reveals nothing about a token, since nobody can choose the hash of a guess. The last comparison takes
   constant time all the same. Neither token nor hash is ever logged or put into an answer.
 
 A **pattern** is a shell's (``*``, ``?``, ``[…]``). With a known data centre or ``*`` before its first dot it is one of
 full names: ``dc1.nginx``, ``dc2.*``, ``*.nginx``; else it is the topic's name in every data centre: ``nginx-*``.
 
-``python -m logferry.gateway.auth NAME`` makes a token and prints what belongs into the configuration.
+`logferry token NAME` makes a token and prints its entry for the configuration.
 """
 
 from __future__ import annotations
@@ -21,28 +21,22 @@ import fnmatch
 import hashlib
 import hmac
 import re
-import secrets
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from logferry.gateway.config import Config, TokenSettings
-from logferry.gateway.contract.chunk import check_topic, full_topic, split_topic
+from logferry.gateway.config import ServiceConfig, TokenSettings
+from logferry.gateway.contract.names import check_topic, full_topic, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.request import percent_decoded
 
-_TOKEN_PREFIX: Final = "lf_"
-_TOKEN_BYTES: Final = 32
 _DECISIONS: Final = 4096
 # The places of topic and source in a path: /v1/topics/{3}/sources/{5}/….
 _TOPIC, _SOURCE = 3, 5
 
 
 class Right(Enum):
-    """What a route needs."""
-
     OPEN = auto()  # nothing
     METRICS = auto()  # `EVERYTHING`, unless metrics are open
     KNOWN = auto()  # any token; the handler shows what the caller may see
@@ -55,15 +49,16 @@ class Right(Enum):
 
 
 class Patterns:
-    """Patterns of topics. Decisions are remembered, a few thousand of them."""
+    """Patterns of topics, with a cache of decisions."""
 
     def __init__(self, texts: Iterable[str], dcs: frozenset[str]) -> None:
         self._parts = [_compiled(text, dcs) for text in texts]
         self._decided: dict[str, bool] = {}
         self.is_everything = any(text in ("*", "*.*") for text in texts)
+        self.is_nothing = not self._parts
 
     def match(self, topic: str) -> bool:
-        """Whether one of the patterns is good for the full topic."""
+        """Whether one of the patterns matches the topic, by its full name."""
         known = self._decided.get(topic)
         if known is None:
             dc, name = split_topic(topic)
@@ -82,16 +77,15 @@ def _compiled(text: str, dcs: frozenset[str]) -> tuple[re.Pattern[str], re.Patte
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what it may do. ``name`` is None for everybody where there are no tokens."""
+    """A caller and its rights. ``name``: None where no tokens are configured. ``sha256``: of its token."""
 
     name: str | None
     write: Patterns
     read: Patterns
     admin: Patterns
     sources: re.Pattern[str] | None = None
-
-    def may_write(self, topic: str) -> bool:
-        return self.write.match(topic)
+    consumers: re.Pattern[str] | None = None
+    sha256: bytes = field(default=b"", repr=False)
 
     def may_write_as(self, topic: str, source_id: str) -> bool:
         return self.write.match(topic) and (self.sources is None or self.sources.match(source_id) is not None)
@@ -99,8 +93,9 @@ class Caller:
     def may_read(self, topic: str) -> bool:
         return self.read.match(topic)
 
-    def may_administer(self, topic: str) -> bool:
-        return self.admin.match(topic)
+    def may_use(self, consumer: str) -> bool:
+        """Whether the caller may read as this consumer, and set its positions."""
+        return self.consumers is None or self.consumers.match(consumer) is not None
 
     def may_see(self, topic: str) -> bool:
         """Whether the caller may know that there is such a topic."""
@@ -117,60 +112,56 @@ ANYBODY: Final = Caller(None, _EVERY, _EVERY, _EVERY)
 NOBODY: Final = Caller(None, _NONE, _NONE, _NONE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    sha256: bytes = field(repr=False)
-    caller: Caller
-
-
 class Gate:
-    """Lets requests in, or raises. `replace` takes other tokens over while connections live on."""
+    """Admits requests, or raises. `replace` changes the tokens while connections stay open."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self._tokens: dict[bytes, _Token] = {}
+        self._tokens: dict[bytes, Caller] = {}
         self.replace(config.tokens)
 
     def replace(self, tokens: list[TokenSettings]) -> None:
-        """From now on these tokens are good, and no others. Raises ValueError: the last one cannot be taken away."""
-        if self._tokens and not tokens and not self._config.is_loopback:
-            raise ValueError("tokens: without any, everybody could do everything")
+        """Accepts these tokens and no others from now on.
+
+        Raises ValueError: the last one cannot be removed, on loopback neither, where a proxy may be in front.
+        """
+        if self._tokens and not tokens:
+            raise ValueError(
+                f"tokens: the last one cannot be removed while the {self._config.service} runs: "
+                "everybody could do everything"
+            )
         dcs = self._config.known_dcs
-        found = (_Token(bytes.fromhex(token.sha256), _caller(token, dcs)) for token in tokens)
-        self._tokens = {token.sha256: token for token in found}
-        self._by_name = {token.caller.name: token.caller for token in self._tokens.values()}
+        self._tokens = {caller.sha256: caller for token in tokens for caller in _callers(token, dcs)}
 
     def present(self, caller: Caller) -> Caller:
-        """A caller that was let in before, with the rights that it has by now: none if its token is gone."""
-        return self._by_name.get(caller.name, NOBODY) if self._tokens else ANYBODY
+        """A caller admitted before, with its present rights: none if its token is gone, whatever bears its name."""
+        return self._tokens.get(caller.sha256, NOBODY) if self._tokens else ANYBODY
 
     def admit(self, right: Right, headers: Mapping[str, str], segments: list[str]) -> Caller:
         """The caller, if it may do this. ``headers``: those of the request; ``segments``: of the raw path.
 
         Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one.
         """
-        if not self._tokens or right is Right.OPEN or (right is Right.METRICS and self._metrics_are_open):
+        if not self._tokens or right is Right.OPEN:
+            return ANYBODY
+        if right is Right.METRICS and self._config.open_metrics:
             return ANYBODY
         caller = self._caller(headers.get("Authorization"))
         if not self._allows(caller, right, segments):
             raise Problem("forbidden", f"the token {caller.name} does not have the right to do this")
         return caller
 
-    @property
-    def _metrics_are_open(self) -> bool:
-        return self._config.open_metrics or self._config.is_loopback
-
     def _caller(self, authorization: str | None) -> Caller:
         if authorization is None:
             raise Problem("unauthenticated", "a token is needed: send the header Authorization: Bearer <token>")
         scheme, _, presented = authorization.partition(" ")
         if scheme.lower() != "bearer":
-            raise Problem("unauthenticated", "the Authorization header is not of the form Bearer <token>")
+            raise Problem("unauthenticated", "the Authorization header must have the form Bearer <token>")
         digest = hashlib.sha256(presented.strip().encode("utf-8", "surrogateescape")).digest()
-        token = self._tokens.get(digest)
-        if token is None or not hmac.compare_digest(token.sha256, digest):
-            raise Problem("unauthenticated", "the token is not known here")
-        return token.caller
+        caller = self._tokens.get(digest, NOBODY)
+        if not hmac.compare_digest(caller.sha256, digest):
+            raise Problem("unauthenticated", "the token is not configured here")
+        return caller
 
     def _allows(self, caller: Caller, right: Right, segments: list[str]) -> bool:
         if right is Right.KNOWN:
@@ -185,40 +176,20 @@ class Gate:
             return caller.may_see(self._config.full_name(name))
         topic = full_topic(self._config.dc, check_topic(name))
         if right is Right.ADMIN:
-            return caller.may_administer(topic)
+            return caller.admin.match(topic)
         if caller.sources is None or len(segments) <= _SOURCE:
-            return caller.may_write(topic) or (right is Right.SOURCE and caller.may_see(topic))
+            return caller.write.match(topic) or (right is Right.SOURCE and caller.may_see(topic))
         source_id = percent_decoded(segments[_SOURCE], "sourceId")
         allowed = caller.may_write_as if right is Right.WRITE else caller.may_see_source
         return allowed(topic, source_id)
 
 
-def _caller(token: TokenSettings, dcs: frozenset[str]) -> Caller:
+def _callers(token: TokenSettings, dcs: frozenset[str]) -> list[Caller]:
+    """One for each hash: the same caller to everybody else, told apart when a hash is removed."""
     sources = None if token.sources is None else re.compile(fnmatch.translate(token.sources))
     write, read, admin = (Patterns(texts, dcs) for texts in (token.write, token.read, token.admin))
-    return Caller(token.name, write, read, admin, sources)
-
-
-# ---- a new token ----------------------------------------------------------------------------------------------
-
-
-def new_token() -> tuple[str, str]:
-    """A token of 256 random bits, and its SHA-256 for the configuration."""
-    token = _TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
-    return token, hashlib.sha256(token.encode()).hexdigest()
-
-
-def main(argv: list[str]) -> int:
-    """Prints a new token (for the caller) and its entry (for the configuration). Nothing is stored."""
-    name = argv[0] if argv else "caller"
-    if len(argv) > 1 or name.startswith("-") or not re.fullmatch(r"[a-zA-Z0-9._-]{1,64}", name):
-        print("usage: python -m logferry.gateway.auth [NAME]   (NAME: 1 to 64 of a-z A-Z 0-9 . _ -)", file=sys.stderr)
-        return 2
-    token, sha256 = new_token()
-    print(f"# the token, for the caller; it is not kept anywhere:\n# {token}\n")
-    print(f'[[tokens]]\nname = "{name}"\nsha256 = "{sha256}"\nwrite = []\nread = []\nadmin = []')
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    consumers = None
+    if token.consumers is not None:
+        consumers = re.compile("|".join(map(fnmatch.translate, token.consumers)) or r"(?!)")
+    hashes = map(bytes.fromhex, token.sha256)
+    return [Caller(token.name, write, read, admin, sources, consumers, sha256) for sha256 in hashes]

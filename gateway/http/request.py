@@ -1,21 +1,38 @@
-"""From the bytes of a request to chunks: encodings undone, MessagePack taken apart, everything checked. Pure."""
+"""Decodes requests: Content-Encoding, MessagePack, headers and query into checked values and chunks. Pure."""
 
 from __future__ import annotations
 
+import binascii
+import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import unquote_to_bytes
 
 import cramjam
 import msgpack
-from logferry.gateway.contract.chunk import MAX_SEQNO, Chunk, Malformed, check_attributes
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.contract.names import (
+    MAX_ATTRIBUTE_VALUE_BYTES,
+    MAX_ATTRIBUTES,
+    MAX_SEQNO,
+    Malformed,
+    check_attributes,
+)
 from logferry.gateway.errors import Problem
 from pydantic import BaseModel, ValidationError
 
-_BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 _FIELDS: Final = 5
+_KEYS_OF_AN_OBJECT: Final = 32
+_ERRORS_SHOWN: Final = 10
+# Parallel compressors write a member for every 64 KiB or more.
+_GZIP_MEMBERS: Final = 1024
+# pzstd and its like write a frame for every MiB or so; beside data frames there are those that are skipped.
+_ZSTD_FRAMES: Final = 1024
+_ZSTD_MAGICS: Final = (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18")
+_PIECE_BYTES: Final = 1 << 16
+# The values, keys and brackets of ten thousand positions; more are refused before any is looked at.
+_JSON_TOKENS: Final = 100_000
 _SHAPE: Final = "an array [seqno, prev, created_ms, attributes, data]"
 _NUMBER: Final = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -34,28 +51,49 @@ def optional_number(query: Mapping[str, str], name: str) -> int | None:
 
 
 def validated(model: type[_Model], body: bytes) -> _Model:
-    """The body as the model. Raises Malformed with each wrong place."""
+    """The JSON body as the model. Raises Malformed with each wrong place, and a bounded work for any body."""
+    if sum(map(body.count, (b",", b":", b"[", b"{"))) > _JSON_TOKENS:
+        raise Malformed(f"body: more than {_JSON_TOKENS} values and keys")
     try:
+        json.loads(body, object_pairs_hook=_few_keys)
         return model.model_validate_json(body)
     except ValidationError as error:
-        texts = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors())
+        found = error.errors(include_url=False, include_context=False, include_input=False)[:_ERRORS_SHOWN]
+        texts = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in found)
         raise Malformed("; ".join(texts)) from None
+    except Malformed:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"body: not JSON: {error}") from None
+
+
+def _few_keys(pairs: list[tuple[str, Any]]) -> None:
+    """Each unknown key costs the model a hundred times the work of a known one."""
+    if len(pairs) > _KEYS_OF_AN_OBJECT:
+        raise Malformed(f"body: an object has {len(pairs)} keys; at most {_KEYS_OF_AN_OBJECT} are known")
 
 
 def percent_decoded(text: str, what: str) -> str:
-    """Percent-encoded UTF-8. Raises Malformed where the bytes are not UTF-8 or an escape is broken."""
+    """Percent-encoded UTF-8. Raises Malformed where the bytes are not UTF-8 or an escape is broken.
+
+    By the decoder of quoted-printable text, which is C and has the same escapes after another sign: a head may hold
+    700,000 of them. Each one shortens the text by two; where it was shortened by less, one was broken.
+    """
     if "%" not in text and text.isascii():
         return text
-    if _BROKEN_ESCAPE.search(text):
+    raw = text.encode("utf-8", "surrogateescape")
+    quoted = raw.replace(b"=", b"=3D").replace(b"%", b"=")
+    decoded = binascii.a2b_qp(quoted)
+    if len(decoded) != len(raw) - 2 * raw.count(b"%") or b"\n" in raw or b"\r" in raw:
         raise Malformed(f"{what}: a % is not followed by two hexadecimal digits")
     try:
-        return unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode()
+        return decoded.decode()
     except UnicodeDecodeError:
         raise Malformed(f"{what}: not UTF-8") from None
 
 
 def decoded_body(body: bytes, encoding: str, limit: int) -> bytes:
-    """Undoes Content-Encoding; what comes out is bounded. Raises Problem."""
+    """Undoes Content-Encoding, up to ``limit`` bytes. Raises Problem."""
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return body
@@ -67,36 +105,59 @@ def decoded_body(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:
+    """Fed in pieces: what follows a member is copied by zlib, once for each member."""
     parts: list[bytes] = []
-    room = limit
-    rest = body
-    while rest or not parts:
+    room, at, members = limit, 0, 0
+    view = memoryview(body)
+    while at < len(body) or not members:
+        members += 1
+        if members > _GZIP_MEMBERS:
+            raise Problem("bad-request", f"body: more than {_GZIP_MEMBERS} gzip members")
         inflate = zlib.decompressobj(wbits=31)
-        try:
-            part = inflate.decompress(rest, room + 1)
-        except zlib.error as error:
-            raise Problem("bad-request", f"body: not gzip: {error}") from None
-        room -= len(part)
-        if room < 0:
-            raise Problem("too-large", f"the body is over {limit} bytes when unpacked", limit_bytes=limit)
-        if not inflate.eof:
-            raise Problem("bad-request", "body: the gzip stream is cut off")
-        parts.append(part)
-        rest = inflate.unused_data
+        while not inflate.eof:
+            piece = inflate.unconsumed_tail or view[at : at + _PIECE_BYTES]
+            if not piece:
+                raise Problem("bad-request", "body: the gzip stream is cut off")
+            at += 0 if inflate.unconsumed_tail else len(piece)
+            try:
+                part = inflate.decompress(piece, room + 1)
+            except zlib.error as error:
+                raise Problem("bad-request", f"body: not gzip: {error}") from None
+            room -= len(part)
+            if room < 0:
+                raise _too_large(limit)
+            parts.append(part)
+        at -= len(inflate.unused_data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:
-    out = bytearray(limit + 1)
-    try:
-        size = cramjam.zstd.decompress_into(body, out)
-    except cramjam.DecompressionError as error:
-        if "write whole buffer" not in str(error):
-            raise Problem("bad-request", f"body: not zstd: {error}") from None
-        size = limit + 1
+    """Into a buffer that grows: most bodies are far smaller than the limit."""
+    for magic in _ZSTD_MAGICS:
+        at = frames = 0
+        while (at := body.find(magic, at)) >= 0:
+            at, frames = at + len(magic), frames + 1
+            if frames > _ZSTD_FRAMES:
+                raise Problem("bad-request", f"body: more than {_ZSTD_FRAMES} zstd frames")
+    room = min(limit + 1, 16 * len(body) + _PIECE_BYTES)
+    while True:
+        out = bytearray(room)
+        try:
+            size = cramjam.zstd.decompress_into(body, out)
+            break
+        except cramjam.DecompressionError as error:
+            if "write whole buffer" not in str(error):
+                raise Problem("bad-request", f"body: not zstd: {error}") from None
+        if room > limit:
+            raise _too_large(limit)
+        room = min(limit + 1, 8 * room)
     if size > limit:
-        raise Problem("too-large", f"the body is over {limit} bytes when unpacked", limit_bytes=limit)
+        raise _too_large(limit)
     return bytes(memoryview(out)[:size])
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem("too-large", f"the body is over {limit} bytes when unpacked", limit_bytes=limit)
 
 
 class ChunkLimits(NamedTuple):
@@ -108,41 +169,47 @@ class ChunkLimits(NamedTuple):
 
 
 def unpack_chunks(body: bytes, limits: ChunkLimits) -> list[Chunk]:
+    """All of `iter_chunks`."""
+    return list(iter_chunks(body, limits))
+
+
+def iter_chunks(body: bytes, limits: ChunkLimits) -> Iterator[Chunk]:
     """A stream of MessagePack arrays [seqno, prev, created_ms, attributes, data]. Raises Malformed or Problem.
 
-    Each array is checked as soon as it is complete and each head before what it announces: arrays in arrays, which
-    take fifty times the memory of their bytes, end at the first.
+    Each array is checked as soon as it is complete, and each head before its content: nested arrays, which take fifty
+    times the memory of their bytes, end at the first.
     """
-    chunks: list[Chunk] = []
+    count = 0
     unpacker = msgpack.Unpacker(
         max_buffer_size=len(body) or 1,
         max_bin_len=len(body),
-        max_str_len=1 << 16,
+        # Some more than are allowed, for an answer that names the limit.
+        max_str_len=2 * MAX_ATTRIBUTE_VALUE_BYTES,
         max_array_len=_FIELDS,
-        max_map_len=1 << 10,
-        list_hook=lambda item: _chunk(item, f"chunk {len(chunks)}", limits),
-        object_hook=lambda item: _flat(item, f"chunk {len(chunks)}"),
+        max_map_len=2 * MAX_ATTRIBUTES,
+        list_hook=lambda item: _chunk(item, f"chunk {count}", limits),
+        object_hook=lambda item: _flat(item, f"chunk {count}"),
     )
     unpacker.feed(body)
     consumed = 0
     try:
         for item in unpacker:
             if not isinstance(item, Chunk):
-                raise Malformed(f"body: chunk {len(chunks)} is not {_SHAPE}")
-            chunks.append(item)
-            if len(chunks) > limits.chunks:
+                raise Malformed(f"body: chunk {count} is not {_SHAPE}")
+            count += 1
+            if count > limits.chunks:
                 detail = f"the body has more than {limits.chunks} chunks"
                 raise Problem("too-large", detail, limit_chunks=limits.chunks)
             consumed = unpacker.tell()
+            yield item
     except (msgpack.UnpackException, ValueError, TypeError) as error:
         if isinstance(error, Malformed):
             raise
-        raise Malformed(f"body: chunk {len(chunks)} is not MessagePack, or not {_SHAPE}: {error}") from None
+        raise Malformed(f"body: chunk {count} is not MessagePack, or not {_SHAPE}: {error}") from None
     if consumed != len(body):
-        raise Malformed(f"body: chunk {len(chunks)} is cut off after {len(body) - consumed} bytes")
-    if not chunks:
+        raise Malformed(f"body: chunk {count} is cut off after {len(body) - consumed} bytes")
+    if not count:
         raise Malformed("body: holds no chunk")
-    return chunks
 
 
 def _chunk(item: list[Any], where: str, limits: ChunkLimits) -> Chunk:

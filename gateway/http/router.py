@@ -1,8 +1,8 @@
-"""From a request line to a handler, and from every error to a problem document.
+"""Maps a request line to its handler, and every error to a problem document.
 
 On aiohttp's low-level server, with a table of its own: the raw path is split once, escapes are undone once, and
 what is not UTF-8 is refused. The application router and the query parser took a third of the time of a small
-request (see ops/decisions/hot-path.md).
+request (see ops/docs/decisions/0001-hot-path-of-a-write.md).
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Any, Final
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
-from logferry.gateway.contract.chunk import Malformed
+from logferry.gateway.broker_clock import BrokerClock
+from logferry.gateway.contract.names import Malformed
 from logferry.gateway.errors import Problem
+from logferry.gateway.http.admission import TOKEN
 from logferry.gateway.http.auth import ANYBODY, Caller, Gate, Right
 from logferry.gateway.http.request import percent_decoded
 from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS
@@ -27,6 +30,8 @@ _JSON: Final = {"Content-Type": "application/json"}
 _PROBLEM: Final = {"Content-Type": "application/problem+json"}
 # The places of a path's parameters: /v1/topics/{3}/sources/{5}/chunks.
 _FIRST, _SECOND = 3, 5
+# The cursors of as many partitions, which take some ms.
+_MOST_PARAMETERS: Final = 5000
 
 
 @dataclass(slots=True)
@@ -51,10 +56,11 @@ class Call:
 
     def knows_only(self, *names: str) -> None:
         """A misspelt name in the query must not be ignored. Raises Malformed."""
+        allowed = frozenset(names)
         for name in self.query:
-            if name not in names:
+            if name not in allowed:
                 known = ", ".join(names) or "none"
-                raise Malformed(f"query: {name[:60]!r} is not known here; known are {known}")
+                raise Malformed(f"query: {name[:60]!r} is not a parameter of this route; it takes {known}")
 
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
@@ -71,9 +77,10 @@ class Route:
 
 
 class Routes:
-    """The table: the shape of a path → method → handler. The gate stands before every one of them.
+    """The table: shape of a path → method → handler. Every handler is behind the gate.
 
-    ``is_leaving``: the worker stops, and its callers do well to connect to another one.
+    ``is_leaving``: the worker is stopping; connections are closed so that callers reconnect to another one.
+    ``clock``: dates the answers, as it does the states in them; a loader compares the two.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -82,6 +89,8 @@ class Routes:
         self._counters: dict[tuple[str, int], Any] = {}
         self.declared: list[Route] = []
         self.is_leaving = False
+        self.clock = BrokerClock()
+        self._date = (0, "")
 
     def add(
         self,
@@ -93,7 +102,7 @@ class Routes:
         *,
         lists: tuple[str, ...] = (),
     ) -> None:
-        """A route that does not say which right it needs is open to those alone who may do everything.
+        """A route without a declared right requires the right to administer everything.
 
         ``lists``: the names that its query may give more than once.
         """
@@ -102,7 +111,6 @@ class Routes:
         self.declared.append(route)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answers the request; whatever goes wrong is a problem document."""
         started = time.monotonic()
         path, _, query = request.raw_path.partition("?")
         segments = path.split("/")
@@ -111,16 +119,31 @@ class Routes:
         if route is None:
             return _no_route(request, path, methods)
         response = await self._answered(route, request, segments, query)
+        if not response.prepared:
+            response.headers["Date"] = self._present_date()
         if self.is_leaving:
             response.force_close()
-        self._count(route.name, response.status, time.monotonic() - started)
+        counters = self._counters.get((route.name, response.status))
+        if counters is None:
+            counters = (REQUESTS.labels(route.name, str(response.status)), REQUEST_SECONDS.labels(route.name))
+            self._counters[route.name, response.status] = counters
+        counters[0].inc()
+        counters[1].observe(time.monotonic() - started)
         return response
+
+    def _present_date(self) -> str:
+        second = self.clock.now_ms() // 1000
+        if second != self._date[0]:
+            self._date = second, formatdate(second, usegmt=True)
+        return self._date[1]
 
     async def _answered(
         self, route: Route, request: web.BaseRequest, segments: list[str], query: str
     ) -> web.StreamResponse:
         try:
             caller = self._gate.admit(route.right, request.headers, segments)
+            if caller.name is not None:
+                request[TOKEN] = caller.name
             lists: dict[str, list[str]] = {name: [] for name in route.lists}
             return await route.handler(Call(request, segments, parse_query(query, lists), caller, lists))
         except Problem as problem:
@@ -132,17 +155,9 @@ class Routes:
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001  the last line: the worker must live, the caller must know
-            log.event("error", "request_failed", path=request.raw_path, error=repr(error))
-            internal = Problem("internal", "an error inside the gateway; it is in its log")
+            log.event("request_failed", path=request.raw_path, error=repr(error))
+            internal = Problem("internal", "this worker failed; its log has the error")
             return problem_response(internal, request.raw_path)
-
-    def _count(self, route: str, status: int, seconds: float) -> None:
-        counters = self._counters.get((route, status))
-        if counters is None:
-            counters = (REQUESTS.labels(route, str(status)), REQUEST_SECONDS.labels(route))
-            self._counters[route, status] = counters
-        counters[0].inc()
-        counters[1].observe(seconds)
 
 
 def _shape(segments: list[str]) -> tuple[Any, ...]:
@@ -156,6 +171,8 @@ def parse_query(text: str, lists: dict[str, list[str]]) -> dict[str, str]:
     found: dict[str, str] = {}
     if not text:
         return found
+    if text.count("&") > _MOST_PARAMETERS:
+        raise Malformed(f"query: more than {_MOST_PARAMETERS} parameters")
     for item in text.split("&"):
         if not item:
             continue

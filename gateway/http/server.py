@@ -1,12 +1,12 @@
-"""aiohttp's server with bounds: how many connections are held, how long an idle one, and what unfinished heads take.
+"""aiohttp's server with limits on connections, on idle time, and on the memory of unfinished request heads.
 
-* One connection more than the limit is told 503 and closed; those that are open do not notice.
+* A connection over the limit gets a 503 and is closed; the open ones are not affected.
 * A connection that sends nothing, or its head byte by byte, is closed after the idle time-out; one that does not
   finish its TLS handshake even sooner.
-* The heads that are not finished are bounded as a whole, since they come before anybody is known. Over the limit the
-  connection with the largest one is closed.
-* What is not HTTP is answered by a problem document, too. What was sent stays out of answer and log: a header that is
-  too long may be the one with the token.
+* Unfinished heads are limited as a whole, since they arrive before authentication. Over the limit the connection with
+  the largest one is closed.
+* Bytes that are not HTTP are answered by a problem document, too. They appear in neither answer nor log: a header
+  that is too long may be the one with the token.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from logferry.gateway.metrics import CONNECTIONS, CONNECTIONS_REFUSED, REQUESTS
 _BACKLOG: Final = 4096
 _TLS_HANDSHAKE_S: Final = 10.0
 _HEAD_LINES: Final = 128
-# What a worker opens beside its callers' connections: to Kafka, to other workers, files.
+# The files that a worker opens beside its callers' connections: to Kafka, to other workers, and others.
 _OWN_FILES: Final = 512
 
 
-class Connection(RequestHandler):
-    """One connection of a caller. ``head_bytes``: of a head that is not finished yet."""
+class CallerConnection(RequestHandler):
+    """One connection of a caller. ``head_bytes``: the size of its unfinished request head."""
 
     __slots__ = ("_limits", "_server", "head_bytes")
 
@@ -69,11 +69,7 @@ class Connection(RequestHandler):
         self.head_bytes = 0
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """The answer to what never reached a handler, or came back from it as an error; the connection ends."""
         if request.writer.output_size > 0:
@@ -83,12 +79,12 @@ class Connection(RequestHandler):
             problem = Problem("too-large", f"request: a line of its head is over {limit} bytes", limit_bytes=limit)
         elif 400 <= status < 500:
             what = "" if exc is None or type(exc) is BadHttpMessage else f" ({type(exc).__name__})"
-            problem = Problem("bad-request", f"request: not HTTP/1.1 as it is known here{what}")
+            problem = Problem("bad-request", f"request: not valid HTTP/1.1{what}")
         elif isinstance(exc, ConnectionError):
             problem = Problem("bad-request", "the connection broke off")
         else:
-            log.event("error", "request_failed", path=request.raw_path, error=repr(exc))
-            problem = Problem("internal", "an error inside the gateway; it is in its log")
+            log.event("request_failed", path=request.raw_path, error=repr(exc))
+            problem = Problem("internal", "this worker failed; its log has the error")
         REQUESTS.labels("none", str(problem.status)).inc()
         response = problem_response(problem, request.raw_path)
         response.force_close()
@@ -105,7 +101,7 @@ class Server(web.Server):
         CONNECTIONS.set_function(lambda: self._open)
 
     def __call__(self) -> RequestHandler:
-        return Connection(self, self._limits, self._loop)
+        return CallerConnection(self, self._limits, self._loop)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -120,17 +116,18 @@ class Server(web.Server):
         self._open -= 1
 
     def grew(self, size_bytes: int) -> None:
-        """So many bytes more are held for heads that are not finished."""
+        """Counts bytes of unfinished heads."""
         self._head_bytes += size_bytes
         if self._head_bytes > self._limits.heads_bytes:
-            largest = max(cast("list[Connection]", self.connections), key=lambda connection: connection.head_bytes)
+            connections = cast("list[CallerConnection]", self.connections)
+            largest = max(connections, key=lambda connection: connection.head_bytes)
             CONNECTIONS_REFUSED.labels("head").inc()
             largest.forget_head()
             largest.force_close()
 
 
 def _full() -> bytes:
-    problem = Problem("overloaded", "this worker holds as many connections as it may; try again, or another worker")
+    problem = Problem("overloaded", "this worker is at its limit of connections; try again, or at another worker")
     response = problem_response(problem, "")
     body = bytes(cast(bytes, response.body))
     fields = {**response.headers, "Content-Length": str(len(body)), "Connection": "close"}
@@ -139,7 +136,7 @@ def _full() -> bytes:
 
 
 def _room_for(connections: int) -> int:
-    """As many connections as files may be opened; the process's own limit of those is raised as far as it may be."""
+    """The connections that the limit of open files allows; the soft limit is raised as far as possible."""
     wanted = connections + _OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
@@ -147,21 +144,11 @@ def _room_for(connections: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     room = max(1, allowed - _OWN_FILES)
     if room < connections:
-        log.event("warning", "few_open_files", limit=hard, connections=room, configured=connections)
+        log.event("open_file_limit_low", limit=hard, connections=room, configured=connections)
     return min(room, connections)
 
 
-async def listen(site: web.BaseSite, address: str) -> None:
-    """Starts it. Raises CannotListen."""
-    try:
-        await site.start()
-    except OSError as error:
-        raise CannotListen(address, error) from error
-
-
-class Site(web.BaseSite):
-    """The listening socket."""
-
+class ListeningSite(web.BaseSite):
     __slots__ = ("_host", "_port")
 
     def __init__(self, runner: web.ServerRunner, host: str, port: int, context: ssl.SSLContext | None) -> None:
@@ -173,15 +160,19 @@ class Site(web.BaseSite):
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
+        """Raises CannotListen."""
         await super().start()
         server = self._runner.server
         if server is None:
             raise RuntimeError("the runner is not set up")
-        self._server = await asyncio.get_running_loop().create_server(
-            server,
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            ssl_handshake_timeout=None if self._ssl_context is None else _TLS_HANDSHAKE_S,
-        )
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                server,
+                self._host,
+                self._port,
+                ssl=self._ssl_context,
+                backlog=self._backlog,
+                ssl_handshake_timeout=None if self._ssl_context is None else _TLS_HANDSHAKE_S,
+            )
+        except OSError as error:
+            raise CannotListen(self.name, error) from error

@@ -1,14 +1,18 @@
-"""Connections to brokers for what is large: record batches are copied by the kernel alone.
+"""Connections to brokers for large requests and answers: only the kernel copies record batches.
 
-aiokafka makes a connection and says who we are (TLS, SASL). Its way of reading and writing is then replaced, because it
-copies each byte a dozen times: an answer is read into one buffer of its size here, and decoded where it lies; a request
-is written as the pieces that it consists of.
+aiokafka opens a connection and authenticates (TLS, SASL). Its reading and writing are then replaced, because it copies
+each byte a dozen times: here an answer is read into one buffer of its size and decoded in place; a request is written
+as the pieces that it consists of.
 
-What this module keeps:
+Also starts and stops aiokafka's clients, whose connections leak and whose shutdown may hang.
 
-* Requests to one broker are sent in the order in which they were asked, also those that wait for the connection.
-* An answer is that of its request, by its number; a broker that answers anything else is hung up on.
-* A connection that breaks fails all that is under way on it. The next request makes a new one.
+Invariants:
+
+* Requests to one broker are sent in the order of the calls, also those that wait for the connection.
+* An answer is matched to its request by its number; a broker that sends any other number is disconnected.
+* A connection that breaks fails all requests in flight on it. The next request opens a new one.
+* Where a quota of Kafka is exceeded, an answer says for how long the broker reads no more from its connection. Nothing
+  is sent to it meanwhile, and the time-outs of requests in flight start after it: the broker is not silent.
 """
 
 from __future__ import annotations
@@ -16,30 +20,35 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
-from aiokafka import errors
+from aiokafka import AIOKafkaConsumer, errors
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection, create_conn
-
-Piece = bytes | bytearray | memoryview
+from logferry.gateway.contract.varint import read_tags
+from logferry.gateway.kafka.types import Piece
 
 _SIZE: Final = struct.Struct(">i")
 # Api, its version, the request's number, the length of the client's id.
 _HEAD: Final = struct.Struct(">hhih")
 _NO_TAGS: Final = b"\0"
-# Nothing that is asked here may be answered by more; a fetch brings one batch over its limit at most.
+# The limit of an answer; a fetch exceeds its own limit by one batch at most.
 _ANSWER_BYTES: Final = 1 << 30
 
 _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
 class Question(Protocol[_Answer_co]):
-    """A request of a flexible version (KIP-482), and how its answer is read."""
+    """A request of a flexible version (KIP-482), and the decoder of its answer.
+
+    ``throttle_ms``: the pause that the answer asks for (KIP-219), once it was read.
+    """
 
     API_KEY: ClassVar[int]
     API_VERSION: ClassVar[int]
+    throttle_ms: int
 
     def pieces(self) -> Iterable[Piece]:
         """What follows the header."""
@@ -48,33 +57,45 @@ class Question(Protocol[_Answer_co]):
         """``answer``: what follows the header."""
 
 
-class Channels:
-    """A connection to each broker that something is asked of. ``client`` knows where the brokers are."""
+class BrokerConnections:
+    """One connection to each broker that is used. ``client`` knows the addresses of the brokers.
+
+    ``losses``: the connections that broke by themselves; a broker may have been away, and another the leader.
+    ``throttled_s``: the pauses that answers asked for.
+    """
 
     def __init__(self, client: AIOKafkaClient, options: dict[str, Any], client_id: str, timeout_s: float) -> None:
         self._client, self._client_id, self._timeout_s = client, client_id, timeout_s
         self._options = {name: value for name, value in options.items() if name != "bootstrap_servers"}
-        self._open: dict[tuple[int, str], _Channel] = {}
+        self._open: dict[tuple[int, str], _BrokerConnection] = {}
         self._locks: dict[tuple[int, str], asyncio.Lock] = {}
+        self.losses = 0
+        self.throttled_s = 0.0
 
     async def ask(self, node: int, question: Question[_Answer_co], line: str = "") -> _Answer_co:
-        """Asks once. Raises KafkaError: the broker does not answer, and may or may not have heard.
+        """Sends the request once. Raises KafkaError without an answer; the broker may have executed it.
 
-        ``line``: a connection of its own for each, since Kafka answers what is asked on one in order.
+        ``line``: each has a connection of its own, since Kafka answers the requests of one connection in order.
         """
         async with self._locks.setdefault((node, line), asyncio.Lock()):
             channel = self._open.get((node, line))
             if channel is None or channel.is_broken:
                 channel = self._open[node, line] = await self._connect(node)
+            await channel.rested()
             answer = channel.ask(question)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return question.read(await answer)
+            async with asyncio.timeout(self._timeout_s) as clock:
+                with channel.watched(clock):
+                    found = question.read(await answer)
+            if question.throttle_ms > 0:
+                self.throttled_s += question.throttle_ms / 1000
+                channel.rest(question.throttle_ms / 1000, self._timeout_s)
+            return found
         except TimeoutError:
-            channel.hang_up()
+            channel.abort()
             raise errors.RequestTimedOutError(f"broker {node} did not answer within {self._timeout_s:g} s") from None
 
-    async def _connect(self, node: int) -> _Channel:
+    async def _connect(self, node: int) -> _BrokerConnection:
         broker = self._client.cluster.broker_metadata(node)
         try:
             if broker is None:
@@ -89,16 +110,19 @@ class Channels:
         except (OSError, TimeoutError, errors.KafkaError) as error:
             self._client.force_metadata_update()
             raise errors.NodeNotReadyError(f"broker {node} cannot be reached: {error!r}") from error
-        return _Channel(connection, self._client_id, self._client.force_metadata_update)
+        return _BrokerConnection(connection, self._client_id, self._lost)
 
-    def hang_up(self) -> None:
-        """What is under way is given up."""
+    def _lost(self) -> None:
+        self.losses += 1
+        self._client.force_metadata_update()
+
+    def abort(self) -> None:
         for channel in self._open.values():
-            channel.hang_up()
+            channel.abort()
 
 
-class _Channel(asyncio.BufferedProtocol):
-    """One connection, from when aiokafka has made it. ``on_lost`` is called when it breaks by itself."""
+class _BrokerConnection(asyncio.BufferedProtocol):
+    """One connection that aiokafka has opened. ``on_lost`` is called when it breaks by itself."""
 
     def __init__(self, connection: AIOKafkaConnection, client_id: str, on_lost: Any) -> None:
         name = client_id.encode()
@@ -106,11 +130,13 @@ class _Channel(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._asked: deque[tuple[int, asyncio.Future[memoryview]]] = deque()
         self._number = 0
+        self._clocks: set[asyncio.Timeout] = set()
+        self._rests_until_s = 0.0
         self.is_broken = False
         self._size = bytearray(_SIZE.size)
         self._answer: bytearray | None = None
         self._room = memoryview(self._size)
-        # It is kept: it would close the transport when it is not needed any more.
+        # A reference is kept: without one aiokafka closes the transport.
         self._made_by = connection
         self._versions: dict[int, tuple[int, int]] = connection._versions
         self._transport: Any = connection._writer.transport
@@ -118,11 +144,11 @@ class _Channel(asyncio.BufferedProtocol):
         self._transport.set_protocol(self)
 
     def ask(self, question: Question[Any]) -> asyncio.Future[memoryview]:
-        """Sends it, and returns where its answer will be."""
+        """Sends the request and returns the future of its answer."""
         least, most = self._versions.get(question.API_KEY, (0, -1))
         if not least <= question.API_VERSION <= most:
             needed = f"version {question.API_VERSION} of request {question.API_KEY}"
-            raise errors.IncompatibleBrokerVersion(f"the broker does not know {needed}; it is too old")
+            raise errors.IncompatibleBrokerVersion(f"the broker is too old: it does not know {needed}")
         if self.is_broken:
             raise errors.KafkaConnectionError("the connection is broken")
         self._number = (self._number + 1) & 0x7FFFFFFF
@@ -134,8 +160,30 @@ class _Channel(asyncio.BufferedProtocol):
         self._transport.writelines([_SIZE.pack(size) + head, *pieces])
         return answer
 
-    def hang_up(self) -> None:
-        self._broken("it was hung up on")
+    def abort(self) -> None:
+        self._broken("it was aborted")
+
+    @contextmanager
+    def watched(self, clock: asyncio.Timeout) -> Iterator[None]:
+        """The clock of a request in flight."""
+        self._clocks.add(clock)
+        try:
+            yield
+        finally:
+            self._clocks.discard(clock)
+
+    def rest(self, seconds: float, timeout_s: float) -> None:
+        """The broker reads nothing for so long; it answers what is in flight within the time-out after that."""
+        self._rests_until_s = max(self._rests_until_s, asyncio.get_running_loop().time() + seconds)
+        for clock in self._clocks:
+            clock.reschedule(self._rests_until_s + timeout_s)
+
+    async def rested(self) -> None:
+        """Returns when the broker reads again."""
+        pause_s = self._rests_until_s - asyncio.get_running_loop().time()
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+            await self.rested()
 
     # ---- what the event loop calls ----------------------------------------------------------------------------
 
@@ -153,15 +201,10 @@ class _Channel(asyncio.BufferedProtocol):
             self._room = memoryview(self._size)
             self._answered(answer)
 
-    def eof_received(self) -> None:
-        """The transport closes itself."""
-
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_broken:
             self._broken(repr(exc) if exc else "the broker closed it")
             self._on_lost()
-
-    # -----------------------------------------------------------------------------------------------------------
 
     def _begins(self, size_bytes: int) -> None:
         if _SIZE.size < size_bytes <= _ANSWER_BYTES:
@@ -175,7 +218,7 @@ class _Channel(asyncio.BufferedProtocol):
         if self._asked and self._asked[0][0] == number:
             _, waiting = self._asked.popleft()
             if not waiting.done():
-                waiting.set_result(answer[_past_tags(answer, _SIZE.size) :])
+                waiting.set_result(answer[read_tags(answer, _SIZE.size)[1] :])
         else:
             self._broken(f"an answer to request {number}, which is not the next one")
 
@@ -189,20 +232,66 @@ class _Channel(asyncio.BufferedProtocol):
                 answer.set_exception(errors.KafkaConnectionError(f"the connection broke: {why}"))
 
 
-def _past_tags(raw: memoryview, at: int) -> int:
-    count, at = _varint(raw, at)
-    for _ in range(count):
-        _, at = _varint(raw, at)
-        size, at = _varint(raw, at)
-        at += size
-    return at
+# ---- aiokafka's clients: start and stop ----------------------------------------------------------------------------
 
 
-def _varint(raw: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = raw[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+async def connect(client: AIOKafkaClient) -> None:
+    """Raises KafkaConnectionError when no bootstrap server answers, or the one that does knows of no broker.
+
+    A broker that was frozen for half a minute knows of none for some milliseconds, not even of itself. aiokafka would
+    continue and fail in an assertion.
+    """
+    await client.bootstrap()
+    if not client.cluster.brokers():
+        raise errors.KafkaConnectionError("the broker that answers knows of no broker yet")
+
+
+class StartedClient(Protocol):
+    options: dict[str, Any]
+
+    async def start(self) -> None: ...
+
+
+async def start_or_explain(client: StartedClient) -> None:
+    """Starts it. Raises KafkaConnectionError with the reason, which aiokafka only logs: it connects again for that."""
+    try:
+        await client.start()
+    except errors.KafkaConnectionError:
+        options = dict(client.options)
+        for server in options.pop("bootstrap_servers").split(","):
+            host, _, port = server.strip().rpartition(":")
+            try:
+                (await create_conn(host, int(port), **options)).close()
+            except (OSError, TimeoutError, errors.KafkaError) as error:
+                raise errors.KafkaConnectionError(f"{server}: {str(error) or type(error).__name__}") from None
+        raise
+
+
+async def close_client(client: AIOKafkaClient) -> None:
+    """Aborts the client's connections with the requests in flight on them.
+
+    Over TLS a broker that receives a request just before the close_notify never sends its own, and asyncio would wait
+    30 s for it. An orderly shutdown is not needed: every answer that matters has arrived before.
+    """
+    for connection in list(client._conns.values()):
+        if connection._writer is not None:
+            connection._writer.transport.abort()
+    try:
+        await client.close()
+    except RuntimeError:
+        # Raised by its metadata task, which has ended by it: uvloop refuses to write to a connection that broke at this
+        # moment, by an error that aiokafka does not expect.
+        client._sync_task = None
+        await client.close()
+
+
+async def leave_group(consumer: AIOKafkaConsumer) -> None:
+    """Leaves the group and ends the consumer. Its resources are freed even when Kafka cannot be reached."""
+    consumer._closed = True
+    try:
+        if consumer._coordinator is not None:
+            await consumer._coordinator.close()
+    finally:
+        if consumer._fetcher is not None:
+            await consumer._fetcher.close()
+        await close_client(consumer._client)

@@ -1,15 +1,15 @@
-"""The worker's connection to its Kafka cluster: metadata, offsets, fetches, topics, groups.
+"""The worker's client of its Kafka cluster: metadata, offsets, fetches, topics, groups.
 
-Everything here may be called again safely. Errors are Kafka's own (`aiokafka.errors.KafkaError`); what passes by
-itself (a moved leader, a broker that is coming back) is tried again until the deadline. Long polls run on
-connections of their own, because Kafka serves the requests of a connection in order.
+Every call may be repeated safely. Errors are Kafka's own (`aiokafka.errors.KafkaError`); transient ones (a moved
+leader, a restarting broker) are retried until the deadline. Long polls have connections of their own, because Kafka
+serves the requests of a connection in order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -17,35 +17,43 @@ from typing import Any, Final, TypeVar
 from aiokafka import errors
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.protocol.admin import (
-    CreatePartitionsRequest,
-    CreateTopicsRequest,
-    DescribeConfigsRequest,
-    DescribeGroupsRequest,
-)
+from aiokafka.protocol import admin
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
-from logferry.gateway.fetch import Fetched, committed_records
-from logferry.gateway.kafka.broker_connection import Channels
-from logferry.gateway.kafka.metadata_request import ClusterView, MetadataRequest, TopicView, read_metadata
+from logferry.gateway.broker_clock import BrokerClock
+from logferry.gateway.kafka.broker_connection import BrokerConnections, close_client, connect
+from logferry.gateway.kafka.error_codes import UNKNOWN_TOPIC_OR_PARTITION
+from logferry.gateway.kafka.metadata_request import (
+    AlterConfigsRequest,
+    ClusterMetadata,
+    MetadataRequest,
+    TopicMetadata,
+    agreed_ids,
+    read_metadata,
+)
 from logferry.gateway.kafka.produce_request import ApiVersionsRequest, BrokerAbilities, read_abilities
-from logferry.gateway.links import connect, hang_up
+from logferry.gateway.kafka.record_batch import FetchedRecords, committed_records
+from logferry.gateway.kafka.types import grouped
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 
 _READ_COMMITTED: Final = 1
-_TOPIC_RESOURCE: Final = 2
+_TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
 _REQUEST_TIMEOUT_MS: Final = 10_000
 _DEADLINE_S: Final = 15.0
 _BACKOFF_S: Final = 0.1
 # Connections to each broker for fetches: those that wait for data, and those that do not, so that a lane's replay
-# never stands behind the readers.
+# never queues behind the readers.
 _WAITING_FETCHES: Final = 256
 _IMMEDIATE_FETCHES: Final = 16
-_LOOK_AGAIN_S: Final = 0.25
+_POLL_S: Final = 0.25
+# Batches of so many bytes are decoded at once: of larger ones each MiB takes some ten ms.
+_INLINE_BYTES: Final = 4096
+# Partitions of one request: each is some ten microseconds of aiokafka.
+_AT_ONCE: Final = 200
 
-# What passes by itself once the metadata is fresh.
+# Transient errors, which are gone once the metadata is fresh.
 PASSING: Final = (
     errors.NotLeaderForPartitionError,
     errors.LeaderNotAvailableError,
@@ -59,26 +67,26 @@ PASSING: Final = (
     errors.CoordinatorLoadInProgressError,
     errors.NotCoordinatorError,
 )
-
-
 _T = TypeVar("_T")
 Send = Callable[[Any], Awaitable[Any]]
 
 
-class Kafka:
-    """One client for everything but transactions, which have a producer each."""
+class KafkaClient:
+    """One client for everything except transactions, which have a producer each."""
 
     def __init__(self, options: dict[str, Any], client_id: str) -> None:
         self.options = options
         self._client = AIOKafkaClient(
             client_id=client_id, request_timeout_ms=_REQUEST_TIMEOUT_MS + 35_000, metadata_max_age_ms=30_000, **options
         )
-        self.channels = Channels(self._client, options, client_id, _REQUEST_TIMEOUT_MS / 1000)
+        self.channels = BrokerConnections(self._client, options, client_id, _REQUEST_TIMEOUT_MS / 1000)
+        self.clock = BrokerClock()
         self.cluster_id: str | None = None
         self._leaders: dict[tuple[str, int], int] = {}
         self._idle_waiting = list(range(_WAITING_FETCHES))
-        self._idle_immediate = list(range(_IMMEDIATE_FETCHES))
-        self._immediate = asyncio.Semaphore(_IMMEDIATE_FETCHES)
+        self._idle_immediate = asyncio.LifoQueue[int]()
+        for number in range(_IMMEDIATE_FETCHES):
+            self._idle_immediate.put_nowait(number)
 
     async def start(self) -> None:
         """Connects. Raises KafkaConnectionError when no bootstrap server answers."""
@@ -87,25 +95,25 @@ class Kafka:
         await connect(self._client)
 
     async def close(self) -> None:
-        self.channels.hang_up()
-        await hang_up(self._client)
+        self.channels.abort()
+        await close_client(self._client)
 
     # ---- metadata ---------------------------------------------------------------------------------------------
 
-    async def describe(self, topics: list[str] | None = None) -> ClusterView:
+    async def describe(self, topics: list[str] | None = None) -> ClusterMetadata:
         """The topics (None: all) as brokers see them now.
 
-        A broker hears of a new topic a little later than another: one that is asked for is missing only when every
-        broker that answers says so.
+        Brokers learn of a new topic at different times: a topic that is asked for is missing only when every broker
+        that answers says so.
         """
-        view = read_metadata(await self._send_any(MetadataRequest(topics)))
+        view = await read_metadata(await self._send_any(MetadataRequest(topics)))
         self.cluster_id = view.cluster_id
         for node in view.brokers if topics and view.errors else ():
             try:
-                other = read_metadata(await self._client.send(node, MetadataRequest(sorted(view.errors))))
+                other = await read_metadata(await self._client.send(node, MetadataRequest(sorted(view.errors))))
             except PASSING:
                 continue
-            view = ClusterView(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
+            view = ClusterMetadata(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
             if not view.errors:
                 break
         for topic in view.topics.values():
@@ -116,20 +124,18 @@ class Kafka:
     async def ids_at_leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[str, bytes]:
         """The topics' ids as the leaders of these partitions know them; a topic is missing where they do not agree.
 
-        What a leader took, it took into the topic that it knows: another broker may hear of a deletion later.
+        A leader writes into the topic that it knows: another broker may learn of a deletion later.
         """
         wanted = set(partitions)
         async with asyncio.timeout(_DEADLINE_S):
             while True:
-                by_node: dict[int, set[str]] = {}
-                for partition in wanted:
-                    by_node.setdefault(self._leaders.get(partition, -1), set()).add(partition[0])
+                by_node = grouped((self._leaders.get(partition, -1), partition[0]) for partition in wanted)
                 leaderless = by_node.pop(-1, None)
-                asked = (self._client.send(node, MetadataRequest(sorted(topics))) for node, topics in by_node.items())
+                asked = (self._client.send(node, MetadataRequest(sorted({*names}))) for node, names in by_node.items())
                 answers = await asyncio.gather(*asked, return_exceptions=True)
                 failed = [answer for answer in answers if isinstance(answer, BaseException)]
                 if not failed and not leaderless:
-                    return _agreed(by_node, [read_metadata(answer).topics for answer in answers])
+                    return agreed_ids(by_node, [(await read_metadata(answer)).topics for answer in answers])
                 for failure in failed:
                     if not isinstance(failure, PASSING):
                         raise failure
@@ -142,21 +148,29 @@ class Kafka:
         """Id, host and port of the brokers that are known, whether they answer or not."""
         return sorted((broker.nodeId, broker.host, broker.port) for broker in self._client.cluster.brokers())
 
-    async def describe_topic(self, topic: str) -> TopicView:
+    async def describe_topic(self, topic: str) -> TopicMetadata:
         """One topic. Raises UnknownTopicOrPartitionError when it does not exist."""
         view = await self.describe([topic])
         if topic not in view.topics:
-            raise errors.for_code(view.errors.get(topic, 3))(topic)
+            raise errors.for_code(view.errors.get(topic, UNKNOWN_TOPIC_OR_PARTITION))(topic)
         return view.topics[topic]
 
     async def leader(self, topic: str, partition: int) -> int:
-        """The broker that leads the partition, waited for. Raises UnknownTopicOrPartitionError."""
-        while (known := self._leaders.get((topic, partition), -1)) < 0:
+        """Waits for the partition's leader and returns its broker. Raises UnknownTopicOrPartitionError."""
+        while True:
+            known = await self.present_leader(topic, partition)
+            if known >= 0:
+                return known
+            await asyncio.sleep(_BACKOFF_S)
+
+    async def present_leader(self, topic: str, partition: int) -> int:
+        """The partition's leader, or -1 while it has none. Raises UnknownTopicOrPartitionError."""
+        known = self._leaders.get((topic, partition), -1)
+        if known < 0:
             view = await self.describe_topic(topic)
             if partition >= len(view.partitions):
                 raise errors.UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
-            if view.partitions[partition].leader < 0:
-                await asyncio.sleep(_BACKOFF_S)
+            known = view.partitions[partition].leader
         return known
 
     def forget_leader(self, topic: str, partition: int) -> None:
@@ -164,7 +178,7 @@ class Kafka:
 
     async def configs(self, topics: list[str]) -> dict[str, dict[str, str]]:
         """The settings of topics. Raises UnknownTopicOrPartitionError when one does not exist."""
-        request = DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None) for topic in topics])
+        request = admin.DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None) for topic in topics])
         nodes = [broker.nodeId for broker in self._client.cluster.brokers()]
         for left in range(len(nodes), -1, -1):
             response = await self._send_any(request)
@@ -178,19 +192,33 @@ class Kafka:
             found[name] = {entry[0]: entry[1] or "" for entry in entries}
         return found
 
+    async def broker_settings(self) -> dict[int, dict[str, str]]:
+        """The settings of the brokers that answer. Raises ClusterAuthorizationFailedError without the right."""
+        found: dict[int, dict[str, str]] = {}
+        for node in [broker.nodeId for broker in self._client.cluster.brokers()]:
+            with suppress(*PASSING):
+                request = admin.DescribeConfigsRequest([(_BROKER_RESOURCE, str(node), None)])
+                for code, message, _type, name, entries in (await self._client.send(node, request)).resources:
+                    raise_for(code, message or name)
+                    found[node] = {entry[0]: entry[1] or "" for entry in entries}
+        return found
+
     # ---- topics -----------------------------------------------------------------------------------------------
 
     async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> None:
         """Raises TopicAlreadyExistsError, InvalidReplicationFactorError, …"""
         wanted: list[Any] = [(topic, partitions, replication, [], list(configs.items()))]
-        response = await self._send_any(CreateTopicsRequest(wanted, _REQUEST_TIMEOUT_MS, False))
-        for error in response.topic_errors:
+        for error in (await self._send_any(admin.CreateTopicsRequest(wanted, _REQUEST_TIMEOUT_MS, False))).topic_errors:
             raise_for(error[1], error[2] if len(error) > 2 and error[2] else topic)
 
     async def grow_topic(self, topic: str, partitions: int) -> None:
-        request = CreatePartitionsRequest([(topic, (partitions, None))], _REQUEST_TIMEOUT_MS, False)
-        response = await self._send_any(request)
+        wanted = [(topic, (partitions, None))]
+        response = await self._send_any(admin.CreatePartitionsRequest(wanted, _REQUEST_TIMEOUT_MS, False))
         for _topic, code, message in response.topic_errors:
+            raise_for(code, message or topic)
+
+    async def alter_topic(self, topic: str, configs: Mapping[str, str]) -> None:
+        for code, message, *_ in (await self._send_any(AlterConfigsRequest(topic, configs))).responses:
             raise_for(code, message or topic)
 
     # ---- records ----------------------------------------------------------------------------------------------
@@ -199,8 +227,7 @@ class Kafka:
         """The offset at a time (`EARLIEST`, or `LATEST`: the end of what is committed); -1: no record so late."""
 
         async def ask(node: int) -> int:
-            found = await self._offsets_at(node, [(topic, partition)], time_ms)
-            return found[topic, partition]
+            return (await self._offsets_at(node, [(topic, partition)], time_ms))[topic, partition]
 
         return await self._with_leader(topic, partition, ask)
 
@@ -210,11 +237,12 @@ class Kafka:
         missing = partitions
         async with asyncio.timeout(_DEADLINE_S):
             while True:
-                by_node: dict[int, list[tuple[str, int]]] = {}
-                for partition in missing:
-                    by_node.setdefault(self._leaders.get(partition, -1), []).append(partition)
+                by_node = grouped((self._leaders.get(partition, -1), partition) for partition in missing)
                 by_node.pop(-1, None)
-                asked = (self._offsets_at(node, asked_of, time_ms) for node, asked_of in by_node.items())
+                few = (
+                    (n, led[at : at + _AT_ONCE]) for n, led in by_node.items() for at in range(0, len(led), _AT_ONCE)
+                )
+                asked = (self._offsets_at(node, led, time_ms) for node, led in few)
                 for answer in await asyncio.gather(*asked, return_exceptions=True):
                     if isinstance(answer, dict):
                         found.update(answer)
@@ -229,9 +257,7 @@ class Kafka:
     async def _offsets_at(
         self, node: int, partitions: list[tuple[str, int]], time_ms: int
     ) -> dict[tuple[str, int], int]:
-        by_topic: dict[str, list[tuple[int, int]]] = {}
-        for topic, number in partitions:
-            by_topic.setdefault(topic, []).append((number, time_ms))
+        by_topic = grouped((topic, (number, time_ms)) for topic, number in partitions)
         response = await self._client.send(node, OffsetRequest(-1, _READ_COMMITTED, list(by_topic.items())))
         found = {}
         for topic, answers in response.topics:
@@ -249,24 +275,28 @@ class Kafka:
         max_bytes: int,
         stop_bytes: int | None = None,
         wait_ms: int = 0,
-    ) -> Fetched:
+    ) -> FetchedRecords:
         """Committed records from ``offset`` on. Waits up to ``wait_ms`` for one; may answer with none before that.
 
         ``max_bytes`` is what Kafka sends, compressed; ``stop_bytes`` ends with the record that reaches it.
-
         Raises OffsetOutOfRangeError outside of what is retained: nothing is ever reset in silence.
         """
 
-        async def ask(node: int) -> Fetched:
+        async def ask(node: int) -> FetchedRecords:
             wanted = [(topic, [(partition, offset, max_bytes)])]
             async with self._own_connection(wait_ms) as (group, wait):
-                response = await self._client.send(
-                    node, FetchRequest(wait, 1, max_bytes, _READ_COMMITTED, wanted), group=group
-                )
+                request = FetchRequest(wait, 1, max_bytes, _READ_COMMITTED, wanted)
+                response = await self._client.send(node, request, group=group)
+                # Over a quota Kafka answers with nothing, and reads nothing from this connection meanwhile (KIP-219).
+                await asyncio.sleep(min(response.throttle_time_ms / 1000, _DEADLINE_S))
+            if not response.topics:
+                raise errors.RequestTimedOutError(f"a quota of Kafka delays reads by {response.throttle_time_ms} ms")
             fields = response.topics[0][1][0]
             raise_for(fields[1], f"{topic}-{partition} at {offset}")
-            records, next_offset = committed_records(fields[-1] or b"", fields[5] or (), offset, stop_bytes)
-            return Fetched(records, next_offset, last_stable=fields[3], log_start=fields[4])
+            found = fields[-1] or b"", fields[5] or (), offset, stop_bytes
+            is_large = len(found[0]) > _INLINE_BYTES
+            decoded = await asyncio.to_thread(committed_records, *found) if is_large else committed_records(*found)
+            return FetchedRecords(*decoded, last_stable=fields[3])
 
         return await self._with_leader(topic, partition, ask)
 
@@ -275,7 +305,7 @@ class Kafka:
     async def group_assignment(self, group: str, topic: str) -> dict[str, list[int]] | None:
         """Who has which partitions of the topic, by client id; None while the group is changing, {} without members."""
         node = await self._client.coordinator_lookup(CoordinationType.GROUP, group)
-        response = await self._client.send(node, DescribeGroupsRequest([group]))
+        response = await self._client.send(node, admin.DescribeGroupsRequest([group]))
         code, _group, state, _type, _protocol, members = response.groups[0][:6]
         raise_for(code, group)
         if state not in ("Stable", "Empty", "Dead"):
@@ -304,7 +334,7 @@ class Kafka:
         return await self._client.send(node, request, group=group)
 
     async def abilities(self) -> dict[str, BrokerAbilities]:
-        """What the brokers that answer take, by their address."""
+        """The abilities of the brokers that answer, by their address."""
         found = {}
         for node, (host, port) in (await self.describe([])).brokers.items():
             with suppress(*PASSING):
@@ -321,14 +351,11 @@ class Kafka:
                 except PASSING:
                     await asyncio.sleep(_BACKOFF_S)
 
-    # ---- ways to a broker -------------------------------------------------------------------------------------
+    # ---- connections -------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _own_connection(self, wait_ms: int) -> AsyncIterator[tuple[tuple[str, int], int]]:
-        """A connection that nobody else uses meanwhile, and how long its fetch may wait.
-
-        When all those for waiting are taken, a pause comes before a fetch that does not wait.
-        """
+        """A connection of its own, and how long its fetch may wait: not at all where all for waiting are in use."""
         if wait_ms and self._idle_waiting:
             number = self._idle_waiting.pop()
             try:
@@ -337,13 +364,12 @@ class Kafka:
                 self._idle_waiting.append(number)
             return
         if wait_ms:
-            await asyncio.sleep(min(wait_ms / 1000, _LOOK_AGAIN_S))
-        async with self._immediate:
-            number = self._idle_immediate.pop()
-            try:
-                yield ("fetches", number), 0
-            finally:
-                self._idle_immediate.append(number)
+            await asyncio.sleep(min(wait_ms / 1000, _POLL_S))
+        number = await self._idle_immediate.get()
+        try:
+            yield ("fetches", number), 0
+        finally:
+            self._idle_immediate.put_nowait(number)
 
     async def _send_any(self, request: Any) -> Any:
         async with asyncio.timeout(_DEADLINE_S):
@@ -372,13 +398,3 @@ def raise_for(code: int, detail: str) -> None:
     """Kafka's error code as its exception; 0 is none."""
     if code:
         raise errors.for_code(code)(detail)
-
-
-def _agreed(asked: Mapping[int, set[str]], answers: Sequence[Mapping[str, TopicView]]) -> dict[str, bytes]:
-    """The id of each topic that every leader that was asked for it knows alike."""
-    seen: dict[str, set[bytes | None]] = {}
-    for topics, known in zip(asked.values(), answers, strict=True):
-        for topic in topics:
-            seen.setdefault(topic, set()).add(known[topic].id if topic in known else None)
-    only = {topic: next(iter(ids)) for topic, ids in seen.items() if len(ids) == 1}
-    return {topic: topic_id for topic, topic_id in only.items() if topic_id is not None}

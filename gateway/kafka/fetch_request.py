@@ -1,13 +1,13 @@
-"""Kafka's Fetch request, version 13, and what it takes to send it often for many partitions. Pure.
+"""Kafka's Fetch request, version 13, and fetch sessions, for frequent fetches of many partitions. Pure.
 
-What it brings over the older ones that aiokafka knows:
+What it has over the versions that aiokafka knows:
 
-* A topic is named by its id (KIP-516): what is fetched is never of another topic that has the name now.
-* The last epoch that was read goes along (KIP-595): a log that was cut back meanwhile is told of, not read on from.
-* Fetch sessions (KIP-227): the broker remembers the partitions, a request names only what changed, and an answer only
-  what there is news of. The broker also takes care that none of them starves.
+* A topic is named by its id (KIP-516), so a fetch never reads another topic that has the name now.
+* The request holds the last epoch that was read (KIP-595), so the broker reports a log that was truncated meanwhile.
+* Fetch sessions (KIP-227): the broker remembers the partitions. A request names only those that changed, and an answer
+  only those with news. The broker also takes care that none of them starves.
 
-The answer is decoded by hand: batches stay where they arrived, and ten thousand idle partitions cost nothing.
+The answer is decoded by hand: batches stay in the buffer, and ten thousand idle partitions cost nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Final, NamedTuple
 
-from aiokafka.protocol.types import UnsignedVarInt32
+from logferry.gateway.contract.varint import read_tags, read_varint, varint
+from logferry.gateway.kafka.types import TopicIdPartition, grouped
 
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
@@ -28,28 +29,20 @@ _FETCH: Final = struct.Struct(">iiiibii")
 _ASKED: Final = struct.Struct(">iiqiqi")
 # Partition, error code, high watermark, last stable offset, log start offset.
 _FOUND: Final = struct.Struct(">ihqqq")
+_THROTTLE: Final = struct.Struct(">i")
 _DIVERGING: Final = 0
 
-NO_ERROR: Final = 0
-OFFSET_OUT_OF_RANGE: Final = 1
-UNKNOWN_TOPIC: Final = frozenset({3, 100, 103})
-MOVED: Final = frozenset({5, 6, 9, 56, 74, 75, 76})
 
-
-class Wanted(NamedTuple):
-    """What is asked of one partition. ``epoch``: of the last batch that was read, -1: none was."""
+class FetchPosition(NamedTuple):
+    """The position of a fetch of one partition. ``epoch``: of the last batch that was read; -1: none was."""
 
     offset: int
     epoch: int
     max_bytes: int
 
 
-TopicPartition = tuple[bytes, int]
-"""Topic id, number."""
-
-
-class Found(NamedTuple):
-    """What the broker says of one partition. ``diverged``: its log was cut back, its end in the last epoch read."""
+class FetchedPartition(NamedTuple):
+    """One partition of the answer. ``diverged``: the log was truncated; its end in the last epoch that was read."""
 
     topic_id: bytes
     partition: int
@@ -61,11 +54,15 @@ class Found(NamedTuple):
     records: memoryview
     diverged: int | None
 
+    @property
+    def key(self) -> TopicIdPartition:
+        return TopicIdPartition(self.topic_id, self.partition)
 
-class Fetched(NamedTuple):
+
+class FetchResponse(NamedTuple):
     code: int
     session_id: int
-    found: list[Found]
+    found: list[FetchedPartition]
 
 
 class FetchRequest:
@@ -79,116 +76,91 @@ class FetchRequest:
         wait_ms: int,
         max_bytes: int,
         session: tuple[int, int],
-        wanted: Mapping[TopicPartition, Wanted],
-        forgotten: Iterable[TopicPartition],
+        wanted: Mapping[TopicIdPartition, FetchPosition],
+        forgotten: Iterable[TopicIdPartition],
     ) -> None:
         head = _FETCH.pack(_CONSUMER, wait_ms, 1, max_bytes, _READ_COMMITTED, *session)
+        self.throttle_ms = 0
         self._request = b"".join((head, _asked(wanted), _forgotten(forgotten), _NO_RACK, _NO_TAGS))
 
     def pieces(self) -> tuple[bytes]:
         return (self._request,)
 
-    def read(self, answer: memoryview) -> Fetched:
+    def read(self, answer: memoryview) -> FetchResponse:
+        (self.throttle_ms,) = _THROTTLE.unpack_from(answer)
         return read_fetched(answer)
 
 
-def _asked(wanted: Mapping[TopicPartition, Wanted]) -> bytes:
-    topics: dict[bytes, list[bytes]] = {}
-    for (topic_id, number), (offset, epoch, max_bytes) in wanted.items():
-        topics.setdefault(topic_id, []).append(_ASKED.pack(number, -1, offset, epoch, -1, max_bytes) + _NO_TAGS)
-    return _by_topic(topics)
+def _asked(wanted: Mapping[TopicIdPartition, FetchPosition]) -> bytes:
+    return _by_topic(
+        (topic_id, _ASKED.pack(number, -1, offset, epoch, -1, max_bytes) + _NO_TAGS)
+        for (topic_id, number), (offset, epoch, max_bytes) in wanted.items()
+    )
 
 
-def _forgotten(partitions: Iterable[TopicPartition]) -> bytes:
-    topics: dict[bytes, list[bytes]] = {}
-    for topic_id, number in partitions:
-        topics.setdefault(topic_id, []).append(struct.pack(">i", number))
-    return _by_topic(topics)
+def _forgotten(partitions: Iterable[TopicIdPartition]) -> bytes:
+    return _by_topic((topic_id, struct.pack(">i", number)) for topic_id, number in partitions)
 
 
-def _by_topic(topics: Mapping[bytes, list[bytes]]) -> bytes:
-    parts = [_count(len(topics))]
+def _by_topic(encoded: Iterable[tuple[bytes, bytes]]) -> bytes:
+    topics = grouped(encoded)
+    parts = [varint(len(topics) + 1)]
     for topic_id, partitions in topics.items():
-        parts += (topic_id, _count(len(partitions)), *partitions, _NO_TAGS)
+        parts += (topic_id, varint(len(partitions) + 1), *partitions, _NO_TAGS)
     return b"".join(parts)
 
 
-def _count(number: int) -> bytes:
-    encoded: bytes = UnsignedVarInt32.encode(number + 1)
-    return encoded
-
-
-def read_fetched(raw: memoryview) -> Fetched:
-    """The answer; records stay in the buffer that it came in."""
+def read_fetched(raw: memoryview) -> FetchResponse:
+    """Decodes the answer; records stay in its buffer."""
     _throttle_ms, code, session_id = struct.unpack_from(">ihi", raw)
-    topics, at = _varint(raw, 10)
-    found: list[Found] = []
+    topics, at = read_varint(raw, 10)
+    found: list[FetchedPartition] = []
     for _ in range(topics - 1):
         topic_id = bytes(raw[at : at + 16])
-        partitions, at = _varint(raw, at + 16)
+        partitions, at = read_varint(raw, at + 16)
         for _ in range(partitions - 1):
             at = _read_partition(raw, at, topic_id, found)
-        at = _read_tags(raw, at)[1]
-    return Fetched(code, session_id, found)
+        at = read_tags(raw, at)[1]
+    return FetchResponse(code, session_id, found)
 
 
-def _read_partition(raw: memoryview, at: int, topic_id: bytes, found: list[Found]) -> int:
+def _read_partition(raw: memoryview, at: int, topic_id: bytes, found: list[FetchedPartition]) -> int:
     number, code, high_watermark, last_stable, log_start = _FOUND.unpack_from(raw, at)
-    count, at = _varint(raw, at + _FOUND.size)
+    count, at = read_varint(raw, at + _FOUND.size)
     aborted = []
     for _ in range(count - 1):
         aborted.append(struct.unpack_from(">qq", raw, at))
-        at = _read_tags(raw, at + 16)[1]
-    length, at = _varint(raw, at + 4)  # past the preferred replica
+        at = read_tags(raw, at + 16)[1]
+    length, at = read_varint(raw, at + 4)  # past the preferred replica
     size = max(0, length - 1)
     records = raw[at : at + size]
-    tags, at = _read_tags(raw, at + size)
+    tags, at = read_tags(raw, at + size)
     diverged = None
     if _DIVERGING in tags:
         diverged = struct.unpack_from(">iq", tags[_DIVERGING])[1]
-    found.append(Found(topic_id, number, code, high_watermark, last_stable, log_start, aborted, records, diverged))
+    found.append(
+        FetchedPartition(topic_id, number, code, high_watermark, last_stable, log_start, aborted, records, diverged)
+    )
     return at
 
 
-def _read_tags(raw: memoryview, at: int) -> tuple[dict[int, memoryview], int]:
-    count, at = _varint(raw, at)
-    tags = {}
-    for _ in range(count):
-        tag, at = _varint(raw, at)
-        size, at = _varint(raw, at)
-        tags[tag] = raw[at : at + size]
-        at += size
-    return tags, at
-
-
-def _varint(raw: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = raw[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            return value, at
-        shift += 7
-
-
 class FetchSession:
-    """What the broker remembers of this reader's partitions, so that a request says only what changed.
+    """The partitions that the broker remembers of this reader, so that a request names only changes.
 
-    ``wanted``: all that is of interest now. ``asked``: what the broker was last asked of each of them.
+    ``wanted``: all partitions to fetch now. ``asked``: the positions in the last request for each.
     """
 
     def __init__(self) -> None:
-        self.wanted: dict[TopicPartition, Wanted] = {}
-        self.asked: dict[TopicPartition, Wanted] = {}
+        self.wanted: dict[TopicIdPartition, FetchPosition] = {}
+        self.asked: dict[TopicIdPartition, FetchPosition] = {}
         self._id = self._epoch = 0
-        self._changed: set[TopicPartition] = set()
+        self._changed: set[TopicIdPartition] = set()
 
-    def want(self, key: TopicPartition, wanted: Wanted) -> None:
+    def want(self, key: TopicIdPartition, wanted: FetchPosition) -> None:
         self.wanted[key] = wanted
         self._changed.add(key)
 
-    def drop(self, key: TopicPartition) -> None:
+    def drop(self, key: TopicIdPartition) -> None:
         if self.wanted.pop(key, None) is not None:
             self._changed.add(key)
 
@@ -202,8 +174,8 @@ class FetchSession:
             del self.asked[key]
         return FetchRequest(wait_ms, max_bytes, (self._id, self._epoch), changed, gone)
 
-    def answered(self, fetched: Fetched) -> bool:
-        """Whether the answer counts; otherwise the session begins anew."""
+    def answered(self, fetched: FetchResponse) -> bool:
+        """Whether the answer is valid; otherwise the session restarts."""
         if fetched.code:
             self.lost()
             return False
@@ -212,14 +184,14 @@ class FetchSession:
             self._epoch = 1 if self._epoch == 2**31 - 1 else self._epoch + 1
         else:
             # The broker keeps no session for us: each request names everything.
-            self._begin_anew()
+            self._restart()
         return True
 
     def lost(self) -> None:
-        """Also after a connection broke: nobody knows whether the broker had the last request."""
-        self._begin_anew()
+        """Restarts the session, also after a connection broke: the broker may or may not have the last request."""
+        self._restart()
         self.asked = {}
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._id = self._epoch = 0
         self._changed = set(self.wanted)

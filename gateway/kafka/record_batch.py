@@ -1,34 +1,44 @@
-"""Record batches, as Kafka stores them: encoded once, compressed, and closed by their checksum. Pure.
+"""Kafka's record batches (KIP-98, version 2): encode and compress; decode the committed records of a fetch. Pure.
 
-Our own, because a batch is compressed by zstd at level 1 here: log lines get as small as at level 3, which is the
-only one that aiokafka knows, in two thirds of the time. The format is version 2 of Kafka's record batch (KIP-98).
+Encoding is our own because batches are compressed by zstd at level 1: log lines get as small as at level 3, the only
+one that aiokafka knows, in two thirds of the time.
+
+Decoding is our own because the position after the last record must be exact (control batches and aborted data take
+offsets, ranges have holes), and because a compacted topic may hold a control batch without records, at which a stock
+consumer stops permanently: a lane could never be replayed.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 import cramjam
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode
+from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
+from aiokafka.record.memory_records import MemoryRecords
 from crc32c import crc32c
 from logferry.gateway.contract.chunk import Headers
-from logferry.gateway.lanes.transaction import Record
+from logferry.gateway.contract.varint import zigzag
+from logferry.gateway.kafka.types import Piece, Record
 
 # Base offset, length, leader epoch, magic, checksum.
-_HEAD: Final = struct.Struct(">qiibI")
+BATCH_HEAD: Final = struct.Struct(">qiibI")
 # Attributes, last offset delta, first and last timestamp, producer id and epoch, base sequence, number of records.
-_TAIL: Final = struct.Struct(">hiqqqhii")
-# What the length does not count.
-_BEFORE_LENGTH: Final = 12
-_MAGIC: Final = 2
-_TRANSACTIONAL: Final = 0x10
+BATCH_TAIL: Final = struct.Struct(">hiqqqhii")
+HEADER_BYTES: Final = BATCH_HEAD.size + BATCH_TAIL.size
+# Base offset and length, which the length does not count.
+BEFORE_LENGTH: Final = 12
+MAGIC: Final = 2
+TRANSACTIONAL: Final = 0x10
 _NULL: Final = b"\x01"
 # Attributes and timestamp delta of a record: none, all of a batch are of one time.
 _PLAIN: Final = b"\0\0"
 _ZSTD_LEVEL: Final = 1
+# Counted for each record and header beside its bytes: the room and the work that it takes.
+_ENTRY_BYTES: Final = 30
 
 
 class Codec(NamedTuple):
@@ -48,14 +58,28 @@ CODECS: Final[dict[str, Codec]] = {
 
 
 class Stamp(NamedTuple):
-    """Whose batch it is. ``sequence``: of its first record, among the producer's in the partition."""
+    """The producer of a batch. ``sequence``: of the first record among the producer's in the partition."""
 
     producer_id: int
     epoch: int
     sequence: int
 
 
-class Batch(NamedTuple):
+def batch_header(head: tuple[int, int, int, int], size: int, stamp: Stamp, body: Iterable[Piece]) -> bytes:
+    """Of a batch as a part of a transaction.
+
+    ``head``: attributes, last offset delta, first and last timestamp; ``size``: the number of records in ``body``.
+    """
+    attributes, *delta_and_times = head
+    tail = BATCH_TAIL.pack(attributes | TRANSACTIONAL, *delta_and_times, *stamp, size)
+    length, checksum = HEADER_BYTES - BEFORE_LENGTH, crc32c(tail)
+    for piece in body:
+        length += len(piece)
+        checksum = crc32c(piece, checksum)
+    return BATCH_HEAD.pack(0, length, -1, MAGIC, checksum) + tail
+
+
+class RecordBatch(NamedTuple):
     """Records in their encoding. ``first``: the index of the first among all that were given; ``size``: of them."""
 
     first: int
@@ -71,34 +95,27 @@ class Batch(NamedTuple):
             packed = self.codec.encode(body)
             if len(packed) < len(body):
                 number, body = self.codec.number, packed
-        tail = _TAIL.pack(_TRANSACTIONAL | number, self.size - 1, self.now_ms, self.now_ms, *stamp, self.size)
-        checksum = crc32c(body, crc32c(tail))
-        length = _HEAD.size - _BEFORE_LENGTH + len(tail) + len(body)
-        return _HEAD.pack(0, length, -1, _MAGIC, checksum) + tail, body
-
-    def encode(self, stamp: Stamp) -> bytes:
-        """The same in one."""
-        return b"".join(self.pieces(stamp))
+        return batch_header((number, self.size - 1, self.now_ms, self.now_ms), self.size, stamp, (body,)), body
 
 
-def batches(records: list[Record], limit_bytes: int, now_ms: int, codec: Codec) -> Iterator[Batch]:
+def batches(records: list[Record], limit_bytes: int, now_ms: int, codec: Codec) -> Iterator[RecordBatch]:
     """The records in batches of at most so many bytes before compression; a larger record has one of its own.
 
     All have the one timestamp.
     """
-    room = limit_bytes - _HEAD.size - _TAIL.size
+    room = limit_bytes - HEADER_BYTES
     parts: list[bytes] = []
     first = size = 0
     for index, record in enumerate(records):
         encoded = _encoded(index - first, *record)
         length = sum(map(len, encoded))
         if parts and size + length > room:
-            yield Batch(first, index - first, b"".join(parts), now_ms, codec)
+            yield RecordBatch(first, index - first, b"".join(parts), now_ms, codec)
             first, size, parts = index, 0, []
             encoded = _encoded(0, *record)
         parts += encoded
         size += length
-    yield Batch(first, len(records) - first, b"".join(parts), now_ms, codec)
+    yield RecordBatch(first, len(records) - first, b"".join(parts), now_ms, codec)
 
 
 def _encoded(index: int, key: bytes, value: bytes | None, headers: Headers) -> tuple[bytes, ...]:
@@ -119,19 +136,84 @@ def _header_name(name: str) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Of a number from 0 on, zigzag, seven bits a byte."""
-    if number < len(_SMALL):
-        return _SMALL[number]
-    return _long_varint(number)
+    """`zigzag` of a number from 0 on, the small ones from a table."""
+    return _SMALL[number] if number < len(_SMALL) else zigzag(number)
 
 
-def _long_varint(number: int) -> bytes:
-    rest, out = number << 1, bytearray()
-    while rest > 0x7F:
-        out.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    out.append(rest)
-    return bytes(out)
+_SMALL: Final = tuple(map(zigzag, range(4096)))
 
 
-_SMALL: Final = tuple(map(_long_varint, range(4096)))
+class CorruptBatch(Exception):
+    """A batch whose checksum is wrong."""
+
+
+class KafkaRecord(NamedTuple):
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class FetchedRecords(NamedTuple):
+    """The records of one fetch. ``next_offset``: where the next one starts, past everything that was skipped.
+
+    ``last_stable``: the end for readers of committed records.
+    """
+
+    records: list[KafkaRecord]
+    next_offset: int
+    last_stable: int
+
+    @property
+    def at_end(self) -> bool:
+        return self.next_offset >= self.last_stable
+
+
+def committed_records(
+    raw: bytes, aborted: Iterable[tuple[int, int]], offset: int, stop_bytes: int | None = None
+) -> tuple[list[KafkaRecord], int]:
+    """The committed records from ``offset`` on, and the offset after them.
+
+    ``aborted``: (producer id, first offset) of the aborted transactions in the range, as the fetch answered.
+    ``stop_bytes``: stop after the record that reaches it, by keys, values and headers, and some for each of these; at
+    least one record is returned if there is one.
+    """
+    pending = sorted(aborted, key=lambda transaction: transaction[1])
+    open_aborts: set[int] = set()
+    found: list[KafkaRecord] = []
+    size, position = 0, offset
+    batches = MemoryRecords(raw)
+    while batches.has_next():
+        batch = batches.next_batch()
+        while pending and pending[0][1] <= batch.base_offset:
+            open_aborts.add(pending.pop(0)[0])
+        if batch.is_control_batch:
+            # There are many, most end a commit, and a replay of a lane passes them all.
+            if batch.producer_id in open_aborts and _ends_abort(batch):
+                open_aborts.discard(batch.producer_id)
+            position = max(position, batch.next_offset)
+            continue
+        if batch.is_transactional and batch.producer_id in open_aborts:
+            position = max(position, batch.next_offset)
+            continue
+        if not batch.validate_crc():
+            raise CorruptBatch(f"the batch at offset {batch.base_offset} has a wrong checksum")
+        for record in batch:
+            if record.offset < offset:
+                continue
+            found.append(KafkaRecord(record.offset, record.timestamp, record.key, record.value, record.headers))
+            size += len(record.value or b"") + len(record.key or b"") + _ENTRY_BYTES
+            for _, content in record.headers:
+                size += len(content or b"") + _ENTRY_BYTES
+            if stop_bytes is not None and size >= stop_bytes:
+                return found, record.offset + 1
+        position = max(position, batch.next_offset)
+    return found, position
+
+
+def _ends_abort(batch: Iterable[object]) -> bool:
+    """A control batch emptied by compaction ends whatever its producer had open."""
+    for record in batch:
+        return bool(ControlRecord.parse(record.key) == ABORT_MARKER)  # type: ignore[attr-defined]
+    return True

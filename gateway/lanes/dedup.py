@@ -1,152 +1,44 @@
-"""What a lane knows of its sources, and the rule of a chunk. Pure: no I/O, no clock.
+"""Deduplication: the rule of a chunk, and the table of a lane's sources. Pure: no I/O, no clock.
 
 Invariants, kept here and nowhere else:
 
-* ``recorded`` only grows. A chunk at or below it is a duplicate, because everything of the source up to it is
-  in the log, except what lies at or below ``base``: the ``prev`` of the first recorded chunk. That part was
-  never seen, so it is a gap and never a duplicate (acknowledging it would lose it).
-* A state belongs to one incarnation of its topic (``topic_id``): a topic deleted and created anew is empty, and
-  so is what is known of its sources.
-* Only the *equal* session number is accepted: after a state expired, numbers begin anew from the clock, and an
-  old number is never "newer".
+* ``recorded`` only grows. A chunk at or below it is a duplicate, because everything of the source up to it is in the
+  log, except the part at or below ``base``: the ``prev`` of the first recorded chunk. That part was never received,
+  so it is a gap and never a duplicate (acknowledging it would lose it).
+* A state belongs to one incarnation of its topic (``topic_id``): a topic that was deleted and recreated is empty, and
+  so are the states of its sources.
+* Only the *equal* session number is accepted: after a state expired, numbers start from the clock again, and an old
+  number is never "newer".
 * The pin of a key is the partition in the states of its living sources: it lives as long as the youngest.
 """
 
 from __future__ import annotations
 
-import struct
+import sys
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.contract.source_state import (
+    _HAS_BASE,
+    _HAS_HEARTBEAT,
+    _HAS_RECORDED,
+    _HAS_TOKEN,
+    _HEARTBEAT,
+    _STATE,
+    STATE_VERSION,
+    Heartbeat,
+    SourceIdentity,
+    SourceState,
+)
+from logferry.gateway.fair_share import FairShare
+from logferry.gateway.lanes.authority import Refusal, refuse_jump, refuse_write
 
-STATE_VERSION = 1
-_STATE = struct.Struct(">BBI16sqqqq")
-_HEARTBEAT = struct.Struct(">Bqqqq")
-_HAS_RECORDED, _HAS_BASE, _HAS_HEARTBEAT = 1, 2, 4
-_PACKED_BYTES = 22
-_HAS_WATERMARK, _HAS_POSITION, _HAS_SIZE, _IS_FINISHED = 1, 2, 4, 8
-
-
-class Source(NamedTuple):
-    """The identity of a source. ``topic`` is the full name (``dc1.nginx``); the key is part of the identity."""
-
-    topic: str
-    partition_key: str | None
-    source_id: str
-
-    @property
-    def key(self) -> str:
-        """What decides lane and partition."""
-        return self.source_id if self.partition_key is None else self.partition_key
-
-    def state_key(self) -> bytes:
-        """The key of its record in the state topic. NUL parts the fields: it is in none of them."""
-        if self.partition_key is None:
-            return b"s%s\0%s" % (self.topic.encode(), self.source_id.encode())
-        return b"k%s\0%s\0%s" % (self.topic.encode(), self.partition_key.encode(), self.source_id.encode())
-
-    @classmethod
-    def of_state_key(cls, raw: bytes) -> Source:
-        parts = raw[1:].decode().split("\0")
-        if raw[:1] == b"s" and len(parts) == 2:
-            return cls(parts[0], None, parts[1])
-        if raw[:1] == b"k" and len(parts) == 3:
-            return cls(parts[0], parts[1], parts[2])
-        raise ValueError(f"state key {raw!r} cannot be decoded")
-
-
-class Heartbeat(NamedTuple):
-    """What a source knows of itself though it has no new chunk. ``at_ms``: when the gateway recorded it.
-
-    ``watermark_ms``: it has sent all that happened before. ``position`` and ``size``: bytes of its file.
-    """
-
-    at_ms: int
-    watermark_ms: int | None = None
-    position: int | None = None
-    size: int | None = None
-    finished: bool | None = None
-
-    def encode(self) -> bytes:
-        flags = (
-            (self.watermark_ms is not None) * _HAS_WATERMARK
-            | (self.position is not None) * _HAS_POSITION
-            | (self.size is not None) * _HAS_SIZE
-            | bool(self.finished) * _IS_FINISHED
-        )
-        return _HEARTBEAT.pack(flags, self.at_ms, self.watermark_ms or 0, self.position or 0, self.size or 0)
-
-    @classmethod
-    def decode(cls, raw: bytes) -> Heartbeat:
-        flags, at_ms, watermark_ms, position, size = _HEARTBEAT.unpack(raw)
-        return cls(
-            at_ms,
-            watermark_ms if flags & _HAS_WATERMARK else None,
-            position if flags & _HAS_POSITION else None,
-            size if flags & _HAS_SIZE else None,
-            bool(flags & _IS_FINISHED),
-        )
-
-
-class SourceState(NamedTuple):
-    """All that is recorded of a source. ``session`` 0: none was opened.
-
-    ``written_ms``: the last chunk or session. ``heartbeat``: the last one, None if there was none.
-    """
-
-    topic_id: bytes
-    partition: int
-    recorded: int | None
-    base: int | None
-    session: int
-    written_ms: int
-    heartbeat: Heartbeat | None = None
-
-    @property
-    def alive_ms(self) -> int:
-        """When the source was last heard of."""
-        return self.written_ms if self.heartbeat is None else max(self.written_ms, self.heartbeat.at_ms)
-
-    def encode(self) -> bytes:
-        flags = (self.recorded is not None) * _HAS_RECORDED | (self.base is not None) * _HAS_BASE
-        if self.heartbeat is not None:
-            flags |= _HAS_HEARTBEAT
-        fixed = _STATE.pack(
-            STATE_VERSION,
-            flags,
-            self.partition,
-            self.topic_id,
-            self.recorded or 0,
-            self.base or 0,
-            self.session,
-            self.written_ms,
-        )
-        return fixed if self.heartbeat is None else fixed + self.heartbeat.encode()
-
-    @classmethod
-    def decode(cls, raw: bytes) -> SourceState:
-        if raw[0] != STATE_VERSION:
-            raise ValueError(f"state of version {raw[0]}; this logferry reads version {STATE_VERSION}")
-        _, flags, partition, topic_id, recorded, base, session, written_ms = _STATE.unpack_from(raw)
-        return cls(
-            topic_id,
-            partition,
-            recorded if flags & _HAS_RECORDED else None,
-            base if flags & _HAS_BASE else None,
-            session,
-            written_ms,
-            Heartbeat.decode(raw[_STATE.size :]) if flags & _HAS_HEARTBEAT else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Nothing of the request is written. ``kind`` is a problem type; ``recorded`` what the log holds."""
-
-    kind: str
-    detail: str
-    recorded: int | None
+_PACKED_BYTES = 23
+# A longer state key counts as so many more sources, for each so many bytes.
+_KEY_BYTES = 256
+_VERSION = bytes([STATE_VERSION])
+_FIELDS = {b"s": 1, b"k": 2}  # NULs in a state key, by its kind
+_HAS_BOTH = _HAS_RECORDED | _HAS_BASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +50,21 @@ class Advance:
     duplicates: int
 
 
-def superseded(state: SourceState, session: int | None) -> Refusal | None:
-    """Only the newest session's number is accepted, and no number at all."""
-    if session is None or session == state.session:
-        return None
-    newer = f"the newest is {state.session}" if state.session else "none is open"
-    return Refusal("superseded", f"session {session} is not the source's session, {newer}", state.recorded)
-
-
 def decide_write(
-    state: SourceState, chunks: list[Chunk], session: int | None, now_ms: int, max_jump: int | None = None
+    state: SourceState,
+    chunks: list[Chunk],
+    session: int | None,
+    now_ms: int,
+    max_jump: int | None = None,
+    token: str | None = None,
 ) -> Advance | Refusal:
     """The rule of a chunk, for all chunks of one request: all are taken or none.
 
     ``state`` is what is recorded, or a fresh one for a source that is not known yet. ``max_jump``: a seqno so far
-    above the recorded one is refused, since it would silence its source.
+    above the recorded one (of the first chunk: above its ``prev``) is refused, since it would silence its source.
+    ``token``: the name of the caller's.
     """
-    refusal = superseded(state, session)
+    refusal = refuse_write(state, session, token)
     if refusal is not None:
         return refusal
     recorded, base = state.recorded, state.base
@@ -195,51 +85,66 @@ def decide_write(
         elif prev is not None and prev != recorded:
             kind = "gap" if prev > recorded else "overlap"
             return Refusal(kind, f"chunk {number}: prev {prev}, but {recorded} is recorded", state.recorded)
-        elif max_jump is not None and seqno - recorded > max_jump:
-            detail = f"chunk {number}: seqno {seqno} is {seqno - recorded} above {recorded}; the limit is {max_jump}"
+        before = recorded if recorded is not None else prev or 0
+        if max_jump is not None and seqno - before > max_jump:
+            detail = f"chunk {number}: seqno {seqno} is {seqno - before} above {before}; the limit is {max_jump}"
             return Refusal("bad-request", detail, state.recorded)
+        jumps = refuse_jump(state, chunk, session, recorded)
+        if jumps is not None:
+            return Refusal("bad-request", f"chunk {number}: {jumps}", state.recorded)
         recorded = seqno
         fresh.append(chunk)
     if not fresh:
         return Advance(state, fresh, len(chunks))
-    after = SourceState(state.topic_id, state.partition, recorded, base, state.session, now_ms, state.heartbeat)
+    after = SourceState(
+        state.topic_id, state.partition, recorded, base, state.session, now_ms, _unfinished(state), state.token
+    )
     return Advance(after, fresh, len(chunks) - len(fresh))
 
 
-def open_session(state: SourceState, now_ms: int) -> SourceState:
-    """A new session: its number is above every earlier one, also above those of an expired state."""
-    return state._replace(session=max(state.session + 1, now_ms), written_ms=now_ms)
+def open_session(state: SourceState, now_ms: int, token: str | None = None) -> SourceState:
+    """A new session, of the token: its number is above every earlier one, also above those of an expired state."""
+    number = max(state.session + 1, now_ms)
+    return state._replace(session=number, written_ms=now_ms, heartbeat=_unfinished(state), token=token)
+
+
+def _unfinished(state: SourceState) -> Heartbeat | None:
+    """The heartbeat of a source that writes, or is about to: segments wait for it again, whatever it said before."""
+    beat = state.heartbeat
+    return beat._replace(finished=False) if beat is not None and beat.finished else beat
 
 
 def beat(state: SourceState, new: Heartbeat) -> SourceState:
     """The state with a newer heartbeat; what the heartbeat does not say stays as it was said before."""
-    old = state.heartbeat or Heartbeat(new.at_ms)
-    merged = Heartbeat(
-        new.at_ms,
-        old.watermark_ms if new.watermark_ms is None else new.watermark_ms,
-        old.position if new.position is None else new.position,
-        old.size if new.size is None else new.size,
-        bool(old.finished if new.finished is None else new.finished),
-    )
-    return state._replace(heartbeat=merged)
+    old = state.heartbeat or Heartbeat(new.at_ms, finished=False)
+    said = {name: value for name, value in new._asdict().items() if value is not None}
+    return state._replace(heartbeat=old._replace(**said))
 
 
 class _Ids:
-    """Topic ids by number, so that a packed state needs one byte for its topic's.
+    """Topic ids and names of tokens by number, so that a packed state needs one byte for each.
 
-    Packed: number of the topic id, flags, the low 2 bytes of the partition, and the low 6 of recorded, session and
-    written_ms.
+    Packed: number of the topic id, flags, the low 2 bytes of the partition, the low 6 of recorded, session and
+    written_ms, and the number of the token.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self._ids: list[bytes] = []
+        self._token_numbers: dict[bytes, int] = {b"": 0}
+        self._tokens: list[bytes] = [b""]
 
     def packed(self, raw: bytes) -> bytes:
-        """The encoded state in 22 bytes, or as it is where it does not fit."""
+        """The encoded state in 23 bytes, or as it is where it does not fit."""
         high = raw[2:4] + raw[22:24] + raw[30:40] + raw[46:48]
-        if len(raw) != _STATE.size or any(high):
+        if raw[1] & _HAS_HEARTBEAT or any(high):
             return raw
+        token = self._token_numbers.get(raw[_STATE.size :])
+        if token is None:
+            if len(self._tokens) == 256:
+                return raw
+            token = self._token_numbers[raw[_STATE.size :]] = len(self._tokens)
+            self._tokens.append(raw[_STATE.size :])
         topic_id = raw[6:22]
         number = self._numbers.get(topic_id)
         if number is None:
@@ -247,7 +152,11 @@ class _Ids:
                 return raw
             number = self._numbers[topic_id] = len(self._ids)
             self._ids.append(topic_id)
-        return b"%c%b%b%b%b%b" % (number, raw[1:2], raw[4:6], raw[24:30], raw[40:46], raw[48:54])
+        return b"%c%b%b%b%b%b%c" % (number, raw[1:2], raw[4:6], raw[24:30], raw[40:46], raw[48:54], token)
+
+    def token(self, kept: bytes) -> bytes:
+        """The name of the token of a state, packed or not; empty: none."""
+        return self._tokens[kept[-1]] if len(kept) == _PACKED_BYTES else _token(kept)
 
     def unpacked(self, kept: bytes) -> SourceState:
         if len(kept) != _PACKED_BYTES:
@@ -260,17 +169,31 @@ class _Ids:
             0 if flags & _HAS_BASE else None,
             int.from_bytes(kept[10:16]),
             int.from_bytes(kept[16:22]),
+            None,
+            self._tokens[kept[22]].decode() or None,
         )
+
+
+def _token(raw: bytes) -> bytes:
+    if not raw[1] & _HAS_TOKEN:
+        return b""
+    return raw[_STATE.size + (_HEARTBEAT.size if raw[1] & _HAS_HEARTBEAT else 0) :]
+
+
+def weight(key: bytes) -> int:
+    """As how many sources a state key counts."""
+    return 1 + len(key) // _KEY_BYTES
 
 
 @dataclass(slots=True)
 class SourceTable:
     """The committed states of one lane, kept as bytes: a million sources must fit.
 
-    The usual state (a base of zero or none, no heartbeat, numbers below 2^48) takes 22 bytes, see `_Ids`; any
-    other stays encoded as in the state topic.
+    The usual state (a base of zero or none, no heartbeat, numbers below 2^48) takes 23 bytes, see `_Ids`; any
+    other stays encoded as in the state topic. ``shares``: how many sources there are, by the token of each.
     """
 
+    shares: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
     _states: dict[bytes, bytes] = field(default_factory=dict)
     _ids: _Ids = field(default_factory=_Ids)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
@@ -288,16 +211,30 @@ class SourceTable:
 
         Raises ValueError on a format that is not known: the lane must stop rather than guess.
         """
-        if raw is not None and (raw[0] != STATE_VERSION or key[:1] not in (b"s", b"k")):
-            raise ValueError(f"state {key!r} of version {raw[0]} cannot be decoded")
+        if raw is not None:
+            if key.count(b"\0") != _FIELDS.get(key[:1]):
+                raise ValueError(f"state key {key!r} cannot be decoded")
+            if raw[:1] != _VERSION or len(raw) != _STATE.size or raw[1] > _HAS_BOTH:
+                SourceState.decode(raw)
+        kept = self._states.get(key)
         if key[:1] == b"k":
-            self._apply_pin(Source.of_state_key(key), key not in self._states, raw)
+            self._apply_pin(SourceIdentity.of_state_key(key), kept is None, raw)
+        self._count(key, None if kept is None else self._ids.token(kept), None if raw is None else _token(raw))
         if raw is None:
             self._states.pop(key, None)
         else:
             self._states[key] = self._ids.packed(raw)
 
-    def _apply_pin(self, source: Source, is_new: bool, raw: bytes | None) -> None:
+    def _count(self, key: bytes, before: bytes | None, after: bytes | None) -> None:
+        """The tokens of a state before and after it changes; empty: none; None: there is no state."""
+        if before == after:
+            return
+        if before is not None:
+            self.shares.give(before.decode() or None, weight(key))
+        if after is not None:
+            self.shares.take(after.decode() or None, weight(key))
+
+    def _apply_pin(self, source: SourceIdentity, is_new: bool, raw: bytes | None) -> None:
         pin = (source.topic, source.key)
         _, _, count = self._pins.get(pin, (b"", 0, 0))
         if raw is not None:
@@ -308,14 +245,14 @@ class SourceTable:
             if count > 1:
                 self._pins[pin] = (topic_id, partition, count - 1)
 
-    def get(self, source: Source, topic_id: bytes) -> SourceState | None:
+    def get(self, source: SourceIdentity, topic_id: bytes) -> SourceState | None:
         """What is recorded of the source in this incarnation of its topic; None: nothing."""
         state = self.read(source.state_key())
         return state if state is not None and state.topic_id == topic_id else None
 
     def pinned(self, topic: str, key: str, topic_id: bytes) -> int | None:
         """The partition of a key, by any living source that has it; None: not seen yet."""
-        unkeyed = self.get(Source(topic, None, key), topic_id)
+        unkeyed = self.get(SourceIdentity(topic, None, key), topic_id)
         if unkeyed is not None:
             return unkeyed.partition
         pin = self._pins.get((topic, key))

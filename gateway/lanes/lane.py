@@ -1,110 +1,147 @@
 """A lane: the unit of ownership and fencing. It alone writes the chunks of its sources and knows their states.
 
-The order that makes it safe, and the windows that it covers:
+The order that makes it safe, and the crash windows that it covers:
 
 * open: fence first, replay second. The fence ends the older owner's transaction; only then is the state topic
-  complete, and read up to its end it is what is in the log.
-* write: one transaction at a time; what arrives meanwhile gathers for the next.
+  complete, and its replay up to the end gives the states that the log holds.
+* write: one transaction at a time; requests that arrive meanwhile are gathered for the next.
 * killed before the commit: nothing of the transaction is in the log. Killed after it: all of it is, with the states.
-* the commit's answer never came: the lane fences itself and replays, and each waiting request is answered from
-  what the log says. Where the lane is lost meanwhile, the answer is "unknown".
-* frozen and continued: the commit is refused by the fence, and the lane opens again only when the group confirms
-  that it is still this worker's.
+* the commit's answer is missing: the lane fences itself and replays, and each waiting request is answered from the
+  log. If the lane is revoked meanwhile, the answer is ``outcome-unknown``.
+* frozen and continued: the fence rejects the commit, and the lane opens again only when the group confirms that it is
+  still this worker's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.config import Config
-from logferry.gateway.errors import LaneLost, Moved, Problem
-from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.errors import LaneLost, LaneMoved, Problem
+from logferry.gateway.fair_share import FairShare
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.transactional_producer import NotCommitted, OutcomeUnknown
-from logferry.gateway.lanes.dedup import Refusal, Source, SourceState, SourceTable
-from logferry.gateway.lanes.group_commit import LaneProducer
-from logferry.gateway.lanes.lifecycle import KeptLane
-from logferry.gateway.lanes.pending import Answered, Pending, Waiting
-from logferry.gateway.lanes.transaction import Draft, Outcome, Request, Written
+from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import SourceTable
+from logferry.gateway.lanes.group_commit import GroupCommit
+from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
+from logferry.gateway.lanes.pending import Answered, PendingRequest, PendingRequests
+from logferry.gateway.lanes.replay import replay_states
+from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
 from logferry.gateway.metrics import LaneMetrics
-from logferry.gateway.replay import replay, silent_since, sources_of
-from logferry.gateway.topics.catalog import Topics
+from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.gateway.turns import Turns
+
+# A table may hold a million sources: a scan asks after so many whether others should run.
+_LOOK: Final = 64
 
 _EXPIRED_A_TRANSACTION: Final = 200
-# Refusals that hold whatever another worker may have recorded meanwhile, or that may be tried again.
-_TRUE_FOR_EVER: Final = ("overlap", "out-of-order", "overloaded")
+_EXPIRED_AT_ONCE: Final = 100
+# Refusals that hold whatever another worker may have recorded meanwhile, or that the caller may retry.
+_CERTAIN_REFUSALS: Final = ("overlap", "out-of-order", "overloaded")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Lane(KeptLane):
-    """One lane of the gateway."""
-
+class Lane(LaneLifecycle):
     config: Config
-    kafka: Kafka
-    topics: Topics
+    kafka: KafkaClient
+    topics: TopicCatalog
     metrics: LaneMetrics
     table: SourceTable = field(default_factory=SourceTable)
-    _waiting: Waiting = field(default_factory=Waiting)
+    _waiting: PendingRequests = field(default_factory=PendingRequests)
     _expired: deque[bytes] = field(default_factory=deque)
-    _producer: LaneProducer | None = None
+    _producer: GroupCommit | None = None
+    _before: dict[str, FencedProducer] = field(default_factory=dict)
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
+    _next_confirmation: asyncio.Task[None] | None = None
+    _confirmation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    # ---- from outside -----------------------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        self._waiting.room.limit = self.config.limits.lane_bytes
+
+    # ---- requests -----------------------------------------------------------------------------------------
 
     @property
     def queued_bytes(self) -> int:
         """Of the requests that are not answered yet."""
-        return self._waiting.size_bytes
+        return self._waiting.room.used
 
     def submit(self, request: Request) -> asyncio.Future[Answered]:
         """Queues a request. Raises Problem when the lane is full, and Moved when it is closing.
 
-        The answer comes within the time-out of requests, if only to say that the outcome is not known.
+        The answer comes within the timeout of requests, at the latest as ``outcome-unknown``.
         """
         if self._closing:
-            raise Moved("not-owner-yet", f"lane {self.number} is moving to another worker")
-        if self.queued_bytes + request.size_bytes > self.config.limits.lane_bytes:
-            raise Problem("overloaded", f"lane {self.number} has {self.queued_bytes} bytes waiting: {self.why}")
+            raise LaneMoved("not-owner-yet", f"lane {self.number} is moving to another worker")
+        if self.state == "stopped":
+            raise Problem("kafka-unavailable", f"lane {self.number} is stopped: {self.why}", retry_after_s=STOPPED_S)
+        room = self._waiting.room
+        if request.size_bytes > room.room(request.token):
+            own = f", {room.of_token(request.token)} of this token" if request.token else ""
+            raise Problem("overloaded", f"lane {self.number} has {room.used} bytes waiting{own}: {self.why}")
         answer = self._waiting.add(request, self.config.limits.request_timeout_s)
         self._wake.set()
         return answer
 
     def expire(self, now_s: float) -> None:
-        """Answers what waited too long with what is certain: surely not recorded, or not known."""
+        """Answers the requests that waited too long: surely not recorded, or outcome unknown."""
         queued = f"lane {self.number} is {self.state}: {self.why}"
         self._waiting.expire(now_s, queued, f"the commit is not answered yet: {self.why}")
 
-    def look_up(self, source: Source, topic_id: bytes) -> SourceState | None:
-        """What was committed when it was last heard: a hint. A client decides on the answer of a session alone."""
-        return self.table.get(source, topic_id)
-
     async def find_expired(self, now_ms: int) -> None:
-        """Looks for sources that were not heard of for the retention; they are forgotten a few in a transaction."""
+        """Finds sources that were silent for the retention; each transaction forgets a few of them.
+
+        A tenth of the sources at once at most: a wrong ``now_ms`` takes hours to do harm, and is reported before.
+        """
         if self.state != "serving" or self._expired:
             return
-        table = self.table
-        found = await silent_since(table, now_ms - self.config.source_retention_ms)
+        table, before_ms = self.table, now_ms - self.config.source_retention_ms
+        found, turns = deque[bytes](), Turns()
+        for count, key in enumerate(table.state_keys()):
+            state = table.read(key)
+            if state is not None and state.alive_ms < before_ms:
+                found.append(key)
+            if count % _LOOK == 0 and turns.over:
+                await turns.give()
+        at_once = max(_EXPIRED_AT_ONCE, len(table) // 10)
+        if len(found) > at_once:
+            log.event("many_sources_silent", lane=self.number, silent=len(found), sources=len(table), forgotten=at_once)
         if found and self.table is table:
-            self._expired = found
+            self._expired = deque(islice(found, at_once))
             self._wake.set()
 
-    async def sources(self, topic: str, wants: Callable[[str], bool]) -> list[tuple[Source, SourceState]]:
-        """The sources of a topic that are known to this lane, in no order. Raises Problem while it does not serve."""
+    async def sources(self, topic: str, wants: Callable[[str], bool]) -> list[tuple[SourceIdentity, SourceState]]:
+        """The sources of a topic whose id is wanted, in no order. Raises Problem while the lane does not serve."""
         if self.state != "serving":
             raise Problem("not-owner-yet", f"lane {self.number} is {self.state}: {self.why}")
-        return await sources_of(self.table, topic, wants)
+        found, table, turns = [], self.table, Turns()
+        prefixes = (b"s%s\0" % topic.encode(), b"k%s\0" % topic.encode())
+        for count, key in enumerate(table.state_keys()):
+            if key.startswith(prefixes):
+                source = SourceIdentity.of_state_key(key)
+                state = table.read(key) if wants(source.source_id) else None
+                if state is not None:
+                    found.append((source, state))
+            if count % _LOOK == 0 and turns.over:
+                await turns.give()
+        return found
 
-    # ---- as it is kept ----------------------------------------------------------------------------------------
+    # ---- for `LaneLifecycle` ----------------------------------------------------------------------------------------
 
     @property
-    def producer(self) -> LaneProducer | None:
+    def producer(self) -> GroupCommit | None:
         return self._producer
 
     @property
@@ -114,6 +151,10 @@ class Lane(KeptLane):
     def failed(self, error: BaseException) -> None:
         self.metrics.failed(error)
 
+    def stopped(self) -> None:
+        queued = f"lane {self.number} is stopped: {self.why}"
+        self._waiting.end(queued, queued)
+
     def ended(self) -> None:
         moved = f"lane {self.number} moved to another worker"
         self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
@@ -122,25 +163,26 @@ class Lane(KeptLane):
     async def drop_producer(self) -> None:
         if self._producer is not None:
             producer, self._producer = self._producer, None
+            self._before = producer.producers
             await producer.discard()
 
     async def open(self, *, first: bool) -> None:
         if self._producer is not None:
             return
         started = time.monotonic()
-        self.course.enter("fencing", "another worker may have had it" if self._doubted else None)
-        self._doubted = False
-        producer = LaneProducer(self.kafka, self.topics, self.config, self.number)
+        self.lane_state.enter("fencing", "another worker may have had it" if self._invalidated else None)
+        self._invalidated = False
+        producer = GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)
         self._producer = producer
         await producer.fence()
         fenced = time.monotonic()
-        self.course.enter("replaying")
-        self.table = await replay(self.kafka, self.config.state_topic, self.number)
-        self.course.enter("serving", "open")
+        self.lane_state.enter("replaying")
+        max_sources = self.config.limits.lane_sources
+        self.table = await replay(self.kafka, self.config.state_topic, self.number, max_sources, producer.state_end)
+        self.lane_state.enter("serving", "open")
         now = time.monotonic()
         self.metrics.opened(first=first, replay_s=now - fenced)
         log.event(
-            "info",
             "lane_open",
             lane=self.number,
             sources=len(self.table),
@@ -153,12 +195,12 @@ class Lane(KeptLane):
 
     async def serve(self) -> None:
         while True:
-            while not (self._waiting.is_queued or self._expired or self._doubted):
+            while not (self._waiting.is_queued or self._expired or self._invalidated):
                 if self._closing:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-            if self._doubted:
+            if self._invalidated:
                 await self.drop_producer()
                 await self.open(first=False)
                 continue
@@ -166,14 +208,17 @@ class Lane(KeptLane):
             if producer is None:
                 raise LaneLost(f"lane {self.number} has no producer")
             await producer.settled()
-            draft = self._draft()
+            draft = await self._draft()
             if draft.is_empty():
                 continue
-            started = time.monotonic()
-            self.course.begin()
+            started, throttled_s = time.monotonic(), producer.throttled_s
+            self.lane_state.begin()
             try:
                 offsets = await producer.transact(draft)
             except NotCommitted as failure:
+                self.topics.health.refuse(
+                    {tp: why for tp, why in failure.unavailable.items() if tp != producer.lane.state}
+                )
                 self._waiting.undo(draft, failure)
                 raise
             except OutcomeUnknown:
@@ -181,30 +226,50 @@ class Lane(KeptLane):
                 raise
             for key, raw in draft.states.items():
                 self.table.apply(key, raw)
-            self.course.commit()
-            self.metrics.committed(time.monotonic() - started, draft.records)
+            throttled_s = producer.throttled_s - throttled_s
+            self.lane_state.commit(throttled_s)
+            self.metrics.throttled(throttled_s)
+            self.metrics.committed(time.monotonic() - started, draft.chunks)
             self._waiting.commit(offsets)
             if producer.is_troubled:
                 await self.drop_producer()
                 await self.open(first=False)
 
-    def _draft(self) -> Draft:
-        """Puts the next transaction together; what does not have to wait for it is answered at once."""
+    async def _draft(self) -> Draft:
+        """Assembles the next transaction; requests that need not wait for it are answered at once.
+
+        Others run in between: many requests of thousands of chunks may wait.
+        """
         limits = self.config.limits
-        draft = Draft(self.table, int(time.time() * 1000), self.config.max_seqno_jump, limits.lane_sources)
+        health = self.topics.health
+        lapse_ms = int(self.config.session_lapse_s * 1000)
+        now_ms = self.kafka.clock.now_ms()
+        draft = Draft(self.table, now_ms, self.config.max_seqno_jump, lapse_ms, health.why)
         limit = limits.transaction_bytes
-        waiting, doubtful = self._waiting, list[tuple[Pending, Refusal]]()
+        waiting, doubtful = self._waiting, list[tuple[PendingRequest, Refusal]]()
+        refused, turns = set[SourceIdentity](), Turns()
         while waiting.is_queued and draft.size_bytes < limit:
+            if turns.over:
+                await turns.give()
+                continue
             pending = waiting.take()
+            if pending.request.source in refused and not isinstance(pending.request, RecordHeartbeat):
+                waiting.fail(pending, Problem("kafka-unavailable", "an earlier chunk of the source was not recorded"))
+                continue
             outcome, must_wait = draft.add(pending.request)
-            if must_wait:
+            if isinstance(outcome, Refusal) and outcome.kind == "kafka-unavailable":
+                refused.add(pending.request.source)
+                waiting.succeed(pending, Answered(outcome))
+            elif must_wait:
                 waiting.hold(pending, outcome)
             elif not isinstance(outcome, Refusal):
                 self._confirm_by(self._answer_duplicates(pending, outcome))
-            elif outcome.kind in _TRUE_FOR_EVER:
+            elif outcome.kind in _CERTAIN_REFUSALS:
                 waiting.succeed(pending, Answered(outcome))
             else:
                 doubtful.append((pending, outcome))
+        if refused:
+            waiting.fail_queued(refused.__contains__)
         if doubtful:
             self._confirm_by(self._answer_refused(doubtful))
         for _ in range(min(len(self._expired), _EXPIRED_A_TRANSACTION)):
@@ -216,36 +281,64 @@ class Lane(KeptLane):
         self._confirming.add(task)
         task.add_done_callback(self._confirming.discard)
 
-    async def _answer_refused(self, refused: list[tuple[Pending, Refusal]]) -> None:
-        """A worker that slept knows too little: of the newest session, which another one opened, that it is the newest,
-        and of a chunk that is recorded meanwhile. What would be refused for that is refused by the owner alone.
+    async def _judged_as_owner(self, judged_by: SourceTable) -> Callable[[], Problem] | None:
+        """None after the group confirmed ownership; else the problem to answer with.
+
+        A worker that was frozen may have missed a newer session, a recorded chunk, or that the source was forgotten:
+        only the owner may refuse, or call a chunk a duplicate.
         """
-        judged_by = self.table
-        problem: Callable[[], Problem] | None = None
         try:
-            await self.confirm_ownership(self.number)
+            if self._next_confirmation is None:
+                self._next_confirmation = asyncio.create_task(self._confirm_next())
+            await asyncio.shield(self._next_confirmation)
         except LaneLost as error:
-            problem = partial(Moved, "not-owner-yet", str(error))
+            return partial(LaneMoved, "not-owner-yet", str(error))
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            problem = partial(Problem, "kafka-unavailable", f"the group does not answer: {error!r}")
-        is_settled = self.state == "serving" and not (self._doubted or self._closing)
-        if problem is None and (self.table is not judged_by or not is_settled):
-            problem = partial(Moved, "not-owner-yet", f"lane {self.number} was opened anew; try again")
+            return partial(Problem, "kafka-unavailable", f"the group does not answer: {error!r}")
+        is_settled = self.state == "serving" and not (self._invalidated or self._closing)
+        if self.table is not judged_by or not is_settled:
+            return partial(LaneMoved, "not-owner-yet", f"lane {self.number} was reopened; try again")
+        return None
+
+    async def _confirm_next(self) -> None:
+        """Those who ask during one confirmation share the next."""
+        async with self._confirmation_lock:
+            self._next_confirmation = None
+            await self.confirm_ownership(self.number)
+
+    async def _answer_refused(self, refused: list[tuple[PendingRequest, Refusal]]) -> None:
+        problem = await self._judged_as_owner(self.table)
         for pending, outcome in refused:
             if problem is None:
                 self._waiting.succeed(pending, Answered(outcome))
             else:
                 self._waiting.fail(pending, problem())
 
-    async def _answer_duplicates(self, pending: Pending, outcome: Outcome) -> None:
-        """A duplicate is acknowledged when the topic still is the one that its original was recorded in."""
+    async def _answer_duplicates(self, pending: PendingRequest, outcome: Outcome) -> None:
+        """Acknowledges a duplicate once its topic is confirmed to be the one that the original was recorded in."""
         topic, waiting = pending.request.topic, self._waiting
+        problem = await self._judged_as_owner(self.table)
+        if problem is not None:
+            return waiting.fail(pending, problem())
         try:
-            partition = outcome.state.partition if isinstance(outcome, Written) else 0
+            partition = outcome.state.partition if isinstance(outcome, WriteOutcome) else 0
             found = await self.topics.confirm([(topic.name, partition)])
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            return waiting.fail(pending, Problem("kafka-unavailable", f"the topic cannot be looked at: {error!r}"))
+            return waiting.fail(pending, Problem("kafka-unavailable", f"the topic cannot be confirmed: {error!r}"))
         if found.get(topic.name) == topic.id:
             return waiting.succeed(pending, Answered(outcome))
         self.topics.forget(topic.name)
         return waiting.fail(pending, Problem("kafka-unavailable", f"{topic.name} was deleted meanwhile; try again"))
+
+
+async def replay(
+    kafka: KafkaClient, topic: str, partition: int, max_sources: int = sys.maxsize, up_to: int = 0
+) -> SourceTable:
+    """The sources of the lane, by their states in Kafka. Raises as `replay_states` does."""
+    table = SourceTable(FairShare(max_sources))
+
+    def remedy(offset: int) -> str:
+        return f"; else: logferry lanes --config FILE --forget {partition}:{offset}"
+
+    await replay_states(kafka, topic, partition, table.apply, remedy, up_to)
+    return table

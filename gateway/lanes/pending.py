@@ -1,83 +1,83 @@
-"""The requests of a lane on their way to an answer: queued, then in the running transaction.
+"""The pending requests of a lane: queued, then in the running transaction, then answered.
 
-* Each is answered once, whatever comes later.
-* Nothing is overtaken: when a request of a source fails, those behind it of the same source fail with it, or a later
-  chunk would be recorded and the earlier one be taken for a duplicate when it comes again.
-* What fails while it is queued is surely not recorded. What fails in a transaction may be: only the log can say.
+* Each is answered once, whatever happens later.
+* No request overtakes another of its source: when one fails, those behind it fail with it. Otherwise a later chunk
+  would be recorded, and the earlier one would be taken for a duplicate when it is sent again.
+* A request that fails while queued is surely not recorded. One that fails in a transaction may be: only the log tells.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from logferry.gateway.errors import Moved, Problem
+from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.contract.source_state import SourceIdentity
+from logferry.gateway.errors import LaneMoved, Problem
+from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.transactional_producer import NotCommitted
-from logferry.gateway.lanes.dedup import Source, SourceTable
+from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.group_commit import Offsets
-from logferry.gateway.lanes.transaction import Draft, Outcome, Request, Written, resolve
+from logferry.gateway.lanes.transaction import Draft, Outcome, Request, WriteOutcome, resolve
 
 
 @dataclass(slots=True)
 class Answered:
-    """What a request is told: its outcome, and the offsets of its first and last record where they are known."""
+    """The answer to a request: its outcome, and the offsets of its first and last record where they are known."""
 
     outcome: Outcome
     offsets: tuple[int, int] | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
-    """A request on its way to its answer."""
-
+class PendingRequest:
     request: Request
     answer: asyncio.Future[Answered]
     deadline_s: float
 
 
 @dataclass(slots=True)
-class Waiting:
-    """Those of one lane. ``size_bytes``: of all that are not answered."""
+class PendingRequests:
+    """The requests of one lane. ``room``: the bytes of all that are not answered, shared by the tokens."""
 
-    size_bytes: int = 0
-    _queue: deque[Pending] = field(default_factory=deque)
-    _in_flight: list[tuple[Pending, Outcome]] = field(default_factory=list)
+    room: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
+    _queue: deque[PendingRequest] = field(default_factory=deque)
+    _in_flight: list[tuple[PendingRequest, Outcome]] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def is_queued(self) -> bool:
-        """Something waits for a transaction."""
         return bool(self._queue)
 
     def add(self, request: Request, timeout_s: float) -> asyncio.Future[Answered]:
-        """Queues it."""
         # Asked once: until Python 3.12 each asking is a system call, 5 % of a small request.
         loop = self._loop = self._loop or asyncio.get_running_loop()
-        pending = Pending(request, loop.create_future(), loop.time() + timeout_s)
-        self.size_bytes += request.size_bytes
+        pending = PendingRequest(request, loop.create_future(), loop.time() + timeout_s)
+        self.room.take(request.token, request.size_bytes)
         self._queue.append(pending)
         return pending.answer
 
-    def take(self) -> Pending:
+    def take(self) -> PendingRequest:
         """The next one of the queue, to be answered or given to `hold`."""
         return self._queue.popleft()
 
-    def hold(self, pending: Pending, outcome: Outcome) -> None:
+    def hold(self, pending: PendingRequest, outcome: Outcome) -> None:
         """It is answered so when the running transaction is committed."""
         self._in_flight.append((pending, outcome))
 
     # ---- answers ----------------------------------------------------------------------------------------------
 
-    def succeed(self, pending: Pending, answered: Answered) -> None:
+    def succeed(self, pending: PendingRequest, answered: Answered) -> None:
         if not pending.answer.done():
-            self.size_bytes -= pending.request.size_bytes
+            self.room.give(pending.request.token, pending.request.size_bytes)
             pending.answer.set_result(answered)
 
-    def fail(self, pending: Pending, problem: Problem) -> None:
+    def fail(self, pending: PendingRequest, problem: Problem) -> None:
         if not pending.answer.done():
-            self.size_bytes -= pending.request.size_bytes
+            self.room.give(pending.request.token, pending.request.size_bytes)
             pending.answer.set_exception(problem)
 
     def commit(self, offsets: Offsets) -> None:
@@ -87,12 +87,27 @@ class Waiting:
         self._in_flight.clear()
 
     def undo(self, draft: Draft, failure: NotCommitted) -> None:
-        """The transaction of the draft is not in the log, and never will be."""
-        for pending, _ in self._in_flight:
-            why = str(failure) if failure.topic == pending.request.topic.name else type(failure.cause).__name__
+        """The transaction of the draft is not in the log, and never will be.
+
+        Where the partitions to blame are known, only what needs them fails: the rest is queued again, in its order.
+        """
+        in_flight, self._in_flight = self._in_flight, []
+        if failure.unavailable:
+            failed = {p.request.source for p, outcome in in_flight if _partition(p, outcome) in failure.unavailable}
+        else:
+            failed = {pending.request.source for pending, _ in in_flight}
+        again = []
+        for pending, _ in in_flight:
+            if pending.request.source not in failed:
+                again.append(pending)
+                continue
+            is_named = failure.topic == pending.request.topic.name or failure.unavailable
+            # The text of an error may name a topic that the caller must not know of; a text of our own does not.
+            is_told = is_named or isinstance(failure.cause, str)
+            why = str(failure) if is_told else type(failure.cause).__name__
             self.fail(pending, Problem("kafka-unavailable", f"the transaction failed: {why}"))
-        self._in_flight.clear()
-        self.fail_queued(draft.touches)
+        self.fail_queued(failed.__contains__ if failure.unavailable else draft.touches)
+        self._queue.extendleft(reversed(again))
 
     def settle(self, table: SourceTable) -> None:
         """After fence and replay: what the log holds, the table, is what happened."""
@@ -102,14 +117,15 @@ class Waiting:
             if committed:
                 self.succeed(pending, Answered(outcome))
             elif committed is None:
-                self.fail(pending, Problem("outcome-unknown", "later sessions hide what happened; send the same again"))
+                detail = "a later session hides the outcome; send the same request again"
+                self.fail(pending, Problem("outcome-unknown", detail))
             else:
                 self.fail(pending, Problem("kafka-unavailable", "the transaction was not committed"))
         self._in_flight.clear()
 
-    def fail_queued(self, touches: Callable[[Source], bool]) -> None:
+    def fail_queued(self, touches: Callable[[SourceIdentity], bool]) -> None:
         """Later chunks of a source whose earlier ones were undone, or waited too long, must not go first."""
-        kept = deque[Pending]()
+        kept = deque[PendingRequest]()
         for pending in self._queue:
             if touches(pending.request.source):
                 self.fail(pending, Problem("kafka-unavailable", "an earlier chunk of the source was not recorded"))
@@ -119,7 +135,7 @@ class Waiting:
 
     def expire(self, now_s: float, queued: str, in_flight: str) -> None:
         """Answers what waited too long with what is certain: surely not recorded, or not known; and why."""
-        expired = set[Source]()
+        expired = set[SourceIdentity]()
         while self._queue and self._queue[0].deadline_s <= now_s:
             pending = self._queue.popleft()
             expired.add(pending.request.source)
@@ -133,14 +149,14 @@ class Waiting:
     def end(self, queued: str, in_flight: str) -> None:
         """Answers everything: the lane is another worker's, and why."""
         for pending, _ in self._in_flight:
-            self.fail(pending, Moved("outcome-unknown", in_flight))
+            self.fail(pending, LaneMoved("outcome-unknown", in_flight))
         self._in_flight.clear()
         while self._queue:
-            self.fail(self._queue.popleft(), Moved("not-owner-yet", queued))
+            self.fail(self._queue.popleft(), LaneMoved("not-owner-yet", queued))
 
 
 def _answered(outcome: Outcome, topic: str, offsets: Offsets) -> Answered:
-    if isinstance(outcome, Written) and outcome.span is not None:
+    if isinstance(outcome, WriteOutcome) and outcome.span is not None:
         batches = offsets[topic, outcome.state.partition]
         if len(batches) == 1 and batches[0][1] >= 0:
             base = batches[0][1]
@@ -159,3 +175,10 @@ def _offset_of(index: int, batches: list[tuple[int, int]]) -> int:
             break
         found = -1 if base < 0 else base + index - first
     return found
+
+
+def _partition(pending: PendingRequest, outcome: Outcome) -> TopicPartition | None:
+    """The partition that the request writes chunks to; None: it writes none."""
+    if not isinstance(outcome, WriteOutcome) or outcome.span is None:
+        return None
+    return pending.request.source.topic, outcome.state.partition

@@ -1,70 +1,73 @@
-"""What a read session holds of its group, and what its reader was told of it. Pure; everything that changes it is here.
+"""The subscription of a read session, the partitions that it holds, and the frames that its reader received. Pure.
 
-* Kafka grants partitions in a generation (`grant`), the session finds where they start (`hold`), and only then
-  anything is delivered. A revocation at any moment ends all of that at once.
-* The reader hears of it in order: ``assigned`` before the first chunk, ``revoked`` before the next ``assigned``,
-  and nothing of an assignment after its ``revoked`` (`due`). A grant that was revoked before the reader heard of it
-  is never told.
-* A commit is good for the generation in which its partitions were held last (`may_commit`). Whether that generation
+Everything that changes the state of the partitions is here:
+
+| state | `grant` | `hold` of that grant | `revoke` |
+| --- | --- | --- | --- |
+| nothing | granted | refused | nothing |
+| granted: start positions are not known yet | granted | held | nothing |
+| held: chunks may be delivered | granted | refused | nothing |
+
+* Kafka grants partitions in a generation, the session looks up where they start, and only then delivers chunks.
+* The reader receives frames in order (`due`): ``assigned`` before the first chunk, ``revoked`` before the next
+  ``assigned``, and nothing of an assignment after its ``revoked``. A grant that was revoked before its ``assigned``
+  was sent is never mentioned.
+* A commit is valid for the generation in which its partitions were held last (`may_commit`). Whether that generation
   still is the group's, Kafka decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import lru_cache
+from typing import NamedTuple
 
+from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.reading import formats as frames
-from logferry.gateway.reading.formats import Frame, Partition
-
-
-class Member(NamedTuple):
-    """A member of a group in one generation. `NOBODY` stands for a group that is empty."""
-
-    generation: int
-    id: str
-
-
-NOBODY: Final = Member(-1, "")
+from logferry.gateway.kafka.types import GroupMember
+from logferry.gateway.reading import formats
+from logferry.gateway.reading.formats import Frame
 
 
 class Grant(NamedTuple):
-    """Partitions that Kafka gave to the session; where they start is not known yet."""
+    """Partitions that Kafka assigned to the session, before their start positions are known."""
 
-    member: Member
-    partitions: frozenset[Partition]
+    member: GroupMember
+    partitions: frozenset[TopicPartition]
 
 
-class Assignment:
+class HeldPartitions:
     """Partitions that the session holds; ``reached``: the position up to which each was read."""
 
-    def __init__(self, member: Member, starts: Mapping[Partition, int]) -> None:
+    def __init__(self, member: GroupMember, starts: Mapping[TopicPartition, int]) -> None:
         self.member = member
         self.starts = dict(starts)
         self.reached = dict(starts)
-        self._owed: dict[Partition, int] = {}
-        self._announced: dict[Partition, int] = {}
+        self._owed: dict[TopicPartition, int] = {}
+        self._announced: dict[TopicPartition, int] = {}
 
-    def deliver(self, partition: Partition, position: int) -> None:
+    def deliver(self, partition: TopicPartition, position: int) -> None:
         """A chunk before ``position`` was sent; its reader owes a commit of it."""
         self._owed[partition] = position
 
-    def commit(self, offsets: Mapping[Partition, int]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         for partition, offset in offsets.items():
             if offset >= self._owed.get(partition, offset + 1):
                 del self._owed[partition]
 
     @property
     def is_settled(self) -> bool:
-        """Everything that was delivered is committed: nothing of it will come again to anybody."""
+        """Every delivered chunk is committed: none will be delivered again."""
         return not self._owed
 
-    def reach(self, partition: Partition, position: int) -> None:
+    def reach(self, partition: TopicPartition, position: int) -> None:
         self.reached[partition] = max(position, self.reached[partition])
 
-    def caught_up(self, partition: Partition, position: int, end: int) -> bool:
-        """Whether the reader is to be told that it has everything up to ``position``: once, until it moves again."""
+    def caught_up(self, partition: TopicPartition, position: int, end: int) -> bool:
+        """Whether a ``caught_up`` frame is due for ``position``: once, until the position moves again."""
         if position < end or self._announced.get(partition) == position:
             return False
         self._announced[partition] = position
@@ -72,16 +75,14 @@ class Assignment:
         return True
 
 
-class Standing:
-    """Where a session stands in its group."""
-
+class SessionAssignment:
     def __init__(self) -> None:
         self.granted: Grant | None = None
-        self.held: Assignment | None = None
-        self._last: Assignment | None = None
-        self._told: Assignment | None = None
+        self.held: HeldPartitions | None = None
+        self._last: HeldPartitions | None = None
+        self._announced_to_reader: HeldPartitions | None = None
 
-    def grant(self, member: Member, partitions: Iterable[Partition]) -> None:
+    def grant(self, member: GroupMember, partitions: Iterable[TopicPartition]) -> None:
         self.granted, self.held = Grant(member, frozenset(partitions)), None
 
     def revoke(self) -> None:
@@ -89,30 +90,30 @@ class Standing:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing of what was delivered will come again."""
+        """Every delivered chunk is committed."""
         return self._last is None or self._last.is_settled
 
-    def hold(self, granted: Grant, starts: Mapping[Partition, int]) -> bool:
-        """False when the grant was replaced or revoked while its positions were looked up."""
+    def hold(self, granted: Grant, starts: Mapping[TopicPartition, int]) -> bool:
+        """False when the grant was replaced or revoked while its start positions were looked up."""
         if granted is not self.granted:
             return False
         self.granted = None
-        self.held = self._last = Assignment(granted.member, starts)
+        self.held = self._last = HeldPartitions(granted.member, starts)
         return True
 
     def due(self) -> list[Frame]:
-        """What the reader has to hear before it hears of any chunk."""
-        if self._told is self.held:
+        """The frames that the reader must receive before any further chunk."""
+        if self._announced_to_reader is self.held:
             return []
         found = []
-        if self._told is not None:
-            found.append(frames.revoked(self._told.member.generation, self._told.starts))
+        if self._announced_to_reader is not None:
+            found.append(formats.revoked(self._announced_to_reader.member.generation, self._announced_to_reader.starts))
         if self.held is not None:
-            found.append(frames.assigned(self.held.member.generation, self.held.starts))
-        self._told = self.held
+            found.append(formats.assigned(self.held.member.generation, self.held.starts))
+        self._announced_to_reader = self.held
         return found
 
-    def may_commit(self, generation: int, partitions: Iterable[Partition]) -> Assignment:
+    def may_commit(self, generation: int, partitions: Iterable[TopicPartition]) -> HeldPartitions:
         """The assignment in whose name the positions may be committed. Raises Problem ``superseded``."""
         last = self._last
         if last is None or last.member.generation != generation:
@@ -124,20 +125,13 @@ class Standing:
         return last
 
 
-def start_positions(
-    partitions: Iterable[Partition], committed: Mapping[Partition, int], firsts: Mapping[Partition, int]
-) -> dict[Partition, int]:
-    """Where each partition starts: at its committed position, without one at the first retained chunk."""
-    return {partition: committed.get(partition, firsts[partition]) for partition in partitions}
-
-
-def out_of_range(partition: Partition, offset: int, first: int, end: int) -> Problem:
-    """Chunks were lost to a consumer, or the topic is another one: somebody has to decide, nothing is skipped."""
+def out_of_range(partition: TopicPartition, offset: int, first: int, end: int) -> Problem:
+    """The consumer missed chunks, or the topic was recreated: nothing is skipped, an operator decides."""
     topic, number = partition
     return Problem(
         "out-of-range",
-        f"position {offset} of {topic}, partition {number} is outside of {first} to {end};"
-        " set the consumer's position to go on: PUT /v1/consumers/{consumer}/offsets",
+        f"position {offset} of {topic}, partition {number} is outside the retained offsets {first} to {end};"
+        " set the consumer's position to continue: PUT /v1/consumers/{consumer}/offsets",
         topic=topic,
         partition=number,
         offset=offset,
@@ -152,3 +146,42 @@ def next_count(count: int, records: int, size_bytes: int, target_bytes: int, mos
         return count
     fitting = target_bytes * records // max(size_bytes, 1)
     return max(1, min(fitting, 2 * count, most))
+
+
+@lru_cache(maxsize=256)
+def matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """One expression for all of them: a session looks at every topic there is."""
+    return re.compile("|".join(map(translate, patterns)) or r"(?!)")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Topics by full name and by pattern, of those that the caller may read, and filters.
+
+    Whether the patterns match a topic is decided once; whether the caller may read it, each time.
+    """
+
+    consumer: str
+    topics: frozenset[str]
+    patterns: tuple[str, ...]
+    may_read: Callable[[str], bool]
+    source_prefix: str = ""
+    attributes: dict[str, str] = field(default_factory=dict)
+    _decided: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def among(self, names: Iterable[str]) -> frozenset[str]:
+        """The topics to read, of those that exist."""
+        return frozenset(name for name in names if name in self.topics or self._fits(name))
+
+    def _fits(self, name: str) -> bool:
+        fits = self._decided.get(name)
+        if fits is None:
+            fits = self._decided[name] = matcher(self.patterns).match(name) is not None
+        return fits and self.may_read(name)
+
+    def passes(self, source_id: str, attributes: dict[str, str]) -> bool:
+        return source_id.startswith(self.source_prefix) and self.attributes.items() <= attributes.items()
+
+
+def unknown_topic(topic: str) -> Problem:
+    return Problem("unknown-topic", f"there is no topic {topic}", topic=topic)

@@ -1,45 +1,39 @@
-"""How far a consumer is behind, partition by partition, and what its positions are set to. No handlers here."""
+"""The lag of a consumer by partition, and how its positions are set."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from aiokafka import errors
+from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
-from logferry.gateway.kafka.consumer_groups import Groups, Refused
-from logferry.gateway.reading.assignment import NOBODY, out_of_range
-from logferry.gateway.reading.formats import Partition
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
+from logferry.gateway.kafka.types import NO_MEMBER, grouped
+from logferry.gateway.reading.assignment import out_of_range, unknown_topic
 
 _LOOK_BYTES: Final = 64 << 10
+# The client id of a read session's member begins so.
+CLIENT_ID_PREFIX: Final = "logferry-"
 
 Start = int | Literal["earliest", "latest"]
 MayRead = Callable[[str], bool]
 
 
-class Unread(NamedTuple):
-    """What a position has before it; ``oldest_ms`` is None when that is nothing. ``size_bytes``: an estimate."""
+class RequestedPosition(NamedTuple):
+    """The new position: an offset, an end, or the first record at or after a time."""
 
-    records: int
-    size_bytes: int
-    oldest_ms: int | None
-
-
-class Setting(NamedTuple):
-    """Where a position is to go: to an offset, an end, or the first record at or after a time."""
-
-    partition: Partition
+    partition: TopicPartition
     start: Start | None
     time_ms: int | None = None
 
 
 async def lags(
-    kafka: Kafka, committed: Mapping[Partition, int], named: Iterable[str], may_read: MayRead
+    kafka: KafkaClient, committed: Mapping[TopicPartition, int], named: Iterable[str], may_read: MayRead
 ) -> list[dict[str, Any]]:
-    """Every partition of the topics that have a committed position, or are named.
+    """Every partition of the topics that have a committed position or are named.
 
     ``offset``: what is committed, None if nothing is: the consumer would start at ``first``. ``lag_records`` counts
     offsets from the oldest unread record to the end; Kafka's control records take offsets, one a transaction, so it is
@@ -53,10 +47,12 @@ async def lags(
     firsts = await kafka.offsets(partitions, EARLIEST) if partitions else {}
     ends = await kafka.offsets(partitions, LATEST) if partitions else {}
 
-    async def described(partition: Partition) -> dict[str, Any]:
+    async def described(partition: TopicPartition) -> dict[str, Any]:
         first, end = firsts[partition], ends[partition]
         offset = committed.get(partition)
-        unread = await _unread(kafka, partition, max(first, first if offset is None else offset), end)
+        position = max(first, first if offset is None else offset)
+        records, size_bytes, oldest_ms = await _unread(kafka, partition, position, end)
+        age_s = None if oldest_ms is None else max(0.0, round((kafka.clock.now_ms() - oldest_ms) / 1000, 3))
         return {
             "topic": partition[0],
             "partition": partition[1],
@@ -64,23 +60,26 @@ async def lags(
             "first": first,
             "next": end,
             "out_of_range": offset is not None and not first <= offset <= end,
-            "lag_records": unread.records,
-            "lag_bytes": unread.size_bytes,
-            "lag_seconds": None
-            if unread.oldest_ms is None
-            else max(0.0, round(time.time() - unread.oldest_ms / 1000, 3)),
+            "lag_records": records,
+            "lag_bytes": size_bytes,
+            "lag_seconds": age_s,
         }
 
     return list(await asyncio.gather(*map(described, partitions)))
 
 
-async def _unread(kafka: Kafka, partition: Partition, position: int, end: int) -> Unread:
-    """Control records and aborted data are passed: nobody has to read them."""
+async def _unread(
+    kafka: KafkaClient, partition: TopicPartition, position: int, end: int
+) -> tuple[int, int, int | None]:
+    """The unread records after a position: number, bytes by estimate, and the time of the oldest, None without any.
+
+    Control records and aborted data do not count: no reader receives them.
+    """
     while position < end:
         try:
             fetched = await kafka.fetch(*partition, position, max_bytes=_LOOK_BYTES, stop_bytes=_LOOK_BYTES)
         except errors.OffsetOutOfRangeError:
-            # Retention took it meanwhile.
+            # Retention removed the position meanwhile.
             position = await kafka.offset(*partition, EARLIEST)
             continue
         if fetched.records:
@@ -88,18 +87,32 @@ async def _unread(kafka: Kafka, partition: Partition, position: int, end: int) -
             end = max(end, oldest.offset + 1)
             seen_bytes = sum(len(record.value or b"") for record in fetched.records if record.offset < end)
             seen = min(fetched.next_offset, end) - oldest.offset
-            return Unread(end - oldest.offset, seen_bytes * (end - oldest.offset) // seen, oldest.timestamp_ms)
+            return end - oldest.offset, seen_bytes * (end - oldest.offset) // seen, oldest.timestamp_ms
         if fetched.next_offset == position:
             break
         position = fetched.next_offset
-    return Unread(0, 0, None)
+    return 0, 0, None
+
+
+async def strangers(kafka: KafkaClient, consumer: str) -> list[str]:
+    """The client ids of the group's members that are not read sessions."""
+    found = await ConsumerGroups(kafka).client_ids(consumer)
+    return [client_id for client_id in found if not client_id.startswith(CLIENT_ID_PREFIX)]
+
+
+async def check_members(kafka: KafkaClient, consumer: str) -> None:
+    """Raises Problem ``conflict`` for a group that other programs use: it may not be joined, nor its positions set."""
+    found = await strangers(kafka, consumer)
+    if found:
+        detail = f"the group {consumer} is used by programs that are not read sessions; choose another consumer"
+        raise Problem("conflict", detail, members=len(found))
 
 
 async def check_retained(
-    kafka: Kafka,
-    positions: Mapping[Partition, int],
-    firsts: Mapping[Partition, int],
-    ends: Mapping[Partition, int],
+    kafka: KafkaClient,
+    positions: Mapping[TopicPartition, int],
+    firsts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
 ) -> None:
     """Raises Problem ``out-of-range`` for a position at which nothing can be read.
 
@@ -114,55 +127,46 @@ async def check_retained(
                 raise out_of_range(partition, offset, firsts[partition], ends[partition]) from None
 
 
-async def resolved(kafka: Kafka, settings: Iterable[Setting]) -> dict[Partition, int]:
-    """The offsets that are meant. Raises Problem ``unknown-topic``, ``not-found``, ``out-of-range``."""
+async def resolved(kafka: KafkaClient, settings: Iterable[RequestedPosition]) -> dict[TopicPartition, int]:
+    """The offsets of the requested positions. Raises Problem ``unknown-topic``, ``not-found``, ``out-of-range``."""
     settings = list(settings)
     views = (await kafka.describe(sorted({setting.partition[0] for setting in settings}))).topics
     for topic, number in (setting.partition for setting in settings):
         if topic not in views:
-            raise Problem("unknown-topic", f"there is no topic {topic}", topic=topic)
+            raise unknown_topic(topic)
         if number >= len(views[topic].partitions):
             raise Problem("not-found", f"{topic} has the partitions 0 to {len(views[topic].partitions) - 1}")
     partitions = [setting.partition for setting in settings]
     firsts = await kafka.offsets(partitions, EARLIEST)
     ends = await kafka.offsets(partitions, LATEST)
-    times: dict[int, list[Partition]] = {}
-    for setting in settings:
-        if setting.time_ms is not None:
-            times.setdefault(setting.time_ms, []).append(setting.partition)
-    at: dict[tuple[int, Partition], int] = {}
-    for time_ms, asked in times.items():
-        at.update({(time_ms, p): offset for p, offset in (await kafka.offsets(asked, time_ms)).items()})
+    at: dict[TopicPartition, int] = {}
+    for time_ms, asked in grouped((time_ms, p) for p, _, time_ms in settings if time_ms is not None).items():
+        at.update(await kafka.offsets(asked, time_ms))
     found = {}
-    for partition, start, late_as in settings:
-        first, end = firsts[partition], ends[partition]
-        if late_as is not None:
-            found_at = at[late_as, partition]
-            offset = found_at if found_at >= 0 else end
-        elif isinstance(start, int):
-            offset = start
-        else:
-            offset = end if start == "latest" else first
-        found[partition] = offset
+    for partition, start, _ in settings:
+        wanted = at.get(partition, start)
+        if not isinstance(wanted, int):
+            wanted = (ends if wanted == "latest" else firsts)[partition]
+        found[partition] = wanted if wanted >= 0 else ends[partition]  # -1: there is no record so late
     await check_retained(kafka, found, firsts, ends)
     return found
 
 
-async def start_at_latest(kafka: Kafka, consumer: str, topics: Iterable[str]) -> None:
-    """Topics in which the consumer has no position yet get theirs, at the end, before anybody reads them.
+async def start_at_latest(kafka: KafkaClient, consumer: str, topics: Iterable[str]) -> None:
+    """Sets the consumer's position to the end of topics in which it has none, before a session reads them.
 
-    Stored and not merely begun at, so that what is written before the first commit is not passed over when the
-    partitions move. Raises Problem ``conflict`` when other sessions of the consumer are alive.
+    Committed, so that chunks written before the reader's first commit are not skipped when the partitions move.
+    Raises Problem ``conflict`` when other sessions of the consumer are alive.
     """
-    groups = Groups(kafka)
+    groups = ConsumerGroups(kafka)
     missing = await _without_positions(groups, consumer, topics)
     if not missing:
         return
     views = (await kafka.describe(sorted(missing))).topics
     partitions = [(name, p.partition) for name, view in views.items() for p in view.partitions]
     try:
-        await groups.commit(consumer, NOBODY, await kafka.offsets(partitions, LATEST))
-    except Refused:
+        await groups.commit(consumer, NO_MEMBER, await kafka.offsets(partitions, LATEST))
+    except CommitRefused:
         left = await _without_positions(groups, consumer, topics)
         if left:
             detail = (
@@ -171,5 +175,5 @@ async def start_at_latest(kafka: Kafka, consumer: str, topics: Iterable[str]) ->
             raise Problem("conflict", detail) from None
 
 
-async def _without_positions(groups: Groups, consumer: str, topics: Iterable[str]) -> set[str]:
+async def _without_positions(groups: ConsumerGroups, consumer: str, topics: Iterable[str]) -> set[str]:
     return set(topics) - {topic for topic, _ in await groups.committed(consumer)}

@@ -1,25 +1,29 @@
-"""The frames of a read session and how they are written: MessagePack maps, or lines of JSON. Pure.
+"""Rows of chunks and frames of read sessions, as MessagePack, lines of JSON or objects. Pure.
 
-The order of frames says what belongs to whom: chunks of a partition come only between an ``assigned`` that names
-it and the next ``revoked``, and every ``assigned`` starts where the consumer's committed position stood.
+The order of frames says what belongs together: chunks of a partition come only between an ``assigned`` that names
+it and the next ``revoked``, and every ``assigned`` starts at the consumer's committed position.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
-from logferry.gateway.contract.chunk import MSGPACK, NDJSON
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON, chunk_of_record
+from logferry.gateway.contract.names import Malformed, TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.rows import KEYS, Row, row_object
+from logferry.gateway.kafka.record_batch import KafkaRecord
 
 Frame = dict[str, Any]
-# A Kafka topic and the number of a partition of it.
-Partition = tuple[str, int]
 
 KEEP_ALIVE: Final[Frame] = {"frame": "keep_alive"}
+PLAIN: Final = "text/plain"
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    MSGPACK: (MSGPACK, "*/*", "application/*"), NDJSON: (NDJSON, "application/json"), PLAIN: (PLAIN, "text/*"),
+}  # fmt: skip
 
 
 class Encoding(NamedTuple):
@@ -30,15 +34,21 @@ class Encoding(NamedTuple):
     chunk: Callable[[Row], bytes]
 
 
+def media_type(accept: str, offered: Sequence[str]) -> str:
+    """The first one of an Accept header, in its order, that is offered. Raises Problem when none is."""
+    for part in accept.split(",") if accept else ["*/*"]:
+        kind = part.split(";")[0].strip().lower()
+        for found in offered:
+            if kind in _NAMES[found]:
+                return found
+    raise Problem("bad-request", f"Accept: none of {', '.join(offered)} fits {accept[:100]!r}")
+
+
 def encoding(accept: str) -> Encoding:
     """The format for an Accept header. Raises Problem when none fits."""
-    kinds = [part.split(";")[0].strip().lower() for part in accept.split(",")] if accept else ["*/*"]
-    for kind in kinds:
-        if kind in (MSGPACK, "*/*", "application/*"):
-            return Encoding(MSGPACK, _packed, _packed_chunk)
-        if kind in (NDJSON, "application/json"):
-            return Encoding(NDJSON, _line, _chunk_line)
-    raise Problem("bad-request", f"Accept: none of {MSGPACK}, {NDJSON} fits {accept[:100]!r}")
+    if media_type(accept, (MSGPACK, NDJSON)) == MSGPACK:
+        return Encoding(MSGPACK, _packed, _packed_chunk)
+    return Encoding(NDJSON, _line, _chunk_line)
 
 
 def _packed(frame: Frame) -> bytes:
@@ -61,26 +71,56 @@ def session(session_id: str, consumer: str) -> Frame:
     return {"frame": "session", "session": session_id, "consumer": consumer}
 
 
-def assigned(generation: int, starts: Mapping[Partition, int]) -> Frame:
+def assigned(generation: int, starts: Mapping[TopicPartition, int]) -> Frame:
     """``offset``: where the partition's chunks start."""
     return {"frame": "assigned", "generation": generation, "partitions": positions(starts)}
 
 
-def revoked(generation: int, partitions: Iterable[Partition]) -> Frame:
+def revoked(generation: int, partitions: Iterable[TopicPartition]) -> Frame:
     named = [{"topic": topic, "partition": number} for topic, number in sorted(partitions)]
     return {"frame": "revoked", "generation": generation, "partitions": named}
 
 
-def caught_up(reached: Mapping[Partition, int]) -> Frame:
-    """``offset``: the position to commit; it has passed what is no chunk, and what the filters left out."""
+def caught_up(reached: Mapping[TopicPartition, int]) -> Frame:
+    """``offset``: the position to commit, past records that are not chunks or that the filters exclude."""
     return {"frame": "caught_up", "partitions": positions(reached)}
 
 
 def error(problem: Problem) -> Frame:
-    """The last frame of a session that cannot go on: the problem document that a request would have got."""
+    """The last frame of a session that fails: the problem document that a request would have received."""
     return {"frame": "error", "problem": problem.document()}
 
 
-def positions(offsets: Mapping[Partition, int]) -> list[dict[str, Any]]:
+def positions(offsets: Mapping[TopicPartition, int]) -> list[dict[str, Any]]:
     """Positions as every answer writes them."""
     return [{"topic": topic, "partition": number, "offset": at} for (topic, number), at in sorted(offsets.items())]
+
+
+KEYS: Final = (
+    *("dc", "topic", "partition", "offset", "source_id", "seqno", "prev"),
+    *("created_ms", "recorded_ms", "attributes", "data"),
+)
+
+Row = tuple[Any, ...]
+
+
+def row_of(dc: str, topic: str, partition: int, record: KafkaRecord) -> Row | None:
+    """The row of a record, its fields by `KEYS`; None for a record that no gateway wrote."""
+    offset, recorded_ms, key, value, headers = record
+    try:
+        seqno, prev, created_ms, attributes, data = chunk_of_record(value or b"", headers)
+        source_id = (key or b"").decode()
+    except (Malformed, UnicodeDecodeError):
+        return None
+    return dc, topic, partition, offset, source_id, seqno, prev, created_ms, recorded_ms, attributes, data
+
+
+def row_object(row: Row) -> dict[str, Any]:
+    """The row with its keys; data that is not UTF-8 is in base64, under a key of its own."""
+    found = dict(zip(KEYS, row, strict=True))
+    data: bytes = found.pop("data")
+    try:
+        found["data"] = data.decode()
+    except UnicodeDecodeError:
+        found["data_base64"] = base64.b64encode(data).decode()
+    return found

@@ -1,15 +1,16 @@
-"""The stateless read: committed chunks of one partition from a position on, in the format that the reader asks for.
+"""The stateless read: committed chunks of one partition from a position on, in the format that the caller accepts.
 
 Repeatable: the same offset gives the same chunks on any worker. Positions pass control records and aborted data,
-so ``X-Next-Offset`` is where to go on even when nothing was returned.
+so ``X-Next-Offset`` is the position to continue at even when no chunk was returned.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,21 +20,24 @@ from aiokafka import errors
 from logferry.gateway.config import Limits
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON
 from logferry.gateway.errors import Problem
-from logferry.gateway.fetch import KafkaRecord
-from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
-from logferry.gateway.rows import Row, row_object, row_of
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.reading.assignment import unknown_topic
+from logferry.gateway.reading.formats import PLAIN, Row, media_type, row_object, row_of
 
-PLAIN: Final = "text/plain"
-# Log lines get about so much smaller. Kafka sends what is compressed, and what does not fit then is sent in vain.
+# The usual compression of log lines. Kafka sends compressed batches; those that do not fit the answer are wasted.
 _USUAL_RATIO: Final = 5
 _LEAST_FETCH: Final = 1 << 16
 _FULL: Final = 0.5
-# What is smaller goes as it is.
+_INLINE_RECORDS: Final = 50
+# Beside the data of a row.
+_ROW_BYTES: Final = 30
+# Smaller answers are not compressed.
 SMALL_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadRequest:
     """One stateless read, checked. Exactly one of ``offset`` and ``time_ms`` says where it begins."""
 
     topic: str
@@ -51,7 +55,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PartitionPage:
     """``last_offset``: of the last record that was read, whether it passed the filters or not; None: there was none."""
 
     rows: list[Row]
@@ -59,7 +63,7 @@ class Page:
     last_offset: int | None = None
 
 
-async def read(kafka: Kafka, limits: Limits, wanted: Read) -> Page:
+async def read_page(kafka: KafkaClient, limits: Limits, wanted: ReadRequest) -> PartitionPage:
     """At least one chunk if there is one that passes the filters within the wait, at most about ``max_bytes``.
 
     Raises Problem ``unknown-topic`` or ``out-of-range``.
@@ -71,23 +75,22 @@ async def read(kafka: Kafka, limits: Limits, wanted: Read) -> Page:
     except errors.OffsetOutOfRangeError:
         first = await kafka.offset(wanted.topic, wanted.partition, EARLIEST)
         end = await kafka.offset(wanted.topic, wanted.partition, LATEST)
-        raise Problem(
-            "out-of-range", f"offset {wanted.offset} is outside of {first} to {end}", first=first, next=end
-        ) from None
+        detail = f"offset {wanted.offset} is outside the retained offsets {first} to {end}"
+        raise Problem("out-of-range", detail, first=first, next=end) from None
 
 
-async def _not_found(kafka: Kafka, wanted: Read) -> Problem:
+async def _not_found(kafka: KafkaClient, wanted: ReadRequest) -> Problem:
     kafka.forget_leader(wanted.topic, wanted.partition)
     try:
         view = await kafka.describe_topic(wanted.topic)
     except errors.UnknownTopicOrPartitionError:
-        return Problem("unknown-topic", f"there is no topic {wanted.topic}", topic=wanted.topic)
+        return unknown_topic(wanted.topic)
     if wanted.partition < len(view.partitions):
         return Problem("kafka-unavailable", f"the leader of {wanted.topic}-{wanted.partition} is changing; try again")
     return Problem("not-found", f"{wanted.topic} has the partitions 0 to {len(view.partitions) - 1}")
 
 
-async def _start(kafka: Kafka, wanted: Read) -> int:
+async def _start(kafka: KafkaClient, wanted: ReadRequest) -> int:
     if wanted.time_ms is not None:
         found = await kafka.offset(wanted.topic, wanted.partition, wanted.time_ms)
         return found if found >= 0 else await kafka.offset(wanted.topic, wanted.partition, LATEST)
@@ -96,7 +99,7 @@ async def _start(kafka: Kafka, wanted: Read) -> int:
     return await kafka.offset(wanted.topic, wanted.partition, LATEST if wanted.offset == "latest" else EARLIEST)
 
 
-async def _collect(kafka: Kafka, limits: Limits, wanted: Read, position: int) -> Page:
+async def _collect(kafka: KafkaClient, limits: Limits, wanted: ReadRequest, position: int) -> PartitionPage:
     deadline = time.monotonic() + min(wanted.wait_ms, limits.read_wait_ms) / 1000
     max_bytes = min(wanted.max_bytes, limits.read_bytes)
     rows: list[Row] = []
@@ -105,7 +108,7 @@ async def _collect(kafka: Kafka, limits: Limits, wanted: Read, position: int) ->
     while True:
         fetches += 1
         wait_ms = 0 if rows else max(0, int((deadline - time.monotonic()) * 1000))
-        room = max_bytes - sum(len(row[-1]) for row in rows)
+        room = max_bytes - _size(rows)
         fetched = await kafka.fetch(
             wanted.topic,
             wanted.partition,
@@ -114,20 +117,26 @@ async def _collect(kafka: Kafka, limits: Limits, wanted: Read, position: int) ->
             stop_bytes=room,
             wait_ms=wait_ms,
         )
-        rows += _rows(fetched.records, wanted)
         if fetched.records:
             last_offset = fetched.records[-1].offset
+        is_small = len(fetched.records) <= _INLINE_RECORDS
+        rows += _rows(fetched.records, wanted) if is_small else await asyncio.to_thread(_rows, fetched.records, wanted)
         position = fetched.next_offset
-        is_full = fetches >= _USUAL_RATIO or sum(len(row[-1]) for row in rows) >= max_bytes * _FULL
+        is_full = fetches >= _USUAL_RATIO or _size(rows) >= max_bytes * _FULL
         if (rows and (is_full or fetched.at_end)) or (fetched.at_end and time.monotonic() >= deadline):
-            return Page(rows, position, last_offset)
+            return PartitionPage(rows, position, last_offset)
 
 
-def _rows(records: Iterable[KafkaRecord], wanted: Read) -> Iterable[Row]:
-    for record in records:
-        row = row_of(wanted.dc, wanted.topic, wanted.partition, record)
-        if row is not None and wanted.wants(row[4], row[9]):
-            yield row
+def _size(rows: list[Row]) -> int:
+    return sum(len(row[-1]) + _ROW_BYTES * (1 + len(row[9])) for row in rows)
+
+
+def _rows(records: list[KafkaRecord], wanted: ReadRequest) -> list[Row]:
+    """The rows; frees the records, which takes as long."""
+    rows = (row_of(wanted.dc, wanted.topic, wanted.partition, record) for record in records)
+    found = [row for row in rows if row is not None and wanted.wants(row[4], row[9])]
+    records.clear()
+    return found
 
 
 # ---- formats --------------------------------------------------------------------------------------------------
@@ -135,15 +144,9 @@ def _rows(records: Iterable[KafkaRecord], wanted: Read) -> Iterable[Row]:
 
 def encoder(accept: str) -> tuple[str, Callable[[list[Row]], bytes]]:
     """The format for an Accept header: its media type, and rows → bytes. Raises Problem when none fits."""
-    kinds = [part.split(";")[0].strip().lower() for part in accept.split(",")] if accept else ["*/*"]
-    for kind in kinds:
-        if kind in (MSGPACK, "*/*", "application/*"):
-            return MSGPACK, _msgpack
-        if kind in (NDJSON, "application/json"):
-            return NDJSON, _ndjson
-        if kind in (PLAIN, "text/*"):
-            return PLAIN, _plain
-    raise Problem("bad-request", f"Accept: none of {MSGPACK}, {NDJSON}, {PLAIN} fits {accept[:100]!r}")
+    encoders = {MSGPACK: _msgpack, NDJSON: _ndjson, PLAIN: _plain}
+    found = media_type(accept, tuple(encoders))
+    return found, encoders[found]
 
 
 def content_coding(accept_encoding: str) -> str | None:

@@ -1,7 +1,7 @@
-"""The live read sessions of this worker: opening, finding, ending them, and the names by which others find them.
+"""The live read sessions of this worker: opening, finding and ending them, and their ids.
 
-A session's id carries the URL of the worker that it lives in, so that any worker can hand a commit on. The URL is
-used only if Kafka says that it is a worker's.
+A session's id contains the URL of its worker, so that any worker can forward a commit. The URL is used only if Kafka
+confirms that it is a worker's.
 """
 
 from __future__ import annotations
@@ -17,64 +17,84 @@ from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
 from logferry.gateway.config import Config
-from logferry.gateway.connection import HttpReader
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.fair_share import FairShare
+from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.metrics import SESSIONS
+from logferry.gateway.reading import consumer_offsets
+from logferry.gateway.reading.assignment import Subscription
 from logferry.gateway.reading.formats import Encoding
-from logferry.gateway.reading.session import Session
-from logferry.gateway.selection import Wanted
+from logferry.gateway.reading.session import ReadSession
+from logferry.gateway.reading.stream import HttpFrameSink
 
 _LOOK_INTERVAL_S: Final = 5.0
+# Every so many looks also at the members of the groups.
+_MEMBERS_LOOKS: Final = 2
+_SHOWN: Final = 5
 _STOP_S: Final = 3.0
+_LEAST_BYTES: Final = 64 << 10
 
 
-class Readers:
-    """The sessions of one worker, at most ``limits.sessions`` of them."""
+class SessionRegistry:
+    """The sessions of one worker, at most ``limits.sessions`` of them, in shares of the tokens."""
 
-    def __init__(self, config: Config, kafka: Kafka, url: str) -> None:
+    def __init__(self, config: Config, kafka: KafkaClient, url: str) -> None:
         self._config, self._kafka, self._url = config, kafka, url
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ReadSession] = {}
+        self._room = FairShare(config.limits.sessions)
         self._leaving: set[asyncio.Task[None]] = set()
         self._topics: Mapping[str, bytes] = {}
+        # Consumer → the client ids of members that are not read sessions.
+        self._strangers: dict[str, list[str]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._stopping = False
         self._none_left = asyncio.Event()
         SESSIONS.set_function(lambda: len(self._sessions))
 
     async def topics(self) -> Mapping[str, bytes]:
-        """The topics that exist now, and their ids; from here on the sessions see them too."""
+        """The topics that exist now, and their ids; the sessions see them from now on."""
         view = await self._kafka.describe()
         self._topics = {name: topic.id for name, topic in view.topics.items()}
         return self._topics
 
-    def check_room(self) -> None:
+    def check_room(self, token: str | None) -> None:
         """Raises Problem ``overloaded``."""
         if self._stopping:
-            raise Problem("overloaded", "the worker is stopping; another one, or this one later, will answer")
-        limit = self._config.limits.sessions
-        if len(self._sessions) >= limit:
-            raise Problem("overloaded", f"{limit} read sessions are open in this worker", limit_sessions=limit)
+            raise Problem("overloaded", "the worker is stopping; try again, or at another worker")
+        if self._room.room(token) < 1:
+            detail = f"{self._room.used} read sessions are open in this worker"
+            if token is not None:
+                detail += f", {self._room.of_token(token)} of them with the token {token}"
+            raise Problem("overloaded", detail, limit_sessions=self._room.limit)
 
-    async def stream(self, request: web.BaseRequest, wanted: Wanted, encoding: Encoding) -> web.StreamResponse:
+    async def stream(
+        self, request: web.BaseRequest, wanted: Subscription, encoding: Encoding, token: str | None
+    ) -> web.StreamResponse:
         """Answers with a session, from its first frame to its last. Raises Problem ``overloaded`` before the first."""
-        self.check_room()
+        self.check_room(token)
         session_id = f"{named(self._url)}.{secrets.token_hex(8)}"
         response = web.StreamResponse(headers={"Content-Type": encoding.media_type, "Cache-Control": "no-store"})
-        reader = HttpReader(request, response)
-        session = Session(session_id, wanted, encoding, reader, self._config, self._kafka, lambda: self._topics)
+        reader = HttpFrameSink(request, response)
+        self._room.take(token, 1)
+        limits = self._config.limits
+        share = max(_LEAST_BYTES, min(limits.session_bytes, limits.reads_bytes // self._room.used))
+        session = ReadSession(
+            session_id, wanted, encoding, reader, self._config, self._kafka, lambda: self._topics, share
+        )
         self._sessions[session_id] = session
         self._none_left.clear()
-        self._watch_topics()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._watch())
         try:
             await response.prepare(request)
             await session.run()
         except BaseException:
-            # The answer has begun, so there is no other way to say that it is not whole.
+            # The response has begun: cutting the connection is the only way to signal that it is incomplete.
             reader.cut()
             raise
         finally:
             del self._sessions[session_id]
+            self._room.give(token, 1)
             if not self._sessions:
                 self._none_left.set()
             task = asyncio.create_task(session.close())
@@ -82,7 +102,7 @@ class Readers:
             task.add_done_callback(self._leaving.discard)
         return response
 
-    def find(self, session_id: str, consumer: str) -> Session:
+    def find(self, session_id: str, consumer: str) -> ReadSession:
         """A live session of this worker. Raises Problem ``superseded``."""
         session = self._sessions.get(session_id)
         if session is None or session.wanted.consumer != consumer:
@@ -90,7 +110,7 @@ class Readers:
         return session
 
     async def stop(self) -> None:
-        """Ends all sessions, so that their partitions move at once; what a slow reader did not take is dropped."""
+        """Ends all sessions, so that their partitions move at once; frames not yet taken are dropped."""
         self._stopping = True
         if self._looking is not None:
             self._looking.cancel()
@@ -110,18 +130,39 @@ class Readers:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def _watch_topics(self) -> None:
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._watch())
-
     async def _watch(self) -> None:
-        """Topics come and go; looked at while there is anybody who reads."""
+        """Refreshes the list of topics, and looks for strangers in the groups, while sessions are open."""
+        looks = 0
         while self._sessions:
             await asyncio.sleep(_LOOK_INTERVAL_S)
+            looks += 1
             try:
                 await self.topics()
+                if looks % _MEMBERS_LOOKS == 0:
+                    await self._find_strangers()
             except (KafkaError, OSError, TimeoutError) as error:
-                log.event("warning", "topics_not_seen", error=repr(error))
+                log.event("topics_not_visible", error=repr(error))
+        self._strangers = {}
+
+    async def _find_strangers(self) -> None:
+        """A program that joins a consumer's group takes partitions: their chunks never reach the reader."""
+        consumers = {session.wanted.consumer for session in self._sessions.values()}
+        found = {}
+        for consumer in sorted(consumers):
+            strangers = await consumer_offsets.strangers(self._kafka, consumer)
+            if strangers:
+                found[consumer] = sorted(set(strangers))
+            if strangers and consumer not in self._strangers:
+                log.event("consumer_shared", consumer=consumer, client_ids=found[consumer][:_SHOWN])
+        self._strangers = found
+
+    def warnings(self) -> list[str]:
+        """The consumers of this worker's sessions whose groups other programs have joined."""
+        return [
+            f"the group {consumer} has members that are not read sessions and take partitions from them: "
+            + ", ".join(client_ids[:_SHOWN])
+            for consumer, client_ids in self._strangers.items()
+        ]
 
 
 def named(url: str) -> str:
@@ -130,7 +171,7 @@ def named(url: str) -> str:
 
 
 def worker_of(session_id: str) -> str | None:
-    """The URL of the worker that a session's id names; None when it names none."""
+    """The URL of the worker in a session's id; None if there is none."""
     name = session_id.partition(".")[0]
     try:
         return base64.b64decode(name + "=" * (-len(name) % 4), altchars=b"-_", validate=True).decode()
@@ -139,4 +180,4 @@ def worker_of(session_id: str) -> str | None:
 
 
 def ended(session_id: str) -> Problem:
-    return Problem("superseded", f"the session {session_id[:200]} has ended, or never was; open a new one")
+    return Problem("superseded", f"the session {session_id[:200]} has ended or never existed; open a new one")

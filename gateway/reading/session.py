@@ -1,73 +1,86 @@
-"""Read sessions: a stream of committed chunks to one reader, who is a member of the consumer's group at Kafka.
+"""Read sessions: a stream of committed chunks to one reader, which is a member of the consumer's group in Kafka.
 
-* Kafka divides the partitions among the live sessions of a consumer. The gateway commits nothing by itself: the
-  reader does, so what it did not commit comes again after any break.
-* Positions come from the group alone, in every new generation, and are never reset: one outside of what is retained
-  ends the session with an ``error`` frame.
-* A topic that is deleted and created anew is another one: the session ends, and no position in the older one is
-  committed for it. Kafka forgets the older positions, so the next session begins at its start.
+* Kafka divides the partitions among the live sessions of a consumer. The gateway itself commits nothing: the reader
+  does, so a chunk that it did not commit is delivered again after any interruption.
+* Positions come from the group alone, in every new generation, and are never reset: a position outside the retained
+  offsets ends the session with an ``error`` frame.
+* A topic that is deleted and recreated is another topic: the session ends, and no position in the older one is
+  committed for the new one. Kafka forgets the older positions, so the next session begins at its start.
 * A reader that is slower than Kafka is waited for. Meanwhile its session holds at most about ``session_bytes`` of
-  batches as Kafka keeps them, one batch unpacked, and one write. One that takes nothing for ``session_stall_s`` is
-  cut off.
+  batches as Kafka stores them, one batch unpacked, and one write. A reader that takes nothing for ``session_stall_s``
+  is disconnected.
 * A session whose connection is gone leaves the group at once, so that others get its partitions.
-* When the partitions are to be divided anew, a reader that has chunks to commit gets up to `_GRACE_S` for it after its
-  ``revoked``: what it commits in that time does not come again.
+* When partitions are reassigned, a reader that has chunks to commit gets up to `_GRACE_S` for it after its
+  ``revoked``: chunks that it commits in that time are not delivered again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
+import aiokafka
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from logferry.gateway import log
 from logferry.gateway.config import Config
-from logferry.gateway.contract.chunk import split_topic
+from logferry.gateway.contract.names import TopicPartition, split_topic
 from logferry.gateway.errors import Problem
-from logferry.gateway.fetch import KafkaRecord
-from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
-from logferry.gateway.kafka.consumer_groups import Groups, Refused
-from logferry.gateway.links import leave
+from logferry.gateway.kafka.broker_connection import leave_group
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
+from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.types import GroupMember
 from logferry.gateway.metrics import READ_BYTES
-from logferry.gateway.reading import formats as frames
-from logferry.gateway.reading.assignment import Assignment, Member, Standing, next_count, out_of_range, start_positions
-from logferry.gateway.reading.consumer_offsets import check_retained
-from logferry.gateway.reading.formats import Encoding, Frame, Partition
-from logferry.gateway.reading.stream import Gone, Outlet, Reader
-from logferry.gateway.rows import row_of
-from logferry.gateway.selection import Wanted, unknown_topic
+from logferry.gateway.reading import formats
+from logferry.gateway.reading.assignment import (
+    HeldPartitions,
+    SessionAssignment,
+    Subscription,
+    next_count,
+    out_of_range,
+    unknown_topic,
+)
+from logferry.gateway.reading.consumer_offsets import CLIENT_ID_PREFIX, check_retained
+from logferry.gateway.reading.formats import Encoding, Frame, row_of
+from logferry.gateway.reading.stream import FrameStream, HttpFrameSink, ReaderGone
 
 _TICK_MS: Final = 500
 _WRITE_BYTES: Final = 1 << 20
 _MOST_RECORDS: Final = 2000
+_INLINE_RECORDS: Final = 50
+_INLINE_BYTES: Final = 1 << 16
+# Counted for each header of a record: aiokafka decodes it in the event loop.
+_HEADER_BYTES: Final = 200
 _METADATA_AGE_MS: Final = 10_000
 _LEAVE_DEADLINE_S: Final = 15.0
 _GRACE_S: Final = 1.0
 _NEVER_MS: Final = 2**31 - 1
 
-Batch = dict[TopicPartition, list[Any]]
+Batch = dict[aiokafka.TopicPartition, list[Any]]
 
 
-class Session(ConsumerRebalanceListener):  # type: ignore[misc]
-    """One read session, from its first frame to its last. ``topics``: those that exist, and their ids, as seen last."""
+class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
+    """One read session, from its first frame to its last. ``topics``: the existing topics with their ids."""
 
     def __init__(
         self,
         session_id: str,
-        wanted: Wanted,
+        wanted: Subscription,
         encoding: Encoding,
-        reader: Reader,
+        reader: HttpFrameSink,
         config: Config,
-        kafka: Kafka,
+        kafka: KafkaClient,
         topics: Callable[[], Mapping[str, bytes]],
+        session_bytes: int,
     ) -> None:
         self.id, self.wanted = session_id, wanted
-        self._encoding, self._limits = encoding, config.limits
-        self._out = Outlet(reader, encoding, config.limits.session_stall_s)
-        self._kafka, self._groups, self._topics = kafka, Groups(kafka), topics
-        self._standing = Standing()
+        self._encoding, self._session_bytes = encoding, session_bytes
+        self._out = FrameStream(reader, encoding, config.limits.session_stall_s)
+        self._kafka, self._groups, self._topics = kafka, ConsumerGroups(kafka), topics
+        self._assignment = SessionAssignment()
         self._consumer = AIOKafkaConsumer(
             group_id=wanted.consumer,
             # One strategy alone: aiokafka joins once for each.
@@ -79,10 +92,10 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             enable_auto_commit=False,
             auto_offset_reset="none",
             isolation_level="read_committed",
-            fetch_max_bytes=config.limits.session_bytes,
-            max_partition_fetch_bytes=config.limits.session_bytes,
+            fetch_max_bytes=session_bytes,
+            max_partition_fetch_bytes=session_bytes,
             metadata_max_age_ms=_METADATA_AGE_MS,
-            **{**kafka.options, "client_id": f"logferry-{session_id}"},
+            **{**kafka.options, "client_id": f"{CLIENT_ID_PREFIX}{session_id}"},
         )
         self._count = 1
         self._subscribed: frozenset[str] = frozenset()
@@ -94,14 +107,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._committed = asyncio.Event()
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # ---- the group's word, and others' ------------------------------------------------------------------------
+    # ---- calls from the group and from the worker ----------------------------------------------------------------
 
-    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """The group waits for this to return; heartbeats go on meanwhile."""
-        self._standing.revoke()
+    async def on_partitions_revoked(self, revoked: Iterable[aiokafka.TopicPartition]) -> None:
+        """The group waits for this to return; heartbeats continue meanwhile."""
+        self._assignment.revoke()
         self._wake()
         deadline = asyncio.get_running_loop().time() + _GRACE_S
-        while not self._standing.is_settled and not self._ended:
+        while not self._assignment.is_settled and not self._ended:
             self._committed.clear()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -109,14 +122,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             except TimeoutError:
                 return
 
-    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+    def on_partitions_assigned(self, assigned: Iterable[aiokafka.TopicPartition]) -> None:
         coordinator = self._consumer._coordinator
-        member = Member(coordinator.generation, coordinator.member_id)
-        self._standing.grant(member, ((p.topic, p.partition) for p in assigned))
+        member = GroupMember(coordinator.generation, coordinator.member_id)
+        self._assignment.grant(member, ((p.topic, p.partition) for p in assigned))
         self._wake()
 
     def stop(self) -> None:
-        """Ends the stream after what is being written."""
+        """Ends the stream after the current write."""
         self._stopping = True
         self._wake()
 
@@ -127,16 +140,16 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         if not self._changed.done():
             self._changed.set_result(None)
 
-    async def commit(self, generation: int, offsets: dict[Partition, int]) -> None:
+    async def commit(self, generation: int, offsets: dict[TopicPartition, int]) -> None:
         """Commits positions for the group. Raises Problem ``superseded``, ``out-of-range``, ``unknown-topic``."""
-        assignment = self._standing.may_commit(generation, offsets)
-        # Kafka would take the positions of a topic that is gone for those of a new one of its name.
+        assignment = self._assignment.may_commit(generation, offsets)
+        # Kafka would accept positions of a deleted topic for a new one of its name.
         now = await self._kafka.ids_at_leaders(offsets)
         for topic, _ in offsets:
             if topic not in now:
                 raise unknown_topic(topic)
             if now[topic] != self._ids.get(topic, now[topic]):
-                raise _created_anew(topic)
+                raise _recreated(topic)
         ahead = {partition: offset for partition, offset in offsets.items() if offset > assignment.reached[partition]}
         if ahead:
             partitions = list(ahead)
@@ -144,21 +157,21 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             await check_retained(self._kafka, ahead, firsts, await self._kafka.offsets(partitions, LATEST))
         try:
             await self._groups.commit(self.wanted.consumer, assignment.member, offsets)
-        except Refused:
-            raise Problem("superseded", f"generation {generation} is not the group's any more") from None
+        except CommitRefused:
+            raise Problem("superseded", f"generation {generation} is no longer the group's") from None
         assignment.commit(offsets)
         self._committed.set()
 
     # ---- the stream -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Returns when the reader is gone, the worker stops, or the session cannot go on and has said why."""
+        """Returns when the reader is gone, the worker stops, or the session ended with an ``error`` frame."""
         try:
-            await self._out.tell([frames.session(self.id, self.wanted.consumer)])
+            await self._out.send_frames([formats.session(self.id, self.wanted.consumer)])
             await self._consumer.start()
             await self._stream()
-        except Gone as error:
-            log.event("info", "session_reader_gone", session=self.id, reason=str(error))
+        except ReaderGone as error:
+            log.event("session_reader_gone", session=self.id, reason=str(error))
         except Problem as problem:
             await self._end_with(problem)
         except (errors.KafkaError, TimeoutError) as error:
@@ -170,13 +183,13 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._committed.set()
         try:
             async with asyncio.timeout(_LEAVE_DEADLINE_S):
-                await leave(self._consumer)
+                await leave_group(self._consumer)
         except (errors.KafkaError, TimeoutError) as error:
             # Kafka misses the member after the session timeout.
-            log.event("warning", "session_did_not_leave", session=self.id, error=repr(error))
+            log.event("session_leave_failed", session=self.id, error=repr(error))
 
     async def _stream(self) -> None:
-        taking: asyncio.Task[tuple[Assignment | None, Batch]] | None = None
+        taking: asyncio.Task[tuple[HeldPartitions | None, Batch]] | None = None
         try:
             while not self._stopping:
                 self._subscribe()
@@ -187,13 +200,13 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 if self._changed.done():
                     self._changed = asyncio.get_running_loop().create_future()
                 await self._position()
-                await self._out.tell(self._standing.due())
+                await self._out.send_frames(self._assignment.due())
                 if taking.done():
                     held, batch = taking.result()
                     taking = None
-                    if held is not None and held is self._standing.held:
+                    if held is not None and held is self._assignment.held:
                         await self._deliver(held, batch)
-                        await self._out.tell(await self._caught_up(held))
+                        await self._out.send_frames(await self._caught_up(held))
                 await self._out.keep_alive()
         finally:
             if taking is not None:
@@ -201,14 +214,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 await asyncio.gather(taking, return_exceptions=True)
 
     def _subscribe(self) -> None:
-        """Follows the topics that the patterns mean. Raises Problem when one that was named, or the right, is gone."""
+        """Follows the topics that match the patterns. Raises Problem when a named topic, or the right, is gone."""
         topics = self._topics()
         if topics is self._seen:
             return
         self._seen = topics
         for topic, topic_id in self._ids.items():
             if topics.get(topic, topic_id) != topic_id:
-                raise _created_anew(topic)
+                raise _recreated(topic)
         gone = self.wanted.topics - topics.keys()
         # A broker may not have heard of a topic yet that another one knows.
         self._missing = self._missing + 1 if gone else 0
@@ -216,90 +229,100 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             raise unknown_topic(min(gone))
         found = self.wanted.among(topics) | self.wanted.topics
         if not all(map(self.wanted.may_read, found or self._subscribed)):
-            raise Problem("forbidden", "the right to read this was taken away meanwhile")
+            raise Problem("forbidden", "the token no longer has the right to read this")
         known = self._ids.keys() | topics.keys()
         self._ids = {topic: self._ids.get(topic) or topics[topic] for topic in found & known}
         if found and found != self._subscribed:
             self._subscribed = found
-            self._standing.revoke()
+            self._assignment.revoke()
             self._consumer.subscribe(sorted(found), listener=self)
 
-    async def _take(self) -> tuple[Assignment | None, Batch]:
-        """What aiokafka has, with the assignment that holds at that very moment: nothing runs in between."""
+    async def _take(self) -> tuple[HeldPartitions | None, Batch]:
+        """The records that aiokafka has, with the assignment of that very moment: nothing runs in between."""
         try:
             batch = await self._consumer.getmany(timeout_ms=_TICK_MS, max_records=self._count)
         except errors.NoOffsetForPartitionError:
             # aiokafka looked for a position before `_position` had set it.
             batch = {}
-        return self._standing.held, batch
+        return self._assignment.held, batch
 
     async def _position(self) -> None:
         """Finds where granted partitions start and goes there; from then on they are held."""
-        granted = self._standing.granted
+        granted = self._assignment.granted
         if granted is None:
             return
         partitions = sorted(granted.partitions)
         committed = await self._groups.committed(self.wanted.consumer)
         firsts = await self._kafka.offsets(partitions, EARLIEST)
-        starts = start_positions(partitions, committed, firsts)
+        # Without a committed position at the first retained chunk.
+        starts = {partition: committed.get(partition, firsts[partition]) for partition in partitions}
         await check_retained(self._kafka, starts, firsts, await self._kafka.offsets(partitions, LATEST))
-        if self._standing.hold(granted, starts):
+        if self._assignment.hold(granted, starts):
             # Each partition has one buffer, and all of them together are to stay within the limit.
-            share = max(1, self._limits.session_bytes // max(1, len(partitions)))
+            share = max(1, self._session_bytes // max(1, len(partitions)))
             self._consumer._fetcher._max_partition_fetch_bytes = share
             for (topic, number), offset in starts.items():
-                self._consumer.seek(TopicPartition(topic, number), offset)
+                self._consumer.seek(aiokafka.TopicPartition(topic, number), offset)
 
-    async def _deliver(self, held: Assignment, batch: Batch) -> None:
-        parts, records, size = [], 0, 0
+    async def _deliver(self, held: HeldPartitions, batch: Batch) -> None:
+        records = sum(map(len, batch.values()))
+        held_bytes = sum(len(record.value or b"") for found in batch.values() for record in found)
+        if records <= _INLINE_RECORDS and held_bytes <= _INLINE_BYTES:
+            data, size, ends = self._encoded(batch)
+        else:
+            data, size, ends = await asyncio.to_thread(self._encoded, batch)
+        for partition, end in ends.items():
+            held.deliver(partition, end)
+        self._count = next_count(self._count, records, size, _WRITE_BYTES, _MOST_RECORDS)
+        if data:
+            await self._out.write(data)
+        for (topic, number), found in batch.items():
+            held.reach((topic, number), found[-1].offset + 1)
+
+    def _encoded(self, batch: Batch) -> tuple[bytes, int, dict[TopicPartition, int]]:
+        """The chunks that pass the filters, the work that the records were, and the position after each last chunk."""
+        parts, size, ends = [], 0, {}
         for (topic, number), found in batch.items():
             dc, _ = split_topic(topic)
             passed = 0
             for record in found:
                 value = record.value or b""
-                size += len(value)
-                row = row_of(
-                    dc, topic, number, KafkaRecord(record.offset, record.timestamp, record.key, value, record.headers)
-                )
+                size += len(value) + _HEADER_BYTES * len(record.headers)
+                ours = KafkaRecord(record.offset, record.timestamp, record.key, value, record.headers)
+                row = row_of(dc, topic, number, ours)
                 if row is not None and self.wanted.passes(row[4], row[9]):
                     parts.append(self._encoding.chunk(row))
                     passed += len(value)
-                    held.deliver((topic, number), record.offset + 1)
-            records += len(found)
+                    ends[topic, number] = record.offset + 1
             READ_BYTES.labels(topic).inc(passed)
-        self._count = next_count(self._count, records, size, _WRITE_BYTES, _MOST_RECORDS)
-        if parts:
-            await self._out.write(b"".join(parts))
-        for (topic, number), found in batch.items():
-            held.reach((topic, number), found[-1].offset + 1)
+        return b"".join(parts), size, ends
 
-    async def _caught_up(self, held: Assignment) -> list[Frame]:
+    async def _caught_up(self, held: HeldPartitions) -> list[Frame]:
         reached = {}
         for partition in held.starts:
-            kafka_partition = TopicPartition(*partition)
-            if self._standing.held is not held:
+            kafka_partition = aiokafka.TopicPartition(*partition)
+            if self._assignment.held is not held:
                 return []
             end = self._consumer.last_stable_offset(kafka_partition)
             position = await self._consumer.position(kafka_partition)
             if end is not None and held.caught_up(partition, position, end):
                 reached[partition] = position
-        return [frames.caught_up(reached)] if reached else []
+        return [formats.caught_up(reached)] if reached else []
 
     # ---- the end ----------------------------------------------------------------------------------------------
 
     async def _end_with(self, problem: Problem) -> None:
-        log.event("warning", "session_ended", session=self.id, consumer=self.wanted.consumer, problem=str(problem))
-        try:
-            await self._out.tell([*self._standing.due(), frames.error(problem)])
-        except Gone:
-            return
+        log.event("session_ended", session=self.id, consumer=self.wanted.consumer, problem=str(problem))
+        with suppress(ReaderGone):
+            await self._out.send_frames([*self._assignment.due(), formats.error(problem)])
 
     async def _problem(self, error: Exception) -> Problem:
-        """What Kafka's error means to the reader."""
+        """Kafka's error as the problem that the reader receives."""
         if isinstance(error, errors.UnknownTopicOrPartitionError):
             return unknown_topic(str(error))
         if isinstance(error, errors.InconsistentGroupProtocolError):
-            return Problem("conflict", f"others use the group {self.wanted.consumer} in a way that is not a session's")
+            detail = f"members of the group {self.wanted.consumer} are not read sessions and use another protocol"
+            return Problem("conflict", detail)
         if isinstance(error, errors.OffsetOutOfRangeError) and error.args and isinstance(error.args[0], dict):
             (topic, number), offset = next(iter(error.args[0].items()))
             try:
@@ -310,6 +333,6 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         return Problem("kafka-unavailable", f"Kafka does not answer: {error!r}")
 
 
-def _created_anew(topic: str) -> Problem:
-    detail = f"{topic} was deleted and created anew: positions in the older one mean nothing in it; open a new session"
+def _recreated(topic: str) -> Problem:
+    detail = f"{topic} was deleted and recreated: positions in the older topic are not valid in it; open a new session"
     return Problem("unknown-topic", detail, topic=topic)

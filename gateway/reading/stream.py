@@ -1,51 +1,94 @@
-"""Frames on their way to a reader: how long it is waited for, and when it counts as gone."""
+"""Writes frames to a reader with a stall timeout, and notices when the reader is gone.
+
+A reader that closes, or is killed, is noticed at once. One whose machine or network is gone sends nothing: the kernel
+probes it while the stream is idle, and otherwise counts retransmissions without an answer. Neither affects a reader
+that is only slow: its machine answers. One that stopped reading long before its network failed is probed ever more
+rarely; the stall timeout ends it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+import socket
+from typing import Final
 
+from aiohttp import web
 from logferry.gateway.reading.formats import KEEP_ALIVE, Encoding, Frame
+
+_IDLE_S: Final = 4
+_PROBE_S: Final = 1
+_PROBES: Final = 4
+# Sent again after 0.2, 0.4, 0.8 … s: silence for about six seconds.
+_UNANSWERED: Final = 5
+_INFO_BYTES: Final = 8
+# Written at once; the copy of several MiB takes many ms.
+_PIECE_BYTES: Final = 1 << 17
+_RETRANSMITS, _WINDOW_PROBES = 2, 3
+
+
+class HttpFrameSink:
+    """The reader of a streamed HTTP response."""
+
+    def __init__(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        self._request, self._response = request, response
+        transport = request.transport
+        self._socket: socket.socket | None = None if transport is None else transport.get_extra_info("socket")
+        if self._socket is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+
+    def is_gone(self) -> bool:
+        transport = self._request.transport
+        if transport is None or transport.is_closing() or self._socket is None:
+            return True
+        return is_silent(self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES))
+
+    async def send(self, data: bytes) -> None:
+        """Returns when there is room for more. May raise ConnectionError when the reader is gone."""
+        for at in range(0, len(data), _PIECE_BYTES):
+            await self._response.write(memoryview(data)[at : at + _PIECE_BYTES])
+
+    def cut(self) -> None:
+        """Drops the connection and what was not sent."""
+        transport = self._request.transport
+        if transport is not None:
+            transport.abort()
+
+
+def is_silent(tcp_info: bytes) -> bool:
+    """Whether the other machine has stopped answering, by the head of the kernel's tcp_info."""
+    return max(tcp_info[_RETRANSMITS], tcp_info[_WINDOW_PROBES]) >= _UNANSWERED
+
 
 _LOOK_S: Final = 0.5
 _KEEP_ALIVE_S: Final = 10.0
 
 
-class Gone(Exception):
+class ReaderGone(Exception):
     """The reader cannot be written to any more; the text says why."""
 
 
-class Reader(Protocol):
-    """The connection to a reader."""
+class FrameStream:
+    """Writes to one reader, one write at a time. Every call may raise `ReaderGone`; the connection is cut then."""
 
-    def is_gone(self) -> bool: ...
-
-    async def send(self, data: bytes) -> None:
-        """Returns when there is room for more. May raise ConnectionError when the reader is gone."""
-
-    def cut(self) -> None:
-        """Drops the connection and what was not sent."""
-
-
-class Outlet:
-    """Writes to one reader, one write at a time. Every call raises `Gone`, and the connection is cut then."""
-
-    def __init__(self, reader: Reader, encoding: Encoding, stall_s: float) -> None:
+    def __init__(self, reader: HttpFrameSink, encoding: Encoding, stall_s: float) -> None:
         self._reader, self._encoding, self._stall_s = reader, encoding, stall_s
         self._wrote_at = 0.0
 
-    async def tell(self, frames: list[Frame]) -> None:
+    async def send_frames(self, frames: list[Frame]) -> None:
         if frames:
             await self.write(b"".join(map(self._encoding.frame, frames)))
 
     async def keep_alive(self) -> None:
-        """To be called now and then while there is nothing to say."""
+        """Sends a ``keep_alive`` frame after `_KEEP_ALIVE_S` of silence; to be called regularly."""
         self._check()
         if asyncio.get_running_loop().time() - self._wrote_at >= _KEEP_ALIVE_S:
-            await self.tell([KEEP_ALIVE])
+            await self.send_frames([KEEP_ALIVE])
 
     async def write(self, data: bytes) -> None:
-        """Returns when the reader has taken so much that there is room for more."""
+        """Returns when there is room for another write."""
         self._check()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._stall_s
@@ -70,6 +113,6 @@ class Outlet:
         if self._reader.is_gone():
             raise self._gone("the connection broke off")
 
-    def _gone(self, why: str) -> Gone:
+    def _gone(self, why: str) -> ReaderGone:
         self._reader.cut()
-        return Gone(why)
+        return ReaderGone(why)

@@ -1,22 +1,35 @@
-"""Before a worker serves: Kafka's settings carry the promise, and the state topic is what it must be.
+"""Before a worker serves: the first connection to Kafka, and checks of its settings and of the state topic.
 
-Weak settings are refused by name; a configuration may accept a weakness by that name (`accept_weak_kafka`).
+Each weakness has a name, by which a configuration may accept it (`accept_weak_kafka`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.config import ConfigError
 from logferry.gateway.errors import WeakKafka
-from logferry.gateway.identity import LaneIdentity
-from logferry.gateway.kafka.client import Kafka
-from logferry.gateway.kafka.metadata_request import ClusterView, TopicView
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.metadata_request import ClusterMetadata, TopicMetadata
 from logferry.gateway.kafka.produce_request import BrokerAbilities
+from logferry.gateway.kafka.types import LaneIdentity
+from logferry.gateway.topics.durability import replication, weakness
 
+_CONNECT_DEADLINE_S: Final = 30.0
+_LAG_S: Final = 0.1
+_T = TypeVar("_T")
+# A broker's answer to a wrong password; waiting does not help.
+_REFUSED: Final = "Authentication failed"
+
+_VERIFICATION: Final = "transaction.partition.verification.enable"
+_AUTO_CREATE: Final = "auto.create.topics.enable"
 _DAY_MS: Final = 86_400_000
 # The active segment is never compacted and each transaction rewrites states: replay stays bounded by the number of
 # sources, not of writes, only while segments are small and cleaned early. This is some 100,000 states.
@@ -36,8 +49,6 @@ _STATE_CONFIGS: Final = {
 
 
 class LaneSettings(Protocol):
-    """Of those who keep lanes."""
-
     @property
     def state_topic(self) -> str: ...
 
@@ -50,23 +61,37 @@ class LaneSettings(Protocol):
     def lane(self, number: int, /) -> LaneIdentity: ...
 
 
-async def check(kafka: Kafka, config: LaneSettings, written: tuple[str, ...]) -> None:
-    """Creates the state topic where it is missing, then checks it, the transaction log, and what is ``written`` to.
+async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ...]) -> None:
+    """Creates the state topic if it is missing, then checks it, the transaction log, and the topics to write to.
 
-    The latter are prefixes of topics. Raises WeakKafka or ConfigError, naming the setting.
+    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. Raises
+    WeakKafka or ConfigError, naming the setting.
     """
     check_abilities(await kafka.abilities())
+    await _check_brokers(kafka, config)
     topic = config.state_topic
     view = await kafka.describe([])
     if topic not in (await kafka.describe([topic])).topics:
         await _create_state_topic(kafka, config, len(view.brokers))
-    state = await appeared(kafka, topic)
-    _check_state(config, state, (await kafka.configs([topic]))[topic])
+    state = await wait_until_created(kafka, topic)
+    _check_state(config, state, (await _known_everywhere(lambda: kafka.configs([topic])))[topic])
     await kafka.find_transaction_coordinator(config.lane(0).transactional_id)
-    await appeared(kafka, "__transaction_state")
-    present = [name for name in (await kafka.describe()).topics if name.startswith(written)]
+    await wait_until_created(kafka, "__transaction_state")
+    present = [name for name in (await kafka.describe()).topics if name.startswith(written)] if written else []
     for name in (topic, "__transaction_state", *present):
-        await _check_durability(kafka, config, name)
+        await _known_everywhere(partial(_check_durability, kafka, config, name))
+
+
+async def _known_everywhere(ask: Callable[[], Awaitable[_T]]) -> _T:
+    """Asks again while a broker does not know a topic that another one has just named: it lags behind."""
+    started = time.monotonic()
+    while True:
+        try:
+            return await ask()
+        except errors.UnknownTopicOrPartitionError:
+            if time.monotonic() - started > _CONNECT_DEADLINE_S:
+                raise
+        await asyncio.sleep(_LAG_S)
 
 
 def check_abilities(brokers: dict[str, BrokerAbilities]) -> None:
@@ -74,31 +99,71 @@ def check_abilities(brokers: dict[str, BrokerAbilities]) -> None:
     for address, broker in brokers.items():
         if not broker.suffices:
             raise WeakKafka(
-                f"the broker {address} is too old: wanted is Kafka 4.1 or newer with transaction.version 2, "
+                f"the broker {address} is too old: Kafka 4.1 or newer with transaction.version 2 is needed, "
                 f"it has Produce {broker.produce} (13), EndTxn {broker.end_txn} (5) and transaction.version "
                 f"{broker.transactions}. Upgrade it, or raise the feature: kafka-features.sh upgrade --feature "
                 "transaction.version=2"
             )
 
 
-async def _create_state_topic(kafka: Kafka, config: LaneSettings, brokers: int) -> None:
-    settings = {**_STATE_CONFIGS, "min.insync.replicas": "2" if brokers >= 3 else "1"}
+async def _check_brokers(kafka: KafkaClient, config: LaneSettings) -> None:
+    """Raises WeakKafka; a setting that is only risky, or that may not be read, is logged."""
     try:
-        await kafka.create_topic(config.state_topic, config.lanes, min(3, brokers), settings)
-        log.event("info", "state_topic_created", topic=config.state_topic, lanes=config.lanes)
+        brokers = await kafka.broker_settings()
+    except errors.KafkaError as error:
+        log.event("broker_settings_hidden", reason=repr(error))
+        return
+    for node, settings in sorted(brokers.items()):
+        if settings.get(_VERIFICATION) == "false" and "partition-verification" not in config.accept_weak_kafka:
+            raise WeakKafka(
+                f"Kafka's broker {node}: {_VERIFICATION}=false, needed is true: else it takes stray records. "
+                'Set it, or accept it by name: accept_weak_kafka = ["partition-verification"]'
+            )
+    creating = [node for node, settings in sorted(brokers.items()) if settings.get(_AUTO_CREATE) == "true"]
+    if creating:
+        log.event("topics_created_by_use", brokers=creating, setting=f"{_AUTO_CREATE}=true")
+
+
+async def _create_state_topic(kafka: KafkaClient, config: LaneSettings, brokers: int) -> None:
+    replicas, in_sync = replication(config.accept_weak_kafka, brokers)
+    settings = {**_STATE_CONFIGS, "min.insync.replicas": str(in_sync)}
+    try:
+        await kafka.create_topic(config.state_topic, config.lanes, replicas, settings)
+        log.event("state_topic_created", topic=config.state_topic, lanes=config.lanes)
     except errors.TopicAlreadyExistsError:
         return
+    except errors.InvalidReplicationFactorError:
+        weak = {
+            "replication": f"needed are 3 replicas, {brokers} of the cluster's brokers are up",
+            "min-isr": "needed is min.insync.replicas=2 with a broker to spare",
+        }
+        refused = {name: text for name, text in weak.items() if name not in config.accept_weak_kafka}
+        names = ", ".join(f'"{name}"' for name in refused)
+        raise WeakKafka(
+            f"{config.state_topic} cannot be created: "
+            + "; ".join(f"{name} ({text})" for name, text in refused.items())
+            + f". Start more brokers, or accept it by name: accept_weak_kafka = [{names}]"
+        ) from None
 
 
-async def appeared(kafka: Kafka, topic: str) -> TopicView:
-    """The topic, once each of its partitions has a leader."""
-    view: ClusterView = await kafka.describe([topic])
-    while topic not in view.topics or any(p.leader < 0 for p in view.topics[topic].partitions):
-        view = await kafka.describe([topic])
-    return view.topics[topic]
+async def wait_until_created(kafka: KafkaClient, topic: str) -> TopicMetadata:
+    """The topic, once each of its partitions has a leader. Raises LeaderNotAvailableError after half a minute."""
+    started = time.monotonic()
+    while True:
+        view: ClusterMetadata = await kafka.describe([topic])
+        if topic in view.topics and all(p.leader >= 0 for p in view.topics[topic].partitions):
+            return view.topics[topic]
+        if time.monotonic() - started > _CONNECT_DEADLINE_S:
+            why = (
+                "has partitions without a leader"
+                if topic in view.topics
+                else "is not visible: it does not exist, or this service has no right to describe it"
+            )
+            raise errors.LeaderNotAvailableError(f"Kafka's {topic} {why}")
+        await asyncio.sleep(_LAG_S)
 
 
-def _check_state(config: LaneSettings, state: TopicView, settings: dict[str, str]) -> None:
+def _check_state(config: LaneSettings, state: TopicMetadata, settings: dict[str, str]) -> None:
     if len(state.partitions) != config.lanes:
         raise ConfigError(
             f"lanes: {config.lanes} is configured, but {state.name} has {len(state.partitions)} partitions; "
@@ -106,37 +171,54 @@ def _check_state(config: LaneSettings, state: TopicView, settings: dict[str, str
         )
     wrong = []
     if settings["cleanup.policy"] != "compact":
-        wrong.append(f"cleanup.policy={settings['cleanup.policy']}, wanted compact")
+        wrong.append(f"cleanup.policy={settings['cleanup.policy']}, needed is compact")
     if int(settings["segment.bytes"]) > _SEGMENT_BYTES:
-        wrong.append(f"segment.bytes={settings['segment.bytes']}, wanted at most {_SEGMENT_BYTES}")
+        wrong.append(f"segment.bytes={settings['segment.bytes']}, needed is at most {_SEGMENT_BYTES}")
     if float(settings["min.cleanable.dirty.ratio"]) > 0.2:
-        wrong.append(f"min.cleanable.dirty.ratio={settings['min.cleanable.dirty.ratio']}, wanted at most 0.2")
+        wrong.append(f"min.cleanable.dirty.ratio={settings['min.cleanable.dirty.ratio']}, needed is at most 0.2")
     if int(settings["delete.retention.ms"]) < _TOMBSTONES_MS:
-        wrong.append(f"delete.retention.ms={settings['delete.retention.ms']}, wanted at least {_TOMBSTONES_MS}")
+        wrong.append(f"delete.retention.ms={settings['delete.retention.ms']}, needed is at least {_TOMBSTONES_MS}")
     if wrong:
         raise WeakKafka(f"{state.name}: " + "; ".join(wrong) + ". Set these on the topic and start again")
 
 
-async def _check_durability(kafka: Kafka, config: LaneSettings, topic: str) -> None:
+async def _check_durability(kafka: KafkaClient, config: LaneSettings, topic: str) -> None:
     """Three replicas, two of them in sync, no unclean election."""
     view = await kafka.describe_topic(topic)
-    settings = (await kafka.configs([topic]))[topic]
-    replicas = min(len(p.replicas) for p in view.partitions)
-    in_sync = int(settings["min.insync.replicas"])
-    weak = {
-        "replication": (replicas < 3, f"its partitions have {replicas} replicas, wanted are 3"),
-        "min-isr": (in_sync < 2, f"min.insync.replicas={in_sync}, wanted is 2"),
-        "unclean-election": (
-            settings["unclean.leader.election.enable"] != "false",
-            "unclean.leader.election.enable=true, wanted is false",
-        ),
-    }
-    refused = [
-        f"{name} ({text})" for name, (is_weak, text) in weak.items() if is_weak and name not in config.accept_weak_kafka
-    ]
-    if refused:
-        names = ", ".join(f'"{text.split(" ")[0]}"' for text in refused)
-        raise WeakKafka(
-            f"Kafka's {topic} is weaker than the promise needs: {'; '.join(refused)}. "
-            f"Strengthen it, or accept it by name: accept_weak_kafka = [{names}]"
-        )
+    found = weakness(view, (await kafka.configs([topic]))[topic], config.accept_weak_kafka)
+    if found is not None:
+        raise WeakKafka(found)
+
+
+class _Heard(logging.Handler):
+    """The last message of a logger: aiokafka reports there alone why a broker rejected it."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
+async def connect_to_kafka(kafka: KafkaClient) -> None:
+    """Connects, also to brokers that are still starting. Raises KafkaError: none answers, or one rejects us."""
+    heard, logger = _Heard(logging.ERROR), logging.getLogger("aiokafka")
+    logger.addHandler(heard)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        async with asyncio.timeout(_CONNECT_DEADLINE_S):
+            while True:
+                try:
+                    return await kafka.start()
+                except (errors.KafkaError, OSError) as error:
+                    if _REFUSED in heard.text:
+                        raise errors.KafkaError(f"{kafka.options['bootstrap_servers']}: {heard.text}") from None
+                    log.event("kafka_unreachable", error=heard.text or str(error))
+                    await asyncio.sleep(1)
+    except TimeoutError:
+        servers = kafka.options["bootstrap_servers"]
+        reason = f": {heard.text}" if heard.text else ""
+        raise errors.KafkaError(f"no broker of {servers} answered within {_CONNECT_DEADLINE_S:g} s{reason}") from None
+    finally:
+        logger.setLevel(logging.CRITICAL)
+        logger.removeHandler(heard)

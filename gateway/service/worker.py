@@ -1,160 +1,286 @@
-"""One worker process: connects, checks Kafka, joins the group, serves HTTP, and leaves in order."""
+"""One worker process of the gateway: wiring, start, ordered stop, and its telemetry."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import math
+import re
 import signal
-import ssl
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
 
 from aiohttp import web
-from logferry.gateway import log, observing
-from logferry.gateway.api import openapi
-from logferry.gateway.api.consumers import Consumers
-from logferry.gateway.api.forwarding import Routing
+from aiokafka.errors import KafkaError, NodeNotReadyError
+from logferry.gateway import log
+from logferry.gateway.api.consumers import ConsumersApi
+from logferry.gateway.api.forwarding import Forwarding
+from logferry.gateway.api.openapi import all_routes
+from logferry.gateway.api.read import ReadApi
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
-from logferry.gateway.api.write import Api
-from logferry.gateway.arrival import arrive
-from logferry.gateway.config import Config, ConfigError
-from logferry.gateway.cursors import Cursors
+from logferry.gateway.api.topics import TopicsApi
+from logferry.gateway.api.write import WriteApi
+from logferry.gateway.broker_clock import BrokerClock
+from logferry.gateway.config import Config, Graphite
+from logferry.gateway.fair_share import FairShare
 from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.quotas import Quotas
-from logferry.gateway.http.server import Server, Site, listen
-from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.http.server import ListeningSite, Server
+from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
+from logferry.gateway.kafka.metadata_request import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
+from logferry.gateway.lanes.lifecycle import STATES
 from logferry.gateway.lanes.ownership import Ownership
-from logferry.gateway.metrics import REGISTRY, LaneMetrics
-from logferry.gateway.reading.registry import Readers
+from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY, LaneMetrics
+from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.service import preflight
-from logferry.gateway.tls import kafka_options, load_certificate, server_context
-from logferry.gateway.topics.catalog import Topics
-from logferry.gateway.topics.offset_translation import Translation
-from logferry.gateway.topics.remote_sources import MovedSources
-from logferry.gateway.upkeep import expire_requests, retire_sources
+from logferry.gateway.service.preflight import connect_to_kafka
+from logferry.gateway.service.reload import reload_on_hangup
+from logferry.gateway.tls import kafka_options, server_context
+from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.remote_sources import RemoteSources
+from prometheus_client.bridge.graphite import GraphiteBridge
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-_DRAIN_S = 5.0
+_EXPIRE_INTERVAL_S: Final = 0.25
+_RETIRE_INTERVAL_S: Final = 600.0
+_DRAIN_S: Final = 5.0
+# A delayed event loop delays every request; measuring it costs one timer, 0.1 % of a core.
+_TICK_S: Final = 0.02
+_GRAPHITE_TIMEOUT_S: Final = 10.0
+_CLOCK_INTERVAL_S: Final = 10.0
 
 
 async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> None:
-    """Serves until SIGTERM or SIGINT; on SIGHUP takes over what ``reload`` finds and `_take_over` names.
+    """Serves until SIGTERM or SIGINT; on SIGHUP reloads tokens, quotas and certificate.
 
     Raises KafkaError when Kafka can't be reached, WeakKafka or ConfigError.
     """
     # Thousands of requests are alive at once and none of them is garbage: looking for cycles less often made small
     # requests a third faster.
     gc.set_threshold(100_000, 50, 100)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gate, quotas = Gate(config), Quotas(config)
     context = None if config.tls is None else server_context(config.tls)
-    loop.add_signal_handler(signal.SIGHUP, _take_over, reload, gate, quotas, context)
+    reload_on_hangup(reload, gate, context, quotas.replace)
     url = config.url(worker)
-    kafka = Kafka(kafka_options(config.kafka), url)
+    kafka = KafkaClient(kafka_options(config.kafka), url)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kafka.close)
-        await arrive(kafka)
-        await preflight.check(kafka, config, (f"{config.dc}.",))
-        topics = Topics(kafka, config)
-        ownership: Ownership[Lane] = Ownership(
-            config, url, kafka, lambda number, grace_s: _lane(number, grace_s, config, kafka, topics, ownership)
-        )
+        await connect_to_kafka(kafka)
+        await preflight.check(kafka, config, ())
+        await compare_clocks(kafka)
+        topics = TopicCatalog(kafka, config)
+        ownership = _ownership(config, url, kafka, topics)
         admission = Admission(config.limits)
-        routing = Routing(config, ownership, admission)
-        await routing.start()
-        stack.push_async_callback(routing.stop)
-        readers = Readers(config, kafka, url)
-        translation = Translation(kafka, config.prefix, config.dc)
-        api = Api(
-            config,
-            kafka,
-            topics,
-            ownership,
-            routing,
-            admission,
-            SourcesApi(config, topics, ownership, routing, admission, MovedSources(kafka, config.prefix, translation)),
-            Consumers(config, kafka, routing, admission, readers, url, gate, Cursors(config.dc, translation)),
-            StatusApi(config, kafka, ownership, quotas),
+        forwarding = Forwarding(config, ownership, admission)
+        await forwarding.start()
+        stack.push_async_callback(forwarding.stop)
+        sessions = SessionRegistry(config, kafka, url)
+        translation = OffsetTranslation(kafka, config.prefix, config.dc)
+        remote_sources = RemoteSources(kafka, config.prefix, translation)
+        routes = all_routes(
             gate,
-            quotas,
-            translation,
+            (
+                WriteApi(config, topics, forwarding, admission, quotas, url).add_to,
+                SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
+                ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
+                ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
+                TopicsApi(topics, admission).add_to,
+                StatusApi(config, kafka, topics, ownership, quotas, sessions).add_to,
+            ),
         )
-        routes = api.routes()
-        openapi.add_to(routes)
+        routes.clock = kafka.clock
         server = Server(routes, config.limits)
         runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
         await runner.setup()
-        # In the order of leaving, from the end: the lanes go to others, what waits here is handed on to them, and
-        # only then nobody needs to know any more where they are.
+        # Stopping goes from the end: the lanes move to other workers, waiting requests are forwarded to them, and only
+        # then the owners are no longer followed.
         stack.push_async_callback(ownership.stop)
         stack.push_async_callback(runner.cleanup)
-        stack.push_async_callback(readers.stop)
-        site = Site(runner, config.host, config.port(worker), context)
-        await listen(site, site.name)
+        stack.push_async_callback(sessions.stop)
+        await ListeningSite(runner, config.host, config.port(worker), context).start()
         await ownership.start()
-        ownership.keep_up(expire_requests(ownership))
-        ownership.keep_up(retire_sources(ownership, config.source_retention_ms))
+        ownership.run_in_background(expire_requests(ownership))
+        ownership.run_in_background(retire_sources(ownership, kafka.clock, config.source_retention_ms))
+        ownership.run_in_background(watch_clocks(kafka))
+        ownership.run_in_background(topics.health.watch(kafka, topics.min_in_sync))
         stack.push_async_callback(ownership.leave)
-        observers = _observers(config, worker, ownership)
-        stack.push_async_callback(_ended, observers)
-        log.event("info", "worker_started", url=url, dc=config.dc, worker=worker)
-        stopping = asyncio.ensure_future(stop.wait())
+        await stack.enter_async_context(_observed(config, worker, ownership))
+        log.event("worker_started", url=url, dc=config.dc, worker=worker)
+        if config.shows_tokens:
+            log.event("tokens_unencrypted", listen=config.listen)
         ownership.failed.add_done_callback(lambda _: stop.set())
-        await stopping
+        await stop.wait()
         if ownership.failed.done():
             ownership.failed.result()
         routes.is_leaving = True
-        log.event("info", "worker_stopping", url=url)
-    log.event("info", "worker_stopped", url=url)
+        log.event("worker_stopping", url=url)
+    log.event("worker_stopped", url=url)
 
 
-def _lane(
-    number: int, grace_s: float, config: Config, kafka: Kafka, topics: Topics, ownership: Ownership[Lane]
-) -> Lane:
-    return Lane(
-        number=number,
-        grace_s=grace_s,
-        config=config,
-        kafka=kafka,
-        topics=topics,
-        metrics=LaneMetrics(str(number)),
-        confirm_ownership=ownership.confirm,
-    )
+def _ownership(config: Config, url: str, kafka: KafkaClient, topics: TopicCatalog) -> Ownership[Lane]:
+    def make_lane(number: int, grace_s: float) -> Lane:
+        return Lane(
+            number=number,
+            grace_s=grace_s,
+            config=config,
+            kafka=kafka,
+            topics=topics,
+            metrics=LaneMetrics(str(number)),
+            confirm_ownership=ownership.confirm,
+        )
+
+    ownership = Ownership(config, url, kafka, make_lane)
+    return ownership
 
 
-def _observers(config: Config, worker: int, ownership: Ownership[Lane]) -> list[asyncio.Task[None]]:
-    REGISTRY.register(observing.Lanes(ownership.lanes, lambda: ownership.view.owners))
-    tasks = [asyncio.create_task(observing.watch_loop())]
-    if config.graphite is not None:
-        tasks.append(asyncio.create_task(observing.send_to_graphite(config.graphite, config.dc, worker)))
-    return tasks
+async def expire_requests(ownership: Ownership[Lane]) -> None:
+    """One clock for all requests costs less than one for each."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(_EXPIRE_INTERVAL_S)
+        for lane in ownership.held():
+            lane.expire(loop.time())
 
 
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def retire_sources(ownership: Ownership[Lane], clock: BrokerClock, retention_ms: int) -> None:
+    """Forgets sources that were silent for the retention; searches a few times per retention.
 
-
-def _take_over(reload: Callable[[], Config], gate: Gate, quotas: Quotas, context: ssl.SSLContext | None) -> None:
-    """Tokens, quotas and the certificate of the configuration as they are now; bad ones change nothing.
-
-    Connections live on.
+    Not while the clocks of host and brokers differ: nobody knows then how long a source was silent.
     """
+    interval_s = min(_RETIRE_INTERVAL_S, retention_ms / 4000)
+    while True:
+        await asyncio.sleep(interval_s)
+        for lane in list(ownership.lanes.values()):
+            if clock.stop is None:
+                await lane.find_expired(clock.now_ms())
+
+
+async def compare_clocks(kafka: KafkaClient, before: str | None = None) -> str | None:
+    """Asks for the brokers' time. Returns the warning about the clocks, which is logged where it is a new one."""
+    clock = kafka.clock
     try:
-        fresh = reload()
-        if context is not None and fresh.tls is not None:
-            server_context(fresh.tls)  # one that nobody uses: half of a pair must not get in
-        gate.replace(fresh.tokens)
-        quotas.replace(fresh)
-        if context is not None and fresh.tls is not None:
-            load_certificate(context, fresh.tls)
-    except (ConfigError, ValueError) as error:
-        log.event("error", "configuration_not_reloaded", reason=str(error))
-    else:
-        log.event("info", "configuration_reloaded", tokens=[token.name for token in fresh.tokens])
+        await _ask_time(kafka)
+    except (KafkaError, OSError, TimeoutError) as error:
+        clock.failed(f"Kafka does not say its time: {error!r}")
+    CLOCK_AHEAD.set(math.nan if clock.ahead_s is None else clock.ahead_s)
+    after = clock.warning
+    if after is not None and before is None:
+        log.event("clock_differs", reason=after)
+    if after is None and before is not None:
+        log.event("clocks_agree")
+    return after
+
+
+async def _ask_time(kafka: KafkaClient) -> None:
+    """Sets the clock by the first broker that answers; any passes the question on to the active controller."""
+    for node, _host, _port in kafka.brokers():
+        asked_s = kafka.clock.boot_s()
+        try:
+            code, now_ms = read_controller_ms(await kafka.send(node, DescribeQuorumRequest()))
+        except PASSING:
+            continue
+        raise_for(code, "DescribeQuorum takes the right to describe the cluster")
+        if now_ms:
+            return kafka.clock.answered(now_ms, asked_s)
+    raise NodeNotReadyError("no broker answers")
+
+
+async def watch_clocks(kafka: KafkaClient) -> None:
+    """Compares the clocks again and again: one may be set while the worker runs."""
+    warning = kafka.clock.warning
+    while True:
+        await asyncio.sleep(_CLOCK_INTERVAL_S)
+        warning = await compare_clocks(kafka, warning)
+
+
+# ---- telemetry ---------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _observed(config: Config, worker: int, ownership: Ownership[Lane]) -> AsyncIterator[None]:
+    """Meanwhile the lanes are in the metrics, the event loop is watched, and Graphite gets all of it."""
+    REGISTRY.register(LaneCollector(ownership.lanes, lambda: ownership.view.owners))
+    tasks = [asyncio.create_task(watch_loop())]
+    if config.graphite is not None:
+        tasks.append(asyncio.create_task(send_to_graphite(config.graphite, config.dc, worker)))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class LaneCollector(Collector):
+    """This worker's lanes and their content at the moment, and the last known owners of all lanes.
+
+    Safe to call from another thread.
+    """
+
+    def __init__(self, lanes: Mapping[int, Lane], owners: Callable[[], Mapping[int, str]]) -> None:
+        self._lanes, self._owners = lanes, owners
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        states = GaugeMetricFamily(
+            "logferry_lane_state", "1 for the present state of a lane of this worker", labels=["lane", "state"]
+        )
+        queued = GaugeMetricFamily(
+            "logferry_lane_queued_bytes", "Bytes of requests that wait in a lane", labels=["lane"]
+        )
+        sources = GaugeMetricFamily("logferry_lane_sources", "Sources in a lane", labels=["lane"])
+        for number, lane in list(self._lanes.items()):
+            for state in STATES:
+                states.add_metric([str(number), state], float(lane.state == state))
+            queued.add_metric([str(number)], lane.queued_bytes)
+            sources.add_metric([str(number)], len(lane.table))
+        owners = GaugeMetricFamily("logferry_lane_owner", "1 for the worker that owns a lane", labels=["lane", "owner"])
+        for number, url in sorted(self._owners().items()):
+            owners.add_metric([str(number), url], 1)
+        yield from (states, queued, sources, owners)
+
+
+async def watch_loop() -> None:
+    """Measures the delay of a timer until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _TICK_S
+        await asyncio.sleep(_TICK_S)
+        LOOP_LAG.observe(max(0.0, loop.time() - due))
+
+
+def graphite_prefix(settings: Graphite, dc: str, worker: int, host: str) -> str:
+    """The name prefix of a worker's metrics: each worker counts for itself."""
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", host)
+    return f"{settings.prefix}.{dc}.{name}.worker-{worker}"
+
+
+async def send_to_graphite(settings: Graphite, dc: str, worker: int) -> None:
+    """Sends all metrics once in each interval until it is cancelled. An unreachable Graphite is logged once."""
+    bridge = GraphiteBridge(
+        (settings.host, settings.port), registry=REGISTRY, timeout_seconds=_GRAPHITE_TIMEOUT_S, tags=settings.tags
+    )
+    prefix = graphite_prefix(settings, dc, worker, socket.gethostname())
+    is_away = False
+    while True:
+        await asyncio.sleep(settings.interval_s)
+        try:
+            # In a thread, for it is a blocking socket.
+            await asyncio.to_thread(bridge.push, prefix)
+        except OSError as error:
+            if not is_away:
+                log.event("graphite_unreachable", host=settings.host, port=settings.port, error=str(error))
+            is_away = True
+        else:
+            if is_away:
+                log.event("graphite_back", host=settings.host, port=settings.port)
+            is_away = False

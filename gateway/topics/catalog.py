@@ -1,8 +1,8 @@
-"""The topics as the gateway sees them: cached facts for requests, a fresh look before anything becomes true.
+"""The topics as the gateway knows them: cached facts for requests, confirmed before anything is acknowledged.
 
 A cached fact may be a few seconds old. So before a transaction is committed, and before a chunk is called a
-duplicate, `confirm` looks at the topic's id anew: when the topic was deleted and created anew in between, what
-is recorded belongs to the older one and must not be believed.
+duplicate, `confirm` reads the topic's id again: if the topic was deleted and recreated in between, the recorded states
+belong to the older one and are not valid.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import errors
+from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
-from logferry.gateway.contract.chunk import check_topic, full_topic, split_topic
+from logferry.gateway.contract.names import check_topic, full_topic, printed_topic_id, split_topic
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
-from logferry.gateway.kafka.metadata_request import TopicView
-from logferry.gateway.lanes.transaction import TopicFacts
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.types import TopicFacts
+from logferry.gateway.topics.durability import replication, weakness
+from logferry.gateway.topics.partition_health import PartitionHealth
 
 _FACTS_TTL_S: Final = 5.0
-_RECORD_OVERHEAD_BYTES: Final = 4096
-MAX_MESSAGE_BYTES: Final = (1 << 24) + _RECORD_OVERHEAD_BYTES
+RECORD_OVERHEAD_BYTES: Final = 4096
+MAX_MESSAGE_BYTES: Final = (1 << 24) + RECORD_OVERHEAD_BYTES
 
 
-class Topics:
+class TopicCatalog:
     """Facts about topics, from one Kafka connection."""
 
-    def __init__(self, kafka: Kafka, config: Config) -> None:
+    def __init__(self, kafka: KafkaClient, config: Config) -> None:
         self._kafka = kafka
         self._config = config
         self._facts: dict[str, tuple[float, TopicFacts]] = {}
@@ -37,6 +40,7 @@ class Topics:
         self._next_look: asyncio.Task[dict[str, bytes]] | None = None
         self._wanted: set[tuple[str, int]] = set()
         self._look_lock = asyncio.Lock()
+        self.health = PartitionHealth()
 
     def fresh(self, topic: str) -> TopicFacts | None:
         """The facts, if they are known and young enough."""
@@ -44,7 +48,7 @@ class Topics:
         return known[1] if known is not None and known[0] > time.monotonic() else None
 
     async def facts(self, topic: str) -> TopicFacts:
-        """What is known of a full topic, at most a few seconds old. Raises Problem ``unknown-topic``."""
+        """The facts of a topic by its full name, at most a few seconds old. Raises Problem ``unknown-topic``."""
         known = self.fresh(topic)
         if known is not None:
             return known
@@ -54,14 +58,23 @@ class Topics:
             loading.add_done_callback(lambda _: self._loading.pop(topic, None))
         return await asyncio.shield(loading)
 
+    def min_in_sync(self, topic: str) -> int:
+        """The replicas that must have a record, as far as it is known."""
+        known = self._facts.get(topic)
+        return 1 if known is None else known[1].min_in_sync
+
+    def weak(self) -> dict[str, str]:
+        """The topics in use that nothing is written to, with the reason."""
+        known = ((name, facts.weakness) for name, (_, facts) in sorted(self._facts.items()))
+        return {name: weak for name, weak in known if weak is not None}
+
     def forget(self, topic: str) -> None:
         self._facts.pop(topic, None)
 
     async def confirm(self, partitions: Iterable[tuple[str, int]]) -> dict[str, bytes]:
         """The ids of the partitions' topics as their leaders know them, as of after this call began.
 
-        A topic that is gone, or about which the leaders do not agree, is missing. Calls that come while one look is
-        under way share the next one.
+        A topic that is gone, or about which the leaders disagree, is missing. Calls during one look-up share the next.
         """
         self._wanted.update(partitions)
         if self._next_look is None:
@@ -79,21 +92,28 @@ class Topics:
             configs = await self._kafka.configs([topic])
         except errors.UnknownTopicOrPartitionError:
             raise self._unknown(topic) from None
-        facts = TopicFacts(topic, view.id, len(view.partitions), int(configs[topic]["max.message.bytes"]))
+        settings = configs[topic]
+        facts = TopicFacts(
+            topic,
+            view.id,
+            len(view.partitions),
+            int(settings["max.message.bytes"]),
+            int(settings["min.insync.replicas"]),
+            weakness(view, settings, self._config.accept_weak_kafka),
+        )
+        self.health.judge(view, facts.min_in_sync)
         self._facts[topic] = (time.monotonic() + _FACTS_TTL_S, facts)
         return facts
 
     def _unknown(self, topic: str) -> Problem:
         dc, name = split_topic(topic)
-        return Problem(
-            "unknown-topic",
-            f"there is no topic {name} in {dc}; create it: logferry topics create {name} --partitions 4",
-            topic=topic,
-        )
+        detail = f"there is no topic {name} in {dc}; create it: logferry topics create {name} --partitions 4"
+        return Problem("unknown-topic", detail, topic=topic)
 
-    def full_name(self, name: str) -> str:
-        """``nginx`` and ``dc1.nginx`` name the same topic here: a known data centre in front stays."""
-        return self._config.full_name(name)
+    @property
+    def clock(self) -> BrokerClock:
+        """By which the states of sources are stamped."""
+        return self._kafka.clock
 
     # ---- the topics as users see them -------------------------------------------------------------------------
 
@@ -102,54 +122,57 @@ class Topics:
         topic = full_topic(self._config.dc, check_topic(name))
         first, _, rest = name.partition(".")
         if rest and first in {self._config.dc, *self._config.data_centres}:
-            raise Problem(
-                "conflict", f"the name {name} begins with the data centre {first}; names of that form are taken"
-            )
+            raise Problem("conflict", f"the name {name} begins with the data centre {first}; such names are reserved")
         if len(topic) > 249:
             raise Problem("bad-request", f"topic: {topic} is over Kafka's limit of 249 characters")
         created = False
         view = (await self._kafka.describe([topic])).topics.get(topic)
         if view is None:
             created = await self._create(topic, partitions, retention_ms)
-            view = await self._appeared(topic, 1)
+            view = await self._appeared(topic)
         if len(view.partitions) > partitions:
-            detail = f"{topic} has {len(view.partitions)} partitions and cannot get fewer"
+            detail = f"{topic} has {len(view.partitions)} partitions; their number cannot be reduced"
             raise Problem("conflict", detail, partitions=len(view.partitions))
         if len(view.partitions) < partitions:
             await self._kafka.grow_topic(topic, partitions)
-            await self._appeared(topic, partitions)
         self.forget(topic)
         return await self._settled(topic, partitions), created
 
     async def _create(self, topic: str, partitions: int, retention_ms: int | None) -> bool:
         brokers = len((await self._kafka.describe([])).brokers)
+        replicas, in_sync = replication(self._config.accept_weak_kafka, brokers)
         configs = {
             "compression.type": "producer",
             "unclean.leader.election.enable": "false",
-            "min.insync.replicas": "2" if brokers >= 3 else "1",
+            "min.insync.replicas": str(in_sync),
             "max.message.bytes": str(MAX_MESSAGE_BYTES),
         }
         if retention_ms is not None:
             configs["retention.ms"] = str(retention_ms)
         try:
-            await self._kafka.create_topic(topic, partitions, min(3, brokers), configs)
+            await self._kafka.create_topic(topic, partitions, replicas, configs)
         except errors.TopicAlreadyExistsError:
             return False
+        except errors.InvalidReplicationFactorError:
+            raise Problem(
+                "kafka-unavailable",
+                f"{topic} needs {replicas} brokers for its replicas, {brokers} are there; nothing was created",
+            ) from None
         except (errors.InvalidPartitionsError, errors.InvalidConfigurationError, errors.PolicyViolationError) as error:
-            raise Problem("bad-request", f"Kafka refuses the topic: {error}") from None
+            raise Problem("bad-request", f"Kafka rejects the topic: {error}") from None
         return True
 
-    async def _appeared(self, topic: str, partitions: int) -> TopicView:
-        """Waits until the brokers know the topic with so many partitions, each with a leader."""
+    async def _appeared(self, topic: str) -> TopicMetadata:
+        """Waits until the brokers know the topic, each partition with a leader."""
         async with asyncio.timeout(self._config.limits.request_timeout_s):
             while True:
                 view = (await self._kafka.describe([topic])).topics.get(topic)
-                if view and len(view.partitions) >= partitions and all(p.leader >= 0 for p in view.partitions):
+                if view and all(p.leader >= 0 for p in view.partitions):
                     return view
                 await asyncio.sleep(0.02)
 
     async def _settled(self, topic: str, partitions: int) -> dict[str, Any]:
-        """Its description, once the brokers that lead it know of it, too: the one that was asked may be ahead."""
+        """Its description, once the brokers that lead it know it: the broker asked may be ahead of them."""
         async with asyncio.timeout(self._config.limits.request_timeout_s):
             while True:
                 with suppress(Problem):
@@ -159,7 +182,8 @@ class Topics:
                 await asyncio.sleep(0.02)
 
     async def describe(self, topic: str) -> dict[str, Any]:
-        """A full topic with its offsets: ``first`` is retained, ``next`` follows the last committed record."""
+        """A topic, named as in `Config.full_name`. ``first`` is retained, ``next`` follows the last committed one."""
+        topic = self._config.full_name(topic)
         try:
             view = await self._kafka.describe_topic(topic)
             return (await self._describe([view]))[0]
@@ -173,7 +197,7 @@ class Topics:
         names = [name for name in sorted(views) if name.partition(".")[0] in known and wanted(name)]
         return await self._describe([views[name] for name in names])
 
-    async def _describe(self, views: list[TopicView]) -> list[dict[str, Any]]:
+    async def _describe(self, views: list[TopicMetadata]) -> list[dict[str, Any]]:
         if not views:
             return []
         configs = await self._kafka.configs([view.name for view in views])
@@ -187,6 +211,7 @@ class Topics:
             described.append(
                 {
                     "topic": view.name,
+                    "id": printed_topic_id(view.id),
                     "dc": dc,
                     "name": name,
                     "partitions": len(numbers),

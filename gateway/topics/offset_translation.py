@@ -1,117 +1,124 @@
-"""From an offset of an original partition to the same record in its copy here, and back: exact, by the mirror's books.
+"""Translates offsets between an original partition and its copy here, exactly, by the mirror's offset history.
 
-Both directions are of *positions*: an offset names the next record, so one that falls on a control record or into a
-hole is the record after it. Read on demand: of the history a few chapters, of the progress what is new since it was
-asked for last.
+Both directions translate *positions*: an offset names the next record, so one that falls on a control record or into
+a hole means the record after it. Read on demand: a few blocks of the history, and the checkpoints written since the
+last call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from aiokafka import errors
+from logferry.gateway.contract.names import Cursor, TopicPartition, split_topic
 from logferry.gateway.contract.offset_history import (
-    Chapter,
-    Place,
-    Progress,
-    Run,
-    Signpost,
-    key_of,
-    lane_of,
-    place_of,
+    BlockPointer,
+    HistoryBlock,
+    MirrorCheckpoint,
+    OffsetRange,
+    checkpoint_key,
+    mirror_lane_of,
+    partition_of_key,
     step_towards,
     within,
 )
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import EARLIEST, Kafka
+from logferry.gateway.kafka.client import EARLIEST, KafkaClient
+
+_WAIT_S: Final = 5.0
 
 _FETCH_BYTES: Final = 1 << 18
-# A chapter is found by its offset; what comes with it is read in vain.
-_CHAPTER_BYTES: Final = 4096
-_CHAPTERS_KEPT: Final = 4096
+# A block is found by its offset; what else is fetched with it is not used.
+_BLOCK_BYTES: Final = 4096
+_MAX_BLOCKS: Final = 4096
 _AROUND: Final = 16
-_LOOK_AGAIN_S: Final = 0.05
-_NEWS_S: Final = 5.0
+_POLL_S: Final = 0.05
+_CHECKPOINT_WAIT_S: Final = 5.0
 
 
-class Translation:
-    """Of the topics that a mirror writes here."""
+class OffsetTranslation:
+    """For the topics that a mirror writes here, in the data centre ``dc``."""
 
-    def __init__(self, kafka: Kafka, prefix: str, dc: str) -> None:
-        self._kafka = kafka
+    def __init__(self, kafka: KafkaClient, prefix: str, dc: str) -> None:
+        self._kafka, self._dc = kafka, dc
         self._state_topic = f"{prefix}.mirror.{dc}.state"
-        self._pairs_topic = f"{prefix}.mirror.{dc}.pairs"
-        self._progress: dict[Place, Progress] = {}
+        self._history_topic = f"{prefix}.mirror.{dc}.pairs"
+        self._checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
         self._read_to: dict[int, int] = {}
         self._locks: dict[int, asyncio.Lock] = {}
-        self._chapters: dict[tuple[Place, int], Chapter] = {}
+        self._blocks: dict[tuple[TopicPartition, int], HistoryBlock] = {}
         self._state_id, self._lanes = b"", 0
 
-    async def to_here(self, place: Place, original: int) -> int | None:
+    async def to_here(self, tp: TopicPartition, original: int) -> int | None:
         """The position here; None: it is not mirrored so far. Raises Problem ``not-mirrored`` or ``out-of-range``."""
-        progress = await self.progress(place)
-        end = progress.original.next_offset
+        checkpoint = await self.checkpoint(tp)
+        end = checkpoint.original.next_offset
         if original >= end:
-            return progress.local_next if original == end else None
-        return await self._find(place, progress, original, of_source=True)
+            return checkpoint.local_next if original == end else None
+        return await self._find(tp, checkpoint, original, of_source=True)
 
-    async def wait_for(self, place: Place, original: int, wait_s: float) -> int | None:
+    async def wait_for(self, tp: TopicPartition, original: int, wait_s: float) -> int | None:
         """`to_here`, and up to so long for it to be mirrored."""
         deadline = time.monotonic() + wait_s
         while True:
-            found = await self.to_here(place, original)
+            found = await self.to_here(tp, original)
             if found is not None or time.monotonic() >= deadline:
                 return found
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def to_original(self, place: Place, here: int, last: int | None = None) -> int:
+    async def to_original(self, tp: TopicPartition, here: int, last: int | None = None) -> int:
         """The position in the original. ``last``: the record that was read before ``here``, if any: it was mirrored,
-        so the books are waited for when they are behind it.
+        so its checkpoint is waited for.
         """
-        deadline = time.monotonic() + _NEWS_S
-        progress = await self.progress(place)
-        while last is not None and progress.local_next <= last:
+        deadline = time.monotonic() + _CHECKPOINT_WAIT_S
+        checkpoint = await self.checkpoint(tp)
+        while last is not None and checkpoint.local_next <= last:
             if time.monotonic() > deadline:
-                raise Problem("kafka-unavailable", f"the books of the mirror are behind {place[0]}-{place[1]}")
-            await asyncio.sleep(_LOOK_AGAIN_S)
-            progress = await self.progress(place)
-        if here >= progress.local_next:
-            return progress.original.next_offset
-        return await self._find(place, progress, here, of_source=False)
+                detail = f"the mirror's checkpoint of {tp[0]}-{tp[1]} is behind the record read"
+                raise Problem("kafka-unavailable", detail)
+            await asyncio.sleep(_POLL_S)
+            checkpoint = await self.checkpoint(tp)
+        if here >= checkpoint.local_next:
+            return checkpoint.original.next_offset
+        return await self._find(tp, checkpoint, here, of_source=False)
 
-    async def originals(self, place: Place, first: int, last: int) -> tuple[Progress, list[Run]] | None:
-        """The runs that speak of records here from the ``first`` to the ``last``; None: the books are not so far yet.
+    async def originals(
+        self, tp: TopicPartition, first: int, last: int
+    ) -> tuple[MirrorCheckpoint, list[OffsetRange]] | None:
+        """The ranges of the records here from the ``first`` to the ``last``; None: the checkpoint is not there yet.
 
         Raises Problem ``not-mirrored`` or ``out-of-range``.
         """
-        progress = await self.progress(place)
-        if progress.local_next <= last:
+        checkpoint = await self.checkpoint(tp)
+        if checkpoint.local_next <= last:
             return None
-        found: list[Run] = []
-        chapter, _ = await self._chapter_of(place, progress, last, of_source=False)
-        while chapter is not None:
-            found[:0] = chapter.runs
-            if chapter.runs[0].local <= first or not chapter.signposts:
+        found: list[OffsetRange] = []
+        block, _ = await self._block_of(tp, checkpoint, last, of_source=False)
+        while block is not None:
+            found[:0] = block.ranges
+            if block.ranges[0].local <= first or not block.pointers:
                 break
-            chapter = await self._chapter(place, chapter.signposts[0])
-        return progress, within(found, first, last)
+            block = await self._block(tp, block.pointers[0])
+        return checkpoint, within(found, first, last)
 
-    async def progress(self, place: Place) -> Progress:
+    async def checkpoint(self, tp: TopicPartition) -> MirrorCheckpoint:
         """As it is committed now. Raises Problem ``not-mirrored``."""
-        not_mirrored = Problem("not-mirrored", f"no mirror writes {place[0]}-{place[1]} here")
+        not_mirrored = Problem("not-mirrored", f"no mirror writes {tp[0]}-{tp[1]} here")
         try:
             view = await self._kafka.describe_topic(self._state_topic)
         except errors.UnknownTopicOrPartitionError:
             raise not_mirrored from None
         if view.id != self._state_id:
             self._state_id, self._lanes = view.id, len(view.partitions)
-            self._read_to, self._progress, self._chapters = {}, {}, {}
-        lane = lane_of(*place, self._lanes)
+            self._read_to, self._checkpoints, self._blocks = {}, {}, {}
+        lane = mirror_lane_of(*tp, self._lanes)
         async with self._locks.setdefault(lane, asyncio.Lock()):
             await self._catch_up(lane)
-        found = self._progress.get(place)
+        found = self._checkpoints.get(tp)
         if found is None:
             raise not_mirrored
         return found
@@ -128,65 +135,105 @@ class Translation:
                 position = await self._kafka.offset(topic, lane, EARLIEST)
                 continue
             for record in fetched.records:
-                place = place_of(record.key or b"")
-                if record.value is None:
-                    self._progress.pop(place, None)
-                else:
-                    self._progress[place] = Progress.decode(record.value)
+                self._apply(record.key or b"", record.value)
             position = self._read_to[lane] = fetched.next_offset
             if fetched.at_end:
                 return
 
-    async def _find(self, place: Place, progress: Progress, offset: int, *, of_source: bool) -> int:
-        """The first record at or after the offset, on the other side; it lies before the progress."""
-        chapter, after = await self._chapter_of(place, progress, offset, of_source=of_source)
-        for run in () if chapter is None else chapter.runs:
-            here, there = (run.source, run.local) if of_source else (run.local, run.source)
-            if offset < here + run.size:
+    def _apply(self, key: bytes, value: bytes | None) -> None:
+        """One that cannot be decoded stops its lane of the mirror; here its partition alone has none meanwhile."""
+        with suppress(ValueError):
+            tp = partition_of_key(key)
+            self._checkpoints.pop(tp, None)
+            if value is not None:
+                self._checkpoints[tp] = MirrorCheckpoint.decode(value)
+
+    async def _find(self, tp: TopicPartition, checkpoint: MirrorCheckpoint, offset: int, *, of_source: bool) -> int:
+        """The first record at or after the offset, on the other side; the offset is before the checkpoint."""
+        block, after = await self._block_of(tp, checkpoint, offset, of_source=of_source)
+        for span in () if block is None else block.ranges:
+            here, there = (span.source, span.local) if of_source else (span.local, span.source)
+            if offset < here + span.size:
                 return there + max(0, offset - here)
         return after
 
-    async def _chapter_of(
-        self, place: Place, progress: Progress, offset: int, *, of_source: bool
-    ) -> tuple[Chapter | None, int]:
+    async def _block_of(
+        self, tp: TopicPartition, checkpoint: MirrorCheckpoint, offset: int, *, of_source: bool
+    ) -> tuple[HistoryBlock | None, int]:
         """The last one that begins at or before the offset, and where that after it begins on the other side.
 
         None: the offset is before the first record of all.
         """
-        posts = progress.signposts
-        after = progress.local_next if of_source else progress.original.next_offset
+        pointers = checkpoint.pointers
+        after = checkpoint.local_next if of_source else checkpoint.original.next_offset
         while True:
-            step = step_towards(posts, offset, of_source=of_source)
+            step = step_towards(pointers, offset, of_source=of_source)
             if step is None:
                 return None, after
-            chapter = await self._chapter(place, step.post)
-            if chapter.source_id != progress.original.id:
-                raise _gone(place, offset)
+            block = await self._block(tp, step.pointer)
+            if block.source_id != checkpoint.original.id:
+                raise _gone(tp, offset)
             if step.is_it:
-                return chapter, after
-            posts, after = chapter.signposts, step.post.local if of_source else step.post.source
+                return block, after
+            pointers, after = block.pointers, step.pointer.local if of_source else step.pointer.source
 
-    async def _chapter(self, place: Place, post: Signpost) -> Chapter:
-        offset = post.offset
-        known = self._chapters.get((place, offset))
+    async def _block(self, tp: TopicPartition, pointer: BlockPointer) -> HistoryBlock:
+        offset = pointer.offset
+        known = self._blocks.get((tp, offset))
         if known is not None:
             return known
-        lane = lane_of(*place, self._lanes)
-        # Foretold before it was written: a control record that Kafka left out moves it a little to the front.
-        for around, max_bytes in ((0, _CHAPTER_BYTES), (_AROUND, _FETCH_BYTES)):
+        lane = mirror_lane_of(*tp, self._lanes)
+        # Its offset was predicted before it was written: a marker that Kafka left out moves it a little to the front.
+        for around, max_bytes in ((0, _BLOCK_BYTES), (_AROUND, _FETCH_BYTES)):
             start = max(0, offset - around)
             try:
-                fetched = await self._kafka.fetch(self._pairs_topic, lane, start, max_bytes=max_bytes)
+                fetched = await self._kafka.fetch(self._history_topic, lane, start, max_bytes=max_bytes)
             except errors.OffsetOutOfRangeError:
-                raise _gone(place, offset) from None
+                raise _gone(tp, offset) from None
             for record in fetched.records:
-                chapter = Chapter.decode(record.value or b"") if record.key == key_of(*place) else None
-                if chapter is not None and chapter.runs[0][:2] == (post.source, post.local):
-                    if len(self._chapters) >= _CHAPTERS_KEPT:
-                        self._chapters.pop(next(iter(self._chapters)))
-                    return self._chapters.setdefault((place, offset), chapter)
-        raise errors.KafkaError(f"{self._pairs_topic}-{lane} has no chapter of {place[0]}-{place[1]} near {offset}")
+                block = HistoryBlock.decode(record.value or b"") if record.key == checkpoint_key(*tp) else None
+                if block is not None and block.ranges[0][:2] == (pointer.source, pointer.local):
+                    if len(self._blocks) >= _MAX_BLOCKS:
+                        self._blocks.pop(next(iter(self._blocks)))
+                    return self._blocks.setdefault((tp, offset), block)
+        raise errors.KafkaError(
+            f"{self._history_topic}-{lane} has no history block of {tp[0]}-{tp[1]} near offset {offset}"
+        )
+
+    # ---- cursors ----------------------------------------------------------------------------------------------
+
+    async def of_cursors(self, cursors: Iterable[Cursor]) -> dict[TopicPartition, int]:
+        """The offsets here; positions that are not mirrored yet are waited for up to `_WAIT_S`.
+
+        Raises Problem ``behind``, ``not-mirrored``, ``out-of-range``.
+        """
+        cursors = list(cursors)
+        offsets = await asyncio.gather(*map(self._of_cursor, cursors))
+        return {(cursor.topic, cursor.partition): at for cursor, at in zip(cursors, offsets, strict=True)}
+
+    async def _of_cursor(self, cursor: Cursor) -> int:
+        if split_topic(cursor.topic)[0] == self._dc:
+            return cursor.offset
+        tp = (cursor.topic, cursor.partition)
+        found = await self.wait_for(tp, cursor.offset, _WAIT_S)
+        if found is None:
+            reached = cursor._replace(offset=(await self.checkpoint(tp)).original.next_offset)
+            raise Problem("behind", f"{cursor} is not mirrored yet; the mirror has reached {reached}")
+        return found
+
+    async def cursors_of(self, offsets: Mapping[TopicPartition, int]) -> list[str]:
+        """The cursors of positions here; without those of copies that no mirror wrote, or of history that is gone."""
+        found = await asyncio.gather(*(self._cursor_of(partition, at) for partition, at in sorted(offsets.items())))
+        return [str(cursor) for cursor in found if cursor is not None]
+
+    async def _cursor_of(self, partition: TopicPartition, offset: int) -> Cursor | None:
+        if split_topic(partition[0])[0] == self._dc:
+            return Cursor(*partition, offset)
+        try:
+            return Cursor(*partition, await self.to_original(partition, offset))
+        except (errors.KafkaError, OSError, Problem):
+            return None
 
 
-def _gone(place: Place, offset: int) -> Problem:
-    return Problem("out-of-range", f"what offset {offset} of {place[0]}-{place[1]} was is not kept any more")
+def _gone(tp: TopicPartition, offset: int) -> Problem:
+    return Problem("out-of-range", f"the offset history no longer holds offset {offset} of {tp[0]}-{tp[1]}")

@@ -1,7 +1,7 @@
-"""Sources of other data centres: what was acknowledged there, and how much of it the mirror has brought here.
+"""Sources of other data centres: the states acknowledged there, and how much of each source the mirror brought here.
 
-What was acknowledged stands in the copy of that gateway's state topic. It may be ahead of the copy of the data, or
-behind it, so what is here is looked for in the data itself, from its end backwards.
+The acknowledged state is in the copy of that gateway's state topic. It may be ahead of the copy of the data, or
+behind it, so the last chunk here is searched in the data itself, from its end backwards.
 """
 
 from __future__ import annotations
@@ -11,55 +11,55 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from aiokafka import errors
-from logferry.gateway.contract.chunk import Malformed, chunk_of_record, lane_of
-from logferry.gateway.contract.offset_history import Place
+from logferry.gateway.contract.chunk import chunk_of_record
+from logferry.gateway.contract.names import Malformed, TopicPartition, lane_of
+from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
-from logferry.gateway.lanes.dedup import Source, SourceState
-from logferry.gateway.topics.offset_translation import Translation
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.topics.offset_translation import OffsetTranslation
 
 _FETCH_BYTES: Final = 1 << 20
 _FIRST_STEP: Final = 256
-# So much is looked through at most; a source that wrote its last chunk before that is not told of.
+# At most so much is searched; a source whose last chunk is before that is reported without one.
 _LOOK_BYTES: Final = 64 << 20
 # The clocks of the workers of one data centre differ by less.
 _CLOCKS_MS: Final = 60_000
 
 
-class Brought(NamedTuple):
-    """``state``: as last heard. ``mirrored``: the source's last seqno that is here; None: none, or nobody knows."""
+class RemoteSourceState(NamedTuple):
+    """``state``: as acknowledged last. ``mirrored``: the source's last seqno here; None: none, or not known."""
 
     state: SourceState
     mirrored: int | None
 
 
 @dataclass(slots=True)
-class MovedSources:
-    """By the copies that the mirror writes here; ``prefix`` is the same in all data centres."""
+class RemoteSources:
+    """Reads the copies that the mirror writes here; ``prefix`` is the same in all data centres."""
 
-    kafka: Kafka
+    kafka: KafkaClient
     prefix: str
-    translation: Translation
+    translation: OffsetTranslation
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def find(self, dc: str, source: Source) -> Brought | None:
-        """None: nothing was heard of it. Raises Problem ``not-mirrored``, KafkaError."""
+    async def find(self, dc: str, source: SourceIdentity) -> RemoteSourceState | None:
+        """None: the source is not known. Raises Problem ``not-mirrored``, KafkaError."""
         topic = f"{self.prefix}.gateway.{dc}.state"
         try:
             lanes = len((await self.kafka.describe_topic(topic)).partitions)
         except errors.UnknownTopicOrPartitionError:
-            raise Problem("not-mirrored", f"no mirror brings the sources of {dc} here") from None
+            raise Problem("not-mirrored", f"no mirror copies the source states of {dc} here") from None
         async with self._one_at_a_time:
             state = await self._state((topic, lane_of(source.key, lanes)), source.state_key())
             if state is None:
                 return None
             return await self._brought((source.topic, state.partition), source, state)
 
-    async def _state(self, place: Place, key: bytes) -> SourceState | None:
+    async def _state(self, tp: TopicPartition, key: bytes) -> SourceState | None:
         found: bytes | None = None
-        position = await self.kafka.offset(*place, EARLIEST)
+        position = await self.kafka.offset(*tp, EARLIEST)
         while True:
-            fetched = await self.kafka.fetch(*place, position, max_bytes=_FETCH_BYTES)
+            fetched = await self.kafka.fetch(*tp, position, max_bytes=_FETCH_BYTES)
             for record in fetched.records:
                 if record.key == key:
                     found = record.value
@@ -67,29 +67,29 @@ class MovedSources:
             if fetched.at_end:
                 return None if found is None else SourceState.decode(found)
 
-    async def _brought(self, place: Place, source: Source, state: SourceState) -> Brought:
+    async def _brought(self, tp: TopicPartition, source: SourceIdentity, state: SourceState) -> RemoteSourceState:
         try:
-            progress = await self.translation.progress(place)
+            checkpoint = await self.translation.checkpoint(tp)
         except Problem:
-            return Brought(state, None)
-        if state.recorded is None or progress.original.id != state.topic_id:
-            return Brought(state, None)
-        if progress.last_ms > state.written_ms + _CLOCKS_MS:
-            # What the mirror has passed was written later, and the order is kept.
-            return Brought(state, state.recorded)
-        seen = await self._last_seqno(place, source.source_id.encode())
+            return RemoteSourceState(state, None)
+        if state.recorded is None or checkpoint.original.id != state.topic_id:
+            return RemoteSourceState(state, None)
+        if checkpoint.last_ms > state.written_ms + _CLOCKS_MS:
+            # The mirror has passed records that were written later, and it keeps the order.
+            return RemoteSourceState(state, state.recorded)
+        seen = await self._last_seqno(tp, source.source_id.encode())
         if seen is not None and seen > state.recorded:
             state = state._replace(recorded=seen)
-        return Brought(state, seen)
+        return RemoteSourceState(state, seen)
 
-    async def _last_seqno(self, place: Place, key: bytes) -> int | None:
-        first, end = await self.kafka.offset(*place, EARLIEST), await self.kafka.offset(*place, LATEST)
+    async def _last_seqno(self, tp: TopicPartition, key: bytes) -> int | None:
+        first, end = await self.kafka.offset(*tp, EARLIEST), await self.kafka.offset(*tp, LATEST)
         step, room = _FIRST_STEP, _LOOK_BYTES
         while end > first and room > 0:
             start = position = max(first, end - step)
             found: int | None = None
             while position < end:
-                fetched = await self.kafka.fetch(*place, position, max_bytes=_FETCH_BYTES)
+                fetched = await self.kafka.fetch(*tp, position, max_bytes=_FETCH_BYTES)
                 for record in fetched.records:
                     room -= len(record.value or b"")
                     if record.key == key and record.offset < end:

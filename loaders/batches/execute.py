@@ -1,183 +1,205 @@
 """One batch of the ledger, from its entry to the commit of its rows.
 
-Whatever an entry says is done once, by whichever loader, and can be done again: read what it says, write files that
-are no part of the table yet, the quarantine, and the main table's commit last.
+An entry takes effect once, whichever loader executes it, and may be executed again: read its ranges, write files that
+are not part of the table yet, the quarantine, and the main table's commit last. `_EXECUTE` has a function per kind.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from logferry.loaders.batches.create_tables import partition_columns
-from logferry.loaders.batches.dedup import Once, batch_facts, create_moved, known_before, once
-from logferry.loaders.batches.mirror_offsets import Books
-from logferry.loaders.batches.read import Batch, kept, read
-from logferry.loaders.batches.reload import give_up, is_given_up, recounted, replace_main, replace_quarantined
+from logferry.gateway.config import KafkaSettings
+from logferry.loaders.batches.dedup import Deduplicated, batch_facts, without_copies
+from logferry.loaders.batches.mirror_offsets import MirrorOffsets
+from logferry.loaders.batches.read import BatchRecords, kept_on_disk, read
+from logferry.loaders.batches.reload import (
+    abandon_reload,
+    is_abandoned,
+    recount_segments,
+    replace_main,
+    replace_quarantined,
+)
 from logferry.loaders.batches.requarantine import resolve, resolved_rows
+from logferry.loaders.batches.write_files import write_files
 from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
+from logferry.loaders.gateway_clock import GatewayClock
 from logferry.loaders.jvm_errors import sorted_errors
-from logferry.loaders.known import put_known
-from logferry.loaders.notes import notes_table
-from logferry.loaders.parsing import rows as parse
+from logferry.loaders.parsing.columns import DATES
+from logferry.loaders.parsing.rows import parse_records, quarantined_rows, table_rows
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
-from logferry.loaders.planning.plan import Range, replaced, unreadable
-from logferry.loaders.planning.segment_states import Added, Look, Recounted, Rules, add_rows, look_at, replace_rows
-from logferry.loaders.planning.source_facts import several_centres, with_events
-from logferry.loaders.spark.kafka_offsets import KafkaTopics
-from logferry.loaders.storage.commit import Committed, commit_files, committed, put_rows
-from logferry.loaders.storage.data_files import Written, write_files
-from logferry.loaders.storage.drop_rows import drop
-from logferry.loaders.storage.ledger import (
+from logferry.loaders.planning.ledger_entry import (
     DROP,
-    KINDS,
-    MOVED_DAYS,
+    DUPLICATE_WINDOW_DAYS,
+    LOAD,
+    MOVE,
     RELOAD,
     REQUARANTINE,
+    RESET,
+    JobOrigin,
     LedgerEntry,
-    Origin,
     TablePaths,
 )
-from logferry.loaders.storage.segment_table import added_by, put_segments, segments_before, window_s
+from logferry.loaders.planning.plan import Range, replaced, unreadable
+from logferry.loaders.planning.segment_states import (
+    RecountedRows,
+    SegmentRules,
+    WatermarkCheck,
+    add_rows,
+    check_segments,
+    replace_rows,
+)
+from logferry.loaders.planning.source_facts import shared_topics, with_events
+from logferry.loaders.spark.kafka_offsets import KafkaTopics
+from logferry.loaders.storage.commit import CommittedBatch, commit_files, commit_rows, committed_batch
+from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.storage.drop_rows import drop_rows
+from logferry.loaders.storage.left_out_table import known_before, left_out_rows
+from logferry.loaders.storage.segment_table import added_by, put_segments, segment_length, segments_before
+from logferry.loaders.storage.source_table import add_sources
+from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, partition_columns
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 
 @dataclass(frozen=True)
 class Loader:
-    """What every table of a run shares. ``run`` is this run's name, for seeing who won.
+    """What all tables of a run share. ``run``: the name of this run, by which a commit shows who made it.
 
-    ``moved_within``: how much later the copy of a chunk may come by another data centre and be known as one.
-    ``books``: of the mirror that writes here; without them the ledger notes no originals of other centres' topics.
+    ``duplicate_window``: copies of a chunk from two data centres are recognised if recorded within this time.
+    ``mirror_offsets``: of the mirror that writes here; without it, the ledger has no original offsets of its topics.
     """
 
     spark: SparkSession
     kafka: KafkaTopics
     dc: str
     run: str
-    moved_within: timedelta = timedelta(days=MOVED_DAYS)
+    duplicate_window: timedelta = timedelta(days=DUPLICATE_WINDOW_DAYS)
     gateways: Mapping[str, GatewayAccess] = field(default_factory=dict)
-    books: Books | None = None
+    mirror_offsets: MirrorOffsets | None = None
+    clock: GatewayClock = field(default_factory=GatewayClock)
+    other_kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
 
-    def origin(self, topics: Sequence[str]) -> Origin:
-        """Of a job with these patterns, for the ledger."""
-        return Origin(self.kafka.bootstrap_servers, tuple(topics), self.moved_within.days)
+    def origin(self, topics: Sequence[str]) -> JobOrigin:
+        """The origin of a job with these patterns, for the ledger."""
+        return JobOrigin(self.kafka.bootstrap_servers, tuple(topics), self.duplicate_window.days)
+
+    def kafka_of(self, dc: str, bootstrap_servers: str) -> KafkaSettings:
+        """The connection to another data centre: as configured, else as here, with this address from the ledger."""
+        here = self.kafka.settings.model_copy(update={"bootstrap_servers": bootstrap_servers})
+        return self.other_kafka.get(dc, here)
 
 
-GIVE_UP: Final = (
-    "this reload can be given up, the rows stay as they are: --reset TOPIC:PARTITION=POSITION with the position that "
-    "--state tells"
-)
+class CheckResult(NamedTuple):
+    """A finished segment check and its rules."""
 
-
-class Looked(NamedTuple):
-    """A look at the segments, by these rules."""
-
-    look: Look
-    rules: Rules
+    check: WatermarkCheck
+    rules: SegmentRules
 
 
 @dataclass(frozen=True)
 class BatchDone:
-    """A batch that the table holds now. ``rows``, ``quarantined``: None where only another loader knows.
+    """A batch that the table holds. ``rows``, ``quarantined``: None where only another loader knows.
 
-    ``left_out``: chunks of which the table has the copy that came by another data centre.
+    ``left_out``: chunks of which the table has the copy from another data centre.
     """
 
     batch: int
     ours: bool
-    ranges: tuple[Range, ...]
-    records: int
-    bytes: int
-    rows: int | None
-    quarantined: int | None
-    seconds: float
+    ranges: tuple[Range, ...] = ()
+    records: int = 0
+    bytes: int = 0
+    rows: int | None = 0
+    quarantined: int | None = 0
+    seconds: float = 0.0
     left_out: int = 0
 
 
 def do_batch(
-    loader: Loader, paths: TablePaths, entry: LedgerEntry, given_up: Collection[str] = (), looked: Looked | None = None
+    loader: Loader,
+    paths: TablePaths,
+    entry: LedgerEntry,
+    abandoned: Collection[str] = (),
+    result: CheckResult | None = None,
 ) -> BatchDone:
-    """Does what the entry says, once. Raises TopicChanged when Kafka cannot give exactly that any more.
+    """Executes the entry, once. Raises TopicChanged when Kafka no longer has exactly its ranges.
 
-    ``given_up``: topics that somebody has decided to do without; a reload is given up as a whole. ``looked``: a look at
-    the segments, which goes with a batch that reads nothing.
+    ``abandoned``: topics that the operator decided to do without; a reload is abandoned as a whole. ``result``: of a
+    segment check, which goes with a batch that reads nothing.
     """
-    if given_up and entry.kind == RELOAD:
-        if not give_up(paths, entry.batch, loader.run):
-            raise LedgerBroken(f"batch {entry.batch} of {paths.main} cannot be given up: its quarantine is changed")
-    elif given_up:
-        entry = entry._replace(ranges=tuple(r for r in entry.ranges if r.topic not in given_up))
+    if abandoned and entry.kind == RELOAD:
+        if not abandon_reload(paths, entry.batch, loader.run):
+            raise LedgerBroken(f"batch {entry.batch} of {paths.main} cannot be abandoned: its quarantine is changed")
+    elif abandoned:
+        entry = entry._replace(ranges=tuple(r for r in entry.ranges if r.topic not in abandoned))
     try:
-        return _do(loader, paths, entry, looked)
+        if (done := committed_batch(paths.main, entry.batch, loader.run)) is not None:
+            return _already(entry, done)
+        execute = _EXECUTE.get(entry.kind)
+        if execute is None:
+            raise LedgerBroken(f"batch {entry.batch} of {paths.main} has kind {entry.kind}, unknown to this loader")
+        return execute(loader, paths, entry, result)
     except Overtaken:
-        done = committed(paths.main, entry.batch, loader.run)
+        done = committed_batch(paths.main, entry.batch, loader.run)
         if done is None:
             raise
         return _already(entry, done)
 
 
-def _do(loader: Loader, paths: TablePaths, entry: LedgerEntry, looked: Looked | None) -> BatchDone:
-    done = committed(paths.main, entry.batch, loader.run)
-    if done is not None:
-        return _already(entry, done)
-    if entry.kind not in KINDS:
-        raise LedgerBroken(f"batch {entry.batch} of {paths.main} is a {entry.kind}, which this loader does not know")
-    if entry.kind == DROP:
-        dropped, _ = drop(paths, entry, loader.run)
-        return BatchDone(entry.batch, dropped.ours, (), 0, 0, 0, 0, 0.0)
-    if entry.kind == REQUARANTINE:
-        return _requarantine(loader, paths, entry, planned_parser(entry, paths))
-    if entry.kind == RELOAD and is_given_up(paths, entry.batch):
+def _already(entry: LedgerEntry, done: CommittedBatch) -> BatchDone:
+    return BatchDone(entry.batch, done.ours, entry.reads, rows=done.rows, quarantined=None)
+
+
+def _drop(loader: Loader, paths: TablePaths, entry: LedgerEntry, _: CheckResult | None) -> BatchDone:
+    return BatchDone(entry.batch, drop_rows(paths, entry, loader.run).ours)
+
+
+def _without_rows(loader: Loader, paths: TablePaths, entry: LedgerEntry, result: CheckResult | None) -> BatchDone:
+    """Positions, or a segment check."""
+    return BatchDone(entry.batch, _commit(loader, paths, entry, DataFiles(paths.main, (), 0), None, result).ours)
+
+
+def _reload(loader: Loader, paths: TablePaths, entry: LedgerEntry, result: CheckResult | None) -> BatchDone:
+    if is_abandoned(paths, entry.batch):
         entry = entry._replace(reload=())
+    return _load(loader, paths, entry, result)
+
+
+def _load(loader: Loader, paths: TablePaths, entry: LedgerEntry, result: CheckResult | None) -> BatchDone:
     if not entry.reads:
-        nothing = _commit(loader, paths, entry, Written(paths.main, (), 0), None, looked)
-        return BatchDone(entry.batch, nothing.ours, (), 0, 0, 0, 0, 0.0)
+        return _without_rows(loader, paths, entry, result)
     if entry.dc != loader.dc:
-        raise LedgerBroken(f"batch {entry.batch} of {paths.main} is one of {entry.dc}, this is {loader.dc}")
+        raise LedgerBroken(f"batch {entry.batch} of {paths.main} holds offsets of {entry.dc}, this is {loader.dc}")
     parser = planned_parser(entry, paths)
-    views = loader.kafka.views(r.topic for r in entry.reads)
-    _refuse(entry, paths, unreadable(entry.reads, views))
-    return _load(loader, paths, entry, parser)
-
-
-def _already(entry: LedgerEntry, done: Committed) -> BatchDone:
-    return BatchDone(entry.batch, done.ours, entry.reads, 0, 0, done.rows, None, 0.0)
-
-
-def _load(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> BatchDone:
+    _check_readable(entry, paths, unreadable(entry.reads, loader.kafka.views(r.topic for r in entry.reads)))
     started = time.monotonic()
-    batch = read(loader.spark, loader.kafka.bootstrap_servers, loader.dc, entry.reads)
-    is_watched = several_centres(r.topic for r in entry.ranges) or window_s(paths.segments) is not None
-    if is_watched:
-        # Its sources are looked at before its rows are written.
-        batch = kept(batch, entry.reads)
+    batch = read(loader.spark, loader.kafka.options(), loader.dc, entry.reads)
+    shared = shared_topics(r.topic for r in entry.ranges)
+    needs_sources = shared or segment_length(paths.segments) is not None
+    if needs_sources:
+        # They are read before the rows are written.
+        batch = kept_on_disk(batch, entry.reads)
     try:
-        found = _once(loader, paths, entry, batch) if is_watched else Once(batch.frame, {}, ())
+        if shared:
+            found = without_copies(paths, entry, batch.frame, loader.duplicate_window)
+        else:
+            found = Deduplicated(batch.frame, batch_facts(batch.frame) if needs_sources else {}, ())
         return _write(loader, paths, entry, parser, replace(batch, frame=found.frame), found, started)
     finally:
         batch.release()
 
 
-def _once(loader: Loader, paths: TablePaths, entry: LedgerEntry, batch: Batch) -> Once:
-    """The batch without copies, where its topics are those of several data centres."""
-    if several_centres(r.topic for r in entry.ranges):
-        create_moved(paths)
-        return once(paths, entry, batch.frame, loader.moved_within)
-    return Once(batch.frame, batch_facts(batch.frame), ())
-
-
 def planned_parser(entry: LedgerEntry, paths: TablePaths) -> ParserSettings:
-    """The parser that the batch was planned for. Raises LedgerBroken where this program has it no more."""
+    """The parser that the batch was planned for. Raises LedgerBroken where this version no longer has it."""
     parser = settings_of(entry.parser, entry.settings)
     if parser is None:
         raise LedgerBroken(
-            f"batch {entry.batch} of {paths.main} was planned for the parser {entry.parser}, this loader reads such "
-            "lines in another way: finish it with the loader that planned it"
+            f"batch {entry.batch} of {paths.main} was planned for the parser {entry.parser}, which this version does "
+            "not have: finish it with the version that planned it"
         )
     return parser
 
@@ -187,21 +209,27 @@ def _write(
     paths: TablePaths,
     entry: LedgerEntry,
     parser: ParserSettings,
-    batch: Batch,
-    found: Once,
+    batch: BatchRecords,
+    found: Deduplicated,
     started: float,
 ) -> BatchDone:
     """``started``: by the monotonic clock."""
     seen = Observation()
     bad = F.count_if(F.col("reason").isNotNull()).alias("bad")
-    parsed = parse.parsed(batch.frame, parser).observe(seen, F.count(F.lit(1)).alias("lines"), bad)
+    parsed = parse_records(batch.frame, parser).observe(seen, F.count(F.lit(1)).alias("lines"), bad)
     written = _files(parsed, paths, entry, parser)
     counts, aside = batch.counts(), None
+    written.check_rows(seen.get["lines"] - seen.get["bad"])
     if counts.flawed or seen.get["bad"]:
         aside = _quarantined(batch, paths, entry, parser)
-    counted = _recounted(loader, paths, entry, batch, parser) if entry.reload else {}
-    # Nothing is read after this: if the topics are still the same, these were their records.
-    _refuse(entry, paths, replaced(entry.reads, loader.kafka.ids(r.topic for r in entry.reads)))
+        if aside.rows < seen.get["bad"]:
+            aside.check_rows(seen.get["bad"])
+    counted: Mapping[datetime, RecountedRows] = {}
+    if entry.reload and (length := segment_length(paths.segments)) is not None:
+        rows = table_rows(parse_records(batch.frame, parser), parser, _dates(paths))
+        counted = recount_segments(loader.spark, paths, entry, rows, SegmentRules(length))
+    # Nothing is read after this: if the topic ids are unchanged, these were their records.
+    _check_readable(entry, paths, replaced(entry.reads, loader.kafka.ids(r.topic for r in entry.reads)))
     quarantined: int | None = 0
     if entry.reload:
         quarantined = replace_quarantined(aside, paths, entry, loader.run)
@@ -217,31 +245,21 @@ def _write(
         rows=done.rows,
         quarantined=quarantined,
         seconds=time.monotonic() - started,
-        left_out=sum(note.kept is not None for note in found.notes),
+        left_out=sum(chunk.kept is not None for chunk in found.left_out),
     )
 
 
-def _quarantined(batch: Batch, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> Written:
-    rows = parse.quarantined(batch.frame, parser)
+def _quarantined(batch: BatchRecords, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> DataFiles:
+    rows = quarantined_rows(batch.frame, QUARANTINE_COLUMNS, parser)
     if entry.reload:
         rows = rows.withColumn("since", F.lit(entry.batch).cast("long"))
     with sorted_errors(f"writing batch {entry.batch} to {paths.quarantine}"):
         return write_files(rows, paths.quarantine, entry.batch)
 
 
-def _recounted(
-    loader: Loader, paths: TablePaths, entry: LedgerEntry, batch: Batch, parser: ParserSettings
-) -> Mapping[datetime, Recounted]:
-    """The windows whose rows a reload replaces, where the table has segments."""
-    if (length := window_s(paths.segments)) is None:
-        return {}
-    rows = parse.rows(parse.parsed(batch.frame, parser), parser, _dates(paths))
-    return recounted(loader.spark, paths, entry, rows, Rules(length))
-
-
-def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> BatchDone:
-    """Lines of the quarantine that can be read by now: marked there first, rows of the table last."""
-    started = time.monotonic()
+def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, _: CheckResult | None) -> BatchDone:
+    """Quarantined lines that the parser can read by now: marked there first, rows of the table last."""
+    started, parser = time.monotonic(), planned_parser(entry, paths)
     marked = resolve(loader.spark, paths, entry.batch, loader.run, parser)
     written = _files(resolved_rows(loader.spark, paths, entry.batch, parser), paths, entry, parser)
     if marked is not None and written.rows != marked:
@@ -250,68 +268,69 @@ def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, parser:
             f"but they make {written.rows} rows"
         )
     done = _commit(loader, paths, entry, written)
-    took = time.monotonic() - started
-    return BatchDone(entry.batch, done.ours, (), 0, 0, done.rows, -(done.rows or 0), took)
+    moved, took = done.rows, time.monotonic() - started
+    return BatchDone(entry.batch, done.ours, rows=moved, quarantined=-(moved or 0), seconds=took)
 
 
-def _files(parsed: DataFrame, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> Written:
-    rows = parse.rows(parsed, parser, _dates(paths))
+def _files(parsed: DataFrame, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> DataFiles:
+    rows = table_rows(parsed, parser, _dates(paths))
     with sorted_errors(f"writing batch {entry.batch} to {paths.main}"):
         return write_files(rows, paths.main, entry.batch, partition_columns(paths.main))
 
 
 def _dates(paths: TablePaths) -> list[str]:
-    return [name for name in partition_columns(paths.main) if name in parse.DATES]
+    return [name for name in partition_columns(paths.main) if name in DATES]
 
 
 def _commit(
     loader: Loader,
     paths: TablePaths,
     entry: LedgerEntry,
-    written: Written,
-    found: Once | None = None,
-    looked: Looked | None = None,
-    counted: Mapping[datetime, Recounted] | None = None,
-) -> Committed:
-    """What goes with the rows first: what is known of sources, what was left out, segments. The rows last."""
+    written: DataFiles,
+    found: Deduplicated | None = None,
+    result: CheckResult | None = None,
+    counted: Mapping[datetime, RecountedRows] | None = None,
+) -> CommittedBatch:
+    """The side tables first: segments, sources, chunks left out. The rows last."""
     facts = found.facts if found else {}
-    length = window_s(paths.segments)
+    length = segment_length(paths.segments)
     if length is not None:
-        added, newest = added_by(written, Rules(length))
+        added, newest = added_by(written, SegmentRules(length))
         facts = with_events(facts, newest)
-        keep_segments(paths, entry, loader.run, {} if entry.reload else added, length, looked, counted or {})
-    if length is not None or several_centres(r.topic for r in entry.ranges):
-        create_moved(paths)
-        # Where nobody has kept what is known, the batch's own part would pass for all of it.
+        before, now = segments_before(paths, entry.batch, loader.run, SegmentRules(length)), loader.clock.now()
+        changed = add_rows(before, {} if entry.reload else added, entry.batch, now)
+        changed |= replace_rows(before, counted or {}, entry.batch, now)
+        if result is not None:
+            changed |= check_segments({**before, **changed}, result.check, entry.batch, result.rules)
+        put_segments(paths.segments, entry.batch, loader.run, changed.values())
+    if length is not None or shared_topics(r.topic for r in entry.ranges):
+        # Without the sources of earlier batches, this batch's part would pass for all of them.
         known_before(paths, entry.batch, loader.run)
-        put_known(paths.sources, entry.batch, loader.run, facts)
-    if found and found.notes:
-        put_rows(notes_table(found.notes), paths.moved, entry.batch, loader.run)
+        add_sources(paths.sources, entry.batch, loader.run, facts)
+    if found and found.left_out:
+        commit_rows(left_out_rows(found.left_out), paths.left_out, entry.batch, loader.run)
     partition_by = partition_columns(paths.main)
     if entry.reload:
         return replace_main(written, paths, entry, loader.run, partition_by)
     return commit_files(written, paths.main, entry.batch, loader.run, partition_by)
 
 
-def keep_segments(
-    paths: TablePaths,
-    entry: LedgerEntry,
-    run: str,
-    added: Mapping[datetime, Added],
-    length: int,
-    looked: Looked | None,
-    counted: Mapping[datetime, Recounted],
-) -> None:
-    """Writes what the batch, or the look that it is for, changes of the segments. Safe to call again."""
-    before = segments_before(paths, entry.batch, run, Rules(length))
-    now = datetime.now(UTC)
-    changed = add_rows(before, added, entry.batch, now) | replace_rows(before, counted, entry.batch, now)
-    if looked is not None:
-        changed |= look_at({**before, **changed}, looked.look, entry.batch, looked.rules)
-    put_segments(paths.segments, entry.batch, run, changed.values())
-
-
-def _refuse(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:
+def _check_readable(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:
     if reason is not None:
-        way_on = f"; {GIVE_UP}" if entry.kind == RELOAD else ""
-        raise TopicChanged(f"batch {entry.batch} of {paths.main} is planned and cannot be read: {reason}{way_on}")
+        how_to_abandon = (
+            "; to abandon this reload and keep the rows as they are: `logferry table reset --to "
+            "TOPIC:PARTITION=POSITION` with the position that `logferry table state` prints"
+        )
+        advice = how_to_abandon if entry.kind == RELOAD else ""
+        raise TopicChanged(f"batch {entry.batch} of {paths.main} is planned but cannot be read: {reason}{advice}")
+
+
+_Execute = Callable[[Loader, TablePaths, LedgerEntry, CheckResult | None], BatchDone]
+_EXECUTE: Final[Mapping[str, _Execute]] = {
+    LOAD: _load,
+    REQUARANTINE: _requarantine,
+    RESET: _without_rows,
+    MOVE: _without_rows,
+    RELOAD: _reload,
+    DROP: _drop,
+}

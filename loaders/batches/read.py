@@ -1,35 +1,35 @@
-"""A batch's records out of Kafka: exactly the offsets of the ledger's entry, committed ones only.
+"""Reads a batch from Kafka: exactly the offsets of the ledger's entry, committed records only.
 
-What is guaranteed: evaluating `Batch.frame` gives every committed record of the ranges or raises; nothing outside of
-them. It reads Kafka each time; a batch that is looked at more than once is kept on local disk (`Batch.kept`). Whoever
-reads asks for the topics' ids after the last time: ids are never used again, so if they are still those of the entry,
-all that was read was of those topics.
+Guaranteed: evaluating `BatchRecords.frame` yields every committed record of the ranges and nothing else, or raises.
+Each evaluation reads Kafka; a batch that is evaluated several times is kept on local disk (`kept_on_disk`). The caller
+checks the topics' ids after the last evaluation: ids are never reused, so if they are still those of the entry, all
+records were of those topics.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
 from logferry.loaders.jvm_errors import released, sorted_errors
-from logferry.loaders.parsing import rows as parse
+from logferry.loaders.parsing.rows import kafka_records
 from logferry.loaders.planning.plan import Range, TopicPartition
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-# Of Kafka's source, in every load.
+# Options of Spark's Kafka source, in every load.
 OPTIONS: Final = {
-    # Without these two, aborted and open records come along, and what is gone is left out in silence.
+    # Without these two, aborted and open records are included, and missing ones are skipped silently.
     "kafka.isolation.level": "read_committed",
     "failOnDataLoss": "true",
     "includeHeaders": "true",
     # A small read is answered at once instead of waiting for more.
     "kafka.fetch.max.wait.ms": "20",
-    # Both bound what a task holds on the heap: what it fetches (compressed), and what it has taken out of that.
+    # Both bound the heap of a task: the compressed bytes fetched, and the records taken out of them.
     "kafka.max.partition.fetch.bytes": str(4 << 20),
     "kafka.max.poll.records": "32",
     "kafkaConsumer.pollTimeoutMs": "60000",
@@ -37,7 +37,7 @@ OPTIONS: Final = {
 
 
 class Counts(NamedTuple):
-    """Of a batch. ``flawed``: records that no gateway wrote."""
+    """The counts of a batch. ``flawed``: records that no gateway wrote."""
 
     records: int
     bytes: int
@@ -45,44 +45,47 @@ class Counts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The records of a batch. ``counts``: known when the frame was evaluated for the first time; waits for it."""
+class BatchRecords:
+    """The records of a batch. ``counts``: waits for the first evaluation of the frame."""
 
     frame: DataFrame
     counts: Callable[[], Counts]
     release: Callable[[], None]
 
 
-def read(spark: SparkSession, bootstrap_servers: str, dc: str, ranges: Sequence[Range]) -> Batch:
-    """Reads nothing yet. What evaluates the frame raises when some of the records are gone."""
+def read(spark: SparkSession, kafka: Mapping[str, str], dc: str, ranges: Sequence[Range]) -> BatchRecords:
+    """Reads nothing yet. The evaluation of the frame raises when some of the records are gone. ``kafka``: options of
+    its clients in the JVM.
+    """
     seen = Observation()
-    watched = parse.records(source(spark, bootstrap_servers, ranges), dc).observe(
+    watched = kafka_records(source(spark, kafka, ranges), dc).observe(
         seen,
         F.count(F.lit(1)).alias("records"),
         F.coalesce(F.sum(F.octet_length("value")), F.lit(0)).alias("bytes"),
         F.count_if(F.expr("flaw is not null")).alias("flawed"),
     )
-    return Batch(watched, lambda: Counts(**seen.get), lambda: None)
+    return BatchRecords(watched, lambda: Counts(**seen.get), lambda: None)
 
 
-def kept(batch: Batch, ranges: Sequence[Range]) -> Batch:
-    """The same on local disk until `Batch.release`. Raises TopicChanged, KafkaAway, StorageAway."""
+def kept_on_disk(batch: BatchRecords, ranges: Sequence[Range]) -> BatchRecords:
+    """The batch on local disk until `BatchRecords.release`. Raises LoadError."""
     with sorted_errors(f"reading {_said(ranges)}"):
         frame = batch.frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
     return replace(batch, frame=frame, release=lambda: _release(frame))
 
 
-def source(spark: SparkSession, bootstrap_servers: str, ranges: Sequence[Range]) -> DataFrame:
-    """Kafka's records of exactly these ranges, committed ones only; reading it fails where some of them are gone."""
+def source(spark: SparkSession, kafka: Mapping[str, str], ranges: Sequence[Range]) -> DataFrame:
+    """The committed records of exactly these ranges; reading them fails where some are gone."""
+    connection = {f"kafka.{name}": value for name, value in kafka.items()}
     frames = [
-        spark.read.format("kafka").options(**OPTIONS, **kafka_options(bootstrap_servers, chosen)).load()
+        spark.read.format("kafka").options(**OPTIONS, **connection, **range_options(chosen)).load()
         for chosen in _one_a_partition(ranges)
     ]
     return reduce(DataFrame.unionAll, frames)
 
 
 def _one_a_partition(ranges: Sequence[Range]) -> list[list[Range]]:
-    """Spark takes one range of a partition; of a second one it would forget the first without a word."""
+    """Spark takes one range per partition; of two it silently drops the first."""
     found: list[dict[TopicPartition, Range]] = []
     for r in ranges:
         free = next((chosen for chosen in found if r.key not in chosen), None)
@@ -92,8 +95,8 @@ def _one_a_partition(ranges: Sequence[Range]) -> list[list[Range]]:
     return [list(chosen.values()) for chosen in found]
 
 
-def kafka_options(bootstrap_servers: str, ranges: Sequence[Range]) -> dict[str, str]:
-    """The ranges as Spark's Kafka source takes them: one a partition; all of them hold something to read."""
+def range_options(ranges: Sequence[Range]) -> dict[str, str]:
+    """The ranges as options of Spark's Kafka source: one per partition, none of them empty."""
     partitions: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
@@ -102,7 +105,6 @@ def kafka_options(bootstrap_servers: str, ranges: Sequence[Range]) -> dict[str, 
         starts.setdefault(r.topic, {})[str(r.partition)] = r.start
         ends.setdefault(r.topic, {})[str(r.partition)] = r.end
     return {
-        "kafka.bootstrap.servers": bootstrap_servers,
         "assign": json.dumps(partitions),
         "startingOffsets": json.dumps(starts),
         "endingOffsets": json.dumps(ends),
@@ -110,7 +112,7 @@ def kafka_options(bootstrap_servers: str, ranges: Sequence[Range]) -> dict[str, 
 
 
 def _release(frame: DataFrame) -> None:
-    """Frees the disk now, and not whenever the JVM collects its garbage."""
+    """Frees the disk now, without waiting for the JVM's garbage collection."""
     with released():
         plan: Any = frame._jdf.queryExecution().logical()
         plan.rdd().unpersist(False)

@@ -1,55 +1,55 @@
-"""Carries a reload out: finds its ranges, says what it will do, and puts it into the ledger when it is agreed to.
+"""Executes a reload: finds the offsets of time spans, replaces rows, or abandons the reload.
 
-It is a batch of the ledger like any other, so the regular job and other loaders come before it or go on after it, and
-whoever finds it planned finishes it. Rows that the table holds of the ranges go and those that Kafka holds come in one
-commit of the main table; the lines of the quarantine change in that same instant (see `standing`).
+A reload is a batch of the ledger, so other batches come before or after it, and any loader that finds it planned
+finishes it. One commit of the main table removes the rows of the ranges and adds those from Kafka; the lines of the
+quarantine change in the same instant (see `quarantine.active_filter`).
 
-Crash windows: after the ledger, in mid-write, in the quarantine, after it, after the segments: nothing of the table has
-changed, nor does a line of the quarantine stand otherwise; the next run of any loader reads the ranges again and does
-what is not done. After the main commit: nothing is left to do.
+Crash windows: after the ledger, in mid-write, in or after the quarantine, after the segments: neither the table nor the
+active lines of the quarantine have changed; the next run of any loader reads the ranges again and completes the batch.
+After the main commit: nothing is left to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from logferry.loaders.batches.read import source
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.jvm_errors import collected, sorted_errors
-from logferry.loaders.known import moment
+from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
-from logferry.loaders.planning.reload_plan import Span
-from logferry.loaders.planning.segment_states import Added, Recounted, Rules
-from logferry.loaders.storage.commit import HOOKS, Committed, commit_once
-from logferry.loaders.storage.data_files import Written
-from logferry.loaders.storage.ledger import APP, LedgerEntry, TablePaths, last_batch, open_table
-from logferry.loaders.storage.rewrite import Change, Rewriter, commit_rewritten, of_ranges
+from logferry.loaders.planning.reload_plan import TimeSpan
+from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, SegmentRules
+from logferry.loaders.storage.commit import HOOKS, CommittedBatch, commit_once
+from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.storage.ledger import APP, open_table, table_at
+from logferry.loaders.storage.quarantine import resolved_by
+from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten, of_ranges
+from logferry.loaders.storage.source_table import moment
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from logferry.loaders.spark.kafka_offsets import KafkaTopics
 
-# By so much the clocks of gateways may differ: what is looked for behind the end of a time ends at a record that is so
-# much too young.
+# The largest difference between gateways' clocks: the search after the end of a span ends at a record this much later.
 CLOCKS: Final = timedelta(hours=1)
 _LOOK_OFFSETS: Final = 1024
 
 
 def offsets_of(
-    spark: SparkSession, kafka: KafkaTopics, positions: Mapping[TopicPartition, int], span: Span
+    spark: SparkSession, kafka: KafkaTopics, positions: Mapping[TopicPartition, int], span: TimeSpan
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """Of each partition the offsets from the first record of the span up to behind its last one; no entry: it has none.
+    """The offsets of each partition from the first record of the span to after its last one; no entry where none is.
 
-    Kafka's look-up by time finds the first offset that is young enough, but it may be that of a control record, which
-    has the broker's clock (in a mirrored partition, that of the mirroring, maybe days later). So it is only where the
-    look begins: nothing before it is young enough. Records themselves tell the rest. Behind the first one that is too
-    young there may be some of the span, written by a gateway whose clock is behind.
+    Kafka's look-up by time may find a control record, which has the broker's clock: in a mirrored partition that of the
+    copy, maybe days later. So the search only starts there: no earlier record is in the span. The records' own times
+    decide the rest. After the first record past the span there may be others of the span, from a gateway whose clock is
+    behind.
     """
     begins = kafka.first_since(positions, _ms(span.start))
     starts: dict[TopicPartition, int] = {}
@@ -74,8 +74,8 @@ def offsets_of(
 
 
 class _Seen(NamedTuple):
-    """Of a part of a partition: the first offset that is not too old, the last that is not too young, the newest time
-    (microseconds since 1970)."""
+    """A part of a partition: the first offset not before the span, the last not after it, the newest time in
+    microseconds since 1970."""
 
     key: TopicPartition
     first: int | None
@@ -88,9 +88,9 @@ def _forward(
     kafka: KafkaTopics,
     looks: dict[TopicPartition, int],
     positions: Mapping[TopicPartition, int],
-    span: Span,
+    span: TimeSpan,
 ) -> Iterator[_Seen]:
-    """Reads the partitions of ``looks`` from there on, in parts of growing size, until they are taken out of it."""
+    """Reads the partitions of ``looks`` from their offsets on, in growing parts, until the caller removes them."""
     micros, offsets = "unix_micros(timestamp)", _LOOK_OFFSETS
     while looks:
         parts = [
@@ -101,8 +101,8 @@ def _forward(
             del looks[key]
         if not parts:
             return
-        told = (
-            source(spark, kafka.bootstrap_servers, parts)
+        facts = (
+            source(spark, kafka.options(), parts)
             .groupBy("topic", "partition")
             .agg(
                 F.expr(f"min(offset) filter (where {micros} >= {_ms(span.start) * 1000})").alias("first"),
@@ -110,8 +110,8 @@ def _forward(
                 F.expr(f"max({micros})").alias("newest"),
             )
         )
-        with sorted_errors("looking for a time"):
-            rows = collected(told)
+        with sorted_errors("searching for a time span"):
+            rows = collected(facts)
         for r in parts:
             looks[r.key] = r.end
         for row in rows:
@@ -126,85 +126,60 @@ def _ms(at: datetime) -> int:
 # ---- the batch -------------------------------------------------------------------------------------------
 
 
-def replace_quarantined(written: Written | None, paths: TablePaths, entry: LedgerEntry, run: str) -> int | None:
-    """The lines of the ranges that stand in the quarantine go with the batch, these come with it. Safe to call again.
+def replace_quarantined(written: DataFiles | None, paths: TablePaths, entry: LedgerEntry, run: str) -> int | None:
+    """Replaces the quarantined lines of the ranges with the batch. Safe to call again.
 
-    Returns how many come, as far as it is known. Raises Overtaken where the reload was given up, StorageAway.
+    Returns the number of new lines, None where unknown. Raises StorageUnavailable, and Overtaken where the reload was
+    abandoned.
     """
     rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, resolved_by(entry.batch)))
-    come = written or Written(paths.quarantine, (), 0)
+    come = written or DataFiles(paths.quarantine, (), 0)
     done = commit_rewritten(come, rewriter, paths.quarantine, entry.batch, run)
-    if is_given_up(paths, entry.batch):
-        raise Overtaken(f"batch {entry.batch} of {paths.main} was given up meanwhile: nothing is replaced")
+    if is_abandoned(paths, entry.batch):
+        raise Overtaken(f"batch {entry.batch} of {paths.main} was abandoned meanwhile: nothing is replaced")
     return done.rows
 
 
-# ---- one that cannot be done any more ----------------------------------------------------------------------------
+# ---- abandoned reloads -------------------------------------------------------------------------------------------
 
-_GIVEN_UP: Final = f"{APP}.given-up"
+_ABANDONED: Final = f"{APP}.given-up"
 
 
-def give_up(paths: TablePaths, batch: int, run: str) -> bool:
-    """Decides for all loaders that a reload is not done. False: it is half done already. Raises StorageAway.
+def abandon_reload(paths: TablePaths, batch: int, run: str) -> bool:
+    """Decides for all loaders that a reload is not executed. False: it is half done. Raises StorageUnavailable.
 
-    The quarantine's commit of the batch is the decision: it says what is replaced there, or that nothing is.
+    The quarantine's commit of the batch is the decision: it replaces lines, or records that nothing is replaced.
     """
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
         nothing = pa.Table.from_batches([], schema=pa.schema(table.schema().to_arrow()))
         write_deltalake(table, nothing, mode="append", commit_properties=properties, post_commithook_properties=HOOKS)
 
-    commit_once(write, paths.quarantine, batch, run, 0, beside=[Transaction(_GIVEN_UP, batch)])
-    return is_given_up(paths, batch)
+    commit_once(write, paths.quarantine, batch, run, 0, beside=[Transaction(_ABANDONED, batch)])
+    return is_abandoned(paths, batch)
 
 
-def is_given_up(paths: TablePaths, batch: int) -> bool:
+def is_abandoned(paths: TablePaths, batch: int) -> bool:
     table = open_table(paths.quarantine)
-    return table is not None and table.transaction_version(_GIVEN_UP) == batch
-
-
-def resolved_by(batch: int) -> Change:
-    """Rows of the quarantine as they are when they go with a batch; those that are gone already stay gone."""
-
-    def marked(part: pa.Table, is_meant: Any) -> pa.Table:
-        if "resolved" not in part.schema.names:
-            # Of a batch from before the quarantine had it.
-            part = part.append_column("resolved", pa.nulls(part.num_rows, pa.int64()))
-        before, index = part["resolved"], part.schema.get_field_index("resolved")
-        is_ours = pc.and_(is_meant, pc.is_null(before))
-        return part.set_column(
-            index, part.schema.field(index), pc.if_else(is_ours, pa.scalar(batch, pa.int64()), before)
-        )
-
-    return marked
+    return table is not None and table.transaction_version(_ABANDONED) == batch
 
 
 def replace_main(
-    written: Written, paths: TablePaths, entry: LedgerEntry, run: str, partition_by: Sequence[str]
-) -> Committed:
-    """The rows of the ranges go, the files come. Safe to call again. Raises StorageAway."""
+    written: DataFiles, paths: TablePaths, entry: LedgerEntry, run: str, partition_by: Sequence[str]
+) -> CommittedBatch:
+    """Replaces the rows of the ranges by the files. Safe to call again. Raises StorageUnavailable."""
     rewriter = Rewriter(paths.main, entry.batch, of_ranges(entry.reload, entry.dc))
     return commit_rewritten(written, rewriter, paths.main, entry.batch, run, partition_by)
 
 
-class _Sums(NamedTuple):
-    rows: int
-    bytes: int
-    first: int
-    last: int
-    sum: Any
-
-
-def recounted(
-    spark: SparkSession, paths: TablePaths, entry: LedgerEntry, rows: DataFrame, rules: Rules
-) -> dict[datetime, Recounted]:
-    """The windows of which the batch takes or brings rows, counted out of the table and the new ``rows``.
+def recount_segments(
+    spark: SparkSession, paths: TablePaths, entry: LedgerEntry, rows: DataFrame, rules: SegmentRules
+) -> dict[datetime, RecountedRows]:
+    """The segments whose rows the batch replaces, counted from the table and the new ``rows``.
 
     Raises Overtaken when the table holds the batch already.
     """
-    table = open_table(paths.main)
-    if table is None or last_batch(table) != entry.batch - 1:
-        raise Overtaken(f"{paths.main} holds another batch than {entry.batch - 1}: another loader goes on")
+    table = table_at(paths.main, entry.batch - 1)
     stored = spark.read.format("delta").option("versionAsOf", table.version()).load(str(paths.main))
     columns = [
         (F.col(c.name) if c.name in rows.columns else F.lit(None)).cast(c.dataType).alias(c.name) for c in stored.schema
@@ -214,56 +189,42 @@ def recounted(
         came = _sums(rows.select(*columns), rules)
         went = _sums(stored.where(gone), rules)
         touched = sorted({*came, *went})
-        stay: dict[int, _Sums] = {}
+        stay: dict[int, tuple[AddedRows, str]] = {}
         if touched:
             length = rules.window_s * 1_000_000
             micros = F.expr("unix_micros(event_time)")
             near = stored.where(~gone & (micros >= touched[0]) & (micros < touched[-1] + length))
-            stay = {start: sums for start, sums in _sums(near, rules, hashed=False).items() if start in {*touched}}
-    return {
-        moment(start): Recounted(
-            _together(came.get(start), stay.get(start)), _what(came.get(start)) != _what(went.get(start))
-        )
-        for start in touched
-    }
+            stay = _sums(near, rules, hashed=False)
+    found: dict[datetime, RecountedRows] = {}
+    nothing = (None, "")
+    for start in touched:
+        (new, new_hash), (old, old_hash) = came.get(start, nothing), went.get(start, nothing)
+        kept = stay.get(start, nothing)[0]
+        is_changed = (new and new.rows, new_hash) != (old and old.rows, old_hash)
+        found[moment(start)] = RecountedRows(new.plus(kept) if new else kept, is_changed)
+    return found
 
 
-def _sums(frame: DataFrame, rules: Rules, *, hashed: bool = True) -> dict[int, _Sums]:
-    """Of each window; ``sum``: the same for the same rows in whatever order."""
+def _sums(frame: DataFrame, rules: SegmentRules, *, hashed: bool = True) -> dict[int, tuple[AddedRows, str]]:
+    """By segment, with a hash that is the same for the same rows in any order."""
     length = rules.window_s * 1_000_000
     micros = F.expr("unix_micros(event_time)")
     one = F.xxhash64(F.to_json(F.struct(*frame.columns))).cast("decimal(38,0)") if hashed else F.lit(0)
     found = (
         frame.where("event_time is not null")
-        .groupBy((micros - F.expr(f"pmod(unix_micros(event_time), {length})")).alias("window"))
+        .groupBy((micros - F.expr(f"pmod(unix_micros(event_time), {length})")).alias("start"))
         .agg(
             F.count(F.lit(1)).alias("rows"),
             F.sum(F.octet_length("text")).alias("bytes"),
             F.min(micros).alias("first"),
             F.max(micros).alias("last"),
-            F.sum(one).cast("string").alias("sum"),
+            F.sum(one).cast("string").alias("hash"),
         )
     )
     return {
-        row["window"]: _Sums(row["rows"], row["bytes"], row["first"], row["last"], row["sum"])
-        for row in collected(found)
+        one["start"]: (AddedRows(one["rows"], one["bytes"], moment(one["first"]), moment(one["last"])), one["hash"])
+        for one in collected(found)
     }
-
-
-def _together(one: _Sums | None, other: _Sums | None) -> Added | None:
-    both = [sums for sums in (one, other) if sums is not None]
-    if not both:
-        return None
-    return Added(
-        sum(sums.rows for sums in both),
-        sum(sums.bytes for sums in both),
-        moment(min(sums.first for sums in both)),
-        moment(max(sums.last for sums in both)),
-    )
-
-
-def _what(sums: _Sums | None) -> tuple[int, Any]:
-    return (0, None) if sums is None else (sums.rows, sums.sum)
 
 
 def _in_ranges(entry: LedgerEntry) -> Column:

@@ -1,10 +1,7 @@
-"""``logferry compact``: tidies tables that loaders write, as often as a scheduler likes. Without Spark or Kafka.
+"""``logferry table compact``: merges small files, drops old rows on request, removes unused files. Without Spark.
 
-    logferry compact /warehouse/nginx
-    logferry compact /warehouse/nginx --keep 90
-
-Exit status: 0 done, 1 refused, 2 wrong use, 3 storage is away, or a planned batch has to be loaded before rows can be
-dropped (the same call later goes on).
+It may run at any time, beside loaders too. Exit status: 0 done, 1 refused, 2 wrong use, 3 storage is unavailable, or
+a planned batch must be loaded before rows can be dropped; the same call can be repeated.
 """
 
 from __future__ import annotations
@@ -14,32 +11,30 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from logferry.loaders.batches.create_tables import add_quarantine_columns, read_state
-from logferry.loaders.errors import EXIT_DONE, ConfigError, LoadError, Overtaken, StorageAway
-from logferry.loaders.storage.commit import committed
-from logferry.loaders.storage.compact import RETAIN, TARGET_MB, Tidied, compact
-from logferry.loaders.storage.drop_rows import Old, cutoff_of, drop, old
-from logferry.loaders.storage.ledger import (
-    DROP,
-    Ledger,
-    LedgerEntry,
-    TablePaths,
-    new_entry,
-)
+from logferry.loaders.commands.options import table_paths
+from logferry.loaders.errors import EXIT_DONE, ClockAhead, LoaderConfigError, LoadError, Overtaken, StorageUnavailable
+from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry, TablePaths
+from logferry.loaders.planning.low_watermark import utc_text
+from logferry.loaders.storage.commit import committed_batch
+from logferry.loaders.storage.compact import compact
+from logferry.loaders.storage.drop_rows import OldRows, count_old, cutoff_of, drop_rows, newest_recorded
+from logferry.loaders.storage.ledger import Ledger, add_columns
+from logferry.loaders.storage.tables import QUARANTINE, read_state
 
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 _TRIES: Final = 1000
+# The newest row of a table that is loaded is younger.
+_CLOCK_AHEAD: Final = timedelta(days=7)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+def run(options: argparse.Namespace) -> int:
+    """Compacts the tables one after the other; a failure stops no other. Raises LoaderConfigError."""
     status, facts = EXIT_DONE, []
-    for table in options.tables:
+    for table in table_paths(options, options.paths):
         try:
             facts.append(_one(table, options))
         except LoadError as error:
@@ -52,28 +47,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one(table: Path, options: argparse.Namespace) -> dict[str, Any]:
-    facts: dict[str, Any] = {"table": str(table.absolute()), "dropped": None, "tidied": []}
-    if options.keep is not None:
-        entry, found = drop_old(table, timedelta(days=options.keep), wait_s=options.wait_s)
+    facts: dict[str, Any] = {"table": str(table.absolute()), "dropped": None, "compacted": []}
+    if options.retain_days is not None:
+        keep = timedelta(days=options.retain_days)
+        entry, found = drop_old(table, keep, wait_s=options.wait_s, is_idle=options.idle)
         if entry is not None and entry.cutoff is not None:
             facts["dropped"] = {"batch": entry.batch, "cutoff": entry.cutoff.isoformat(), **found._asdict()}
-        _say(options, _dropped(table, entry, found))
-    for tidied in compact(table, timedelta(hours=options.retain_hours), options.target_mb):
-        facts["tidied"].append({**tidied._asdict(), "path": str(tidied.path)})
-        _say(options, _tidied(tidied))
+        _print(options, _dropped(table, entry, found))
+    for compacted in compact(table, timedelta(hours=options.version_retention_hours), options.target_mb):
+        facts["compacted"].append({**compacted._asdict(), "path": str(compacted.path)})
+        files = f"{compacted.before:,} files merged to {compacted.after:,}; {compacted.removed:,} deleted"
+        _print(options, f"{compacted.path.name}: {files}, {compacted.bytes / 1e6:,.1f} MB")
     return facts
 
 
 def drop_old(
-    table: Path, keep: timedelta, *, wait_s: float = 0.0, now: datetime | None = None
-) -> tuple[LedgerEntry | None, Old]:
-    """Drops what is older than ``keep``, as a batch of the ledger; None: there is nothing of it. Safe to call again.
+    table: Path, keep: timedelta, *, wait_s: float = 0.0, now: datetime | None = None, is_idle: bool = False
+) -> tuple[LedgerEntry | None, OldRows]:
+    """Drops rows older than ``keep``, as a batch of the ledger; None: there are none. Safe to call again.
 
-    ``wait_s``: so long for a loader to finish a batch that is planned. Raises ConfigError where nothing was ever
-    loaded, Overtaken when that took longer, Terminal, StorageAway.
+    ``wait_s``: the time for a loader to finish a planned batch. ``now``: by this host's clock. ``is_idle``: the table
+    gets no new rows, so that they cannot confirm this clock. Raises LoaderConfigError where nothing was ever loaded,
+    Overtaken when a batch stays planned for longer, Terminal, StorageUnavailable.
     """
     paths, run = TablePaths.of(table), uuid.uuid4().hex
-    before = cutoff_of(paths, now or datetime.now(UTC), keep)
+    now = now or datetime.now(UTC)
+    if not is_idle:
+        _check_clock(paths.main, now)
+    before = cutoff_of(paths, now, keep)
     deadline = time.monotonic() + wait_s
     for _ in range(_TRIES):
         state = read_state(paths)
@@ -83,111 +84,63 @@ def drop_old(
         if state.planned is not None:
             if time.monotonic() >= deadline:
                 raise Overtaken(
-                    f"{paths.main}: batch {state.planned.batch} is planned and not loaded; nothing was dropped. A load "
-                    "finishes it, then call again"
+                    f"{paths.main}: batch {state.planned.batch} is planned and not loaded; nothing was dropped. Run "
+                    "logferry load to finish it, then repeat this command"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             continue
         if state.committed is None:
-            raise ConfigError(f"{paths.main} holds no batch: there is nothing to drop")
-        found = old(paths, state.last, before)
+            raise LoaderConfigError(f"{paths.main} holds no batch: there is nothing to drop")
+        found = count_old(paths, state.last, before)
         if not found:
             return None, found
-        last = state.committed
-        entry = new_entry(
-            state.last + 1,
-            last.dc,
-            last.parser,
-            run,
-            [r._replace(start=r.end) for r in last.ranges],
+        resting = tuple(r.at_rest for r in state.committed.ranges)
+        entry = state.committed._replace(
+            batch=state.last + 1,
+            run=run,
+            planned=datetime.now(UTC),
+            ranges=resting,
             kind=DROP,
-            settings=last.settings,
-            origin=last.origin,
-            originals=last.originals,
+            reload=(),
             cutoff=before,
         )
         Ledger(paths.ledger).create()
-        add_quarantine_columns(paths)
+        add_columns(paths.quarantine, QUARANTINE)
         if Ledger(paths.ledger).put(entry).run == run:
             _do(paths, entry, run)
             return entry, found
-    raise StorageAway(f"{paths.main}: other loaders came first {_TRIES} times; nothing was dropped")
+    raise StorageUnavailable(f"{paths.main}: other loaders were faster {_TRIES} times; nothing was dropped. Try again")
+
+
+def _check_clock(table: Path, now: datetime) -> None:
+    """The newest row was recorded by a gateway's clock. Raises ClockAhead, StorageUnavailable."""
+    newest = newest_recorded(table)
+    if newest is not None and now - newest > _CLOCK_AHEAD:
+        raise ClockAhead(
+            f"{table}: this host's clock says {utc_text(now)}, but a gateway recorded the newest row at "
+            f"{utc_text(newest)}. Nothing was dropped: a clock that is ahead would drop rows too early. Correct the "
+            "clock; if the table gets no rows any more, repeat with --idle"
+        )
 
 
 def _do(paths: TablePaths, entry: LedgerEntry, run: str) -> None:
-    """Raises Overtaken only where the batch is not done."""
+    """Raises Overtaken only where the batch is not committed."""
     try:
-        drop(paths, entry, run)
+        drop_rows(paths, entry, run)
     except Overtaken:
-        if committed(paths.main, entry.batch, run) is None:
+        if committed_batch(paths.main, entry.batch, run) is None:
             raise
 
 
-def _say(options: argparse.Namespace, text: str) -> None:
+def _print(options: argparse.Namespace, text: str) -> None:
     if not options.json:
         print(text)
 
 
-def _dropped(table: Path, entry: LedgerEntry | None, found: Old) -> str:
+def _dropped(table: Path, entry: LedgerEntry | None, found: OldRows) -> str:
     if entry is None or entry.cutoff is None:
-        return f"{table.name}: nothing is old enough to be dropped"
+        return f"{table.name}: no rows are old enough to be dropped"
     return (
-        f"{table.name}: batch {entry.batch} dropped what was before {entry.cutoff:%Y-%m-%dT%H:%M:%SZ}: "
-        f"{found.rows:,} rows, {found.quarantined:,} lines of the quarantine, {found.windows:,} windows"
+        f"{table.name}: batch {entry.batch} dropped rows before {entry.cutoff:%Y-%m-%dT%H:%M:%SZ}: "
+        f"{found.rows:,} rows, {found.quarantined:,} quarantined lines, {found.segments:,} segments"
     )
-
-
-def _tidied(tidied: Tidied) -> str:
-    return (
-        f"{tidied.path.name}: {tidied.before:,} files are {tidied.after:,}; {tidied.removed:,} removed, "
-        f"{tidied.bytes / 1e6:,.1f} MB"
-    )
-
-
-def _days(text: str) -> float:
-    days = float(text)
-    if not 1 <= days <= 36_500:
-        raise argparse.ArgumentTypeError("at least one day")
-    return days
-
-
-def _hours(text: str) -> int:
-    hours = int(text)
-    if hours < 1:
-        raise argparse.ArgumentTypeError("at least 1: readers and loaders that are at work need their files")
-    return hours
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="logferry compact",
-        description="Merges a table's small files, drops old rows if told so, and removes files that nobody needs.",
-        epilog="example: logferry compact /warehouse/nginx --keep 90",
-    )
-    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help="folder of a table that loaders write")
-    parser.add_argument(
-        "--keep", type=_days, metavar="DAYS", help="drop rows whose time is longer ago, by whole windows or days"
-    )
-    parser.add_argument(
-        "--retain-hours",
-        type=_hours,
-        default=int(RETAIN.total_seconds() // 3600),
-        metavar="N",
-        help="older versions of the table can be read for so long (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--target-mb", type=int, default=TARGET_MB, metavar="N", help="size of merged files (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--wait-s",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="before dropping, wait so long for a loader to finish its batch (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

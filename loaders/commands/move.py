@@ -1,71 +1,106 @@
-"""Moves a table to another data centre: its positions are translated, exactly, and the job goes on there.
+"""``logferry table move``: moves tables to another data centre, one after the other; a failure stops no other.
 
-Said before it is done. It is a batch of the ledger like any other (kind ``move``), without rows: loaders of the old
-place that run meanwhile either come before it, then nothing is moved, or are told that the offsets are others' now.
+The positions are translated exactly, so that the load continues there. The effect is printed first. A move is a
+batch of the ledger (kind ``move``) without rows. A loader in the old data centre that runs meanwhile either comes
+before it, then nothing is moved, or stops because the offsets are others now.
 
-A planned batch is finished first, in the old place. Where Kafka there does not answer, it is finished in the new one:
-its ranges are translated, and what the ledger promised is read out of the copies. Rows say by their columns ``dc``,
-``partition`` and ``offset`` where they were read.
+A planned batch is finished first, in the old data centre. Where Kafka there does not answer, it is finished in the new
+one: its ranges are translated and read from the copies. The columns ``dc``, ``partition`` and ``offset`` of a row name
+the Kafka from which it was read.
 
-Crash windows: before the entry nothing is moved, and a planned batch may be finished; after the entry whoever loads
-next, in the new place, commits it and goes on. Safe to call again at any time.
+Crash windows: before the entry nothing is moved, though a planned batch may be finished; after the entry the next load,
+in the new data centre, commits it and continues. Safe to call again at any time.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Final
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
-from logferry.loaders.agreeing import Agreed
-from logferry.loaders.batches.create_tables import read_state
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
-from logferry.loaders.batches.mirror_offsets import Books
+from logferry.loaders.batches.mirror_offsets import MirrorOffsets
+from logferry.loaders.commands.job import Confirm, chosen_jobs, confirmation, open_tables
+from logferry.loaders.commands.options import job_config
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import (
+    EXIT_DONE,
+    EXIT_USAGE,
     CannotMove,
-    ConfigError,
-    KafkaAway,
+    KafkaUnavailable,
     LedgerBroken,
+    LoaderConfigError,
     MirrorBehind,
-    StorageAway,
     TopicChanged,
 )
-from logferry.loaders.planning.move_plan import Told, Translated, home_of, noted, original_of, told_at_home, translated
-from logferry.loaders.planning.plan import Range, TopicPartition, TopicView
-from logferry.loaders.planning.reset_plan import FORGET, Target, reset
-from logferry.loaders.spark.kafka_offsets import kafka_topics
-from logferry.loaders.storage.ledger import (
-    LOAD,
-    MOVE,
-    RELOAD,
-    Ledger,
-    LedgerEntry,
-    Original,
-    TablePaths,
-    new_entry,
-    open_table,
+from logferry.loaders.planning.ledger_entry import LOAD, MOVE, RELOAD, LedgerEntry, OriginOffset, TablePaths
+from logferry.loaders.planning.move_plan import (
+    MovePlan,
+    PositionAnswer,
+    answer_at_origin,
+    origin_dc,
+    original_of,
+    plan_move,
+    recorded_originals,
 )
+from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.reset_plan import FORGET, ResetTarget, plan_reset
+from logferry.loaders.runs.report import Reporter
+from logferry.loaders.runs.table_run import LoadEvent
+from logferry.loaders.spark.kafka_offsets import kafka_topics
+from logferry.loaders.storage.ledger import Ledger, new_entry, open_table, storage_errors
 from logferry.loaders.storage.rewrite import rows_of
+from logferry.loaders.storage.tables import read_state
 
-_LOOK_AGAIN_S: Final = 0.2
-_ASKED_S: Final = 10.0
-# A mirror at work is behind by less.
+_RETRY_S: Final = 0.2
+_ORIGINALS_S: Final = 10.0
+# A running mirror is behind by less.
 _GRACE_S: Final = 2.0
 
 
+def run(options: argparse.Namespace, reporter: Reporter) -> int:
+    """Exit status 2 when the operator does not agree. The configuration is that of the new data centre."""
+    targets = [ResetTarget.parse(text) for text in options.reset or ()]
+    settings = job_config(options, options.path, dc=options.to)
+    if options.to != settings.dc:
+        raise LoaderConfigError(
+            f"--to {options.to} needs the configuration of {options.to} with its Kafka; this one has dc = {settings.dc}"
+        )
+    with open_tables(settings, options.jars, reporter) as tables:
+        jobs = chosen_jobs(tables, options.path)
+        if targets and len(jobs) != 1:
+            raise LoaderConfigError("--reset applies to one table: name it by PATH")
+        confirm = confirmation(options, reporter.console, "moved")
+        declined: list[TableJob] = []
+
+        def moved(job: TableJob) -> Iterator[LoadEvent]:
+            done = move_table(tables.loader, job, settings.prefix, targets, options.wait, confirm)
+            if done is None:
+                declined.append(job)
+                reporter.console.print("nothing was moved")
+                return
+            yield from done
+            if not options.json:
+                said = f"moved to {settings.dc}" if done else f"the table is loaded in {settings.dc} already"
+                reporter.console.print(said, highlight=False)
+
+        for job in jobs:
+            reporter.table(job.path, moved(job))
+        status = reporter.finish()
+        return EXIT_USAGE if declined and status == EXIT_DONE else status
+
+
 @dataclass(frozen=True)
-class Moving:
-    """A table on its way. ``loader``: of the new place. ``prefix``: the mirrors'."""
+class TableMove:
+    """A table that moves. ``loader``: in the new data centre. ``prefix``: the mirrors'."""
 
     loader: Loader
     job: TableJob
     prefix: str
-    books: Books
+    offsets: MirrorOffsets
 
     @property
     def paths(self) -> TablePaths:
@@ -77,29 +112,33 @@ class Moving:
 
 
 def move_table(
-    loader: Loader, job: TableJob, prefix: str, targets: Sequence[Target], wait_s: float, agreed: Agreed
+    loader: Loader, job: TableJob, prefix: str, targets: Sequence[ResetTarget], wait_s: float, confirm: Confirm
 ) -> list[BatchDone] | None:
-    """The batches that it took, none where the table is there already; None: it was not agreed to, nothing is changed.
+    """The batches executed, none where the table is there already; None: not agreed to, and nothing changed.
 
-    ``targets``: topics that are not translated, but begin somewhere in the new place, or are given up. ``wait_s``: for
-    the mirror. Raises CannotMove, MirrorBehind, ConfigError and what a load raises; then the table stays where it is.
+    ``targets``: topics that are not translated, but start at a given position, or are given up. ``wait_s``: for the
+    mirror to catch up. Raises CannotMove, MirrorBehind, LoaderConfigError and the errors of a load; then the table
+    has not moved.
     """
-    with _books(loader, prefix) as books:
-        return _move(Moving(loader, job, prefix, books), targets, wait_s, agreed)
+    with ExitStack() as stack:
+        offsets = loader.mirror_offsets
+        if offsets is None:
+            offsets = stack.enter_context(closing(MirrorOffsets(loader.kafka.settings, prefix, loader.dc)))
+        return _move(TableMove(loader, job, prefix, offsets), targets, wait_s, confirm)
 
 
-def _move(moving: Moving, targets: Sequence[Target], wait_s: float, agreed: Agreed) -> list[BatchDone] | None:
+def _move(moving: TableMove, targets: Sequence[ResetTarget], wait_s: float, confirm: Confirm) -> list[BatchDone] | None:
     paths, dc = moving.paths, moving.dc
     state = read_state(paths)
-    standing = state.planned or state.committed
+    standing = state.newest
     if standing is None:
-        raise ConfigError(f"{paths.main} holds no batch: there is nothing to move, load it in {dc}")
+        raise LoaderConfigError(f"{paths.main} holds no batch: there is nothing to move; load it in {dc}")
     if standing.dc == dc:
         if standing.kind == MOVE and state.planned is not None:
             return [do_batch(moving.loader, paths, standing)]
         return []
     found, originals = _translated(moving, standing, targets, wait_s)
-    if not agreed(found.moves):
+    if not confirm(found.moves):
         return None
     Ledger(paths.ledger).create()
     done: list[BatchDone] = []
@@ -116,135 +155,131 @@ def _move(moving: Moving, targets: Sequence[Target], wait_s: float, agreed: Agre
         kind=MOVE,
         settings=standing.settings,
         origin=moving.loader.origin(moving.job.topics),
-        originals=[at for at in originals if home_of(at.topic) != dc],
+        originals=[at for at in originals if origin_dc(at.topic) != dc],
     )
     stands = Ledger(paths.ledger).put(entry)
     if stands.run != moving.loader.run:
         raise LedgerBroken(
-            f"{paths.main}: another loader wrote batch {entry.batch} meanwhile; nothing was moved, call again"
+            f"{paths.main}: another loader wrote batch {entry.batch} meanwhile; nothing was moved, try again"
         )
     return [*done, do_batch(moving.loader, paths, stands)]
 
 
-# ---- where the positions are -----------------------------------------------------------------------------------
+# ---- positions -------------------------------------------------------------------------------------------------
 
 
 def _translated(
-    moving: Moving, entry: LedgerEntry, targets: Sequence[Target], wait_s: float
-) -> tuple[Translated, list[Original]]:
-    """The positions after the entry, in the new place, and what they were translated by. Raises CannotMove,
-    MirrorBehind, ConfigError.
+    moving: TableMove, entry: LedgerEntry, targets: Sequence[ResetTarget], wait_s: float
+) -> tuple[MovePlan, list[OriginOffset]]:
+    """The positions after the entry in the new data centre, and their originals. Raises CannotMove, MirrorBehind,
+    LoaderConfigError.
     """
     until = time.monotonic() + max(wait_s, _GRACE_S)
     given_up = {target.topic for target in targets if target.to == FORGET}
     if strange := given_up - {r.topic for r in entry.ranges}:
-        raise ConfigError(f"{', '.join(sorted(strange))}: the table has no positions of it")
+        raise LoaderConfigError(f"{', '.join(sorted(strange))}: no committed position in this table")
     views = moving.loader.kafka.views({*(t.topic for t in targets), *(r.topic for r in entry.ranges)})
-    chosen = reset((), views, [target for target in targets if target.to != FORGET])
+    chosen = plan_reset((), views, [target for target in targets if target.to != FORGET])
     given = {r.key: r for r in chosen.ranges}
     asked = [r for r in entry.ranges if r.topic not in given_up and r.key not in given]
     originals = _originals(moving, entry, asked)
     while True:
         told = _told(moving, asked, originals, views)
-        found = translated(entry.ranges, told, views, given, given_up, moving.dc)
+        found = plan_move(entry.ranges, told, views, given, given_up, moving.dc)
         if found.refused:
             raise CannotMove(
-                f"{moving.paths.main} cannot be moved to {moving.dc}: {'; '.join(found.refused)}. Topics can be given "
-                f"up by --reset TOPIC=forget, or begin in {moving.dc} by --reset TOPIC=earliest or =latest"
+                f"{moving.paths.main} cannot be moved to {moving.dc}: {'; '.join(found.refused)}. Give topics up with "
+                f"--reset TOPIC=forget, or start them in {moving.dc} with --reset TOPIC=earliest or =latest"
             )
         if not found.behind:
             return found, originals
         if time.monotonic() >= until:
             raise MirrorBehind(
                 f"{moving.paths.main} cannot be moved to {moving.dc} yet: the mirror there is behind the table. "
-                f"{'; '.join(found.behind)}. Call again, or with --wait SECONDS; if the rest never comes, "
-                "--reset TOPIC:PARTITION=latest begins behind what is there"
+                f"{'; '.join(found.behind)}. Try again, or with --wait SECONDS. If the rest will never "
+                "come, start after the present records with --reset TOPIC:PARTITION=latest"
             )
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_RETRY_S)
         views = moving.loader.kafka.views(views)
 
 
-def _originals(moving: Moving, entry: LedgerEntry, positions: Sequence[Range]) -> list[Original]:
-    """Of the positions in the entry's data centre: noted, or asked for there; of some at offset 0 there is none.
+def _originals(moving: TableMove, entry: LedgerEntry, positions: Sequence[Range]) -> list[OriginOffset]:
+    """The originals of positions in the entry's data centre: from the ledger, or from its mirror; none at offset 0.
 
     Raises CannotMove.
     """
-    known = noted(Ledger(moving.paths.ledger).entries(), entry.dc)
+    known = recorded_originals(Ledger(moving.paths.ledger).entries(), entry.dc)
     found = {r.key: original_of(r, entry.dc, known) for r in positions}
     have = [original for original in found.values() if original is not None]
     lacking = [r for r in positions if found[r.key] is None]
     if lacking and entry.origin is not None:
-        books = Books(entry.origin.bootstrap_servers, moving.prefix, entry.dc)
-        try:
-            have += books.originals(lacking, _ASKED_S)
-        finally:
-            books.close()
+        there = moving.loader.kafka_of(entry.dc, entry.origin.bootstrap_servers)
+        with closing(MirrorOffsets(there, moving.prefix, entry.dc)) as offsets:
+            have += offsets.originals(lacking, _ORIGINALS_S)
     told = {original.key for original in have}
     if unknown := sorted({r.topic for r in lacking if r.key not in told and r.end > 0}):
         raise CannotMove(
-            f"{moving.paths.main}: how far {', '.join(unknown)} is loaded is known by offsets of {entry.dc} alone, and "
-            f"the mirror there does not tell which records these are: bring the Kafka of {entry.dc} back, or give such "
-            "topics up by --reset TOPIC=forget"
+            f"{moving.paths.main}: the positions of {', '.join(unknown)} are known as offsets of {entry.dc} only, and "
+            f"the mirror there cannot translate them: bring the Kafka of {entry.dc} back, or give the topics up with "
+            "--reset TOPIC=forget"
         )
     return have
 
 
 def _told(
-    moving: Moving, positions: Sequence[Range], originals: Sequence[Original], views: Mapping[str, TopicView]
-) -> dict[TopicPartition, Told]:
-    """Where the positions are in the new place. Raises KafkaAway."""
-    # Before offset 0 there is nothing, in whatever data centre.
-    told = {r.key: Told(0) for r in positions if r.end == 0}
-    copied: dict[TopicPartition, Original] = {}
+    moving: TableMove, positions: Sequence[Range], originals: Sequence[OriginOffset], views: Mapping[str, TopicOffsets]
+) -> dict[TopicPartition, PositionAnswer]:
+    """The positions in the new data centre. Raises KafkaUnavailable."""
+    # No record is before offset 0, in any data centre.
+    told = {r.key: PositionAnswer(0) for r in positions if r.end == 0}
+    copied: list[OriginOffset] = []
     for at in originals:
-        if home_of(at.topic) == moving.dc:
-            told[at.key] = told_at_home(at, views.get(at.topic))
+        if origin_dc(at.topic) == moving.dc:
+            told[at.key] = answer_at_origin(at, views.get(at.topic))
         elif at.topic in views:
-            copied[at.key] = at
-    for key, here in moving.books.here(copied.values()).items():
-        at, why = copied[key], here.why
-        if here.behind:
-            why = f"it has brought all up to {here.reached} of {home_of(at.topic)}, the table is at {at.offset}"
-        told[key] = Told(here.offset, here.topic_id, here.behind, why)
-    return told
+            copied.append(at)
+    return told | moving.offsets.here(copied)
 
 
 # ---- a planned batch -------------------------------------------------------------------------------------------
 
 
-def _finish(moving: Moving, planned: LedgerEntry) -> BatchDone:
-    """Where it was planned, or else in the new place. Raises what a load raises, CannotMove, MirrorBehind."""
+def _finish(moving: TableMove, planned: LedgerEntry) -> BatchDone:
+    """Finishes the batch where it was planned, else in the new data centre. Raises LoadError."""
     paths, origin = moving.paths, planned.origin
     if not planned.reads:
         return do_batch(replace(moving.loader, dc=planned.dc), paths, planned)
     if origin is None:
-        # An older loader noted no addresses.
-        raise CannotMove(f"{paths.main}: batch {planned.batch} is planned: load once in {planned.dc}, then move")
+        # An older loader did not record addresses.
+        raise CannotMove(
+            f"{paths.main}: batch {planned.batch} is planned: run logferry load in {planned.dc}, then move"
+        )
     try:
-        with kafka_topics(moving.loader.spark, origin.bootstrap_servers) as kafka:
+        there = moving.loader.kafka_of(planned.dc, origin.bootstrap_servers)
+        with kafka_topics(moving.loader.spark, there) as kafka:
             return do_batch(replace(moving.loader, kafka=kafka, dc=planned.dc), paths, planned)
-    except (KafkaAway, TopicChanged) as error:
+    except (KafkaUnavailable, TopicChanged) as error:
         if planned.kind == RELOAD:
-            # What it was to replace stays as it is.
+            # The rows that it was to replace stay.
             given_up = {r.topic for r in planned.reload}
             return do_batch(replace(moving.loader, dc=planned.dc), paths, planned, given_up)
         if planned.kind != LOAD:
             raise
         try:
-            there = _reads_there(moving, planned)
+            ranges = _reads_there(moving, planned)
         except (CannotMove, MirrorBehind) as why:
             raise type(why)(f"{error}; and in {moving.dc}: {why}") from None
-        return do_batch(moving.loader, paths, planned._replace(dc=moving.dc, ranges=there))
+        return do_batch(moving.loader, paths, planned._replace(dc=moving.dc, ranges=ranges))
 
 
-def _reads_there(moving: Moving, entry: LedgerEntry) -> tuple[Range, ...]:
-    """The ranges of the entry as those of the new place; others rest. Raises CannotMove, MirrorBehind, KafkaAway."""
+def _reads_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
+    """The ranges of the entry in the new data centre; those without records rest. Raises LoadError."""
     starts = [r._replace(end=r.start) for r in entry.reads]
     views = moving.loader.kafka.views(r.topic for r in entry.reads)
-    ends: list[Translated] = []
+    ends: list[MovePlan] = []
     for positions in (starts, entry.reads):
         told = _told(moving, positions, _originals(moving, entry, positions), views)
-        found = translated(positions, told, views, {}, (), moving.dc)
+        found = plan_move(positions, told, views, {}, (), moving.dc)
         if found.refused:
             raise CannotMove("; ".join(found.refused))
         if found.behind:
@@ -253,10 +288,10 @@ def _reads_there(moving: Moving, entry: LedgerEntry) -> tuple[Range, ...]:
     return tuple(a._replace(end=b.end) for a, b in zip(ends[0].ranges, ends[1].ranges, strict=True))
 
 
-def _read_there(moving: Moving, entry: LedgerEntry) -> tuple[Range, ...]:
-    """What the entry, of the old place, was finished by in the new one; nothing where it was finished at home.
+def _read_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
+    """The ranges by which an entry of the old data centre was finished in the new one; none if finished at home.
 
-    The rows tell, whoever wrote them: a move that died after that has left nothing else.
+    The rows show it: a move that died after writing them has left nothing else.
     """
     if entry.kind != LOAD or not entry.reads:
         return ()
@@ -266,23 +301,8 @@ def _read_there(moving: Moving, entry: LedgerEntry) -> tuple[Range, ...]:
         return ()
     for path in (moving.paths.main, moving.paths.quarantine):
         table = open_table(path)
-        try:
-            if (
-                table is not None
-                and table.to_pyarrow_dataset().head(1, columns=["offset"], filter=rows_of(ranges, moving.dc)).num_rows
-            ):
+        with storage_errors(f"{path} cannot be read"):
+            filters = {"columns": ["offset"], "filter": rows_of(ranges, moving.dc)}
+            if table is not None and table.to_pyarrow_dataset().head(1, **filters).num_rows:
                 return tuple(ranges)
-        except (DeltaError, pa.ArrowException, OSError) as error:
-            raise StorageAway(f"{path} cannot be read: {error}") from error
     return ()
-
-
-@contextmanager
-def _books(loader: Loader, prefix: str) -> Iterator[Books]:
-    """Of the new place."""
-    books = loader.books or Books(loader.kafka.bootstrap_servers, prefix, loader.dc)
-    try:
-        yield books
-    finally:
-        if books is not loader.books:
-            books.close()

@@ -1,4 +1,4 @@
-"""``logferry load --reload``: says what it will replace, and does it when that is agreed to."""
+"""``logferry table reload``: reads ranges again and replaces their rows, once the operator has agreed."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from logferry.loaders.agreeing import agreement
-from logferry.loaders.batches.create_tables import TableState, prepare
+from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.reload import offsets_of
+from logferry.loaders.commands.job import change_table, confirmation
 from logferry.loaders.config import TableJob
-from logferry.loaders.errors import EXIT_USAGE, ConfigError, StorageAway, TopicChanged
+from logferry.loaders.errors import LoaderConfigError, StorageUnavailable, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
-from logferry.loaders.parsing import rows as parse
+from logferry.loaders.parsing.rows import check_parser
+from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition, unreadable
-from logferry.loaders.planning.reload_plan import Target, held, wanted
-from logferry.loaders.runs.report import Reporter
-from logferry.loaders.runs.table_run import originals_of, table_state
-from logferry.loaders.standing import standing
-from logferry.loaders.storage.ledger import RELOAD, Ledger, TablePaths, new_entry, open_table
+from logferry.loaders.planning.reload_plan import ReloadTarget, held_offsets, ranges_to_reload
+from logferry.loaders.runs.report import Reporter, number
+from logferry.loaders.runs.table_run import put_entry, table_state
+from logferry.loaders.storage.ledger import Ledger
+from logferry.loaders.storage.quarantine import count_rows
 from logferry.loaders.storage.rewrite import rows_of
+from logferry.loaders.storage.tables import TableState
 from rich.markup import escape
 
 _TRIES: Final = 100
 
 
-class Means(NamedTuple):
-    """What a reload will do. ``rows``, ``quarantined``: that stand now, and will be replaced. ``elsewhere``: what of
-    these partitions stays as it is, since it was loaded in another data centre.
+class ReloadPreview(NamedTuple):
+    """The effect of a reload. ``rows``, ``quarantined``: to be replaced. ``elsewhere``: offsets of these partitions
+    that stay as they are, because they were loaded in another data centre.
     """
 
     ranges: tuple[Range, ...]
@@ -36,54 +38,60 @@ class Means(NamedTuple):
     quarantined: int
     elsewhere: tuple[Range, ...] = ()
 
-    @property
-    def offsets(self) -> int:
-        return sum(r.size for r in self.ranges)
+
+def run(options: argparse.Namespace, reporter: Reporter) -> int:
+    """Exit status 2 when the operator does not agree."""
+    targets = [ReloadTarget.parse(text) for text in options.ranges]
+
+    def confirm(preview: ReloadPreview) -> bool:
+        if not options.json:
+            for line in preview_lines(preview):
+                reporter.console.print(line, highlight=False, soft_wrap=True)
+        return confirmation(options, reporter.console, "replaced")(())
+
+    return change_table(
+        options,
+        reporter,
+        "replaced",
+        lambda loader, job: reload_table(loader, job, targets, confirm),
+        lambda done: f": {number(done.rows)} rows, {number(done.quarantined)} quarantined",
+    )
 
 
 def reload_table(
-    loader: Loader, job: TableJob, targets: Sequence[Target], agreed: Callable[[Means], bool]
+    loader: Loader, job: TableJob, targets: Sequence[ReloadTarget], confirm: Callable[[ReloadPreview], bool]
 ) -> BatchDone | None:
-    """None: it was not agreed to, and nothing is changed. Raises ConfigError, Terminal, Transient.
+    """None: not agreed to, and nothing was replaced. Raises LoaderConfigError, Terminal, Transient.
 
-    What another loader has planned, before or meanwhile, is done first; the ranges stay those that were agreed to.
+    A batch that another loader plans, before or meanwhile, is executed first; the ranges stay those agreed to.
     """
     paths = TablePaths.of(job.path)
     if job.parser.format not in ("lines", "chunk"):
-        parse.check(loader.spark, job.parser)
+        check_parser(loader.spark, job.parser)
     with sorted_errors(f"reloading {paths.main}"):
         state = _settled(loader, job, paths)
         ranges, elsewhere = _ranges(loader, paths, state, targets)
-        if not agreed(_means(paths, state, loader.dc, ranges)._replace(elsewhere=elsewhere)):
+        selected = rows_of(ranges, loader.dc)
+        quarantined = count_rows(paths.quarantine, selected, active_as_of=state.last)
+        if not confirm(ReloadPreview(ranges, count_rows(paths.main, selected), quarantined, elsewhere)):
             return None
         for _ in range(_TRIES):
             state = _settled(loader, job, paths)
             reason = unreadable(ranges, loader.kafka.views(r.topic for r in ranges))
             if reason is not None:
                 raise TopicChanged(f"{paths.main}: nothing was replaced: {reason}")
-            resting = [r._replace(start=r.end) for r in state.committed.ranges] if state.committed else []
-            entry = new_entry(
-                state.last + 1,
-                loader.dc,
-                job.parser.name,
-                loader.run,
-                resting,
-                kind=RELOAD,
-                settings=job.parser.as_json,
-                origin=loader.origin(job.topics),
-                originals=originals_of(loader, state, resting),
-                reload=ranges,
-            )
-            if Ledger(paths.ledger).put(entry).run == loader.run:
+            resting = [r.at_rest for r in state.committed.ranges] if state.committed else []
+            entry = put_entry(loader, job, paths, state, resting, RELOAD, ranges)
+            if entry.run == loader.run:
                 return do_batch(loader, paths, entry)
-    raise StorageAway(f"{paths.main}: other loaders came first {_TRIES} times; nothing was replaced")
+    raise StorageUnavailable(f"{paths.main}: other loaders were faster {_TRIES} times; nothing was replaced. Try again")
 
 
 def _settled(loader: Loader, job: TableJob, paths: TablePaths) -> TableState:
-    """The table with nothing planned. Raises ConfigError where nothing was ever loaded."""
+    """The state without a planned batch. Raises LoaderConfigError where nothing was ever loaded."""
     state = table_state(loader, paths)
-    if state.committed is None and state.planned is None:
-        raise ConfigError(f"{paths.main} holds no batch: there is nothing to load again")
+    if state.newest is None:
+        raise LoaderConfigError(f"{paths.main} holds no batch: there is nothing to reload")
     prepare(paths, job.parser, job.partition_by)
     while state.planned is not None:
         do_batch(loader, paths, state.planned)
@@ -92,95 +100,33 @@ def _settled(loader: Loader, job: TableJob, paths: TablePaths) -> TableState:
 
 
 def _ranges(
-    loader: Loader, paths: TablePaths, state: TableState, targets: Sequence[Target]
+    loader: Loader, paths: TablePaths, state: TableState, targets: Sequence[ReloadTarget]
 ) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
-    """What is loaded again, and what of these partitions was loaded elsewhere."""
+    """The ranges to reload, and those of their partitions that were loaded elsewhere."""
     assert state.committed is not None
-    have = held(Ledger(paths.ledger).entries(), state.committed)
+    have = held_offsets(Ledger(paths.ledger).entries(), state.committed)
     spans = {target.span for target in targets if target.span is not None}
     views = loader.kafka.views({key.topic for key in have})
-    there = {key: one.position for key, one in have.items() if _is_there(key, views)}
+    there = {
+        key: one.position
+        for key, one in have.items()
+        if key.topic in views and key.partition in views[key.topic].partitions
+    }
     found = {span: offsets_of(loader.spark, loader.kafka, there, span) for span in spans}
-    ranges = wanted(targets, have, state.committed, views, found)
+    ranges = ranges_to_reload(targets, have, state.committed, views, found)
     chosen = sorted({(*r.key, r.topic_id) for r in ranges})
     elsewhere = (Range(*one, *span) for one in chosen for span in have[TopicPartition(*one[:2])].elsewhere)
     return ranges, tuple(r for r in elsewhere if r.size > 0)
 
 
-def _is_there(key: TopicPartition, views: object) -> bool:
-    view = views.get(key.topic) if isinstance(views, dict) else None
-    return view is not None and key.partition in view.partitions
-
-
-def _means(paths: TablePaths, state: TableState, dc: str, ranges: tuple[Range, ...]) -> Means:
-    counts = []
-    for path in (paths.main, paths.quarantine):
-        table = open_table(path)
-        if table is None:
-            counts.append(0)
-            continue
-        stored = table.to_pyarrow_dataset()
-        chosen = rows_of(ranges, dc)
-        if path == paths.quarantine:
-            chosen = chosen & standing(stored.schema.names, state.last)
-        counts.append(int(stored.count_rows(filter=chosen)))
-    rows, quarantined = counts
-    return Means(ranges, rows, quarantined)
-
-
-def reload_tables(
-    loader: Loader,
-    jobs: Sequence[TableJob],
-    targets: Sequence[Target],
-    options: argparse.Namespace,
-    reporter: Reporter,
-) -> int:
-    """The command; returns its exit status. Raises LoadError."""
-    if len(jobs) != 1:
-        raise ConfigError("--reload is of one table: name it by --table, --topics and --bootstrap")
-    (job,) = jobs
-    console = reporter.console
-
-    def agreed(means: Means) -> bool:
-        if not options.json:
-            for line in said(means):
-                console.print(line, highlight=False, soft_wrap=True)
-        return agreement(options, console, "replaced")(())
-
-    done = reload_table(loader, job, targets, agreed)
-    if done is None:
-        console.print("nothing is replaced")
-        return EXIT_USAGE
-    report = reporter.begin(job.path)
-    report.add(done)
-    if not reporter.as_json:
-        console.print(
-            f"replaced, as batch {done.batch}: {_count(done.rows)} rows, {_count(done.quarantined)} quarantined",
-            highlight=False,
-        )
-    return reporter.finish()
-
-
-def said(means: Means) -> list[str]:
-    """What it will do, in words."""
-    lines = [
-        f"{escape(r.topic)} {r.partition}: offsets {r.start:,} to {r.end - 1:,} are read again" for r in means.ranges
-    ]
-    lines += [
-        f"{escape(r.topic)} {r.partition}: what is at offsets {r.start:,} to {r.end - 1:,} was loaded in another data "
-        "centre, and stays as it is"
-        for r in means.elsewhere
-    ]
+def preview_lines(means: ReloadPreview) -> list[str]:
+    """The effect, in words."""
+    effects = [(r, "will be read again") for r in means.ranges]
+    effects += [(r, "were loaded in another data centre and stay unchanged") for r in means.elsewhere]
+    lines = [f"{escape(r.topic)} {r.partition}: offsets {r.start:,} to {r.end - 1:,} {effect}" for r, effect in effects]
     quarantined = f" and {means.quarantined:,} of its quarantine" if means.quarantined else ""
     lines.append(
-        f"{means.rows:,} rows of the table{quarantined} are replaced by what is in these {means.offsets:,} offsets, "
-        "in one transaction; positions stay"
+        f"{means.rows:,} rows of the table{quarantined} will be replaced by the records of these "
+        f"{sum(r.size for r in means.ranges):,} offsets in one transaction; positions stay unchanged"
     )
     return lines
-
-
-def _count(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
-
-
-__all__ = ["Means", "reload_table", "reload_tables", "said"]

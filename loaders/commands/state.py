@@ -1,30 +1,47 @@
-"""What a table holds, in words: its last batch, its positions, its quarantine. Without Spark or Kafka."""
+"""``logferry table state``: the last batch of a table, its positions and its quarantine. Without Spark or Kafka."""
 
 from __future__ import annotations
 
+import argparse
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from logferry.loaders.batches.create_tables import read_state
-from logferry.loaders.errors import ConfigError
-from logferry.loaders.standing import standing
-from logferry.loaders.storage.ledger import LedgerEntry, TablePaths, open_table
+from logferry.loaders.commands.options import table_paths
+from logferry.loaders.errors import EXIT_DONE, LoaderConfigError
+from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
+from logferry.loaders.storage.ledger import open_table
+from logferry.loaders.storage.quarantine import active_filter
+from logferry.loaders.storage.tables import read_state
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 
+def run(options: argparse.Namespace) -> int:
+    """Prints the state of each table. Raises LoaderConfigError, Terminal, StorageUnavailable."""
+    facts = [table_facts(path) for path in table_paths(options, options.paths)]
+    if options.json:
+        print(json.dumps(facts))
+        return EXIT_DONE
+    console = Console()
+    for found in facts:
+        show(found, console)
+    return EXIT_DONE
+
+
 def table_facts(path: Path) -> dict[str, Any]:
-    """As JSON. Raises ConfigError where there is no table, Terminal, StorageAway."""
+    """As JSON. Raises LoaderConfigError where there is no table, Terminal, StorageUnavailable."""
     paths = TablePaths.of(path)
     state = read_state(paths)
-    if state.committed is None and state.planned is None:
-        raise ConfigError(f"{paths.main}: no batch was ever loaded into it")
+    if state.newest is None:
+        raise LoaderConfigError(f"{paths.main}: no batch was ever loaded")
     return {
         "table": str(paths.main),
         "last": _facts(state.committed),
         "planned": _facts(state.planned),
-        "quarantine": _standing(paths, state.last),
+        "quarantine": _quarantined(paths, state.last),
         "positions": [
             {"topic": r.topic, "partition": r.partition, "offset": r.end, "topic_id": r.topic_id}
             for r in (state.committed.ranges if state.committed else ())
@@ -46,16 +63,15 @@ def _facts(entry: LedgerEntry | None) -> dict[str, Any] | None:
     }
 
 
-def _standing(paths: TablePaths, last: int) -> dict[str, int]:
-    """Reason → how many lines and records stand in the quarantine for it."""
+def _quarantined(paths: TablePaths, last: int) -> dict[str, int]:
+    """Reason → number of active lines and records in the quarantine."""
     table = open_table(paths.quarantine)
     if table is None:
         return {}
     stored = table.to_pyarrow_dataset()
-    found: dict[str, int] = {}
-    for batch in stored.scanner(columns=["reason"], filter=standing(stored.schema.names, last)).to_batches():
-        for count in batch.column(0).value_counts().to_pylist():
-            found[count["values"]] = found.get(count["values"], 0) + count["counts"]
+    found: Counter[str] = Counter()
+    for batch in stored.scanner(columns=["reason"], filter=active_filter(stored.schema.names, last)).to_batches():
+        found.update({one["values"]: one["counts"] for one in batch.column(0).value_counts().to_pylist()})
     return dict(sorted(found.items()))
 
 

@@ -1,8 +1,8 @@
-r"""Access logs: the pattern of a line, and the same lines told again without Spark, for the rows not loaded yet. Pure.
+r"""Access logs: the pattern of a line, and a parser in Python for records that are not loaded yet. Pure.
 
 Host, identity, user, [time], "request", status, bytes; and of the combined format "referer" and "user agent". Java and
-Python read this pattern alike, with Python's ``\d`` and ``\S`` kept to ASCII; what else differs (what ``.`` stops at,
-how a time is read) is said here once more, and a test compares both on lines made to differ.
+Python interpret this pattern alike if Python's ``\d`` and ``\S`` are limited to ASCII. The other differences (where
+``.`` stops, how a time is parsed) are implemented here; a test compares both on lines made to differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Each format as expressions of the JVM: a line's columns, or why it has none.
+"""Each format as expressions of the JVM: a line's columns, or why it has none; and the event time, from a text.
 
-A format gets a frame whose column `line_text` is the line (null where it is not UTF-8), and says for each of its
-columns how it is read, and what is wrong with the line. Nothing here can fail on a line, whatever is in it.
+A format gets a frame whose column `line_text` is the line (null where it is not UTF-8). It returns an expression for
+each of its columns, and one for the flaw of the line. No expression can fail, whatever a line contains.
 """
 
 from __future__ import annotations
@@ -10,49 +10,54 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from logferry.loaders.parsing import access_log as access
+from logferry.loaders.parsing import access_log
 from logferry.loaders.parsing.access_log import MARK
-from logferry.loaders.parsing.columns import column_type
+from logferry.loaders.parsing.columns import column_type, schema_field
 from logferry.loaders.parsing.regex_groups import named_groups
-from logferry.loaders.parsing.settings import FIELDS, ParserSettings
+from logferry.loaders.parsing.settings import FIELDS, EventTime, ParserSettings
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 LINE: Final = "line_text"
 _PARTS: Final = "line_parts"
-# Texts that stand for nothing where a number, a date, … is wanted.
+# Texts that mean null in columns that are not text.
 _NOTHING: Final = ("", "-")
 
 MARKED: Final = "the line holds the control character U+0001"
-# Java matches some patterns, `(a|b)*` say, by recursion, and a stack that overflows would end the JVM, at the same line
-# again and again. So the stack is large (see `session`), and longer lines are not tried.
+# Java matches some patterns, like `(a|b)*`, by recursion, and a stack overflow would end the JVM, at the same line
+# every time. So the stack is large (see `spark.session`), and longer lines are not matched.
 _LONGEST: Final = 32_768
 TOO_LONG: Final = f"the line is longer than {_LONGEST} characters: too long for a regular expression"
 NO_FIT: Final = "the line does not fit the pattern"
 NOT_JSON: Final = "the line is not JSON"
-NOT_OBJECT: Final = "the JSON is not one object, or a value of it is not what its column wants"
+NOT_OBJECT: Final = "the JSON is not one object, or a value does not have the type of its column"
 NOT_LOGFMT: Final = "the line is not logfmt: key=value …"
 
 _QUOTED: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PAIR: Final = rf'[^\s="]++(?:=(?:{_QUOTED}|[^\s"]*+))?+'
 
 
-class Read(NamedTuple):
-    """``frame`` has what the columns are made of. ``flaw``: why the line has no columns, else null."""
+class ParsedLines(NamedTuple):
+    """``frame``: with what the expressions refer to. ``flaw``: why the line has no columns, else null."""
 
     frame: DataFrame
     columns: Mapping[str, Column]
     flaw: Column
 
 
-def texts(frame: DataFrame, settings: ParserSettings) -> Read:
-    """The parser's columns, not typed yet but for JSON's; of all formats but lines and chunk."""
+def spark_fields(**kinds: str) -> list[StructField]:
+    """Columns, name → type as in a configuration, as fields of Spark's."""
+    return [StructField.fromJson(schema_field(name, column_type(kind))) for name, kind in kinds.items()]
+
+
+def texts(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
+    """The parser's columns, as text except for JSON's; for all formats but lines and chunk."""
     return _FORMATS[settings.format](frame, settings)
 
 
-def typed(read: Read, settings: ParserSettings) -> Read:
-    """The columns with their types; a text that is not of its type is a flaw of the line."""
+def typed(read: ParsedLines, settings: ParserSettings) -> ParsedLines:
+    """The columns with their types; a text that does not have its type is a flaw of the line."""
     if settings.format == "json":
         return read
     columns: dict[str, Column] = {}
@@ -62,41 +67,37 @@ def typed(read: Read, settings: ParserSettings) -> Read:
         if kind == "string":
             columns[name] = text
             continue
-        value = F.when(~text.isin(*_NOTHING), text.try_cast(column_type(kind)))
+        value = F.when(~text.isin(*_NOTHING), text.try_cast(spark_fields(**{name: kind})[0].dataType))
         columns[name] = value
         wrong = ~text.isin(*_NOTHING) & value.isNull()
         flaws.append(F.when(wrong, F.lit(f"{name} is not of the type {kind}")))
     return read._replace(columns={**read.columns, **columns}, flaw=F.coalesce(*flaws))
 
 
-def _json(frame: DataFrame, settings: ParserSettings) -> Read:
-    fields = [StructField(name, column_type(kind)) for name, kind in settings.kinds.items()]
+def _json(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
+    fields = spark_fields(**settings.kinds)
     schema = StructType([*fields, StructField("line_flaw", StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "line_flaw"}
     read = frame.withColumn(_PARTS, F.from_json(LINE, schema, options))
     parts = F.col(_PARTS)
-    # Behind an object Spark's reader does not look; what ends in a brace is taken for nothing else.
+    # Spark's reader ignores text after an object, so the line must end with a brace.
     unread = parts.isNull() | parts["line_flaw"].isNotNull() | ~F.endswith(F.rtrim(LINE), F.lit("}"))
     flaw = F.when(unread, F.when(F.try_parse_json(F.col(LINE)).isNull(), F.lit(NOT_JSON)).otherwise(F.lit(NOT_OBJECT)))
-    return Read(read, {name: parts[name] for name in settings.kinds}, flaw)
+    return ParsedLines(read, {name: parts[name] for name in settings.kinds}, flaw)
 
 
-def _regex(frame: DataFrame, settings: ParserSettings) -> Read:
-    return _matched(frame, settings.pattern or "", _LONGEST)
-
-
-def _access(frame: DataFrame, settings: ParserSettings) -> Read:
-    read = _matched(frame, access.LINE)
+def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
+    read = _matched(frame, access_log.LINE)
     request = read.columns["request"]
     parts = {
-        name: F.nullif(F.regexp_extract(request, access.REQUEST, i), F.lit(""))
-        for name, i in access.REQUEST_PARTS.items()
+        name: F.nullif(F.regexp_extract(request, access_log.REQUEST, i), F.lit(""))
+        for name, i in access_log.REQUEST_PARTS.items()
     }
     return read._replace(columns={**read.columns, **parts})
 
 
-def _matched(frame: DataFrame, pattern: str, longest: int | None = None) -> Read:
-    """One match a line, however many groups: it is replaced by the groups between marks, and cut at these."""
+def _matched(frame: DataFrame, pattern: str, longest: int | None = None) -> ParsedLines:
+    """One match per line for all groups: the line is replaced by its groups between marks, and split at these."""
     line = F.col(LINE)
     if longest is not None:
         line = F.when(F.length(line) <= longest, line)
@@ -111,10 +112,10 @@ def _matched(frame: DataFrame, pattern: str, longest: int | None = None) -> Read
     )
     if longest is not None:
         flaw = F.when(F.length(LINE) > longest, F.lit(TOO_LONG)).otherwise(flaw)
-    return Read(read, {name: F.get(parts, i) for i, name in enumerate(groups, 1)}, flaw)
+    return ParsedLines(read, {name: F.get(parts, i) for i, name in enumerate(groups, 1)}, flaw)
 
 
-def _logfmt(frame: DataFrame, settings: ParserSettings) -> Read:
+def _logfmt(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
     line = F.col(LINE)
     fits = line.rlike(rf"(?s)\A\s*+(?:{_PAIR}(?:\s++|\z))++\z")
     pairs = F.transform(F.regexp_extract_all(line, F.lit(f"(?s){_PAIR}"), F.lit(0)), _entry)
@@ -124,7 +125,7 @@ def _logfmt(frame: DataFrame, settings: ParserSettings) -> Read:
     names = list(settings.kinds)
     columns = {name: F.try_element_at(parts, F.lit(name)) for name in names}
     rest = F.map_filter(parts, lambda key, _: ~key.isin(*names))
-    return Read(read, {**columns, FIELDS: rest}, flaw)
+    return ParsedLines(read, {**columns, FIELDS: rest}, flaw)
 
 
 def _entry(pair: Column) -> Column:
@@ -137,7 +138,7 @@ def _entry(pair: Column) -> Column:
     return F.struct(F.substring_index(pair, "=", 1).alias("key"), F.coalesce(plain, F.lit("")).alias("value"))
 
 
-def _delimited(frame: DataFrame, settings: ParserSettings) -> Read:
+def _delimited(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
     separator = settings.separator or ""
     line, names = F.col(LINE), list(settings.kinds)
     quote = re.escape(separator)
@@ -153,7 +154,7 @@ def _delimited(frame: DataFrame, settings: ParserSettings) -> Read:
     parts = F.col(_PARTS)
     wrong = F.lit(f"the line does not have {len(names)} fields")
     flaw = F.when(F.coalesce(F.size(parts) != len(names), F.lit(True)), wrong)
-    return Read(read, {name: F.get(parts, i) for i, name in enumerate(names)}, flaw)
+    return ParsedLines(read, {name: F.get(parts, i) for i, name in enumerate(names)}, flaw)
 
 
 def _unquoted(field: Column) -> Column:
@@ -161,12 +162,63 @@ def _unquoted(field: Column) -> Column:
     return F.when(F.startswith(field, F.lit('"')), inner).otherwise(field)
 
 
-_FORMATS: Final[Mapping[str, Callable[[DataFrame, ParserSettings], Read]]] = {
+_FORMATS: Final[Mapping[str, Callable[[DataFrame, ParserSettings], ParsedLines]]] = {
     "json": _json,
     "access": _access,
     "logfmt": _logfmt,
-    "regex": _regex,
+    "regex": lambda frame, settings: _matched(frame, settings.pattern or "", _LONGEST),
     "delimited": _delimited,
 }
 # Beside the typed columns: the pairs of logfmt that have no column.
 EXTRA: Final = {"logfmt": StructField(FIELDS, MapType(StringType(), StringType()))}
+
+
+# ---- event time -----------------------------------------------------------------------------------------
+
+_EPOCHS: Final = {"epoch_s": 1_000_000, "epoch_ms": 1_000}
+# The years 1 to 9999, which every reader of the table can show; other values become null.
+_FIRST_US: Final = -62_135_596_800_000_000
+_LAST_US: Final = 253_402_300_799_999_999
+_ZONES: Final = frozenset("VzOXxZ")
+_YEARS: Final = frozenset("yu")
+_NAMES_ZONE: Final = r"(Z|[+-]\d\d:?\d\d)$"
+
+
+def event_time(said: Column, settings: EventTime, made: Column) -> Column:
+    """Null where no format fits. ``made``: about when the line was written; it gives the year to a text without one."""
+    text = F.trim(F.regexp_replace(said, r"\s+", " "))
+    found = F.coalesce(*(_by(text, pattern, settings.zone, made) for pattern in settings.formats))
+    return F.when(F.unix_micros(found).between(_FIRST_US, _LAST_US), found)
+
+
+def _by(text: Column, pattern: str, zone: str, made: Column) -> Column:
+    if pattern in _EPOCHS:
+        exact = F.try_multiply(text.try_cast("decimal(26,6)"), F.lit(_EPOCHS[pattern]))
+        micros = exact.try_cast("bigint")
+        return F.when(micros.between(0, _LAST_US), F.timestamp_micros(micros))
+    if pattern == "iso":
+        found = text.try_cast("timestamp")
+        return F.when(text.rlike(_NAMES_ZONE), found).otherwise(_from(found, zone))
+    letters = set(re.sub(r"'[^']*'", "", pattern))
+    if letters & _YEARS:
+        found = F.try_to_timestamp(text, F.lit(pattern))
+        return found if letters & _ZONES else _from(found, zone)
+    return _without_year(text, pattern, zone if not letters & _ZONES else "UTC", made)
+
+
+def _without_year(text: Column, pattern: str, zone: str, made: Column) -> Column:
+    """The latest of such times that is at most a day after ``made``: its year or the one before (or after, around the
+    turn of the year)."""
+    latest = made + F.expr("interval 1 day")
+
+    def in_year(shift: int) -> Column:
+        dated = F.concat((F.year(made) + F.lit(shift)).cast("string"), F.lit(" "), text)
+        found = _from(F.try_to_timestamp(dated, F.lit(f"yyyy {pattern}")), zone)
+        return F.when(found <= latest, found)
+
+    # The 29th of February may be four years back, and eight at the turn of some centuries.
+    return F.coalesce(*(in_year(shift) for shift in (1, 0, -1, -2, -3, -4)))
+
+
+def _from(found: Column, zone: str) -> Column:
+    return found if zone == "UTC" else F.to_utc_timestamp(found, zone)

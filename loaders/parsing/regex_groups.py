@@ -1,7 +1,7 @@
 """The named groups of a regular expression with their numbers, and the same expression without the names. Pure.
 
-Java's names of groups have no ``_``, and it tells which there are only from version 20 on; so they are counted here,
-and Java gets numbers. What is wrong with a pattern beyond that, Java says itself when the job starts.
+Java's group names have no ``_``, and Java lists them only from version 20 on; so groups are counted here, and Java gets
+numbers. Java reports other mistakes in a pattern when the job starts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _NAMED: Final = re.compile(r"\(\?<([a-zA-Z_][a-zA-Z0-9_]*)>")
 _AGAIN: Final = re.compile(r"\\k<([a-zA-Z_][a-zA-Z0-9_]*)>")
 
 
-class Grouped(NamedTuple):
+class NumberedPattern(NamedTuple):
     """``pattern`` with numbered groups only. ``groups``: name → number, in order."""
 
     pattern: str
     groups: Mapping[str, int]
 
 
-def named_groups(pattern: str) -> Grouped:
-    """Groups in character classes, behind backslashes and in ``\\Q…\\E`` are none. Raises ValueError for a name that
-    stands twice, or is referred to and is none.
+def named_groups(pattern: str) -> NumberedPattern:
+    """Parentheses in character classes, after backslashes and in ``\\Q…\\E`` are not groups. Raises ValueError for a
+    duplicate name, or a reference to an unknown one.
     """
     found: dict[str, int] = {}
     plain: list[str] = []
@@ -36,7 +36,7 @@ def named_groups(pattern: str) -> Grouped:
             end = len(pattern) if close < 0 else close + 2
         elif (again := _AGAIN.match(pattern, position)) is not None:
             if again[1] not in found:
-                raise ValueError(f"\\k<{again[1]}> refers to no group before it")
+                raise ValueError(f"\\k<{again[1]}> does not refer to a group before it")
             plain.append(f"(?:\\{found[again[1]]})")
             position = again.end()
             continue
@@ -51,7 +51,7 @@ def named_groups(pattern: str) -> Grouped:
             if named is not None:
                 number += 1
                 if named[1] in found:
-                    raise ValueError(f"the group {named[1]} stands twice")
+                    raise ValueError(f"the group {named[1]} is defined twice")
                 found[named[1]] = number
                 plain.append("(")
                 position = named.end()
@@ -59,4 +59,4 @@ def named_groups(pattern: str) -> Grouped:
             number += not pattern.startswith("(?", position)
         plain.append(pattern[position:end])
         position = end
-    return Grouped("".join(plain), found)
+    return NumberedPattern("".join(plain), found)

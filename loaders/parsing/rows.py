@@ -1,13 +1,12 @@
-r"""Records into rows: one row a line, or a row of the quarantine. Expressions of the JVM only, no Python in the way.
+r"""Records into rows: one row per line, in the table or the quarantine. Expressions of the JVM only, without Python.
 
-A line is what stands between two ``\n`` bytes, byte for byte (a ``\r`` stays). Its row's identity is (topic,
-source_id, seqno, line), the same in every data centre. A line that is not UTF-8, or that the table's parser cannot
-read, goes to the quarantine under the same identity; a record that no gateway wrote goes there whole, with its key and
-headers. Lines of table and quarantine together are all lines of a record, numbered from 0 without a hole. The parser
-``chunk`` makes one row of a record, of whatever bytes.
+A line is the bytes between two ``\n`` bytes (a ``\r`` stays). The identity of its row is (topic, source_id, seqno,
+line). A line that is not UTF-8, or that the table's parser cannot read, goes to the quarantine under the same identity;
+a record that no gateway wrote goes there whole, with its key and headers. Table and quarantine together have all lines
+of a record, numbered from 0 without a gap. The parser ``chunk`` makes one row of a record, of any bytes.
 
-The text of a row is the whole line, whatever columns the parser has made of it: so what is stored can be compared with
-what was sent, and read again by a better parser.
+The text of a row is the whole line, whatever columns the parser makes of it: so the stored lines can be compared with
+the sent ones, and parsed again by a corrected parser.
 """
 
 from __future__ import annotations
@@ -15,85 +14,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from logferry.loaders.errors import ConfigError
+from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.jvm_errors import JVM_ERRORS, collected, java_chain, sorted_error
-from logferry.loaders.parsing.columns import column_type
-from logferry.loaders.parsing.event_time import event_time
-from logferry.loaders.parsing.formats import EXTRA, LINE, texts, typed
-from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.parsing.columns import DATES, LAST_MS
+from logferry.loaders.parsing.formats import EXTRA, LINE, event_time, spark_fields, texts, typed
+from logferry.loaders.parsing.settings import LINES, ParserSettings
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DateType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
-
-LINES: Final = ParserSettings()
+from pyspark.sql.types import BinaryType, DateType, StructField, StructType, TimestampType
 
 NOT_UTF8: Final = "the line is not UTF-8"
 
-_IDENTITY: Final = [
-    StructField("topic", StringType()),
-    StructField("source_id", StringType()),
-    StructField("seqno", LongType()),
-    StructField("line", IntegerType()),
-]
+_IDENTITY: Final = spark_fields(topic="string", source_id="string", seqno="bigint", line="int")
 _ORIGIN: Final = [
-    StructField("prev", LongType()),
-    StructField("dc", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("created", TimestampType()),
-    StructField("recorded", TimestampType()),
-    StructField("attributes", MapType(StringType(), StringType())),
+    *spark_fields(prev="bigint", dc="string", partition="int", offset="bigint"),
+    *spark_fields(created="timestamp", recorded="timestamp", attributes="map<string,string>"),
 ]
-_HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-
-_LINE: Final = [StructField("text", StringType()), StructField("newline", BooleanType())]
-_CHUNK: Final = [field for field in _IDENTITY if field.name != "line"]
-
-# Columns that a table may be partitioned by, beside those that every row has.
-DATES: Final = {"event_date": "event_time", "recorded_date": "recorded"}
-
-# ``key`` and ``headers`` only where a whole record is quarantined; ``line`` and ``newline`` only where a line is.
-# ``parser``: which one could not read the line. ``resolved``: the batch that brought it into the table after all, or
-# took it away; ``since``: the batch that put it in place of others. A row stands in the quarantine from the one batch
-# to the other, as the main table holds them: so both tables change in one instant (see `standing`).
-QUARANTINE: Final = StructType(
-    [
-        *_IDENTITY,
-        *_ORIGIN,
-        StructField("bytes", BinaryType()),
-        StructField("newline", BooleanType()),
-        StructField("reason", StringType()),
-        StructField("key", BinaryType()),
-        StructField("headers", _HEADERS),
-        StructField("parser", StringType()),
-        StructField("resolved", LongType()),
-        StructField("since", LongType()),
-    ]
-)
+_LINE: Final = spark_fields(text="string", newline="boolean")
+_DATA: Final = StructField("data", BinaryType())
+# The columns of the parser `chunk`.
+CHUNK: Final = StructType([*(field for field in _IDENTITY if field.name != "line"), *_ORIGIN, _DATA])
 
 NO_TIME: Final = "the time of the event is missing or of no known format"
 
-# The end of the year 9999, the last that every reader of the table can show; what is outside was no time.
-_LAST_MS: Final = 253_402_300_799_999
 
+def kafka_records(kafka: DataFrame, dc: str) -> DataFrame:
+    """Kafka's records with the columns of a row, `value`, `key` and `headers`, and two verdicts.
 
-def records(kafka: DataFrame, dc: str) -> DataFrame:
-    """Kafka's records with what their headers say: the columns of a row, `value`, `key`, `headers`, and two verdicts.
-
-    ``flaw``: why the record as a whole cannot be rows, else null. ``clean``: it can, and all of it is UTF-8.
+    ``flaw``: why the record as a whole cannot become rows, else null. ``clean``: it can, and all of it is UTF-8.
     """
+    entry = "h -> struct(substring(h.key, 3) as key, cast(h.value as string) as value)"
+    attributes = F.expr(f"map_from_entries(transform(raw_attributes, {entry}))")
     raw = kafka.select(
         "*",
         _header("seqno").alias("raw_seqno"),
@@ -109,9 +60,9 @@ def records(kafka: DataFrame, dc: str) -> DataFrame:
         F.lit(dc).alias("dc"),
         "partition",
         "offset",
-        F.expr(f"if(created_ms between 0 and {_LAST_MS}, timestamp_millis(created_ms), null)").alias("created"),
+        F.expr(f"if(created_ms between 0 and {LAST_MS}, timestamp_millis(created_ms), null)").alias("created"),
         F.col("timestamp").alias("recorded"),
-        F.when(F.col("flaw").isNull(), _attributes()).alias("attributes"),
+        F.when(F.col("flaw").isNull(), attributes).alias("attributes"),
         "value",
         F.when(F.col("flaw").isNotNull(), F.col("key")).alias("key"),
         F.when(F.col("flaw").isNotNull(), F.col("headers")).alias("headers"),
@@ -120,13 +71,10 @@ def records(kafka: DataFrame, dc: str) -> DataFrame:
     )
 
 
-def schema(parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> StructType:
-    """The columns of the main table. ``dates``: of `DATES`, those that it is partitioned by."""
-    if parser.format == "chunk":
-        fields = [*_CHUNK, *_ORIGIN, StructField("data", BinaryType())]
-    else:
-        fields = [*_IDENTITY, *_ORIGIN, *_LINE]
-    fields += [StructField(name, column_type(kind)) for name, kind in parser.kinds.items()]
+def row_schema(parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> StructType:
+    """The columns of the main table. ``dates``: those of `DATES` by which it is partitioned."""
+    fields = [*CHUNK.fields] if parser.format == "chunk" else [*_IDENTITY, *_ORIGIN, *_LINE]
+    fields += spark_fields(**parser.kinds)
     if parser.format in EXTRA:
         fields.append(EXTRA[parser.format])
     if parser.time is not None:
@@ -134,8 +82,8 @@ def schema(parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> StructT
     return StructType([*fields, *(StructField(name, DateType()) for name in dates)])
 
 
-def check(spark: SparkSession, parser: ParserSettings) -> None:
-    """Java's own word on patterns of lines and times, before anything is loaded. Raises ConfigError, SparkAway."""
+def check_parser(spark: SparkSession, parser: ParserSettings) -> None:
+    """Lets Java check the patterns of lines and times. Raises LoaderConfigError, SparkUnavailable."""
     line = {"text": "'1 x'", "clean": "true", "created": "current_timestamp()", "recorded": "current_timestamp()"}
     lines = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in line.items()))
     try:
@@ -147,11 +95,11 @@ def check(spark: SparkSession, parser: ParserSettings) -> None:
         if not chain:
             raise sorted_error(error, "checking the parser") from None
         said = next((text for _, text in reversed(chain) if text), chain[-1][0])
-        raise ConfigError(f"parser: {said.splitlines()[0]}") from None
+        raise LoaderConfigError(f"parser: {said.splitlines()[0]}") from None
 
 
-def parsed(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
-    """Every line of the records without a flaw, with the parser's columns and ``reason``: why it is no row, or null."""
+def parse_records(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
+    """Every line of the records without a flaw, with the parser's columns and ``reason``: its flaw, or null."""
     good = records.where("flaw is null")
     if parser.format == "chunk":
         return good.withColumns({"data": F.col("value"), "reason": F.lit(None).cast("string")})
@@ -159,18 +107,18 @@ def parsed(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
 
 
 def read_lines(lines: DataFrame, parser: ParserSettings) -> DataFrame:
-    """Lines with `text`, `clean`, and what a row has beside, into columns and ``reason``."""
+    """Parses lines with `text`, `clean` and the other columns of a row; adds the parser's columns and ``reason``."""
     not_utf8 = F.when(F.expr("not (clean or is_valid_utf8(text))"), F.lit(NOT_UTF8))
     if parser.format == "lines":
         return lines.withColumn("reason", not_utf8)
-    # A carriage return at the end belongs to the line, and to no column.
+    # A carriage return at the end is part of the line, and of no column.
     line = F.expr("if(endswith(text, '\r'), substring(text, 1, char_length(text) - 1), text)")
-    told = texts(lines.withColumn(LINE, F.when(not_utf8.isNull(), line)), parser)
-    read = typed(told, parser)
+    unparsed = texts(lines.withColumn(LINE, F.when(not_utf8.isNull(), line)), parser)
+    read = typed(unparsed, parser)
     columns, flaw = dict(read.columns), F.coalesce(not_utf8, read.flaw)
     if parser.time is not None:
-        said = told.columns[parser.time.column].cast("string")
-        columns["event_time"] = event_time(said, parser.time, F.coalesce("created", "recorded"))
+        time = unparsed.columns[parser.time.column].cast("string")
+        columns["event_time"] = event_time(time, parser.time, F.coalesce("created", "recorded"))
     frame = read.frame.withColumns({**columns, "reason": flaw})
     if parser.time is not None:
         late = F.when(F.col("event_time").isNull(), F.lit(NO_TIME))
@@ -178,14 +126,14 @@ def read_lines(lines: DataFrame, parser: ParserSettings) -> DataFrame:
     return frame
 
 
-def rows(parsed: DataFrame, parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> DataFrame:
+def table_rows(parsed: DataFrame, parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> DataFrame:
     """The rows of the main table."""
     dated = {name: F.to_date(DATES[name]) for name in dates}
-    return parsed.where("reason is null").withColumns(dated).select(*schema(parser, dates).fieldNames())
+    return parsed.where("reason is null").withColumns(dated).select(*row_schema(parser, dates).fieldNames())
 
 
-def quarantined(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame:
-    """The rows of the quarantine: lines that are no rows, and whole records with a flaw."""
+def quarantined_rows(records: DataFrame, columns: Sequence[str], parser: ParserSettings = LINES) -> DataFrame:
+    """The rows of the quarantine, with its columns: lines that are not rows, and whole records with a flaw."""
     nothing = F.lit(None).cast("long")
     more = {"parser": F.lit(parser.name), "resolved": nothing, "since": nothing}
     whole = records.where("flaw is not null").withColumns(
@@ -197,7 +145,6 @@ def quarantined(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame
             **more,
         }
     )
-    columns = QUARANTINE.fieldNames()
     if parser.format == "chunk":
         return whole.select(*columns)
     lines = records.where("flaw is null and not clean") if parser.format == "lines" else records.where("flaw is null")
@@ -210,11 +157,11 @@ def quarantined(records: DataFrame, parser: ParserSettings = LINES) -> DataFrame
 
 
 def _lines(records: DataFrame) -> DataFrame:
-    """One row a line, `text` holding its bytes as they are.
+    """One row per line, `text` holding its bytes unchanged.
 
-    Splitting a string decodes it, which is exact for UTF-8 only; bytes that are not are split as Latin-1, where every
-    byte is a character of its own. ``posexplode_outer``, though there always is a line: for ``posexplode`` Spark puts
-    a filter before, and splits twice.
+    Splitting a string decodes it, which is exact for UTF-8 only; other bytes are split as Latin-1, where every byte is
+    a character. ``posexplode_outer``, though there always is a line: for ``posexplode`` Spark adds a filter and splits
+    twice.
     """
     split = F.expr(
         r"""if(clean, split(cast(value as string), '\n', -1),
@@ -225,7 +172,7 @@ def _lines(records: DataFrame) -> DataFrame:
         .withColumn("last", F.size("parts") - 1)
         .select("*", F.posexplode_outer("parts").alias("line", "text"))
     )
-    # What stands after the last newline is a line only if it is something.
+    # The rest after the last newline is a line only if it is not empty.
     return exploded.where("line < last or text != ''").withColumn("newline", F.expr("line < last")).drop("parts")
 
 
@@ -238,11 +185,6 @@ def _number(header: str) -> Column:
     """Eight bytes, big-endian, from 0 to 2^63-1; null for anything else."""
     raw = f"{header}.value"
     return F.expr(f"if(octet_length({raw}) = 8, try_cast(conv(hex({raw}), 16, 10) as bigint), null)")
-
-
-def _attributes() -> Column:
-    entry = "h -> struct(substring(h.key, 3) as key, cast(h.value as string) as value)"
-    return F.expr(f"map_from_entries(transform(raw_attributes, {entry}))")
 
 
 def _flaw() -> Column:

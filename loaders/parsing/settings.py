@@ -1,8 +1,8 @@
-"""How lines become columns, as a configuration says it, and the name under which the ledger knows it. Pure.
+"""The settings of a parser, from lines to columns, and the name of a parser in the ledger. Pure.
 
-The name is format and version, and for settings a digest of them: ``json/1:3f2a9c01d4e7``. Whoever changes which line
-goes where, or what a column holds, raises the format's version. The ledger keeps the settings beside the name, so a
-batch that was planned before a change is finished with what it was planned for.
+The name is format and version, with a digest where there are settings: ``json/1:3f2a9c01d4e7``. A change of which lines
+are rows, or of a column's value, requires a new version of the format. The ledger keeps the settings beside the name,
+so a batch that was planned before a change is finished with its own settings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Annotated, Any, Final, Literal
 
 from logferry.loaders.parsing.access_log import TIME
-from logferry.loaders.parsing.columns import check_name, column_type, is_simple
+from logferry.loaders.parsing.columns import check_name, column_type
 from logferry.loaders.parsing.regex_groups import named_groups
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -28,41 +28,31 @@ VERSIONS: Final[dict[str, int]] = {
     "delimited": 1,
 }
 
-# What every row has beside the parser's columns.
+# The columns that every row has besides the parser's.
 _ROW: Final = ("topic", "source_id", "seqno", "line", "prev", "dc", "partition", "offset", "created", "recorded")
 _BESIDE: Final = ("attributes", "text", "newline", "data", "event_time", "event_date", "recorded_date")
 _ASIDE: Final = ("reason", "bytes", "key", "headers", "parser", "resolved", "line_text", "line_parts", "line_flaw")
 RESERVED: Final = frozenset((*_ROW, *_BESIDE, *_ASIDE))
 
-ACCESS: Final[dict[str, str]] = {
-    "remote_host": "string",
-    "ident": "string",
-    "user": "string",
-    "time": "string",
-    "request": "string",
-    "method": "string",
-    "path": "string",
-    "protocol": "string",
-    "status": "int",
-    "body_bytes": "bigint",
-    "referer": "string",
-    "user_agent": "string",
-}
+_ACCESS: Final = "remote_host ident user time request method path protocol status body_bytes referer user_agent"
+ACCESS: Final = {**dict.fromkeys(_ACCESS.split(), "string"), "status": "int", "body_bytes": "bigint"}
 FIELDS: Final = "fields"
 
 
 class EventTime(BaseModel):
-    """Where the time of what happened stands: in a column of the parser, in one of these formats.
+    """The column that holds the event time, and its formats.
 
-    A format is a pattern of Java's DateTimeFormatter, or ``iso``, ``epoch_s``, ``epoch_ms``; the first one that fits
-    counts. Without a year in it, the latest one that is at most a day after the chunk was made. ``zone`` holds where
-    the text names none; where clocks are set back, the earlier of two.
+    Where a text has no year, the time is the latest one at most a day after the chunk was created. Where clocks are set
+    back, the earlier of two times counts.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     column: str
+    """The parser's column with the time, a string or a number."""
     formats: Annotated[list[str], Field(min_length=1, max_length=16)]
+    """Patterns of Java's DateTimeFormatter, or `iso`, `epoch_s`, `epoch_ms`; the first one that fits counts."""
     zone: str = "UTC"
+    """Time zone of texts that name none."""
 
     @field_validator("zone")
     @classmethod
@@ -85,17 +75,21 @@ class EventTime(BaseModel):
 
 
 class ParserSettings(BaseModel):
-    """One table's parser. ``columns``: name → type; for ``json`` and ``delimited`` all of them, elsewhere the types of
-    those that are not text.
-    """
+    """The parser of a table: how lines become columns."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     format: Format = "lines"
+    """Format of the lines; `chunk` stores a chunk as one row without parsing it."""
     columns: dict[str, str] = {}
+    """Column name → type: all columns for `json`, `logfmt` and `delimited`, else those that are not strings."""
     pattern: str | None = None
+    """Java regular expression of a whole line with named groups, for `regex`."""
     separator: Annotated[str, Field(min_length=1, max_length=16)] | None = None
+    """Text between two fields, for `delimited`."""
     quoted: bool = False
+    """Whether fields may be quoted with `"`, for `delimited`."""
     event_time: EventTime | None = None
+    """Event time of a line (default: none; `access` has its own)."""
 
     @field_validator("columns")
     @classmethod
@@ -109,7 +103,7 @@ class ParserSettings(BaseModel):
 
     @model_validator(mode="after")
     def _together(self) -> ParserSettings:
-        self._no_strangers()
+        self._check_settings()
         if self.format in ("json", "delimited", "logfmt") and not self.columns:
             raise ValueError(f"{self.format} needs columns: name → type")
         if self.format == "regex":
@@ -117,21 +111,22 @@ class ParserSettings(BaseModel):
         if self.format == "access" and set(self.columns) - set(ACCESS):
             raise ValueError(f"columns of access are {', '.join(ACCESS)}")
         if self.format == "delimited" and self.quoted and (len(self.separator or "") != 1 or self.separator == '"'):
-            raise ValueError("separator: with quotes it is one letter, and not the quote")
+            raise ValueError("separator: must be one character other than the quote if quoted is true")
         if self.format != "json":
             for name, kind in self.columns.items():
-                if not is_simple(column_type(kind)):
-                    raise ValueError(f"columns.{name}: a text is no {kind}; that is for json")
+                # A text can be read as one value only.
+                if not isinstance(column_type(kind), str):
+                    raise ValueError(f"columns.{name}: type {kind} is not supported for this format (only json)")
         taken = {name.lower() for name in self.kinds} & RESERVED
         if self.format == "logfmt" and FIELDS in self.columns:
             taken.add(FIELDS)
         if taken:
-            raise ValueError(f"columns: {', '.join(sorted(taken))} is a column that every row has; name it otherwise")
+            raise ValueError(f"columns: {', '.join(sorted(taken))} is a column of every row; choose another name")
         self._check_event_time()
         return self
 
-    def _no_strangers(self) -> None:
-        """What means nothing to the format is a mistake."""
+    def _check_settings(self) -> None:
+        """Settings that the format does not use are rejected."""
         known: dict[str, tuple[str, ...]] = {
             "lines": (),
             "chunk": (),
@@ -144,7 +139,7 @@ class ParserSettings(BaseModel):
         for name in ("columns", "pattern", "separator", "quoted", "event_time"):
             means = name in known[self.format] or (name == "event_time" and self.format not in ("lines", "chunk"))
             if name in self.model_fields_set and not means:
-                raise ValueError(f"{name}: means nothing to the format {self.format}")
+                raise ValueError(f"{name}: not a setting of the format {self.format}")
         if self.format == "delimited" and self.separator is None:
             raise ValueError("delimited needs a separator")
 
@@ -153,22 +148,24 @@ class ParserSettings(BaseModel):
             raise ValueError("regex needs a pattern")
         groups = named_groups(self.pattern).groups
         if not groups:
-            raise ValueError("pattern: has no named group: (?<name>…)")
+            raise ValueError("pattern: has no named group (?<name>…)")
         for name in groups:
             check_name(name)
         if len({name.lower() for name in groups}) != len(groups):
             raise ValueError("pattern: names of groups differ in more than upper and lower case")
         if strange := sorted(set(self.columns) - set(groups)):
-            raise ValueError(f"columns: {', '.join(strange)} is no group of the pattern")
+            raise ValueError(f"columns: {', '.join(strange)} is not a group of the pattern")
 
     def _check_event_time(self) -> None:
         if self.event_time is None:
             return
         kind = self.kinds.get(self.event_time.column)
         if kind is None:
-            raise ValueError(f"event_time.column: {self.event_time.column} is no column of the parser")
+            raise ValueError(f"event_time.column: {self.event_time.column} is not a column of the parser")
         if kind not in ("string", "bigint", "int", "double"):
-            raise ValueError(f"event_time.column: {self.event_time.column} is a {kind}; a string or a number is needed")
+            raise ValueError(
+                f"event_time.column: {self.event_time.column} has type {kind}; a string or a number is needed"
+            )
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -181,17 +178,17 @@ class ParserSettings(BaseModel):
 
     @property
     def time(self) -> EventTime | None:
-        """An access log has its time where all of them have it, unless told otherwise."""
+        """The event time; access logs have a default."""
         if self.event_time is None and self.format == "access":
             return EventTime(column="time", formats=[TIME])
         return self.event_time
 
     @property
     def as_json(self) -> str:
-        """The settings as the ledger keeps them; the empty text where there are none."""
+        """The settings as in the ledger; empty where there are none."""
         said: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True, exclude={"format"})
         if said.get("columns") is not None:
-            # The order of columns counts, and JSON's readers need not keep it.
+            # The order of columns matters, and readers of JSON need not keep it.
             said["columns"] = list(self.columns.items())
         return json.dumps(said, sort_keys=True, ensure_ascii=False) if said else ""
 
@@ -202,7 +199,7 @@ class ParserSettings(BaseModel):
 
 
 def settings_of(name: str, as_json: str) -> ParserSettings | None:
-    """The settings behind a name in the ledger; None where this program reads such lines in another way."""
+    """The settings behind a name in the ledger; None where this version parses such lines differently."""
     said: dict[str, Any] = json.loads(as_json or "{}")
     if "columns" in said:
         said["columns"] = dict(said["columns"])
@@ -211,3 +208,6 @@ def settings_of(name: str, as_json: str) -> ParserSettings | None:
     except ValueError:
         return None
     return found if found.name == name else None
+
+
+LINES: Final = ParserSettings()

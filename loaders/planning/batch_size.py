@@ -1,4 +1,4 @@
-"""How much a batch reads, and when a run has done enough. Pure but for the clock that it is given."""
+"""How much a batch reads, and when a run reaches its limits. The clock is passed in."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-# What an offset is taken for before any was read.
+# The assumed size of an offset before any was read.
 _GUESS_BYTES: Final = 256 << 10
 _GROWTH: Final = 8
 
 
 @dataclass
-class Sizes:
-    """Cuts a backlog into batches of about ``batch_bytes``, by what offsets held so far; ``max_records`` at most."""
+class BatchSizer:
+    """Cuts a backlog into batches of about ``batch_bytes``, by the offsets' sizes so far; ``max_records`` at most."""
 
     max_records: int
     batch_bytes: int
@@ -24,19 +24,19 @@ class Sizes:
         """How many offsets the next batch reads at most; at least one."""
         wanted = int(self.batch_bytes / max(self.average, 1.0))
         if self._last:
-            # One batch of small chunks is no proof that all are small.
+            # One batch of small chunks does not prove that all are small.
             wanted = min(wanted, self._last * _GROWTH)
         return max(1, min(wanted, self.max_records))
 
     def saw(self, offsets: int, size: int) -> None:
-        """A batch had so many offsets, control records among them, and bytes."""
+        """Takes note of a batch's offsets, control records included, and bytes."""
         if offsets:
             self.average = (self.average + size / offsets) / 2 if self._last else size / offsets
             self._last = offsets
 
 
 class Limits(NamedTuple):
-    """Of one run, for each table: offsets and bytes; ``seconds`` of the run. None: no limit."""
+    """The limits of one run: offsets and bytes of each table, ``seconds`` of the run. None: no limit."""
 
     offsets: int | None = None
     bytes: int | None = None
@@ -44,8 +44,8 @@ class Limits(NamedTuple):
 
 
 @dataclass
-class Bound:
-    """Of one table in one run. A batch is never cut for it that the ledger has already."""
+class RunBound:
+    """The limits and counts of one table in one run. A batch in the ledger is never cut for them."""
 
     limits: Limits
     now: Callable[[], float]
@@ -59,7 +59,7 @@ class Bound:
         self.bytes += size
 
     def reached(self) -> str | None:
-        """Why no further batch is to be planned; None: go on."""
+        """Why no further batch is to be planned; None: continue."""
         if self.is_stopped():
             return "stopped"
         if self.limits.offsets is not None and self.offsets >= self.limits.offsets:
@@ -70,7 +70,7 @@ class Bound:
             return f"the limit of {self.limits.seconds:g} s is reached"
         return None
 
-    def cut(self, sizes: Sizes) -> int:
+    def cut(self, sizes: BatchSizer) -> int:
         """How many offsets the next batch reads at most."""
         wanted = sizes.next_offsets()
         if self.limits.offsets is not None:
@@ -80,5 +80,5 @@ class Bound:
         return max(1, wanted)
 
 
-def unbounded() -> Bound:
-    return Bound(Limits(), lambda: 0.0)
+def unbounded() -> RunBound:
+    return RunBound(Limits(), lambda: 0.0)

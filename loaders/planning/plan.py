@@ -18,7 +18,7 @@ class TopicPartition(NamedTuple):
 class Range(NamedTuple):
     """The offsets [start, end) of one partition; control records and holes are among them.
 
-    ``topic_id``: Kafka's own id of the topic, as Kafka's tools print it; it changes when the topic is created anew.
+    ``topic_id``: Kafka's own id of the topic, as Kafka's tools print it; it changes when the topic is recreated.
     """
 
     topic: str
@@ -35,6 +35,11 @@ class Range(NamedTuple):
     def size(self) -> int:
         return self.end - self.start
 
+    @property
+    def at_rest(self) -> Range:
+        """The same position, without anything to read."""
+        return self._replace(start=self.end)
+
 
 class PartitionOffsets(NamedTuple):
     """``earliest``: the first offset retained. ``stable``: the last stable offset, the end for committed reads."""
@@ -43,7 +48,7 @@ class PartitionOffsets(NamedTuple):
     stable: int
 
 
-class TopicView(NamedTuple):
+class TopicOffsets(NamedTuple):
     """A topic as Kafka holds it now."""
 
     topic: str
@@ -51,18 +56,18 @@ class TopicView(NamedTuple):
     partitions: Mapping[int, PartitionOffsets]
 
 
-class Stopped(NamedTuple):
-    """A topic that is not loaded any further, and why."""
+class StoppedTopic(NamedTuple):
+    """A topic that is no longer loaded, and why."""
 
     topic: str
     reason: str
 
 
-class Plan(NamedTuple):
-    """``ranges``: every partition ever seen, also those with nothing to read, so that an entry tells all positions."""
+class BatchPlan(NamedTuple):
+    """``ranges``: every partition ever seen, also without anything to read, so that an entry has all positions."""
 
     ranges: tuple[Range, ...]
-    stopped: tuple[Stopped, ...]
+    stopped: tuple[StoppedTopic, ...]
 
     @property
     def records(self) -> int:
@@ -71,34 +76,34 @@ class Plan(NamedTuple):
 
 def plan(
     committed: Sequence[Range],
-    views: Mapping[str, TopicView],
+    views: Mapping[str, TopicOffsets],
     wanted: Iterable[str],
     max_records: int,
     targets: Mapping[TopicPartition, int] | None = None,
-) -> Plan:
+) -> BatchPlan:
     """The next batch: at most ``max_records`` offsets, shared fairly among the partitions that have some.
 
     ``committed``: the ranges of the last batch, whose ends are the positions. ``views``: what Kafka has of the wanted
     topics. ``targets``: where to stop; partitions that are not in it wait for the next call. A topic that is not
     wanted keeps its positions untouched.
     """
-    stopped: list[Stopped] = []
-    resting = {r.key: r._replace(start=r.end) for r in committed}
+    stopped: list[StoppedTopic] = []
+    resting = {r.key: r.at_rest for r in committed}
     ready: list[Range] = []
     for topic in sorted(set(wanted)):
         known = [r for r in resting.values() if r.topic == topic]
         reason = changed(topic, known, views.get(topic))
         if reason is not None:
-            stopped.append(Stopped(topic, reason))
+            stopped.append(StoppedTopic(topic, reason))
             continue
         ready.extend(_available(views[topic], {r.partition: r.end for r in known}, targets))
     for r, share in zip(ready, fair_shares([r.size for r in ready], max_records), strict=True):
         resting[r.key] = r._replace(end=r.start + share)
-    return Plan(tuple(sorted(resting.values())), tuple(stopped))
+    return BatchPlan(tuple(sorted(resting.values())), tuple(stopped))
 
 
 def _available(
-    view: TopicView, positions: Mapping[int, int], targets: Mapping[TopicPartition, int] | None
+    view: TopicOffsets, positions: Mapping[int, int], targets: Mapping[TopicPartition, int] | None
 ) -> list[Range]:
     found = []
     for partition, offsets in sorted(view.partitions.items()):
@@ -110,10 +115,10 @@ def _available(
     return found
 
 
-def changed(topic: str, known: Sequence[Range], view: TopicView | None) -> str | None:
-    """Why what Kafka holds does not continue the positions (the ranges' ends); None when it does."""
+def changed(topic: str, known: Sequence[Range], view: TopicOffsets | None) -> str | None:
+    """Why Kafka's offsets do not continue the positions (the ranges' ends); None when they do."""
     if view is None:
-        return f"{topic} does not exist{' any more' if known else ''}"
+        return f"{topic} {'no longer exists' if known else 'does not exist'}"
     for r in known:
         if reason := _discontinued(r, r.end, view):
             return reason
@@ -124,50 +129,49 @@ def changed(topic: str, known: Sequence[Range], view: TopicView | None) -> str |
     return None
 
 
-def unreadable(ranges: Iterable[Range], views: Mapping[str, TopicView]) -> str | None:
-    """Why ranges that the ledger already promises cannot be read as it says; None when they can."""
+def unreadable(ranges: Iterable[Range], views: Mapping[str, TopicOffsets]) -> str | None:
+    """Why ranges that are in the ledger cannot be read exactly; None when they can."""
     for r in ranges:
         if not r.size:
             continue
         view = views.get(r.topic)
         if view is None:
-            return f"{r.topic} does not exist any more"
+            return f"{r.topic} no longer exists"
         if reason := _discontinued(r, r.start, view) or _discontinued(r, r.end, view):
             return reason
     return None
 
 
 def replaced(ranges: Iterable[Range], ids: Mapping[str, str]) -> str | None:
-    """Why what was read may not be what the ledger means; None when every topic is still the same one."""
+    """Why the records read may not be those of the ledger; None when every topic is still the same."""
     for r in ranges:
         if ids.get(r.topic) != r.topic_id:
-            return f"{r.topic} was removed or created anew while it was read"
+            return f"{r.topic} was removed or recreated while it was read"
     return None
 
 
-def _discontinued(r: Range, offset: int, view: TopicView) -> str | None:
+def _discontinued(r: Range, offset: int, view: TopicOffsets) -> str | None:
     """Why the partition cannot be read from ``offset`` on; None when it can."""
     if r.topic_id != view.topic_id:
         return (
-            f"{r.topic} was created anew, or this is another cluster: its id is {view.topic_id}, "
-            f"the ledger speaks of {r.topic_id}"
+            f"{r.topic} was recreated, or this is another cluster: its id is {view.topic_id}, "
+            f"the ledger has {r.topic_id}"
         )
     have = view.partitions.get(r.partition)
     if have is None:
-        return f"{r.topic} has no partition {r.partition} any more"
+        return f"{r.topic} no longer has partition {r.partition}"
     if have.earliest > offset:
         removed = f"{offset} to {have.earliest - 1}"
         return f"{r.topic}: the records {removed} of partition {r.partition} were removed before they were loaded"
     if have.stable < offset:
         return (
-            f"{r.topic}: partition {r.partition} ends at {have.stable}, the ledger speaks of {offset}: "
-            "its log was cut back"
+            f"{r.topic}: partition {r.partition} ends at {have.stable}, the ledger has {offset}: its log was truncated"
         )
     return None
 
 
 def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
-    """Splits ``budget``: nobody gets more than it wants, and the small ones are served before the large ones."""
+    """Splits ``budget``: no share exceeds its demand, and small demands are met before large ones."""
     shares = [0] * len(wants)
     order = sorted(range(len(wants)), key=lambda i: wants[i])
     for served, i in enumerate(order):

@@ -1,61 +1,97 @@
-"""In which state each window of event time is, and why. Pure: facts and a clock in, states out.
+"""The states of segments, which are windows of a table's event time. Pure: facts and a clock in, states out.
 
-    ACTIVE      rows are still to be expected
-    IMMUTABLE   closed: the low watermark is past its end, and a sliding wait went by without rows
-    READY       and a look that began after the closing found that nobody owes rows: jobs may begin
-    DROPPED     its rows were dropped by the table's retention; it stays so, whatever comes late
+    ACTIVE      rows are still expected
+    IMMUTABLE   closed: the low watermark passed its end, and the wait for late rows is over
+    READY       a check that began after the closing confirmed that no source owes rows: jobs may start
+    DROPPED     the table's retention dropped its rows; late rows do not change that
 
-The law of this file: READY is never said while a live source may owe rows of the window, or while Kafka holds something
-that is not loaded. So a state changes only in a look that found everything loaded that Kafka had when it began, and the
-low watermark is the minimum over all live sources: how far each has told all that happened. Of a source that was heard
-of, by a chunk or a heartbeat, less than ``idle_s`` ago that is its newest event, or its heartbeat's watermark where all
-that was recorded of it is loaded. A source that is silent for longer, or finished, holds up nothing; one of which a
-gateway has recorded more than is loaded holds up everything.
+The law of this file: no segment becomes READY while a live source may owe rows of it, or while Kafka holds records that
+are not loaded. A source that wakes up later brings a new version. So states advance only in a check that found
+everything loaded that Kafka had when the check began, by its low watermark (see `low_watermark`). A READY segment
+states what the check was based on.
 
-The wait begins when the watermark passes the end, again with each row that comes late, and lasts ``wait_most_s`` at
-most, however many come. Rows that come after the closing go into the table, are counted as late, and the window gets a
-new version, which goes the same way.
+The wait for late rows begins when the low watermark passes the end of the segment and restarts with each late row, for
+``max_wait_s`` at most. Rows after the closing are loaded, counted as late, and reopen the segment in a new version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
+
+from logferry.loaders.planning.low_watermark import LowWatermark, utc_text
 
 ACTIVE: Final = "ACTIVE"
 IMMUTABLE: Final = "IMMUTABLE"
 READY: Final = "READY"
 DROPPED: Final = "DROPPED"
-STATES: Final = (ACTIVE, IMMUTABLE, READY, DROPPED)
 
-# So many windows in which nothing happened are segments all the same; a longer silence is none.
-GAP_WINDOWS: Final = 48
+# Conditions of a segment: rows change, retention drops it, or a check finds one of the others.
+ROWS: Final = "rows were added or replaced"
+EXPIRED: Final = "retention dropped the rows"
+BEHIND: Final = "the low watermark is before the end"
+WAITING: Final = "the low watermark passed the end, late rows are waited for"
+WAITED: Final = "the low watermark passed the end, the wait is over"
+CONFIRMED: Final = "closed in an earlier check, the low watermark still past the end"
+
+TRANSITIONS: Final[Mapping[tuple[str, str], str]] = {
+    (ACTIVE, ROWS): ACTIVE,
+    (ACTIVE, BEHIND): ACTIVE,
+    (ACTIVE, WAITING): ACTIVE,
+    (ACTIVE, WAITED): IMMUTABLE,
+    (ACTIVE, EXPIRED): DROPPED,
+    (IMMUTABLE, ROWS): ACTIVE,
+    (IMMUTABLE, BEHIND): IMMUTABLE,
+    (IMMUTABLE, WAITED): IMMUTABLE,
+    (IMMUTABLE, CONFIRMED): READY,
+    (IMMUTABLE, EXPIRED): DROPPED,
+    (READY, ROWS): ACTIVE,
+    (READY, EXPIRED): DROPPED,
+    (DROPPED, ROWS): DROPPED,
+    (DROPPED, EXPIRED): DROPPED,
+}
+# A check does not change these.
+_SETTLED: Final = (READY, DROPPED)
+
+_DAY_S: Final = 86_400
+# Longer segments do not show whether rows come all day.
+_LONGEST_STEADY_S: Final = 3600
+
+# Up to so many empty segments between others are listed; a longer silence has none.
+GAP_SEGMENTS: Final = 48
 
 
-class Rules(NamedTuple):
-    """Seconds. ``window_s``: for ever. ``idle_s``: after so long without a sign a source is not waited for."""
+class SegmentRules(NamedTuple):
+    """Seconds; see `config.SegmentSettings`."""
 
     window_s: int = 3600
-    wait_s: float = 3600.0
-    wait_most_s: float = 12 * 3600.0
-    idle_s: float = 900.0
+    late_wait_s: float = 3600.0
+    max_wait_s: float = 12 * 3600.0
+    source_idle_s: float = 900.0
 
 
-class Added(NamedTuple):
-    """What a batch brings into one window. ``bytes``: of the lines' texts."""
+class AddedRows(NamedTuple):
+    """The rows that a batch adds to a segment. ``bytes``: of the lines' texts."""
 
     rows: int
     bytes: int
     first: datetime
     last: datetime
 
+    def plus(self, other: AddedRows | None) -> AddedRows:
+        if other is None:
+            return self
+        first, last = min(self.first, other.first), max(self.last, other.last)
+        return AddedRows(self.rows + other.rows, self.bytes + other.bytes, first, last)
+
 
 class Segment(NamedTuple):
-    """One window. ``rows`` to ``last``: of all that the table holds of it, late or not; ``late_rows``: those that came
-    after a closing. ``passed``: when the low watermark was first seen past the end; ``touched``: when rows came last;
-    ``closed``: when it became IMMUTABLE; ``batch``: of the ledger, that says so. ``reason``: why it is not READY.
+    """One segment. ``rows`` to ``last`` count all rows of it in the table, late or not; ``late_rows`` came after a
+    closing. ``passed``: when the low watermark was first seen past the end. ``touched``: when the last rows came.
+    ``closed``: when it became IMMUTABLE. ``batch``: the ledger's batch of this state. ``reason``: why it is not READY.
+    ``sources``, ``silent_sources``, ``watermark``: the basis on which it became READY; None before, and in older rows.
     """
 
     start: datetime
@@ -71,252 +107,216 @@ class Segment(NamedTuple):
     closed: datetime | None
     batch: int
     reason: str = ""
-
-
-class SourceView(NamedTuple):
-    """One source as a look sees it.
-
-    ``event``: its newest event in the table; ``recorded``: when its last loaded chunk was. ``beat`` and ``watermark``:
-    of its heartbeat. ``owes``: more is recorded of it than is loaded.
-    """
-
-    topic: str
-    source_id: str
-    event: datetime | None
-    recorded: datetime | None
-    beat: datetime | None = None
+    sources: int | None = None
+    silent_sources: int | None = None
     watermark: datetime | None = None
-    finished: bool = False
-    owes: bool = False
-
-    @property
-    def mark(self) -> datetime | None:
-        """It has told all that happened before; None: nothing is known. A clock that is ahead is not believed."""
-        marks = []
-        if self.event is not None:
-            marks.append(self.event if self.recorded is None else min(self.event, self.recorded))
-        if self.watermark is not None and not self.owes:
-            marks.append(self.watermark)
-        return max(marks, default=None)
-
-    @property
-    def heard(self) -> datetime | None:
-        return max((at for at in (self.recorded, self.beat) if at is not None), default=None)
 
 
-class Low(NamedTuple):
-    """The low watermark: ``at`` None: of one source nothing is known. ``waits_for``: which source it is, None: no live
-    source is behind ``at``, which is the time of the look."""
-
-    at: datetime | None
-    waits_for: SourceView | None
-
-    def is_past(self, end: datetime) -> bool:
-        return self.at is not None and self.at >= end
-
-    def why(self) -> str:
-        if self.waits_for is None:
-            return ""
-        source = f"waits for {self.waits_for.source_id} in {self.waits_for.topic}"
-        at = "of which no event is known" if self.at is None else f"at {said(self.at)}"
-        if self.waits_for.owes:
-            return f"{source}, {at}: more is recorded than loaded"
-        heard = self.waits_for.heard
-        return f"{source}, {at}" + (f", heard of at {said(heard)}" if heard is not None else "")
-
-
-class Look(NamedTuple):
-    """What a look found, when everything was loaded that Kafka had when it began. ``now``: when it began."""
+class WatermarkCheck(NamedTuple):
+    """The result of a check, with everything loaded that Kafka had when it began. ``now``: when it began."""
 
     now: datetime
-    low: Low
+    low: LowWatermark
 
 
-def low_watermark(sources: Iterable[SourceView], now: datetime, rules: Rules) -> Low:
-    """The minimum over the sources that owe something, or may."""
-    found = Low(now, None)
-    for source in sources:
-        if not source.owes:
-            if source.finished or source.heard is None:
-                continue
-            if (now - source.heard).total_seconds() >= rules.idle_s:
-                continue
-        mark = source.mark
-        if mark is None:
-            return Low(None, source)
-        if found.at is None or mark < found.at:
-            found = Low(mark, source)
-    return found
-
-
-def window_of(event: datetime, rules: Rules) -> datetime:
-    """The start of the window; windows are counted from 1970 on, in UTC."""
+def segment_start(event: datetime, rules: SegmentRules) -> datetime:
+    """The start of the event's segment; segments are counted from 1970 on, in UTC."""
     seconds = int((event - _EPOCH) // timedelta(seconds=rules.window_s)) * rules.window_s
     return _EPOCH + timedelta(seconds=seconds)
 
 
-def end_of(start: datetime, rules: Rules) -> datetime:
+def segment_end(start: datetime, rules: SegmentRules) -> datetime:
     return start + timedelta(seconds=rules.window_s)
 
 
+# ---- rows ------------------------------------------------------------------------------------------------
+
+
 def add_rows(
-    segments: Mapping[datetime, Segment], added: Mapping[datetime, Added], batch: int, now: datetime
+    segments: Mapping[datetime, Segment], added: Mapping[datetime, AddedRows], batch: int, now: datetime
 ) -> dict[datetime, Segment]:
-    """The windows that a batch brings rows of, as they are with it. No state changes, but a closed one opens anew."""
+    """The segments that a batch adds rows to, as they are after it."""
     return {start: _with(segments.get(start), start, rows, batch, now) for start, rows in added.items()}
 
 
-def _with(before: Segment | None, start: datetime, added: Added, batch: int, now: datetime) -> Segment:
+def _with(before: Segment | None, start: datetime, added: AddedRows, batch: int, now: datetime) -> Segment:
     if before is None:
         return Segment(start, 1, ACTIVE, *added, 0, None, now, None, batch)
     is_late = before.state != ACTIVE
-    is_dropped = before.state == DROPPED
-    return before._replace(
-        version=before.version + (is_late and not is_dropped),
-        state=DROPPED if is_dropped else ACTIVE,
+    after = before._replace(
         rows=before.rows + added.rows,
         bytes=before.bytes + added.bytes,
         first=added.first if before.first is None else min(before.first, added.first),
         last=added.last if before.last is None else max(before.last, added.last),
         late_rows=before.late_rows + is_late * added.rows,
-        passed=None if is_late else before.passed,
+    )
+    return _reopened(after, batch, now)
+
+
+def _reopened(segment: Segment, batch: int, now: datetime) -> Segment:
+    """The segment after its rows changed: a closed one waits again, in a new version."""
+    state, is_late = TRANSITIONS[segment.state, ROWS], segment.state != ACTIVE
+    return segment._replace(
+        version=segment.version + (is_late and state == ACTIVE),
+        state=state,
+        passed=None if is_late else segment.passed,
         touched=now,
         closed=None,
         batch=batch,
-        reason=before.reason if is_dropped else "",
+        reason=segment.reason if state == DROPPED else "",
+        sources=None,
+        silent_sources=None,
+        watermark=None,
     )
 
 
-class Recounted(NamedTuple):
-    """A window some of whose rows were replaced. ``rows``: all that the table holds of it then; ``is_changed``: whether
-    it holds other rows than before."""
+class RecountedRows(NamedTuple):
+    """A segment of which a batch replaces rows. ``rows``: all that the table then holds of it; ``is_changed``: whether
+    these are other rows than before."""
 
-    rows: Added | None
+    rows: AddedRows | None
     is_changed: bool
 
 
 def replace_rows(
-    segments: Mapping[datetime, Segment], counted: Mapping[datetime, Recounted], batch: int, now: datetime
+    segments: Mapping[datetime, Segment], counted: Mapping[datetime, RecountedRows], batch: int, now: datetime
 ) -> dict[datetime, Segment]:
-    """The windows whose rows a batch replaces, where that changes something of them; a closed one opens anew.
+    """The segments that a batch changes by replacing rows. One that holds the same rows keeps its state and version.
 
-    A window that holds just the rows that it held keeps its state and its version. Late are those by which a closed one
-    has grown.
+    The rows by which a closed one grows are late.
     """
     found: dict[datetime, Segment] = {}
-    for start, window in sorted(counted.items()):
-        before, rows = segments.get(start), window.rows or _NO_ROWS
+    for start, recounted in sorted(counted.items()):
+        before, rows = segments.get(start), recounted.rows or _NO_ROWS
         if before is None:
-            if window.rows is not None:
-                found[start] = Segment(start, 1, ACTIVE, *window.rows, 0, None, now, None, batch)
+            if recounted.rows is not None:
+                found[start] = Segment(start, 1, ACTIVE, *recounted.rows, 0, None, now, None, batch)
             continue
-        is_new = window.is_changed or (before.rows, before.bytes) != (rows.rows, rows.bytes)
-        is_late = before.state != ACTIVE and before.state != DROPPED
+        is_new = recounted.is_changed or (before.rows, before.bytes) != (rows.rows, rows.bytes)
+        is_late = before.state in (IMMUTABLE, READY)
         after = before._replace(
             rows=rows.rows,
             bytes=rows.bytes,
-            first=window.rows.first if window.rows else None,
-            last=window.rows.last if window.rows else None,
+            first=recounted.rows.first if recounted.rows else None,
+            last=recounted.rows.last if recounted.rows else None,
             late_rows=min(rows.rows, before.late_rows + is_late * max(0, rows.rows - before.rows)),
         )
         if is_new and before.state != DROPPED:
-            after = after._replace(
-                version=before.version + is_late,
-                state=ACTIVE,
-                passed=None if is_late else before.passed,
-                touched=now,
-                closed=None,
-                reason="",
-            )
+            after = _reopened(after, batch, now)
         if is_new or _differs(before, after):
             found[start] = after._replace(batch=batch)
     return found
 
 
 def drop_before(
-    segments: Mapping[datetime, Segment], cutoff: datetime, batch: int, now: datetime, rules: Rules
+    segments: Mapping[datetime, Segment],
+    cutoff: datetime,
+    batch: int,
+    now: datetime,
+    rules: SegmentRules,
+    staying: Mapping[datetime, AddedRows] | None = None,
 ) -> dict[datetime, Segment]:
-    """The windows that ended by then, where they are not dropped and empty already."""
-    said_so = f"before {said(cutoff)}, by batch {batch}"
-    return {
-        start: segment._replace(
-            state=DROPPED,
-            rows=0,
-            bytes=0,
-            first=None,
-            last=None,
+    """The segments that end by the cut-off, unless they are dropped already and hold no more than stays."""
+    by = f"before {utc_text(cutoff)}, by batch {batch}"
+    found: dict[datetime, Segment] = {}
+    for start, segment in segments.items():
+        stays = (staying or {}).get(start)
+        rows, size, first, last = stays or (0, 0, None, None)
+        if segment_end(start, rules) > cutoff or (segment.state == DROPPED and segment.rows == rows):
+            continue
+        found[start] = segment._replace(
+            state=TRANSITIONS[segment.state, EXPIRED],
+            rows=rows,
+            bytes=size,
+            first=first,
+            last=last,
             touched=now,
             batch=batch,
-            reason=f"{segment.rows:,} rows, {segment.bytes:,} bytes, {said_so}",
+            reason=f"{segment.rows - rows:,} rows, {segment.bytes - size:,} bytes, {by}",
         )
-        for start, segment in segments.items()
-        if end_of(start, rules) <= cutoff and (segment.state != DROPPED or segment.rows)
-    }
+    return found
 
 
-def look_at(segments: Mapping[datetime, Segment], look: Look, batch: int, rules: Rules) -> dict[datetime, Segment]:
-    """The windows that a look changes, as they are after it; those without rows, too, where others are around them."""
+# ---- checks ----------------------------------------------------------------------------------------------
+
+
+def check_segments(
+    segments: Mapping[datetime, Segment], check: WatermarkCheck, batch: int, rules: SegmentRules
+) -> dict[datetime, Segment]:
+    """The segments that a check changes, as they are after it, with empty ones between others."""
     found: dict[datetime, Segment] = {}
-    for start in _silent(segments, look, rules):
-        found[start] = Segment(start, 1, ACTIVE, 0, 0, None, None, 0, None, look.now, None, batch)
+    for start in _empty(segments, check, rules):
+        found[start] = Segment(start, 1, ACTIVE, 0, 0, None, None, 0, None, check.now, None, batch)
     for start, segment in {**segments, **found}.items():
-        after = _looked_at(segment, look, batch, rules)
+        after = _checked(segment, check, batch, rules)
         if start in found or _differs(segment, after):
             found[start] = after._replace(batch=batch)
     return found
 
 
-def _looked_at(segment: Segment, look: Look, batch: int, rules: Rules) -> Segment:
-    if segment.state in (READY, DROPPED):
+def _checked(segment: Segment, check: WatermarkCheck, batch: int, rules: SegmentRules) -> Segment:
+    if segment.state in _SETTLED:
         return segment
-    is_past = look.low.is_past(end_of(segment.start, rules))
-    if segment.state == IMMUTABLE:
-        # The closing itself may have been in this very look: then the next one decides.
-        if is_past and segment.batch < batch and segment.closed is not None and look.now > segment.closed:
-            return segment._replace(state=READY, reason="")
-        return segment._replace(reason=look.low.why() if not is_past else "")
-    if not is_past:
-        return segment._replace(passed=None, reason=look.low.why())
-    passed = segment.passed or look.now
-    quiet_s = (look.now - max(passed, segment.touched)).total_seconds()
-    if quiet_s >= rules.wait_s or (look.now - passed).total_seconds() >= rules.wait_most_s:
-        return segment._replace(state=IMMUTABLE, passed=passed, closed=look.now, reason="")
+    passed = segment.passed or check.now
+    # A late row restarts the wait.
     until = min(
-        max(passed, segment.touched) + timedelta(seconds=rules.wait_s), passed + timedelta(seconds=rules.wait_most_s)
+        max(passed, segment.touched) + timedelta(seconds=rules.late_wait_s),
+        passed + timedelta(seconds=rules.max_wait_s),
     )
-    return segment._replace(passed=passed, reason=f"waits for late rows until {said(until)}")
+    condition = _condition(segment, check, batch, rules, until)
+    after = segment._replace(state=TRANSITIONS[segment.state, condition], reason="")
+    if condition == BEHIND:
+        passed_before = segment.passed if segment.state == IMMUTABLE else None
+        return after._replace(passed=passed_before, reason=check.low.why(segment_end(segment.start, rules)))
+    if segment.state == IMMUTABLE:
+        if after.state == READY:
+            low = check.low
+            return after._replace(sources=low.sources, silent_sources=low.silent, watermark=low.at)
+        return after
+    if condition == WAITING:
+        return after._replace(passed=passed, reason=f"waits for late rows until {utc_text(until)}")
+    return after._replace(passed=passed, closed=check.now)
+
+
+def _condition(segment: Segment, check: WatermarkCheck, batch: int, rules: SegmentRules, until: datetime) -> str:
+    if not check.low.is_past(segment_end(segment.start, rules)):
+        return BEHIND
+    if segment.state == ACTIVE:
+        return WAITED if check.now >= until else WAITING
+    # The check that closed a segment does not confirm it.
+    is_later = segment.batch < batch and segment.closed is not None and check.now > segment.closed
+    return CONFIRMED if is_later else WAITED
+
+
+def had_rows_all_day(segments: Mapping[datetime, Segment], now: datetime, rules: SegmentRules) -> bool:
+    """Whether all segments of the day before the newest one with rows have rows, too; False for long segments."""
+    newest = max((start for start, segment in segments.items() if segment.rows and start <= now), default=None)
+    if newest is None or rules.window_s > _LONGEST_STEADY_S:
+        return False
+    step = timedelta(seconds=rules.window_s)
+    before = (segments.get(newest - i * step) for i in range(1, _DAY_S // rules.window_s + 1))
+    return all(segment is not None and segment.rows > 0 for segment in before)
 
 
 def _differs(before: Segment, after: Segment) -> bool:
-    """Whether it is worth a row: the reason alone is not, or each look would write all windows."""
+    """Whether a row is worth writing; the reason alone is not, or each check would write all segments."""
     return before._replace(reason="") != after._replace(reason="")
 
 
-def _silent(segments: Mapping[datetime, Segment], look: Look, rules: Rules) -> list[datetime]:
-    """Windows without rows that ended before the low watermark, behind the newest one that is known, or in between."""
-    low = look.low.at
-    known = sorted(start for start in segments if start <= look.now)
+def _empty(segments: Mapping[datetime, Segment], check: WatermarkCheck, rules: SegmentRules) -> list[datetime]:
+    """Segments without rows that ended before the low watermark, after the newest known segment or between others."""
+    low = check.low.at
+    known = sorted(start for start in segments if start <= check.now)
     if low is None or not known:
         return []
     step = timedelta(seconds=rules.window_s)
     found: list[datetime] = []
-    # The newest ones only: older gaps were filled by earlier looks, or were longer than is filled.
-    ends = [*known[-GAP_WINDOWS:], window_of(low, rules)]
-    for before, after in pairwise(ends):
+    for before, after in pairwise([*known, segment_start(low, rules)]):
         between = (after - before) // step - 1
-        if 0 < between <= GAP_WINDOWS:
+        if 0 < between <= GAP_SEGMENTS:
             found += [before + step * (i + 1) for i in range(between) if before + step * (i + 2) <= low]
     return [start for start in found if start not in segments]
 
 
-def reasons(segments: Iterable[Segment], look: Look, rules: Rules) -> dict[datetime, str]:
-    """Why each window is not READY, as of this look."""
-    return {s.start: _looked_at(s, look, s.batch, rules).reason for s in segments if s.state not in (READY, DROPPED)}
-
-
-def said(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NO_ROWS: Final = Added(0, 0, _EPOCH, _EPOCH)
+_NO_ROWS: Final = AddedRows(0, 0, _EPOCH, _EPOCH)

@@ -1,7 +1,6 @@
-"""What a table holds of each source, by topic: the first and the last chunk, the newest event. Pure.
+"""The chunks of each source in a table, by topic: the first and the last one, and the newest event. Pure.
 
-A source is one writer, whatever data centre it writes in. Of one that moved there are several of these facts, one for
-each data centre's topic.
+A source is one writer, whatever data centre it writes in. One that moved has several of these facts, one per topic.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from logferry.gateway.contract.chunk import split_topic
+from logferry.gateway.contract.names import split_topic
 
 
 class SourceKey(NamedTuple):
@@ -21,7 +20,7 @@ class SourceKey(NamedTuple):
 
     @property
     def anywhere(self) -> tuple[str, str]:
-        """The same for all data centres: (topic without the data centre, source_id)."""
+        """The key without the data centre: (topic name, source_id)."""
         return split_topic(self.topic)[1], self.source_id
 
 
@@ -34,11 +33,11 @@ class SourceFacts(NamedTuple):
     event: datetime | None = None
 
 
-Known = Mapping[SourceKey, SourceFacts]
+KnownSources = Mapping[SourceKey, SourceFacts]
 
 
-def merged(*many: Known) -> dict[SourceKey, SourceFacts]:
-    """Of each source all that any of them says."""
+def merged(*many: KnownSources) -> dict[SourceKey, SourceFacts]:
+    """The union of the facts of each source."""
     found: dict[SourceKey, SourceFacts] = {}
     for known in many:
         for key, facts in known.items():
@@ -47,8 +46,8 @@ def merged(*many: Known) -> dict[SourceKey, SourceFacts]:
     return found
 
 
-def with_events(known: Known, newest: Mapping[SourceKey, datetime]) -> dict[SourceKey, SourceFacts]:
-    """The facts with the newest event of each source; of what there are no facts nothing is said."""
+def with_events(known: KnownSources, newest: Mapping[SourceKey, datetime]) -> dict[SourceKey, SourceFacts]:
+    """The facts with the newest event of each source; sources without facts are not added."""
     return {key: facts._replace(event=newest.get(key, facts.event)) for key, facts in known.items()}
 
 
@@ -62,19 +61,19 @@ def _both(one: SourceFacts, other: SourceFacts) -> SourceFacts:
     )
 
 
-def several_centres(topics: Iterable[str]) -> set[str]:
-    """Of these topics those that are there under the same name for several data centres."""
+def shared_topics(topics: Iterable[str]) -> set[str]:
+    """Those of the topics that several data centres have under the same name."""
     by_name: dict[str, set[str]] = {}
     for topic in topics:
         by_name.setdefault(split_topic(topic)[1], set()).add(topic)
     return {topic for same in by_name.values() if len(same) > 1 for topic in same}
 
 
-def maybe_twice(known: Known, batch: Known) -> dict[SourceKey, tuple[int, int]]:
-    """Sources of a batch that may have chunks which came by another data centre, too: the seqnos to look at.
+def possible_duplicates(known: KnownSources, batch: KnownSources) -> dict[SourceKey, tuple[int, int]]:
+    """Sources of a batch that may have chunks from another data centre, too: the seqnos to compare.
 
-    A source that moved and came back has chunks before and after the others: its seqnos lie within those of the other
-    topic, and a look is needed. One that writes in one place only is never looked at.
+    A source that moved and came back has chunks before and after the others, so the ranges of its seqnos overlap. One
+    that writes in one data centre only is never compared.
     """
     others: dict[tuple[str, str], list[tuple[str, SourceFacts]]] = {}
     for key, facts in merged(known, batch).items():

@@ -1,7 +1,7 @@
-"""Ranges of a topic's partitions over HTTP from a gateway: exactly what was asked for, or an error. Without Spark.
+"""Exact offset ranges of partitions over a gateway's HTTP, or an error. Without Spark.
 
-Reading a range again gives the same chunks: it is by offset, and only of what is committed. A gateway that is away, a
-connection that is cut anywhere, is asked again from the first offset that is not here yet.
+A range holds committed chunks only, so reading it again gives the same chunks. After a lost connection or an
+unavailable gateway, the read resumes at the first missing offset.
 """
 
 from __future__ import annotations
@@ -13,32 +13,31 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from logferry.client.errors import LogferryError, OutOfRange, Rejected
-from logferry.client.reading.decode import Chunk
-from logferry.client.reading.link import Link
+from logferry.client.reading.decode import ReceivedChunk
 from logferry.client.reading.position import Position
-from logferry.client.reading.requests import Again, document_of
-from logferry.client.reading.start_positions import page_of, placed
-from logferry.client.reading.subscription import Wanted, wanted
+from logferry.client.reading.requests import ReaderRequests, RetryLater, document_of
+from logferry.client.reading.start_positions import page_of, resolve_cursors
+from logferry.client.reading.subscription import ReaderOptions
+from logferry.client.transport.cluster import cluster_of
 from logferry.client.transport.connections import Reply
 from logferry.client.transport.dialer import Dialer, proxies_of
-from logferry.loaders.errors import ConfigError, LoadError, Terminal, TopicChanged, Transient
+from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, LoadError, Terminal, TopicChanged
 from logferry.loaders.planning.plan import TopicPartition
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
-_UNAUTHORIZED: Final = (401, 403)
 
 _T = TypeVar("_T")
 
 
-class Served(NamedTuple):
-    """Of a partition: the first offset that is retained, and the one after the last committed record."""
+class ServedOffsets(NamedTuple):
+    """A partition's first retained offset, and the one after its last committed record."""
 
     first: int
     next: int
 
 
-class Part(NamedTuple):
+class HttpRange(NamedTuple):
     """The offsets [start, end) of one partition."""
 
     topic: str
@@ -47,12 +46,8 @@ class Part(NamedTuple):
     end: int
 
 
-class GatewayAway(Transient):
-    """No gateway answered for as long as was to be waited."""
-
-
-class Door:
-    """A gateway, asked as one token; for one thread. ``retry_s``: how long one that does not answer is asked again."""
+class HttpTopics:
+    """Topics over a gateway, for one thread. ``retry_s``: how long a gateway that does not answer is retried."""
 
     def __init__(
         self,
@@ -63,43 +58,41 @@ class Door:
         page_bytes: int = 1 << 20,
         retry_s: float = 120.0,
     ) -> None:
-        """Raises ConfigError."""
+        """Raises LoaderConfigError."""
         self._retry_s = retry_s
         self._urls = ", ".join(urls)
         try:
             self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
             self._wanted = self._wanting(urls, topics, token, page_bytes, EARLIEST)
         except (ValueError, OSError) as error:
-            raise ConfigError(str(error)) from None
+            raise LoaderConfigError(str(error)) from None
         self._again = partial(self._wanting, urls, topics, token, page_bytes)
-        self._link = Link(self._wanted, self._dialer)
+        self._link = ReaderRequests(self._wanted, self._dialer)
 
     @staticmethod
     def _wanting(
         urls: Sequence[str], topics: Sequence[str], token: str | None, page_bytes: int, start: str | Position
-    ) -> Wanted:
-        return wanted(
-            urls, topics, token, consumer=None, start=start, partitions=None, source_prefix="", attributes=None,
-            follow=False, max_chunks=None, gzip=False, page_bytes=page_bytes, connections=1,
-        )  # fmt: skip
+    ) -> ReaderOptions:
+        cluster = cluster_of(urls, token)
+        return ReaderOptions(cluster, tuple(topics), start=start, follow=False, page_bytes=page_bytes, connections=1)
 
     def close(self) -> None:
         self._link.close()
 
-    def offsets(self) -> dict[TopicPartition, Served]:
-        """Every partition of the topics as it is now. Raises LoadError."""
+    def offsets(self) -> dict[TopicPartition, ServedOffsets]:
+        """The present offsets of every partition. Raises LoadError."""
         found = {}
         for topic in self._wanted.topics:
             document = self._insist(partial(self._document, self._wanted.topic_path(topic)))
             for one in document["offsets"]:
                 place = TopicPartition(str(document["topic"]), int(one["partition"]))
-                found[place] = Served(int(one["first"]), int(one["next"]))
+                found[place] = ServedOffsets(int(one["first"]), int(one["next"]))
         return found
 
-    def placed(self, where: str, offsets: Mapping[TopicPartition, Served]) -> dict[TopicPartition, int]:
-        """Where that is: `EARLIEST`, `LATEST`, a `Position` as text, or ``cursors:…``, which hold in every data centre.
+    def resolve_cursors(self, where: str, offsets: Mapping[TopicPartition, ServedOffsets]) -> dict[TopicPartition, int]:
+        """The offsets of `EARLIEST`, `LATEST`, a `Position` as text, or ``cursors:…`` for any data centre.
 
-        Partitions that a position does not name begin at their first offset. Raises LoadError.
+        Partitions that a position does not name start at their first offset. Raises LoadError.
         """
         if where == LATEST:
             return {place: at.next for place, at in offsets.items()}
@@ -109,19 +102,19 @@ class Door:
         try:
             asked = self._again(where)
         except ValueError as error:
-            raise ConfigError(str(error)) from None
-        position = self._steps(placed(asked)).start
+            raise LoaderConfigError(str(error)) from None
+        position = self._steps(resolve_cursors(asked)).start
         if not isinstance(position, Position):
-            raise ConfigError(f"{where!r} is not a position")
+            raise LoaderConfigError(f"{where!r} is not a position")
         named = {TopicPartition(*place): at.offset for place, at in position.items()}
         if strange := sorted(f"{p.topic}:{p.partition}" for p in named if p not in offsets):
-            raise ConfigError(f"the position is of {', '.join(strange)}, which is not what is read")
+            raise LoaderConfigError(
+                f"the position names {', '.join(strange)}, which is not a partition of these topics"
+            )
         return {**firsts, **named}
 
-    def chunks(self, part: Part) -> Iterator[list[Chunk]]:
-        """The chunks of the range, a page at a time, in order. Raises LoadError; nothing of the range is left out then
-        in silence, and nothing outside of it is ever given.
-        """
+    def chunks(self, part: HttpRange) -> Iterator[list[ReceivedChunk]]:
+        """The chunks of exactly the range, a page at a time, in order. Raises LoadError where some are missing."""
         position = part.start
         until = time.monotonic() + self._retry_s
         while position < part.end:
@@ -136,7 +129,7 @@ class Door:
             if after > position:
                 until = time.monotonic() + self._retry_s
             elif time.monotonic() > until:
-                raise TopicChanged(f"{_said(part)}: it ends at {after}; its log was cut back")
+                raise TopicChanged(f"{_said(part)}: it ends at {after}; its log was truncated")
             else:
                 time.sleep(0.1)
             position = after
@@ -144,12 +137,12 @@ class Door:
     def _document(self, path: str) -> dict[str, Any]:
         return document_of(self._link.ask(path))
 
-    def _page(self, part: Part, position: int) -> tuple[list[Chunk], int]:
+    def _page(self, part: HttpRange, position: int) -> tuple[list[ReceivedChunk], int]:
         path = self._wanted.page_path((part.topic, part.partition), f"offset={position}", self._wanted.page_bytes, 0)
         return self._insist(lambda: page_of(self._link.ask(path, accept=True)), _said(part))
 
     def _steps(self, steps: Generator[str, Reply, _T]) -> _T:
-        """What a generator of the library comes to, its questions asked."""
+        """The result of a generator of the client library, with its requests sent."""
 
         def run() -> _T:
             path = next(steps)
@@ -161,50 +154,44 @@ class Door:
         except StopIteration as done:
             found: _T = done.value
             return found
-        except Again as again:
-            raise GatewayAway(f"{self._urls}: {again}") from None
+        except RetryLater as again:
+            raise GatewayUnavailable(f"{self._urls}: {again}") from None
         except LogferryError as error:
             raise _sorted(error, self._urls) from None
 
     def _insist(self, ask: Callable[[], _T], what: str = "") -> _T:
-        """Asks until there is an answer, or for so long. Raises LoadError."""
+        """Repeats the request until it is answered, for ``retry_s`` at most. Raises LoadError."""
         until, failures = time.monotonic() + self._retry_s, 0
         while True:
             try:
                 return ask()
-            except Again as again:
+            except RetryLater as again:
                 failures += 1
                 pause_s = again.pause_s(failures)
                 if time.monotonic() + pause_s > until:
                     said = f"{what}: " if what else ""
-                    raise GatewayAway(f"{said}no gateway answers at {self._urls}: {again}") from None
+                    raise GatewayUnavailable(f"{said}no gateway answers at {self._urls}: {again}") from None
                 time.sleep(pause_s)
             except LogferryError as error:
                 raise _sorted(error, what or self._urls) from None
 
 
 def _sorted(error: LogferryError, what: str) -> LoadError:
-    if isinstance(error, OutOfRange):
-        return TopicChanged(f"{what}: {error}")
-    if isinstance(error, Rejected) and error.status in _UNAUTHORIZED:
-        return ConfigError(f"{what}: {error} (the option token)")
-    if isinstance(error, Rejected):
-        return ConfigError(f"{what}: {error}")
+    if isinstance(error, Rejected) and not isinstance(error, OutOfRange):
+        hint = " (the option token)" if error.status in (401, 403) else ""
+        return LoaderConfigError(f"{what}: {error}{hint}")
     return TopicChanged(f"{what}: {error}")
 
 
-def _said(part: Part) -> str:
+def _said(part: HttpRange) -> str:
     return f"{part.topic} {part.partition}, offsets {part.start} to {part.end - 1}"
 
 
-def parts(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[Part]:
-    """The ranges with something to read. One that has no start began after the start was taken: from 0. Pure."""
-    found = [Part(*place, starts.get(place, 0), end) for place, end in sorted(ends.items())]
+def ranges_between(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[HttpRange]:
+    """The ranges that are not empty. A partition without a start is new, and starts at 0."""
+    found = [HttpRange(*place, starts.get(place, 0), end) for place, end in sorted(ends.items())]
     if wrong := [part for part in found if part.end < part.start]:
-        raise ConfigError(
-            f"{wrong[0].topic} {wrong[0].partition}: it is to end at {wrong[0].end}, before its start {wrong[0].start}"
+        raise LoaderConfigError(
+            f"{wrong[0].topic} {wrong[0].partition}: its end {wrong[0].end} is before its start {wrong[0].start}"
         )
     return [part for part in found if part.end > part.start]
-
-
-__all__ = ["EARLIEST", "LATEST", "Door", "GatewayAway", "Part", "Served", "parts"]

@@ -1,11 +1,11 @@
-"""The newest rows: a table and what of its topics is not loaded yet, as one DataFrame with the table's columns.
+"""The realtime view: a table and the records of its topics that are not loaded yet, as one DataFrame.
 
-A row is in the pinned version of the table (see `pinned`), or its record is in the ranges between that version's end
-and the last stable offsets that were seen after it. Evaluating the DataFrame a second time gives the same rows, or an
-error where the table was vacuumed or the topics were cut since.
+A row is in the pinned version of the table (see `storage.snapshot`), or its record is in the ranges between that
+version's end and the last stable offsets that were fetched after it. A second evaluation of the DataFrame gives the
+same rows, or an error where files of the table or records of the topics were removed since.
 
-Lines that no parser could read are in neither part: they go to the quarantine, or will. A chunk that came by two data
-centres is there once, as the loader will have it.
+Lines that the parser cannot read are in neither part: they belong to the quarantine. A chunk that arrived by two data
+centres occurs once, as in the table.
 """
 
 from __future__ import annotations
@@ -15,38 +15,43 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.read import source
-from logferry.loaders.errors import LedgerBroken
-from logferry.loaders.jvm_errors import sorted_errors
-from logferry.loaders.parsing import rows as parse
+from logferry.loaders.errors import LedgerBroken, LoaderConfigError
+from logferry.loaders.jvm_errors import collected, sorted_errors
+from logferry.loaders.parsing.columns import DATES
+from logferry.loaders.parsing.rows import kafka_records, parse_records, table_rows
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
+from logferry.loaders.planning.ledger_entry import JobOrigin
 from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.spark.kafka_access import jvm_options
 from logferry.loaders.spark.kafka_offsets import kafka_topics
-from logferry.loaders.storage.ledger import Origin
 from logferry.loaders.storage.snapshot import (
-    Snapshot,
+    TableSnapshot,
     may_hold_copies,
     origin_of,
     snapshot_of,
     tail_of,
     wanted_topics,
 )
+from logferry.loaders.storage.source_table import moment
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 
 @dataclass(frozen=True)
 class Instant:
-    """What a view shows: the pinned version, and of each partition the offsets [start, end) behind it."""
+    """The content of a view: the pinned version, and the offsets [start, end) of each partition after it."""
 
-    snapshot: Snapshot
+    snapshot: TableSnapshot
     parser: ParserSettings
-    origin: Origin
+    origin: JobOrigin
+    kafka: KafkaSettings
     tail: tuple[Range, ...]
 
     @property
     def ends(self) -> Mapping[TopicPartition, int]:
-        """Every record before these is in the view, no other one is."""
+        """The records of the view are those before these offsets."""
         return {r.key: r.end for r in self.tail}
 
     def frame(self, spark: SparkSession) -> DataFrame:
@@ -57,12 +62,12 @@ class Instant:
             reads = [r for r in self.tail if r.size]
             if not reads:
                 return table
-            records = parse.records(source(spark, self.origin.bootstrap_servers, reads), self.snapshot.entry.dc)
-            dates = [name for name in self.snapshot.table.metadata().partition_columns if name in parse.DATES]
-            tail = parse.rows(parse.parsed(records, self.parser), self.parser, dates)
+            records = kafka_records(source(spark, jvm_options(self.kafka), reads), self.snapshot.entry.dc)
+            dates = [name for name in self.snapshot.table.metadata().partition_columns if name in DATES]
+            tail = table_rows(parse_records(records, self.parser), self.parser, dates)
             if several := may_hold_copies(self.snapshot, self.tail):
-                tail = _without_copies(tail, table, several, timedelta(days=self.origin.moved_days))
-            # A table may have columns of an earlier parser: the loader leaves them empty, too.
+                tail = _without_copies(tail, table, several, timedelta(days=self.origin.duplicate_window_days))
+            # Columns of an earlier parser are null, as in loaded rows.
             columns = [
                 (F.col(c.name) if c.name in tail.columns else F.lit(None)).cast(c.dataType).alias(c.name)
                 for c in table.schema
@@ -76,15 +81,18 @@ def realtime(
     *,
     bootstrap_servers: str | None = None,
     topics: Sequence[str] | None = None,
+    kafka: KafkaSettings | None = None,
 ) -> DataFrame:
     """The table at ``table`` and the tail that is not loaded yet: every committed row up to now once, none missing.
 
-    It may be called while loaders write. ``bootstrap_servers`` and ``topics`` (patterns too) are those that the last
-    batch was loaded with; topics that came since and fit count from their first offset. Raises ConfigError where there
-    is no such table or these are not known, TopicChanged where Kafka does not continue the table, LedgerBroken,
-    KafkaAway, StorageAway; what is cut off later fails when the DataFrame is evaluated.
+    It may be called while loaders write. ``bootstrap_servers`` and ``topics`` (also patterns) default to those of the
+    last batch; new topics that match count from their first offset. ``kafka``: the connection where Kafka wants TLS or
+    SASL, in place of ``bootstrap_servers``. Raises LoaderConfigError where there is no such table, these are unknown or
+    a file of the connection cannot be used, TopicChanged where Kafka does not continue the table, LedgerBroken,
+    KafkaUnavailable, KafkaRefused, StorageUnavailable; records that are removed later fail the evaluation of the
+    DataFrame.
     """
-    return pin(spark, table, bootstrap_servers=bootstrap_servers, topics=topics).frame(spark)
+    return pin(spark, table, bootstrap_servers=bootstrap_servers, topics=topics, kafka=kafka).frame(spark)
 
 
 def pin(
@@ -93,23 +101,27 @@ def pin(
     *,
     bootstrap_servers: str | None = None,
     topics: Sequence[str] | None = None,
+    kafka: KafkaSettings | None = None,
 ) -> Instant:
-    """The instant that `realtime` would show now, for those who want to know which one, or show it more than once."""
+    """The instant of `realtime`, for callers that need its offsets or evaluate it more than once."""
     snapshot = snapshot_of(Path(table))
     entry = snapshot.entry
     parser = settings_of(entry.parser, entry.settings)
     if parser is None:
         raise LedgerBroken(
-            f"{snapshot.path} was loaded with the parser {entry.parser}, and this program reads such lines otherwise"
+            f"{snapshot.path} was loaded with the parser {entry.parser}, which this version does not have"
         )
-    origin = origin_of(snapshot, bootstrap_servers, topics)
-    with kafka_topics(spark, origin.bootstrap_servers) as kafka:
-        wanted = wanted_topics(snapshot, kafka.names(origin.topics), is_chosen=topics is not None)
-        return Instant(snapshot, parser, origin, tail_of(snapshot, kafka.views(wanted), wanted))
+    if kafka is not None and bootstrap_servers is not None:
+        raise LoaderConfigError("kafka and bootstrap_servers exclude each other: kafka holds the address")
+    origin = origin_of(snapshot, kafka.bootstrap_servers if kafka else bootstrap_servers, topics)
+    settings = kafka or KafkaSettings(bootstrap_servers=origin.bootstrap_servers)
+    with kafka_topics(spark, settings) as cluster:
+        wanted = wanted_topics(snapshot, cluster.names(origin.topics), is_chosen=topics is not None)
+        return Instant(snapshot, parser, origin, settings, tail_of(snapshot, cluster.views(wanted), wanted))
 
 
 def _without_copies(tail: DataFrame, table: DataFrame, several: Collection[str], within: timedelta) -> DataFrame:
-    """Without the chunks that the table has of another data centre; of two in the tail the first topic's stays."""
+    """Removes chunks that the table has from another data centre; of two in the tail the first topic's stays."""
 
     def chunks(rows: DataFrame, prefix: str) -> DataFrame:
         name = F.expr("substring(topic, instr(topic, '.') + 1)").alias("name")
@@ -117,7 +129,7 @@ def _without_copies(tail: DataFrame, table: DataFrame, several: Collection[str],
         return rows.where(F.col("topic").isin(*several)).select(name, "source_id", "seqno", *own).distinct()
 
     mine, key = chunks(tail, ""), ["name", "source_id", "seqno"]
-    stored, beside = chunks(table, "other_"), chunks(tail, "other_")
+    stored, beside = chunks(_near(table, mine, within), "other_"), chunks(tail, "other_")
     oldest = F.col("recorded") - F.lit(within)
     came_before = mine.join(stored, key).where(
         (F.col("topic") != F.col("other_topic")) & (F.col("other_recorded") >= oldest)
@@ -125,3 +137,15 @@ def _without_copies(tail: DataFrame, table: DataFrame, several: Collection[str],
     goes_first = mine.join(beside, key).where(F.col("topic") > F.col("other_topic"))
     of = ["topic", "source_id", "seqno"]
     return tail.join(came_before.select(*of).union(goes_first.select(*of)).distinct(), of, "left_anti")
+
+
+def _near(table: DataFrame, mine: DataFrame, within: timedelta) -> DataFrame:
+    """The rows that may be copies of these chunks. The bounds are constants, so that Delta passes over other files: a
+    join alone would read the whole table. It reads the tail once more, now.
+    """
+    oldest, low, high = F.expr("unix_micros(min(recorded))"), F.min("seqno"), F.max("seqno")
+    (found,) = collected(mine.agg(oldest.alias("recorded"), low.alias("low"), high.alias("high")))
+    if found["recorded"] is None:
+        return table.limit(0)
+    since = moment(found["recorded"]) - within
+    return table.where(F.col("recorded") >= F.lit(since)).where(F.col("seqno").between(found["low"], found["high"]))

@@ -1,11 +1,11 @@
 """``format("logferry")``: topics as a Spark DataFrame over a gateway's HTTP, for Spark that may not reach Kafka.
 
-    spark.dataSource.register(logferry.loaders.source.LogferrySource)
+    spark.dataSource.register(logferry.loaders.query.LogferrySource)
     spark.read.format("logferry").option("url", …).option("topic", "dc1.nginx").load()
 
-One row a chunk, with the columns of a table of the format ``chunk``. A task reads a range of offsets of one partition,
-and reads exactly that or fails, however often it is run: so a stream's batch that is run again after a restart has the
-same rows, and with a sink that takes each batch once every chunk is there once.
+One row per chunk, with the columns of a table of the format ``chunk``. A task reads exactly one range of offsets of a
+partition or fails, however often it runs. So a stream's batch that is repeated after a restart has the same rows, and a
+sink that takes each batch once has every chunk once.
 
 Options:
 
@@ -13,9 +13,9 @@ Options:
 * ``startingCursors``: ``earliest`` (default), ``latest``, or a reader's position, ``dc1.nginx:0:17,dc1.nginx:3:81234``;
   one with ``cursors:`` before it holds in every data centre
 * ``endingCursors``, of a batch: the same, default ``latest``
-* ``maxChunksPerTrigger``, of a stream: so many offsets are in a batch at most (100,000). With this kind of source
+* ``maxChunksPerTrigger``, of a stream: the largest number of offsets in a batch (100,000). With this kind of source
   ``trigger(availableNow=True)`` runs one batch, so at most that many
-* ``pageBytes``; ``retryS``: how long a gateway that is away is asked again (120)
+* ``pageBytes``; ``retryS``: how long a gateway that does not answer is retried (120)
 """
 
 from __future__ import annotations
@@ -26,62 +26,25 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from logferry.client.reading.decode import Chunk
-from logferry.loaders.errors import ConfigError
+from logferry.client.reading.decode import ReceivedChunk
+from logferry.loaders.errors import LoaderConfigError
+from logferry.loaders.parsing.columns import LAST_MS
+from logferry.loaders.parsing.rows import CHUNK
 from logferry.loaders.planning.plan import TopicPartition, fair_shares
-from logferry.loaders.query.http_ranges import EARLIEST, LATEST, Door, Part, parts
+from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpRange, HttpTopics, ranges_between
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
-_SCHEMA: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("source_id", StringType()),
-        StructField("seqno", LongType()),
-        StructField("prev", LongType()),
-        StructField("dc", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("created", TimestampType()),
-        StructField("recorded", TimestampType()),
-        StructField("attributes", MapType(StringType(), StringType())),
-        StructField("data", BinaryType()),
-    ]
-)
-_TIME: Final = pa.timestamp("us", "UTC")
-_ARROW: Final = pa.schema(
-    {
-        "topic": pa.string(),
-        "source_id": pa.string(),
-        "seqno": pa.int64(),
-        "prev": pa.int64(),
-        "dc": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "created": _TIME,
-        "recorded": _TIME,
-        "attributes": pa.map_(pa.string(), pa.string()),
-        "data": pa.binary(),
-    }
-)
+_ARROW: Final = to_arrow_schema(CHUNK)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_MS: Final = 253_402_300_799_999
 
-# Topic → partition → offset, as Spark keeps it in a checkpoint.
+# Topic → partition → offset, as in a checkpoint of Spark.
 Offsets = dict[str, dict[str, int]]
 
 
 class Options(NamedTuple):
-    """Checked. Names of options are in lower case where Spark hands them over."""
+    """The checked options. Spark passes their names in lower case."""
 
     urls: tuple[str, ...]
     topics: tuple[str, ...]
@@ -95,56 +58,45 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
-        """Raises ConfigError."""
+        """Raises LoaderConfigError."""
         left = {name.lower(): value for name, value in given.items()}
         found: dict[str, Any] = {"urls": _list(left, "url"), "topics": _list(left, "topic")}
-        for name, field in (("token", "token"), ("cafile", "ca_file")):
-            found[field] = left.pop(name, None)
-        for name, field in (("startingcursors", "starting"), ("endingcursors", "ending")):
-            if name in left:
-                found[field] = left.pop(name)
-        for name, field in (("maxchunkspertrigger", "max_chunks"), ("pagebytes", "page_bytes"), ("retrys", "retry_s")):
-            if name in left:
-                found[field] = _number(name, left.pop(name))
+        texts = {"token": "token", "cafile": "ca_file", "startingcursors": "starting", "endingcursors": "ending"}
+        numbers = {"maxchunkspertrigger": "max_chunks", "pagebytes": "page_bytes", "retrys": "retry_s"}
+        found |= {field: left.pop(name) for name, field in texts.items() if name in left}
+        found |= {field: _number(name, left.pop(name)) for name, field in numbers.items() if name in left}
         if left:
             known = "url, topic, token, caFile, startingCursors, endingCursors, maxChunksPerTrigger, pageBytes, retryS"
-            raise ConfigError(f"no such option: {', '.join(sorted(left))}; there are {known}")
+            raise LoaderConfigError(f"unknown option: {', '.join(sorted(left))}; options are {known}")
         return cls(**found)
 
-    def door(self) -> Door:
-        return Door(self.urls, self.topics, self.token, self.ca_file, self.page_bytes, self.retry_s)
+    def door(self) -> HttpTopics:
+        return HttpTopics(self.urls, self.topics, self.token, self.ca_file, self.page_bytes, self.retry_s)
 
 
 def _list(left: dict[str, str], name: str) -> tuple[str, ...]:
     found = tuple(item.strip() for item in left.pop(name, "").split(",") if item.strip())
     if not found:
         example = "http://127.0.0.1:8080" if name == "url" else "dc1.nginx"
-        raise ConfigError(f'the option {name} is needed, as in .option("{name}", "{example}")')
+        raise LoaderConfigError(f'the option {name} is missing, as in .option("{name}", "{example}")')
     return found
 
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 1 << 40:
-        raise ConfigError(f"the option {name}: {text!r} is not a whole number from 1 on")
+        raise LoaderConfigError(f"the option {name}: {text!r} is not a whole number from 1 to 2^40")
     return int(text)
 
 
-class Task(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, part: Part) -> None:
-        super().__init__(tuple(part))
-
-
 class LogferrySource(DataSource):
-    """Register it with ``spark.dataSource.register(LogferrySource)``; logferry is to be installed on the workers."""
+    """Register it with ``spark.dataSource.register(LogferrySource)``; logferry must be installed on the workers."""
 
     @classmethod
     def name(cls) -> str:
         return "logferry"
 
     def schema(self) -> StructType:
-        return _SCHEMA
+        return CHUNK
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _Batch(Options.of(self.options))
@@ -161,19 +113,19 @@ class _Batch(DataSourceReader):
         options = self._options
         with closing(options.door()) as door:
             offsets = door.offsets()
-            starts, ends = door.placed(options.starting, offsets), door.placed(options.ending, offsets)
+            starts, ends = (door.resolve_cursors(where, offsets) for where in (options.starting, options.ending))
         for place, end in ends.items():
             if end > offsets[place].next:
-                raise ConfigError(f"endingCursors: {place.topic} {place.partition} ends at {offsets[place].next}")
-        return [Task(part) for part in parts(starts, ends)]
+                raise LoaderConfigError(f"endingCursors: {place.topic} {place.partition} ends at {offsets[place].next}")
+        return [InputPartition(tuple(part)) for part in ranges_between(starts, ends)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self._options, partition)
 
 
 class _Stream(DataSourceStreamReader):
-    """Lives as long as its query. On a restart Spark first asks for the partitions of an empty range at the last offset
-    of the checkpoint: that is how it is known, when `latestOffset` is asked, from where the batch begins.
+    """Lives as long as its query. On a restart Spark first calls `partitions` with an empty range at the last offset of
+    the checkpoint, from which `latestOffset` then knows where the batch begins.
     """
 
     def __init__(self, options: Options) -> None:
@@ -182,10 +134,10 @@ class _Stream(DataSourceStreamReader):
 
     def initialOffset(self) -> Offsets:
         with closing(self._options.door()) as door:
-            return as_json(door.placed(self._options.starting, door.offsets()))
+            return as_json(door.resolve_cursors(self._options.starting, door.offsets()))
 
     def latestOffset(self) -> Offsets:
-        """At most so many offsets further than the last answer: Spark sets no limit of its own."""
+        """At most ``maxChunksPerTrigger`` offsets after the last answer: Spark sets no limit of its own."""
         if self._at is None:
             self._at = self.initialOffset()
         with closing(self._options.door()) as door:
@@ -196,7 +148,7 @@ class _Stream(DataSourceStreamReader):
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         if self._at is None:
             self._at = end
-        return [Task(part) for part in parts(of_json(start), of_json(end))]
+        return [InputPartition(tuple(part)) for part in ranges_between(of_json(start), of_json(end))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self._options, partition)
@@ -205,7 +157,7 @@ class _Stream(DataSourceStreamReader):
 def capped(
     starts: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int
 ) -> dict[TopicPartition, int]:
-    """Where a batch ends. A partition never goes back, and one that vanished stays where it is. Pure."""
+    """The end of a batch. A partition never moves back, and one that vanished stays."""
     places = sorted({*starts, *latest})
     begins = [starts.get(place, 0) for place in places]
     shares = fair_shares([max(0, latest.get(p, b) - b) for p, b in zip(places, begins, strict=True)], most)
@@ -225,19 +177,14 @@ def of_json(offsets: Offsets) -> dict[TopicPartition, int]:
 
 def _read(options: Options, task: InputPartition) -> Iterator[pa.RecordBatch]:
     with closing(options.door()) as door:
-        for chunks in door.chunks(Part(*task.value)):
+        for chunks in door.chunks(HttpRange(*task.value)):
             yield record_batch(chunks)
 
 
-def record_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
+def record_batch(chunks: Sequence[ReceivedChunk]) -> pa.RecordBatch:
+    plain = ("topic", "source_id", "seqno", "prev", "dc", "partition", "offset")
     columns: list[list[Any]] = [
-        [c.topic for c in chunks],
-        [c.source_id for c in chunks],
-        [c.seqno for c in chunks],
-        [c.prev for c in chunks],
-        [c.dc for c in chunks],
-        [c.partition for c in chunks],
-        [c.offset for c in chunks],
+        *([getattr(c, name) for c in chunks] for name in plain),
         [_moment(c.created_ms) for c in chunks],
         [_moment(c.recorded_ms) for c in chunks],
         [list(c.attributes.items()) for c in chunks],
@@ -248,6 +195,4 @@ def record_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
 
 
 def _moment(unix_ms: int | None) -> datetime | None:
-    if unix_ms is None or not 0 <= unix_ms <= _LAST_MS:
-        return None
-    return _EPOCH + timedelta(milliseconds=unix_ms)
+    return None if unix_ms is None or not 0 <= unix_ms <= LAST_MS else _EPOCH + timedelta(milliseconds=unix_ms)

@@ -1,9 +1,9 @@
-"""Tells others that segments are READY: a file ``_SUCCESS``, and an address that takes a POST; once for each version.
+"""Notifies others that segments are READY, by a file ``_SUCCESS`` and a POST to a webhook; once per version.
 
-Told is what the table holds. Who tells claims it first, by creating a file beside the table, and marks it as told
-afterwards; so of several loaders one tells. What was claimed a minute ago and is not marked was not told, or not quite:
-the claimant has died, and the next loader tells, maybe a second time. Receivers know a repetition by
-``Idempotency-Key``.
+Only what the table holds is reported. A loader first claims a notification by creating a file beside the table, and
+marks it as sent afterwards; so of several loaders one sends it. A claim without a mark that is a minute old belongs to
+a loader that died: the next one sends the notification, maybe a second time. Receivers recognise a repetition by the
+header ``Idempotency-Key``.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from pathlib import Path
 from typing import Final
 
 from logferry.loaders.config import SegmentSettings, TableJob
-from logferry.loaders.errors import StorageAway
-from logferry.loaders.planning.segment_states import READY, Segment, end_of, said
-from logferry.loaders.storage.ledger import TablePaths
+from logferry.loaders.errors import StorageUnavailable
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.low_watermark import utc_text
+from logferry.loaders.planning.segment_states import READY, Segment, segment_end
 from logferry.loaders.storage.segment_table import read_segments
 
 _TIMEOUT_S: Final = 10.0
-_TOLD: Final = "_told"
+_SENT: Final = "_told"
 _CLAIM_S: Final = 60.0
 SUCCESS: Final = "_SUCCESS"
 
 
-def announce(job: TableJob, paths: TablePaths, last: int) -> list[str]:
-    """Tells of what is READY as of a batch and was not told. Returns what could not be: it is tried again later.
+def notify_ready(job: TableJob, paths: TablePaths, last: int) -> list[str]:
+    """Notifies of segments that are READY as of a batch. Returns the failures, which are retried later.
 
-    Raises StorageAway.
+    Raises StorageUnavailable.
     """
     settings = job.segments
     if settings is None or (settings.success is None and settings.webhook is None):
         return []
-    told = paths.segments / _TOLD
+    sent = paths.segments / _SENT
     failed: list[str] = []
     for segment in read_segments(paths.segments, last).values():
-        mark = told / f"{window_name(segment)}-{segment.version}"
+        mark = sent / f"{segment_name(segment)}-{segment.version}"
         if segment.state != READY or mark.exists() or not _claimed(mark.with_suffix(".claim")):
             continue
         text = json.dumps(_facts(paths, segment, settings))
         try:
             if settings.success is not None:
-                _replace(settings.success / window_name(segment) / SUCCESS, text)
+                _replace(settings.success / segment_name(segment) / SUCCESS, text)
             if settings.webhook is not None:
                 _post(settings.webhook, f"{paths.main}/{mark.name}", text)
             _replace(mark, text)
@@ -53,12 +54,12 @@ def announce(job: TableJob, paths: TablePaths, last: int) -> list[str]:
             failed.append(f"{settings.webhook}: {error}")
             mark.with_suffix(".claim").unlink(missing_ok=True)
         except OSError as error:
-            raise StorageAway(f"{error.filename or told}: {error.strerror or error}") from error
+            raise StorageUnavailable(f"{error.filename or sent}: {error.strerror or error}") from error
     return failed
 
 
 def _claimed(claim: Path) -> bool:
-    """Whether we are to tell. Raises OSError."""
+    """Whether this loader sends it. Raises OSError."""
     claim.parent.mkdir(parents=True, exist_ok=True)
     try:
         claim.open("x").close()
@@ -72,8 +73,8 @@ def _claimed(claim: Path) -> bool:
     return True
 
 
-def window_name(segment: Segment) -> str:
-    """``2026-11-20T10``, with minutes and more only where there are some."""
+def segment_name(segment: Segment) -> str:
+    """``2026-11-20T10``, with minutes and seconds only where they are not zero."""
     name = segment.start.strftime("%Y-%m-%dT%H:%M:%S")
     return name.removesuffix(":00").removesuffix(":00")
 
@@ -81,14 +82,17 @@ def window_name(segment: Segment) -> str:
 def _facts(paths: TablePaths, segment: Segment, settings: SegmentSettings) -> dict[str, object]:
     return {
         "table": str(paths.main),
-        "window": window_name(segment),
-        "start": said(segment.start),
-        "end": said(end_of(segment.start, settings.rules)),
+        "segment": segment_name(segment),
+        "start": utc_text(segment.start),
+        "end": utc_text(segment_end(segment.start, settings.rules)),
         "version": segment.version,
         "rows": segment.rows,
         "bytes": segment.bytes,
         "late_rows": segment.late_rows,
         "batch": segment.batch,
+        "sources": segment.sources,
+        "silent_sources": segment.silent_sources,
+        "watermark": utc_text(segment.watermark) if segment.watermark else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""What a run says: a line a batch for people, progress on a terminal, or one line of JSON for programs.
+"""The report of a run: one line per batch, progress on a terminal, or one line of JSON for programs.
 
 Tables may be loaded in several threads at once; each has its own line of progress.
 """
@@ -8,38 +8,37 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from logferry.loaders.batches.execute import BatchDone
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoadError
-from logferry.loaders.planning.plan import Range, Stopped
-from logferry.loaders.runs.table_run import Backlog, Ended, LoadEvent, Waits
+from logferry.loaders.planning.plan import Range, StoppedTopic
+from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _RANGES_SHOWN = 16
-# Of a run that follows for months, the newest only.
+# A run that follows may last for months: only the newest batches are kept.
 _BATCHES_KEPT: Final = 1000
 
 
 @dataclass
-class TableReport:
-    """What was done with one table. ``rows`` counts what this run wrote, not what another loader did.
-
-    ``left``: offsets that are not loaded, as of the start of the last look.
+class LoadReport:
+    """The work on one table. ``rows``: written by this run, not by another loader. ``left``: offsets not loaded, as of
+    the start of the last load. ``check_failure``: why segments could not be checked or notified.
     """
 
     path: Path
     batches: list[BatchDone] = field(default_factory=list)
-    stopped: list[Stopped] = field(default_factory=list)
+    stopped: list[StoppedTopic] = field(default_factory=list)
     error: LoadError | None = None
     ended: str | None = None
-    no_look: str | None = None
+    check_failure: str | None = None
     seconds: float = 0.0
     rows: int = 0
     quarantined: int = 0
@@ -72,95 +71,89 @@ class TableReport:
             "stopped": [stop._asdict() for stop in self.stopped],
             "left": self.left,
             "ended": self.ended,
-            "no_look": self.no_look,
+            "check_failure": self.check_failure,
             "error": str(self.error) if self.error else None,
         }
 
 
-def exit_status(tables: Iterable[TableReport]) -> int:
-    """That of the run: what somebody must look at (1) before what passes by itself (3)."""
+def exit_status(tables: Iterable[LoadReport]) -> int:
+    """The status of the run: a failure that needs an operator (1) before one that passes by itself (3)."""
     return min((t.exit_status for t in tables if t.exit_status != EXIT_DONE), default=EXIT_DONE)
 
 
 class Reporter:
-    """Shows a run as it goes on. ``as_json``: silent until `finish`, which prints one line."""
+    """Shows the progress of a run. ``as_json``: silent until `finish`, which prints one line."""
 
     def __init__(self, console: Console, *, as_json: bool) -> None:
         self.console = console
         self.as_json = as_json
-        self.tables: list[TableReport] = []
+        self.tables: list[LoadReport] = []
         self._bars: dict[int, TaskID] = {}
         self._lock = threading.Lock()
         self._progress = Progress(
             TextColumn("  {task.description}"),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[progress]}"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=as_json or not console.is_terminal,
         )
 
-    @contextmanager
-    def starting(self, what: str) -> Iterator[None]:
-        if self.as_json or not self.console.is_terminal:
-            yield
-            return
-        with self.console.status(what):
-            yield
+    def starting(self, step: str) -> AbstractContextManager[object]:
+        return nullcontext() if self.as_json or not self.console.is_terminal else self.console.status(step)
 
-    @contextmanager
-    def showing(self) -> Iterator[None]:
+    def showing(self) -> AbstractContextManager[object]:
         """Progress on a terminal, while tables are loaded."""
-        with self._progress:
-            yield
+        return self._progress
 
-    def begin(self, path: Path) -> TableReport:
-        report = TableReport(path)
+    def begin(self, path: Path) -> LoadReport:
+        report = LoadReport(path)
         with self._lock:
             self.tables.append(report)
-            self._bars[id(report)] = self._progress.add_task(escape(path.name), total=None, said="")
+            self._bars[id(report)] = self._progress.add_task(escape(path.name), total=None, progress="")
         return report
 
-    def table(self, path: Path, events: Iterable[LoadEvent]) -> TableReport:
-        """Follows one table's load to its end. An error of the load ends it and stands in the report."""
+    def table(self, path: Path, events: Iterable[LoadEvent]) -> LoadReport:
+        """Follows one table's load to its end. An error ends the load and is part of the report."""
         report = self.begin(path)
-        self.follow(report, events, say_error=False)
-        self._say(f"[bold]{escape(str(path))}[/]\n{_total(report)}")
+        self.follow(report, events, print_error=False)
+        self._print(f"[bold]{escape(str(path))}[/]\n{_total(report)}")
         return report
 
-    def follow(self, report: TableReport, events: Iterable[LoadEvent], *, say_error: bool = True) -> None:
-        """One more load of a table. Its error takes the place of the one before, and none of none."""
+    def follow(self, report: LoadReport, events: Iterable[LoadEvent], *, print_error: bool = True) -> None:
+        """One more load of a table. Its error, or none, replaces that of the load before."""
         started = time.monotonic()
         before, error, ended = report.error, None, None
         already = {stop.reason for stop in report.stopped}
-        stopped: list[Stopped] = []
-        no_look: str | None = None
+        stopped: list[StoppedTopic] = []
+        check_failure: str | None = None
+        name = f"[bold]{escape(report.path.name)}[/]"
         try:
             for event in events:
-                if isinstance(event, Ended):
+                if isinstance(event, RunEnded):
                     ended = event.reason
-                elif isinstance(event, Waits):
-                    no_look = event.reason
-                    if no_look != report.no_look:
-                        self._say(f"[bold]{escape(report.path.name)}[/] segments: {escape(no_look)}")
-                elif isinstance(event, Stopped):
+                elif isinstance(event, SegmentNotice):
+                    check_failure = event.reason
+                    if check_failure != report.check_failure:
+                        self._print(f"{name} segments: {escape(check_failure)}")
+                elif isinstance(event, StoppedTopic):
                     stopped.append(event)
                     if event.reason not in already:
-                        self._say(f"[bold]{escape(report.path.name)}[/] [red]stopped[/] {escape(event.reason)}")
+                        self._print(f"{name} [red]stopped[/] {escape(event.reason)}")
                 else:
                     self._take(report, event)
         except LoadError as raised:
             error = raised
-            if say_error and str(before) != str(raised):
-                self._say(f"[bold]{escape(report.path.name)}[/] [red]{escape(str(raised))}[/]")
-        # One that was told to end before it looked knows nothing new.
+            if print_error and str(before) != str(raised):
+                self._print(f"{name} [red]{escape(str(raised))}[/]")
+        # A load that ended early has not checked all topics.
         report.stopped = stopped if ended is None else [*{*report.stopped, *stopped}]
-        report.error, report.ended, report.no_look = error, ended, no_look
+        report.error, report.ended, report.check_failure = error, ended, check_failure
         report.seconds += time.monotonic() - started
 
     def finish(self, error: LoadError | None = None) -> int:
-        """Says the end of the run and returns its exit status. ``error``: what kept it from starting."""
+        """Reports the end of the run and returns its exit status. ``error``: why it could not start."""
         status = error.exit_status if error else exit_status(self.tables)
         if self.as_json:
             summary = {
@@ -172,37 +165,39 @@ class Reporter:
             }
             self.console.file.write(json.dumps(summary) + "\n")
         elif error is not None:
-            self._say(f"[red]{escape(str(error))}[/]")
+            self._print(f"[red]{escape(str(error))}[/]")
         return status
 
-    def _take(self, report: TableReport, event: Backlog | BatchDone) -> None:
+    def _take(self, report: LoadReport, event: Backlog | BatchDone) -> None:
         bar = self._bars[id(report)]
         if isinstance(event, Backlog):
             report.left = event.records
-            self._progress.reset(bar, total=event.records or None, said=_said(report, 0.0))
+            self._progress.reset(bar, total=event.records or None, progress=_progress(report, 0.0))
             return
         report.add(event)
         self._progress.update(
-            bar, advance=sum(r.size for r in event.ranges), said=_said(report, event.bytes / max(event.seconds, 0.001))
+            bar,
+            advance=sum(r.size for r in event.ranges),
+            progress=_progress(report, event.bytes / max(event.seconds, 0.001)),
         )
-        self._say(_batch_line(report.path.name, event))
+        self._print(_batch_line(report.path.name, event))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self.as_json:
             self.console.print(text, highlight=False, soft_wrap=True)
 
 
-def _said(report: TableReport, bytes_per_s: float) -> str:
+def _progress(report: LoadReport, bytes_per_s: float) -> str:
     return f"{report.rows:,} rows · {bytes_per_s / 1e6:.1f} MB/s · {report.left:,} offsets behind"
 
 
 def _batch_line(name: str, batch: BatchDone) -> str:
     if batch.ours:
-        what = f"{_count(batch.rows)} rows, {_count(batch.quarantined)} quarantined, {batch.bytes / 1e6:.1f} MB"
+        what = f"{number(batch.rows)} rows, {number(batch.quarantined)} quarantined, {batch.bytes / 1e6:.1f} MB"
         if batch.left_out:
-            what += f", {batch.left_out:,} chunks that came before by another data centre"
+            what += f", {batch.left_out:,} duplicate chunks from another data centre left out"
     else:
-        what = "[yellow]another loader wrote it[/], this one goes on"
+        what = "[yellow]another loader wrote it[/], this one continues"
     ranges = f"\n    {escape(_ranges(batch.ranges))}" if batch.ranges else ""
     return f"[bold]{escape(name)}[/] batch {batch.batch}: {what} in {batch.seconds:.1f} s{ranges}"
 
@@ -215,7 +210,7 @@ def _ranges(ranges: tuple[Range, ...]) -> str:
     return "; ".join(f"{topic} {', '.join(parts)}" for topic, parts in by_topic.items()) + more
 
 
-def _total(report: TableReport) -> str:
+def _total(report: LoadReport) -> str:
     others = sum(not batch.ours for batch in report.batches)
     end = "up to date" if report.exit_status == EXIT_DONE else "[red]not complete[/]"
     if report.error is not None:
@@ -225,24 +220,17 @@ def _total(report: TableReport) -> str:
     batches = f"{report.done} batch{'' if report.done == 1 else 'es'}"
     beside = f", {others} by another loader" if others else ""
     return (
-        f"  {_count(report.rows)} rows, {_count(report.quarantined)} quarantined, "
+        f"  {number(report.rows)} rows, {number(report.quarantined)} quarantined, "
         f"{batches}{beside} in {report.seconds:.1f} s; {end}"
     )
 
 
-def _count(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
+def number(value: int | None) -> str:
+    """As shown to people; unknown is a question mark."""
+    return "?" if value is None else f"{value:,}"
 
 
 def _batch_json(batch: BatchDone) -> dict[str, Any]:
-    return {
-        "batch": batch.batch,
-        "ours": batch.ours,
-        "rows": batch.rows,
-        "quarantined": batch.quarantined,
-        "left_out": batch.left_out,
-        "records": batch.records,
-        "bytes": batch.bytes,
-        "seconds": round(batch.seconds, 3),
-        "ranges": [r._asdict() for r in batch.ranges],
-    }
+    plain = ("batch", "ours", "rows", "quarantined", "left_out", "records", "bytes")
+    facts = {name: getattr(batch, name) for name in plain}
+    return {**facts, "seconds": round(batch.seconds, 3), "ranges": [r._asdict() for r in batch.ranges]}

@@ -1,16 +1,20 @@
-"""The Spark session of a loader: one JVM, started here, ended with this process; or that of spark-submit.
+"""The Spark session of a loader: one JVM that ends with this process, or that of spark-submit.
 
-The JVM reads our end of a pipe and exits when it closes, so it does not outlive a killed loader for long; what it may
-still commit in between is a batch of the ledger, and the table takes each batch once. Jars are given by name, for
-Spark must not fetch anything.
+The JVM reads a pipe from this process and exits when it closes, so it does not outlive a killed loader for long. It may
+still commit a batch of the ledger then, but the table takes each batch once. Jars are named, so that Spark downloads
+nothing.
 
-With a master that is not local, the executors are processes elsewhere: they get the jars from the driver, write into
-the table's folder, which must be mounted there under the same path, and keep a batch on disks of their own.
+With a master that is not local, executors run on other hosts: they get the jars from the driver, write into the table's
+folder, which must be mounted there under the same path, and keep a batch on their own disks.
+
+Under spark-submit the JVM already runs, with the master, memory and jars of spark-submit. The settings that rows depend
+on are set in any case; all other settings of spark-submit stay.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,15 +24,14 @@ from typing import Any, Final
 
 import pyspark
 from logferry.loaders.config import SparkSettings
-from logferry.loaders.errors import SparkAway
+from logferry.loaders.errors import LoaderConfigError, SparkUnavailable
 from logferry.loaders.jvm_errors import released, sorted_errors
-from logferry.loaders.submitted import is_submitted, submitted_conf
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-# Only errors, and those into the log of the run: a terminal shows what the loader says.
+# Errors only, into the log of the run: the terminal is for the loader's report.
 _LOGGING: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -39,20 +42,23 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
-# For regular expressions, see `parsing.formats`; what is not used of it costs nothing.
+# For regular expressions, see `parsing.formats`; unused stack costs nothing.
 _STACK: Final = "-Xss128m"
 _EXECUTOR: Final = "spark.executor.extraJavaOptions"
+_SCRIPT: Final = Path(__file__).absolute().parents[1] / "submit" / "logferry_load.py"
+_PORT: Final = "PYSPARK_GATEWAY_PORT"
+_NEEDED: Final = ("org.apache.spark.sql.kafka010.KafkaSourceProvider", "io.delta.sql.DeltaSparkSessionExtension")
 
-# What rows and tables depend on, whoever configures the rest.
+# Rows and tables depend on these, whatever else is configured.
 OWN: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # The older default holds nanoseconds: it ends in the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A text that an older Spark would have read as another time is no time, and no error.
+    # Texts that an older Spark parsed as another time become null, without an error.
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
-    # Of two headers of one name the last one counts, as everywhere else.
+    # Of two headers of one name the last one counts.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
 }
 
@@ -60,12 +66,12 @@ _SETTINGS: Final = {
     "spark.app.name": "logferry-load",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # A table's state is small; more partitions made small commits take seconds.
+    # A table's state is small; with more partitions small commits take seconds.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.maxConcurrentOutputFileWriters": "64",
-    # Spark keeps consumers, and what they have fetched too much, for minutes; no later batch takes them up again, and
-    # after ten batches the heap was full.
+    # Spark keeps consumers and their surplus records for minutes; no later batch uses them, and after ten batches the
+    # heap was full.
     "spark.kafka.consumer.cache.capacity": "1",
     "spark.kafka.consumer.cache.timeout": "2s",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
@@ -78,7 +84,7 @@ _SETTINGS: Final = {
 
 
 def spark_conf(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> SparkConf:
-    """Of a JVM of our own."""
+    """The settings of a JVM that the loader starts."""
     logging = scratch / "log4j2.properties"
     conf = SparkConf(loadDefaults=False).setAll([*_SETTINGS.items(), *settings.conf.items(), *OWN.items()])
     conf.setMaster(settings.master)
@@ -95,21 +101,50 @@ def spark_conf(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> 
     return conf
 
 
+def is_submitted() -> bool:
+    """Whether this process was started by spark-submit."""
+    return _PORT in os.environ
+
+
+def submit_options(jars: Sequence[Path]) -> str:
+    """The arguments after ``spark-submit --master …``: the jars, the driver's stack size, and the program."""
+    return shlex.join(["--jars", ",".join(map(str, jars)), "--driver-java-options", _STACK, str(_SCRIPT)])
+
+
+def _submitted_conf(gateway: Any, settings: SparkSettings) -> SparkConf:
+    """The settings of spark-submit, completed by ours. Raises LoaderConfigError where jars are missing."""
+    SparkContext._ensure_initialized(gateway=gateway)
+    jvm: Any = SparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for name in _NEEDED:
+        if loader.getResource(name.replace(".", "/") + ".class") is None:
+            raise LoaderConfigError(
+                f"no jar of spark-submit holds {name}: pass the arguments that `logferry load --print-submit` prints"
+            )
+    conf = SparkConf(loadDefaults=True, _jvm=jvm)
+    for name, value in {**_SETTINGS, **settings.conf}.items():
+        if not conf.contains(name):
+            conf.set(name, value)
+    conf.setAll(list(OWN.items()))
+    said = conf.get(_EXECUTOR, "") or ""
+    if "-Xss" not in said:
+        conf.set(_EXECUTOR, f"{said} {_STACK}".strip())
+    return conf
+
+
 @contextmanager
 def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> Iterator[SparkSession]:
-    """A session with Kafka's and Delta's jars; at most one in a process. Raises SparkAway, ConfigError.
+    """A session with Kafka's and Delta's jars; at most one in a process. Raises SparkUnavailable, LoaderConfigError.
 
-    Takes Java from JAVA_HOME, else from PATH, as Spark's own launcher does. Under spark-submit, Java, master, memory
-    and jars are what that was told.
+    Java is taken from JAVA_HOME, else from PATH, as by Spark's own launcher. Under spark-submit, Java, master, memory
+    and jars are those of spark-submit.
     """
     if is_submitted():
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
-        conf = submitted_conf(gateway, {**_SETTINGS, **settings.conf}, OWN, _STACK)
-        with _session(conf, gateway) as session:
+        with _session(_submitted_conf(gateway, settings), gateway) as session:
             yield session
         return
-    for name, value in (("SPARK_HOME", str(Path(pyspark.__file__).parent)), ("PYSPARK_PYTHON", sys.executable)):
-        os.environ[name] = value
+    os.environ |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "PYSPARK_PYTHON": sys.executable}
     (scratch / "log4j2.properties").write_text(_LOGGING)
     log = scratch / "spark.log"
     conf = spark_conf(settings, jars, scratch)
@@ -139,11 +174,13 @@ def _launch(conf: SparkConf, log: Path, popen: dict[str, Any]) -> Any:
     except (PySparkRuntimeError, OSError) as error:
         lines = log.read_text(errors="replace").strip().splitlines()
         why = lines[-1] if lines else str(error)
-        raise SparkAway(f"Spark cannot start (JAVA_HOME is {os.environ.get('JAVA_HOME', 'not set')}): {why}") from None
+        raise SparkUnavailable(
+            f"Spark cannot start (JAVA_HOME is {os.environ.get('JAVA_HOME', 'not set')}): {why}"
+        ) from None
 
 
 def _end(gateway: Any) -> None:
-    """Ends the JVM and waits for it, so that nothing writes any more when the loader has returned."""
+    """Ends the JVM and waits for it, so that nothing writes after the loader has returned."""
     SparkContext._gateway = None
     SparkContext._jvm = None
     gateway.shutdown()

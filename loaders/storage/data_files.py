@@ -1,17 +1,15 @@
-"""Rows into Parquet files beside a table's other files, which are no part of the table until a commit names them.
+"""Parquet files in the folder of a table, which are not part of the table until a commit names them.
 
-Spark writes them into a folder of their own within the table's, so nothing that another loader does gets in their way.
-What a killed loader leaves is named by no commit: a vacuum of the table removes it. The commit is delta-rs's (see
-`commit`), so what Delta's readers use to pass over files, the smallest and the largest value of a column, is taken from
-the files' own footers.
+Spark writes them into a separate folder in the table's, so other loaders do not interfere. A killed loader's files are
+in no commit, and `compact` deletes them. delta-rs makes the commit (see `commit`), so the column bounds by which
+Delta's readers skip files are taken from the files' own footers.
 """
 
 from __future__ import annotations
 
 import json
 import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,68 +17,59 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
-from logferry.loaders.errors import StorageAway
-from pyspark.sql import DataFrame
+from logferry.loaders.errors import StorageUnavailable
 
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
-# A longer text is no bound that a reader gains by.
+# Longer texts are useless as bounds.
 _TEXT: Final = 256
 FOLDER: Final = "batch-"
 
 
-class Written(NamedTuple):
+class DataFiles(NamedTuple):
     """Files that no commit names yet. ``rows`` in all of them."""
 
     folder: Path
     adds: tuple[AddAction, ...]
     rows: int
 
+    def check_rows(self, expected: int) -> DataFiles:
+        """To be called before the commit: a stale listing of the folder can lack a file. Raises StorageUnavailable."""
+        if self.rows != expected:
+            raise StorageUnavailable(
+                f"{self.folder}: {expected:,} rows were written, but its files hold {self.rows:,}: the listing of the "
+                "folder may be stale. Nothing is committed; the next load repeats the batch"
+            )
+        return self
+
     @property
     def paths(self) -> list[Path]:
         return [self.folder.parent / unquote(add.path) for add in self.adds]
 
 
-def write_files(rows: DataFrame, path: Path, batch: int, partition_by: Sequence[str] = ()) -> Written:
-    """Writes the rows. Raises what reading them raises, and StorageAway; what is written is lost then."""
-    folder = path / f"{FOLDER}{batch:08}-{uuid.uuid4().hex[:12]}"
-    parallel = rows.sparkSession.sparkContext.defaultParallelism
-    writer = rows.coalesce(parallel).write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    if partition_by:
-        writer = writer.partitionBy(*partition_by)
-    writer.parquet(str(folder))
-    try:
-        adds, counts = [], 0
-        for file in sorted(folder.rglob("*.parquet")):
-            add, count = _add(path, file, partition_by)
-            counts += count
-            if count:
-                adds.append(add)
-            else:
-                file.unlink()
-    except OSError as error:
-        raise StorageAway(f"{folder} cannot be read: {error}") from error
-    return Written(folder, tuple(adds), counts)
-
-
-def _add(table: Path, file: Path, partition_by: Sequence[str]) -> tuple[AddAction, int]:
-    relative = file.relative_to(table)
-    said = dict(part.split("=", 1) for part in relative.parts[1:-1])
-    values = {name: None if said[name] == _NO_VALUE else unquote(said[name]) for name in partition_by}
+def add_action(table: Path, file: Path, values: Mapping[str, str | None]) -> tuple[AddAction, int]:
+    """The action that adds a file with these values of the partition columns, and the number of its rows."""
     meta = pq.read_metadata(file)
-    stat = file.stat()
-    stats = json.dumps(statistics(meta))
-    add = AddAction(relative.as_posix(), stat.st_size, values, int(time.time() * 1000), True, stats)
-    return add, meta.num_rows
+    path, size, stats = file.relative_to(table).as_posix(), file.stat().st_size, json.dumps(statistics(meta))
+    return AddAction(path, size, dict(values), int(time.time() * 1000), True, stats), meta.num_rows
+
+
+def partition_values(table: Path, file: Path, partition_by: Sequence[str]) -> dict[str, str | None]:
+    """From the names of the file's folders."""
+    said = dict(part.split("=", 1) for part in file.relative_to(table).parts[1:-1])
+    return {name: None if said[name] == _NO_VALUE else unquote(said[name]) for name in partition_by}
 
 
 def statistics(meta: Any) -> dict[str, Any]:
-    """What a Delta log says of a file: rows, and of each column with a plain value the bounds and the nulls."""
+    """A file's statistics for the Delta log: rows, and bounds and nulls of each indexed column."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     unknown: set[str] = set()
-    for group in range(meta.num_row_groups):
-        for name, column in _plain(meta.row_group(group)):
+    for group in map(meta.row_group, range(meta.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            name = column.path_in_schema
+            if name not in INDEXED:
+                continue
             stats = column.statistics
             if stats is None or not stats.has_null_count:
                 unknown.add(name)
@@ -99,19 +88,12 @@ def statistics(meta: Any) -> dict[str, Any]:
     return said
 
 
-# The text of lines, and what has many values, would cost time and tell nothing.
+# Statistics of the text, and of nested values, would cost time and skip no file.
 INDEXED: Final = ("topic", "source_id", "seqno", "partition", "offset", "created", "recorded", "event_time")
 
 
-def _plain(group: Any) -> Iterator[tuple[str, Any]]:
-    for index in range(group.num_columns):
-        column = group.column(index)
-        if column.path_in_schema in INDEXED:
-            yield column.path_in_schema, column
-
-
 def _bound(value: Any, *, up: bool) -> Any:
-    """As the Delta log writes it; None where the value is no bound. Times have milliseconds there: rounded outwards."""
+    """As in the Delta log; None where the value is useless as a bound. Times are rounded outwards to milliseconds."""
     if isinstance(value, datetime):
         moment = value.astimezone(UTC)
         cut = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
@@ -120,11 +102,4 @@ def _bound(value: Any, *, up: bool) -> Any:
         return cut.strftime("%Y-%m-%dT%H:%M:%S.") + f"{cut.microsecond // 1000:03}Z" if cut.year >= 1000 else None
     if isinstance(value, date):
         return value.isoformat()
-    if isinstance(value, bytes):
-        return None
-    if isinstance(value, str):
-        return value if len(value) <= _TEXT else None
-    return value
-
-
-__all__ = ["FOLDER", "INDEXED", "Written", "statistics", "write_files"]
+    return None if isinstance(value, bytes) or (isinstance(value, str) and len(value) > _TEXT) else value

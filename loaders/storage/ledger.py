@@ -1,221 +1,162 @@
-"""The batch ledger: which offsets each batch of a table holds. Without Spark, so that an audit can read it.
+"""The batch ledger: the offset ranges of each batch of a table. Without Spark, so that an audit can read it.
 
-A small Delta table beside the main one. Batch ``n`` is written here before anything of it is written anywhere else,
-put-if-absent: of several loaders one wins, and all of them read the winner's entry back and load that. An entry names
-the data centre whose offsets it holds, each topic's Kafka id, and the parser; it is never changed.
+It is a small Delta table beside the main one. Batch ``n`` is written here before anything else of it, put-if-absent: of
+several loaders one wins, and all read the winner's entry back and execute that. An entry names the data centre of its
+offsets, each topic's Kafka id, and the parser; it never changes.
 
 Crash windows: before the put, nothing happened; after it, the next run finds the entry and loads exactly its ranges,
-whatever Kafka has got since. The put is one atomic creation of a commit file by delta-rs (Spark's own commit to a local
-folder looks and then renames, which is too weak here: two loaders could each believe in another entry).
+whatever Kafka has received since. The put is one atomic creation of a commit file by delta-rs. Spark's own commit to a
+local folder checks and then renames, which is too weak: two loaders could each believe in their own entry.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from logferry.loaders.errors import LedgerBroken, StorageAway
-from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
+from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.planning.table_features import unsupported_features
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
 _TRIES: Final = 10
 _BOUNDS: Final = ("min.batch", "max.batch")
 
+_TYPES: Final = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "time": pa.timestamp("us", "UTC")}
+
+
+def arrow_schema(columns: str, *, nullable: bool = True) -> pa.Schema:
+    """From columns as in ``batch long, topic string``."""
+    pairs = (column.split() for column in columns.split(","))
+    return pa.schema([pa.field(name, _TYPES[kind], nullable=nullable) for name, kind in pairs])
+
+
 _SCHEMA: Final = pa.schema(
     [
-        pa.field("batch", pa.int64(), nullable=False),
-        pa.field("dc", pa.string(), nullable=False),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("topic_id", pa.string(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("start", pa.int64(), nullable=False),
-        pa.field("end", pa.int64(), nullable=False),
-        pa.field("parser", pa.string(), nullable=False),
-        pa.field("run", pa.string(), nullable=False),
-        pa.field("planned", pa.timestamp("us", "UTC"), nullable=False),
-        # Null in a ledger from before there was more than one kind, and in entries without settings.
-        pa.field("kind", pa.string()),
-        pa.field("settings", pa.string()),
-        pa.field("origin", pa.string()),
-        # Null where the topic is the data centre's own, or nobody knew.
-        pa.field("original_id", pa.string()),
-        pa.field("original", pa.int64()),
-        pa.field("reload", pa.string()),
-        pa.field("cutoff", pa.timestamp("us", "UTC")),
+        *arrow_schema(
+            "batch long, dc string, topic string, topic_id string, partition int, start long, end long, parser string, "
+            "run string, planned time",
+            nullable=False,
+        ),
+        # Null in ledgers of older loaders, and in entries without settings.
+        *arrow_schema("kind string, settings string, origin string"),
+        # Null where the topic is the data centre's own, or the original was unknown.
+        *arrow_schema("original_id string, original long, reload string, cutoff time"),
     ]
 )
-
-LOAD: Final = "load"
-REQUARANTINE: Final = "requarantine"
-RESET: Final = "reset"
-MOVE: Final = "move"
-RELOAD: Final = "reload"
-DROP: Final = "drop"
-KINDS: Final = (LOAD, REQUARANTINE, RESET, MOVE, RELOAD, DROP)
+# What all rows of a batch have in common.
+_HEAD: Final = ("dc", "parser", "run", "planned", "kind", "settings", "origin", "reload", "cutoff")
 
 
-# By itself, the copy of a chunk that came by another data centre is known as one for so long.
-MOVED_DAYS: Final = 14
-
-
-class Origin(NamedTuple):
-    """Where a job reads, and its setting ``moved_days``: for those who look at what is not loaded yet."""
-
-    bootstrap_servers: str
-    topics: tuple[str, ...]
-    moved_days: int = MOVED_DAYS
-
-    @property
-    def as_json(self) -> str:
-        return json.dumps(self._asdict())
-
-    @classmethod
-    def parse(cls, text: str) -> Origin:
-        said = json.loads(text)
-        return cls(said["bootstrap_servers"], tuple(said["topics"]), said.get("moved_days", MOVED_DAYS))
-
-
-class Original(NamedTuple):
-    """A position in a topic's original: the same place in every data centre. ``topic_id``: of the original."""
-
-    topic: str
-    partition: int
-    topic_id: str
-    offset: int
-
-    @property
-    def key(self) -> TopicPartition:
-        return TopicPartition(self.topic, self.partition)
-
-
-class LedgerEntry(NamedTuple):
-    """One batch. ``ranges`` hold every partition known by then, also those of which the batch reads nothing.
-
-    ``kind``: ``load`` reads the ranges out of Kafka; ``requarantine`` brings lines of the quarantine into the table;
-    ``reset`` moves positions, by a command; ``move`` brings them to another data centre, whose they are; ``reload``
-    reads the ranges of ``reload`` again, in place of the rows that the table holds of them; ``drop`` removes the rows
-    from before ``cutoff``. ``settings``: the parser's, so that a planned batch can be finished as it was planned.
-    ``origin``: the job's addresses and topics; None in entries of older loaders. ``originals``: where the ranges of
-    other data centres' topics end there, as far as it was known.
-    """
-
-    batch: int
-    dc: str
-    parser: str
-    run: str
-    planned: datetime
-    ranges: tuple[Range, ...]
-    kind: str = LOAD
-    settings: str = ""
-    origin: Origin | None = None
-    originals: tuple[Original, ...] = ()
-    reload: tuple[Range, ...] = ()
-    cutoff: datetime | None = None
-
-    @property
-    def reads(self) -> tuple[Range, ...]:
-        """The ranges with something to read out of Kafka. Those of a move say what the batch before it has read, in
-        the new place: it was planned in the old one, and could not be finished there.
-        """
-        return tuple(r for r in self.reload or self.ranges if r.size) if self.kind != MOVE else ()
-
-
-class TablePaths(NamedTuple):
-    """A table and what stands beside it."""
-
-    main: Path
-    ledger: Path
-    quarantine: Path
-
-    @classmethod
-    def of(cls, path: Path) -> TablePaths:
-        main = path.absolute()
-        return cls(main, main.with_name(f"{main.name}_ledger"), main.with_name(f"{main.name}_quarantine"))
-
-    @property
-    def sources(self) -> Path:
-        return self.main.with_name(f"{self.main.name}_sources")
-
-    @property
-    def moved(self) -> Path:
-        return self.main.with_name(f"{self.main.name}_moved")
-
-    @property
-    def segments(self) -> Path:
-        return self.main.with_name(f"{self.main.name}_segments")
-
-    @property
-    def every(self) -> tuple[Path, ...]:
-        """All folders that belong to the table, whether they are there or not."""
-        return (*self, self.sources, self.moved, self.segments)
+@contextmanager
+def storage_errors(failure: str) -> Iterator[None]:
+    """Turns errors of delta-rs, pyarrow and the file system into StorageUnavailable."""
+    try:
+        yield
+    except (DeltaError, pa.ArrowException, OSError) as error:
+        raise StorageUnavailable(f"{failure}: {error}") from error
 
 
 def create_table(
     path: Path,
-    schema: Schema,
+    schema: Schema | pa.Schema,
     name: str,
-    configuration: dict[str, str | None],
+    configuration: Mapping[str, str | None] | None = None,
     partition_by: Sequence[str] = (),
 ) -> None:
-    """Makes an empty table unless there is one. Several loaders may call it at once; one creation wins."""
+    """Creates an empty table unless there is one. Several loaders may call it at once; one creation wins."""
     if open_table(path) is not None:
         return
-    try:
-        DeltaTable.create(
-            str(path),
-            schema,
-            mode="ignore",
-            partition_by=list(partition_by) or None,
-            name=name,
-            configuration=configuration,
-        )
-    except CommitFailedError:
-        if open_table(path) is None:
-            raise
-    except (DeltaError, OSError) as error:
-        raise StorageAway(f"{path} cannot be created: {error}") from error
+    more: dict[str, Any] = {"configuration": dict(configuration or {}), "partition_by": list(partition_by) or None}
+    with storage_errors(f"{path} cannot be created"):
+        try:
+            DeltaTable.create(str(path), schema, mode="ignore", name=name, **more)
+        except CommitFailedError:
+            if open_table(path) is None:
+                raise
 
 
 def add_columns(path: Path, schema: Schema) -> None:
-    """Gives a table the columns of ``schema`` that it lacks. Several loaders may do so at once. Raises StorageAway."""
+    """Adds the missing columns of ``schema`` to a table. Several loaders may do so. Raises StorageUnavailable."""
     for _ in range(_TRIES):
-        table = open_table(path)
-        if table is None:
-            raise StorageAway(f"{path} is not there any more")
+        table = existing_table(path)
         have = {field.name for field in table.schema().fields}
         lacking = [field for field in schema.fields if field.name not in have]
         if not lacking:
             return
-        # One that another loader adds meanwhile makes this fail; then there is less to add.
+        # This fails where another loader adds one meanwhile; then fewer are missing.
         with suppress(CommitFailedError, DeltaError):
             table.alter.add_columns(lacking)
-    raise StorageAway(f"{path}: columns could not be added")
+    raise StorageUnavailable(f"{path}: columns could not be added after several tries")
 
 
 def open_table(path: Path) -> DeltaTable | None:
-    """The Delta table as it stands now; None when there is none. Raises StorageAway."""
-    try:
-        return DeltaTable(str(path))
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:
-        raise StorageAway(f"{path} cannot be read: {error}") from error
+    """The Delta table at its newest version; None when there is none. Raises StorageUnavailable, UnsupportedFeature."""
+    with storage_errors(f"{path} cannot be read"), suppress(TableNotFoundError):
+        try:
+            return DeltaTable(str(path))
+        except DeltaError as error:
+            if "Unsupported: Feature" in str(error):
+                raise UnsupportedFeature(f"{path} cannot be read: {error}") from None
+            raise
+    return None
+
+
+def existing_table(path: Path) -> DeltaTable:
+    """`open_table`, for a table that was there before. Raises StorageUnavailable also where it is gone."""
+    table = open_table(path)
+    if table is None:
+        raise StorageUnavailable(f"{path} no longer exists")
+    return table
+
+
+def refuse_features(path: Path, table: DeltaTable | None) -> None:
+    """To be called before a commit: delta-rs itself ignores some features. Raises UnsupportedFeature."""
+    if table is None:
+        return
+    protocol = table.protocol()
+    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    columns = [(field.name, field.metadata or {}) for field in table.schema().fields]
+    if found := unsupported_features(features, table.metadata().configuration, columns):
+        raise UnsupportedFeature(
+            f"{path} uses {', '.join(found)}, which the loader does not support: rows would be wrong. "
+            "Remove it (ALTER TABLE … DROP FEATURE, DROP CONSTRAINT, UNSET TBLPROPERTIES), or load into a new table"
+        )
+
+
+def read_rows(path: Path, filters: Any = None) -> list[dict[str, Any]]:
+    """The rows of a small table; empty where there is none. Raises StorageUnavailable."""
+    table = open_table(path)
+    if table is None:
+        return []
+    with storage_errors(f"{path} cannot be read"):
+        rows: list[dict[str, Any]] = table.to_pyarrow_table(filters=filters).to_pylist()
+    return rows
 
 
 def last_batch(table: DeltaTable | None) -> int:
     """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none."""
     version = table.transaction_version(APP) if table is not None else None
     return -1 if version is None else version
+
+
+def table_at(path: Path, batch: int) -> DeltaTable:
+    """The table, which holds exactly this batch. Raises Overtaken."""
+    table = open_table(path)
+    if table is None or last_batch(table) != batch:
+        raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader has continued")
+    return table
 
 
 def read_ledger(path: Path) -> list[LedgerEntry]:
@@ -227,65 +168,56 @@ def read_ledger(path: Path) -> list[LedgerEntry]:
 
 
 class Ledger:
-    """The ledger at its own path. Every call reads what is stored then."""
+    """The ledger at its own path. Every call reads the stored table."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def create(self) -> None:
-        """Makes an empty ledger unless there is one, and gives an older one the columns that it lacks."""
-        create_table(self.path, Schema.from_arrow(_SCHEMA), "logferry batch ledger", {"delta.appendOnly": "true"})
+        """Creates an empty ledger unless there is one, and adds missing columns to an older one."""
+        create_table(self.path, _SCHEMA, "logferry batch ledger", {"delta.appendOnly": "true"})
         add_columns(self.path, Schema.from_arrow(_SCHEMA))
 
     def last(self) -> int:
         return last_batch(open_table(self.path))
 
     def entries(self) -> list[LedgerEntry]:
-        return _entries(self._rows(None), self.path)
+        return _entries(read_rows(self.path), self.path)
 
     def get(self, batch: int) -> LedgerEntry:
-        """The entry of a batch. Raises LedgerBroken when it is missing: then nobody knows what the table holds."""
-        found = _entries(self._rows(batch), self.path)
+        """The entry of a batch. Raises LedgerBroken when it is missing: then the offsets of the table are unknown."""
+        found: list[LedgerEntry] = []
+        if (table := open_table(self.path)) is not None:
+            with storage_errors(f"{self.path} cannot be read"):
+                found = _entries(_of_batch(table, self.path, batch).to_pylist(), self.path)
         if not found:
             raise LedgerBroken(
-                f"{self.path} has no entry for batch {batch}, though the table holds that batch: "
-                "which offsets were loaded is not known, so nothing is"
+                f"{self.path} has no entry for batch {batch}, though the table holds that batch: its offsets are "
+                "unknown, so nothing is loaded. Restore the ledger, or load into a new table"
             )
         return found[0]
 
     def put(self, entry: LedgerEntry) -> LedgerEntry:
-        """Writes the entry unless its batch has one; returns the one that stands. Safe to call again."""
+        """Writes the entry unless its batch has one; returns the stored one. Safe to call again."""
         table = open_table(self.path)
         if table is None:
-            raise LedgerBroken(f"{self.path} is not there any more")
+            raise LedgerBroken(f"{self.path} no longer exists")
         if last_batch(table) < entry.batch:
             properties = CommitProperties(
                 app_transactions=[Transaction(APP, entry.batch)], custom_metadata={"run": entry.run}
             )
-            try:
-                write_deltalake(table, _rows(entry), mode="append", commit_properties=properties)
-            except CommitFailedError:
-                # Another loader was faster; with its entry there, this is no failure.
-                if self.last() < entry.batch:
-                    raise StorageAway(f"{self.path}: the entry of batch {entry.batch} could not be written") from None
-            except (DeltaError, OSError) as error:
-                raise StorageAway(f"{self.path} cannot be written: {error}") from error
+            with storage_errors(f"{self.path}: the entry of batch {entry.batch} cannot be written"):
+                try:
+                    write_deltalake(table, _rows(entry), mode="append", commit_properties=properties)
+                except CommitFailedError:
+                    # Where another loader was faster, its entry is the batch's.
+                    if self.last() < entry.batch:
+                        raise
         return self.get(entry.batch)
-
-    def _rows(self, batch: int | None) -> list[dict[str, Any]]:
-        table = open_table(self.path)
-        if table is None:
-            return []
-        try:
-            stored = table.to_pyarrow_table() if batch is None else _of_batch(table, self.path, batch)
-            rows: list[dict[str, Any]] = stored.to_pylist()
-        except (DeltaError, OSError) as error:
-            raise StorageAway(f"{self.path} cannot be read: {error}") from error
-        return rows
 
 
 def _of_batch(table: DeltaTable, path: Path, batch: int) -> pa.Table:
-    """Its rows, out of the files that may hold them: each batch has one of its own, until they are merged."""
+    """Its rows, from the files that may hold them: each batch has its own file until they are merged."""
     adds = pa.table(table.get_add_actions(flatten=True))
     bounds = [adds[name].to_pylist() if name in adds.column_names else [None] * len(adds) for name in _BOUNDS]
     files = [
@@ -308,14 +240,13 @@ def new_entry(
     *,
     kind: str = LOAD,
     settings: str = "",
-    origin: Origin | None = None,
-    originals: Iterable[Original] = (),
+    origin: JobOrigin | None = None,
+    originals: Iterable[OriginOffset] = (),
     reload: Iterable[Range] = (),
     cutoff: datetime | None = None,
 ) -> LedgerEntry:
-    head = (batch, dc, parser, run, datetime.now(UTC))
-    more = (tuple(sorted(originals)), tuple(sorted(reload)), cutoff)
-    return LedgerEntry(*head, tuple(sorted(ranges)), kind, settings, origin, *more)
+    head = (batch, dc, parser, run, datetime.now(UTC), tuple(sorted(ranges)), kind, settings, origin)
+    return LedgerEntry(*head, tuple(sorted(originals)), tuple(sorted(reload)), cutoff)
 
 
 def _rows(entry: LedgerEntry) -> pa.Table:
@@ -342,28 +273,20 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
         by_batch.setdefault(row["batch"], []).append(row)
     found = []
     for batch, of_batch in sorted(by_batch.items()):
-        heads = {
-            (
-                *(row["dc"], row["parser"], row["run"], row["planned"]),
-                *(row.get("kind") or LOAD, row.get("settings") or "", row.get("origin") or ""),
-                *(row.get("reload") or "", row.get("cutoff")),
-            )
-            for row in of_batch
-        }
+        heads: set[tuple[Any, ...]] = {tuple(row.get(name) for name in _HEAD) for row in of_batch}
         ranges = sorted(
             Range(row["topic"], row["partition"], row["topic_id"], row["start"], row["end"]) for row in of_batch
         )
         originals = sorted(
-            Original(row["topic"], row["partition"], row["original_id"], row["original"])
+            OriginOffset(row["topic"], row["partition"], row["original_id"], row["original"])
             for row in of_batch
             if row.get("original") is not None
         )
         if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
-            raise LedgerBroken(f"{path}: batch {batch} was written twice")
+            raise LedgerBroken(f"{path}: batch {batch} was written twice; the ledger is damaged")
         dc, parser, run, planned, kind, settings, said, again, cutoff = heads.pop()
-        origin = Origin.parse(said) if said else None
+        origin = JobOrigin.parse(said) if said else None
         reload = tuple(Range(**r) for r in json.loads(again)) if again else ()
-        head = (batch, dc, parser, run, planned)
-        more = (tuple(originals), reload, cutoff)
-        found.append(LedgerEntry(*head, tuple(ranges), kind, settings, origin, *more))
+        head = (batch, dc, parser, run, planned, tuple(ranges), kind or LOAD, settings or "")
+        found.append(LedgerEntry(*head, origin, tuple(originals), reload, cutoff))
     return found

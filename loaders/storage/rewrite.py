@@ -1,14 +1,13 @@
-"""Rows out of a table, or changed in it: the files that hold them are written anew without the others being touched.
+"""Removes or changes rows of a table by rewriting the files that hold them (copy on write); others are not touched.
 
-Guaranteed is that a file is replaced by just its rows as they are to be, in the order in which they stood, and that all
-replacements are one commit together with what is added. The files are those of the version that the commit builds on:
-where a compaction came between, they are looked for anew, and the commit is tried again (see `commit_once`). In memory
-is a part of one file at a time.
+Guaranteed: a file is replaced by its remaining rows, changed as demanded and in the same order, and all replacements
+are one commit together with the added files. The files are those of the version that the commit builds on: where a
+compaction comes between, they are searched again and the commit is retried (see `commit_once`). Memory holds a part of
+one file at a time.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -21,24 +20,23 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from logferry.loaders.errors import StorageAway
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.commit import HOOKS, Committed, commit_once
-from logferry.loaders.storage.data_files import FOLDER, Written, statistics
+from logferry.loaders.storage.commit import CommittedBatch, commit_once, write_actions
+from logferry.loaders.storage.data_files import FOLDER, DataFiles, add_action
+from logferry.loaders.storage.ledger import storage_errors
 
 _PART_BYTES: Final = 16 << 20
 _PART_ROWS: Final = 1 << 16
 _TYPES: Final = {"event_time": pa.timestamp("us", "UTC"), "resolved": pa.int64(), "since": pa.int64()}
 
 
-# A part of a file, and which of its rows are meant: the part as it is to be.
+# (a part of a file, which of its rows are selected) → the part as it will be stored.
 Change = Callable[[pa.Table, Any], pa.Table]
 
 
 class StoredFile(NamedTuple):
-    """A file as the table's log tells of it. ``low``, ``high``: bounds of its columns, as far as they are known."""
+    """A file as in the table's log. ``low``, ``high``: bounds of its columns, as far as known."""
 
     path: str
     size: int
@@ -48,11 +46,15 @@ class StoredFile(NamedTuple):
     nulls: Mapping[str, int]
     rows: int
 
+    @property
+    def partition_values(self) -> dict[str, str | None]:
+        return {name: None if value is None else str(value) for name, value in self.values.items()}
+
 
 class Rule(NamedTuple):
-    """What becomes of rows. ``may_hold``: whether a file can have one that is meant; ``holds_only``: whether it is
-    known to have no other. ``meant``: which rows, as an expression over ``columns``; ``changed``: what becomes of those
-    (None: they go).
+    """Selects rows. ``may_hold``: whether a file can have a selected row; ``holds_only``: whether all its rows are
+    known to be selected. ``meant``: the selection, as an expression over ``columns``; ``changed``: the change of the
+    selected rows (None: they are removed).
     """
 
     may_hold: Callable[[StoredFile], bool]
@@ -62,28 +64,19 @@ class Rule(NamedTuple):
     changed: Change | None = None
 
 
-class Actions(NamedTuple):
-    adds: list[AddAction]
-    removes: list[RemoveAction]
-    rows: int
-
-
 class Rewriter:
-    """Rewrites what a rule means; a file that is still there when it is asked again is not rewritten a second time.
-
-    ``taken``: how many rows it meant, the last time.
-    """
+    """Applies a rule; when the commit is retried, a file that is still there is not rewritten a second time."""
 
     def __init__(self, path: Path, batch: int, rule: Rule) -> None:
         self._path, self._rule = path, rule
         self._folder = path / f"{FOLDER}{batch:08}-{uuid.uuid4().hex[:12]}"
         self._done: dict[str, tuple[AddAction | None, int]] = {}
-        self.taken = 0
 
-    def actions(self, table: DeltaTable) -> Actions:
-        """What takes the rows out of this version. ``rows``: how many are meant. Raises StorageAway."""
-        found = Actions([], [], 0)
-        try:
+    def actions(self, table: DeltaTable) -> list[AddAction | RemoveAction]:
+        """The actions that apply the rule to this version. Raises StorageUnavailable."""
+        adds: list[AddAction] = []
+        removes: list[RemoveAction] = []
+        with storage_errors(f"{self._path}: rows cannot be replaced"):
             for file in stored_files(table):
                 if not self._rule.may_hold(file):
                     continue
@@ -92,30 +85,30 @@ class Rewriter:
                 add, rows = self._done[file.path]
                 if not rows:
                     continue
-                values = {name: _said(value) for name, value in file.values.items()}
-                now = int(time.time() * 1000)
-                found.removes.append(_removed(file, now, values))
-                found = found._replace(rows=found.rows + rows)
+                removes.append(
+                    RemoveAction(
+                        path=file.path,
+                        deletion_timestamp=int(time.time() * 1000),
+                        data_change=True,
+                        size=file.size,
+                        partition_values=file.partition_values,
+                    )
+                )
                 if add is not None:
-                    found.adds.append(add)
-        except (DeltaError, pa.ArrowException, OSError) as error:
-            raise StorageAway(f"{self._path}: rows cannot be replaced: {error}") from error
-        self.taken = found.rows
-        return found
+                    adds.append(add)
+        return [*adds, *removes]
 
     def count(self, table: DeltaTable) -> int:
-        """How many rows are meant in this version; nothing is written. Raises StorageAway."""
-        try:
+        """The number of selected rows in this version; writes nothing. Raises StorageUnavailable."""
+        with storage_errors(f"{self._path} cannot be read"):
             return sum(
                 file.rows if self._rule.holds_only(file) else self._count(file)[0]
                 for file in stored_files(table)
                 if self._rule.may_hold(file)
             )
-        except (DeltaError, pa.ArrowException, OSError) as error:
-            raise StorageAway(f"{self._path} cannot be read: {error}") from error
 
     def _rewritten(self, file: StoredFile) -> tuple[AddAction | None, int]:
-        """The file that takes the place of this one, None: none is needed; and how many rows are meant."""
+        """The replacement of the file, None where none is needed, and the number of selected rows."""
         change = self._rule.changed
         if change is None and self._rule.holds_only(file):
             return None, file.rows
@@ -134,13 +127,12 @@ class Rewriter:
         finally:
             if writer is not None:
                 writer.close()
-        values = {name: _said(value) for name, value in file.values.items()}
-        stats = json.dumps(statistics(pq.read_metadata(target)))
-        path = target.relative_to(self._path).as_posix()
-        return AddAction(path, target.stat().st_size, values, int(time.time() * 1000), True, stats), meant
+        add, stored = add_action(self._path, target, file.partition_values)
+        DataFiles(self._folder, (add,), stored).check_rows(rows - meant if change is None else rows)
+        return add, meant
 
     def _count(self, file: StoredFile) -> tuple[int, int]:
-        """(rows that are meant, rows), out of the columns that decide it."""
+        """(selected rows, rows), from the columns of the rule."""
         meant = rows = 0
         for part, is_meant in self._parts(file, self._rule.columns):
             meant += int(pc.sum(is_meant).as_py() or 0)
@@ -148,7 +140,7 @@ class Rewriter:
         return meant, rows
 
     def _parts(self, file: StoredFile, columns: Sequence[str] | None = None) -> Any:
-        """(a part of the file as it is stored, which of its rows are meant)"""
+        """(a part of the file as stored, which of its rows are selected)"""
         with pq.ParquetFile(self._path / unquote(file.path), coerce_int96_timestamp_unit="us") as stored:
             meta = stored.metadata
             row_bytes = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
@@ -162,13 +154,13 @@ class Rewriter:
 
     def _which(self, part: pa.Table, file: StoredFile) -> Any:
         whole = part
-        # What the table is partitioned by stands in its log and not in the file.
+        # Values of partition columns are in the log, not in the file.
         for name, value in file.values.items():
             if name not in part.schema.names:
                 whole = whole.append_column(name, pa.array([value] * part.num_rows))
         for name in self._rule.columns:
             if name not in whole.schema.names:
-                # Of a batch from before the table had it.
+                # A file of a batch from before the table had the column.
                 whole = whole.append_column(name, pa.nulls(part.num_rows, _TYPES.get(name, pa.null())))
         numbered = whole.append_column("_row", pa.array(range(part.num_rows), pa.int64()))
         chosen = ds.dataset(numbered).scanner(columns=["_row"], filter=self._rule.meant).to_table()["_row"]
@@ -194,30 +186,22 @@ def stored_files(table: DeltaTable) -> list[StoredFile]:
 
 
 def commit_rewritten(
-    written: Written, rewriter: Rewriter, path: Path, batch: int, run: str, partition_by: Sequence[str] = ()
-) -> Committed:
-    """The files in, and what the rewriter takes out, in one commit, unless the table holds the batch already.
+    written: DataFiles, rewriter: Rewriter, path: Path, batch: int, run: str, partition_by: Sequence[str] = ()
+) -> CommittedBatch:
+    """Adds the files and applies the rewriter in one commit, unless the table holds the batch already.
 
-    Safe to call again. Raises StorageAway.
+    Safe to call again. Raises StorageUnavailable.
     """
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
-        actions = rewriter.actions(table)
-        table.create_write_transaction(
-            [*written.adds, *actions.adds, *actions.removes],
-            "append",
-            table.schema(),
-            partition_by=list(partition_by),
-            commit_properties=properties,
-            post_commithook_properties=HOOKS,
-        )
+        write_actions(table, properties, [*written.adds, *rewriter.actions(table)], partition_by)
 
     return commit_once(write, path, batch, run, written.rows, alone=True)
 
 
 def rows_of(ranges: Sequence[Range], dc: str) -> Any:
-    """The rows of these offsets, as a filter of pyarrow. Rows that were loaded from another data centre's Kafka have
-    its offsets, and are not meant."""
+    """A filter of pyarrow for the rows of these offsets. Rows loaded from another data centre's Kafka have its offsets
+    and are not selected."""
     found = ds.scalar(False)
     for r in ranges:
         where = (text("topic") == r.topic) & (ds.field("partition") == r.partition)
@@ -226,8 +210,8 @@ def rows_of(ranges: Sequence[Range], dc: str) -> Any:
 
 
 def text(column: str) -> Any:
-    """A column of strings for a filter, in whatever files: in those that delta-rs's own ``delete`` and ``update`` write
-    they are of a type (`string_view`) whose bounds pyarrow fails to compare with a string."""
+    """A column of strings for a filter. Files that delta-rs's own ``delete`` and ``update`` write have the type
+    `string_view`, whose bounds pyarrow fails to compare with a string."""
     return ds.field(column).cast(pa.string())
 
 
@@ -235,9 +219,7 @@ def of_ranges(ranges: Sequence[Range], dc: str, changed: Change | None = None) -
     """A rule for the rows of these offsets."""
 
     def may_hold(file: StoredFile) -> bool:
-        if file.values.get("dc", dc) != dc:
-            return False
-        return any(_meets(file, r) for r in ranges)
+        return bool(file.values.get("dc", dc) == dc) and any(_meets(file, r) for r in ranges)
 
     return Rule(may_hold, rows_of(ranges, dc), ("dc", "topic", "partition", "offset"), changed=changed)
 
@@ -255,7 +237,7 @@ def _meets(file: StoredFile, r: Range) -> bool:
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    """The type as most files have it: pyarrow cannot filter the one that delta-rs's ``update`` writes."""
+    """The type without views, which delta-rs's ``update`` writes and pyarrow cannot filter."""
     if pa.types.is_map(kind):
         return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
     if pa.types.is_struct(kind):
@@ -265,13 +247,3 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string_view(kind):
         return pa.string()
     return pa.binary() if pa.types.is_binary_view(kind) else kind
-
-
-def _removed(file: StoredFile, now_ms: int, values: dict[str, str | None]) -> RemoveAction:
-    return RemoveAction(
-        path=file.path, deletion_timestamp=now_ms, data_change=True, size=file.size, partition_values=values
-    )
-
-
-def _said(value: Any) -> str | None:
-    return None if value is None else str(value)

@@ -1,9 +1,8 @@
-"""A version of a table, and where it ends in Kafka. Without Spark.
+"""A pinned version of a table, and the offsets in Kafka at which it ends. Without Spark.
 
-The law of this file: *one snapshot decides*. The version of the table is pinned first; which batch was its last one is
-that snapshot's own transaction version; where that batch ended is the ledger's entry of it, which never changes. So
-whatever a loader commits meanwhile, be it between any two lines here, moves no row: it is in the pinned version, or its
-offset is at or behind the entry's end.
+The law of this file: *one snapshot decides*. The version of the table is pinned first; the snapshot's own transaction
+version is its last batch; the ledger's entry of that batch, which never changes, has its offsets. So a commit between
+any two lines here moves no row: it is in the pinned version, or its offset is at or after the entry's end.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltalake import DeltaTable
-from logferry.loaders.errors import ConfigError, TopicChanged
-from logferry.loaders.planning.plan import Range, TopicView, plan
-from logferry.loaders.planning.source_facts import several_centres
-from logferry.loaders.storage.ledger import MOVED_DAYS, Ledger, LedgerEntry, Origin, TablePaths, last_batch, open_table
+from logferry.loaders.errors import LoaderConfigError, TopicChanged
+from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, JobOrigin, LedgerEntry, TablePaths
+from logferry.loaders.planning.plan import Range, TopicOffsets, plan
+from logferry.loaders.planning.source_facts import shared_topics
+from logferry.loaders.storage.ledger import Ledger, last_batch, open_table
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class TableSnapshot:
     """``table`` stays at its version. ``entry``: the ledger's, of the last batch that this version holds."""
 
     path: Path
@@ -33,51 +33,53 @@ class Snapshot:
         return int(self.table.version())
 
 
-def snapshot_of(path: Path) -> Snapshot:
-    """Pins the newest version. Raises ConfigError, LedgerBroken, StorageAway."""
+def snapshot_of(path: Path) -> TableSnapshot:
+    """Pins the newest version. Raises LoaderConfigError, LedgerBroken, StorageUnavailable."""
     paths = TablePaths.of(path)
     table = open_table(paths.main)
     if table is None:
-        raise ConfigError(f"{paths.main} is not a table: has it been loaded, and is the path right?")
+        raise LoaderConfigError(f"{paths.main} is not a table: check the path, and whether it was loaded")
     last, ledger = last_batch(table), Ledger(paths.ledger)
     if last >= 0:
-        return Snapshot(paths.main, table, ledger.get(last))
+        return TableSnapshot(paths.main, table, ledger.get(last))
     if table.file_uris():
-        raise ConfigError(f"{paths.main} holds rows, but no batch of the loader: it is not one of its tables")
+        raise LoaderConfigError(
+            f"{paths.main} contains rows but no batch ledger entry; it was not created by logferry load"
+        )
     if ledger.last() < 0:
-        raise ConfigError(f"{paths.main} is empty, and nothing says from which topics it is to be loaded")
-    # Planned and not loaded: its settings count, its positions do not.
-    return Snapshot(paths.main, table, ledger.get(0)._replace(ranges=()))
+        raise LoaderConfigError(f"{paths.main} is empty, and no batch is planned: its topics are unknown")
+    # Planned but not loaded: its settings apply, its positions do not.
+    return TableSnapshot(paths.main, table, ledger.get(0)._replace(ranges=()))
 
 
-def origin_of(snapshot: Snapshot, bootstrap_servers: str | None, topics: Sequence[str] | None) -> Origin:
-    """What was given, else what the ledger says. Raises ConfigError."""
+def origin_of(snapshot: TableSnapshot, bootstrap_servers: str | None, topics: Sequence[str] | None) -> JobOrigin:
+    """The given address and topics, else those of the ledger. Raises LoaderConfigError."""
     known = snapshot.entry.origin
     servers = bootstrap_servers or (known.bootstrap_servers if known else None)
     patterns = tuple(topics or (known.topics if known else ()))
     if servers is None or not patterns:
-        raise ConfigError(
-            f"{snapshot.path} was loaded by a version that did not note from where: name its Kafka and the topics"
+        raise LoaderConfigError(
+            f"{snapshot.path} was loaded by a version that did not record its origin: name its Kafka and its topics"
         )
-    return Origin(servers, patterns, known.moved_days if known else MOVED_DAYS)
+    return JobOrigin(servers, patterns, known.duplicate_window_days if known else DUPLICATE_WINDOW_DAYS)
 
 
-def wanted_topics(snapshot: Snapshot, names: Iterable[str], *, is_chosen: bool) -> list[str]:
-    """Those that the patterns mean now, and, unless somebody chose, those that the table was ever loaded from."""
+def wanted_topics(snapshot: TableSnapshot, names: Iterable[str], *, is_chosen: bool) -> list[str]:
+    """The topics that match now, and those the table was ever loaded from, unless the caller chose topics."""
     known = () if is_chosen else (r.topic for r in snapshot.entry.ranges)
     return sorted({*names, *known})
 
 
-def tail_of(snapshot: Snapshot, views: Mapping[str, TopicView], wanted: Sequence[str]) -> tuple[Range, ...]:
-    """What is behind the snapshot, of every wanted partition. Pure. Raises TopicChanged."""
+def tail_of(snapshot: TableSnapshot, views: Mapping[str, TopicOffsets], wanted: Sequence[str]) -> tuple[Range, ...]:
+    """The ranges after the snapshot, of every wanted partition. Raises TopicChanged."""
     found = plan(snapshot.entry.ranges, views, wanted, max_records=sys.maxsize)
     if found.stopped:
         reasons = "; ".join(stop.reason for stop in found.stopped)
-        raise TopicChanged(f"{snapshot.path}: what is not loaded yet cannot be told: {reasons}")
+        raise TopicChanged(f"{snapshot.path}: the records that are not loaded yet are unknown: {reasons}")
     return tuple(r for r in found.ranges if r.topic in set(wanted))
 
 
-def may_hold_copies(snapshot: Snapshot, tail: Sequence[Range]) -> set[str]:
-    """Topics of several data centres, if the tail has something of one: a chunk of it may be there a second time."""
-    several = several_centres({r.topic for r in (*snapshot.entry.ranges, *tail)})
+def may_hold_copies(snapshot: TableSnapshot, tail: Sequence[Range]) -> set[str]:
+    """Topics that several data centres have, if the tail has records of one: a chunk may occur a second time."""
+    several = shared_topics({r.topic for r in (*snapshot.entry.ranges, *tail)})
     return several if any(r.size and r.topic in several for r in tail) else set()

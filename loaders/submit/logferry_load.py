@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from logferry.loaders.__main__ import main
+from logferry.loaders.commands.load import main
 
 if __name__ == "__main__":
     sys.exit(main())

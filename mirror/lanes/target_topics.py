@@ -1,76 +1,97 @@
-"""The topics here that others are mirrored into: created like their originals, and grown with them."""
+"""Creates the local topics that are mirrored into, like their originals; grows and alters them with these."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.kafka.client import Kafka
-from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.gateway.kafka.client import PASSING, KafkaClient
+from logferry.gateway.kafka.error_codes import TOPIC_AUTHORIZATION_FAILED
+from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.lanes.lifecycle import now_ms
+from logferry.gateway.topics.durability import replication
+from logferry.gateway.topics.partition_health import PartitionHealth
+from logferry.mirror.lanes.topic_settings import changes_of_copy, settings_of_copy
 
-# What a topic here has in common with its original.
-_ALIKE: Final = (
-    "retention.ms",
-    "retention.bytes",
-    "cleanup.policy",
-    "max.message.bytes",
-    "segment.bytes",
-    "segment.ms",
-    "min.cleanable.dirty.ratio",
-    "max.compaction.lag.ms",
-    "delete.retention.ms",
-)
-# A batch is a few bytes larger here when it had to be encoded again.
-_ROOM_BYTES: Final = 4096
-_LOOK_S: Final = 30.0
+_REFRESH_S: Final = 30.0
+_SETTINGS_S: Final = 60.0
+_TOPICS_A_REQUEST: Final = 500
 _APPEAR_S: Final = 2.0
-_LOOK_AGAIN_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 
-class Targets:
-    """``known``: by name, as they were when they were looked at last. ``batch_bytes``: the largest batch there.
+class TargetTopics:
+    """``known``: by name, as of the last refresh. ``batch_bytes``: the largest batch there. ``health``: the partitions
+    that take nothing now. ``errors``: why a topic cannot be created, grown or described; the others are not concerned.
+    ``unaltered``: why the settings of a topic cannot be made like its original's; it is written all the same.
+    ``altered_ms``: when they were made so, by the host's clock.
 
-    They are looked at when the originals change, when a write failed (`doubt`), and now and then: to describe
-    thousands of partitions is costly.
+    Refreshed when the originals change, when a write failed (`invalidate`), and every half minute, settings every
+    minute: describing thousands of partitions is costly. ``alters``: settings are kept alike after the creation.
     """
 
-    def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
-        self.known: dict[str, TopicView] = {}
+    def __init__(self, kafka: KafkaClient, accept_weak_kafka: Sequence[str] = (), *, alters: bool = True) -> None:
+        self._kafka, self._accepted, self._alters = kafka, accept_weak_kafka, alters
+        self.known: dict[str, TopicMetadata] = {}
+        self.errors: dict[str, str] = {}
+        self.unaltered: dict[str, str] = {}
+        self.altered_ms: dict[str, int] = {}
+        self.health = PartitionHealth()
         self.compacted: set[str] = set()
         self.batch_bytes: dict[str, int] = {}
-        self._made_for: dict[str, dict[str, int]] = {}
-        self._look_at = 0.0
+        self._settings_due: dict[str, float] = {}
+        self._in_sync: dict[str, int] = {}
+        # By the id of the remote cluster: the topics that were ensured, and until when that holds.
+        self._ensured: dict[str, tuple[dict[str, int], float]] = {}
 
-    def doubt(self) -> None:
-        """They may not be what they were."""
-        self._look_at = 0.0
+    def min_in_sync(self, topic: str) -> int:
+        """So many replicas must have a record before it is acknowledged."""
+        return self._in_sync.get(topic, 1)
 
-    async def ensure(self, remote: Kafka, wanted: dict[str, TopicView]) -> None:
-        """Creates and grows what is missing of the ``wanted``, which are described as they are there.
+    def invalidate(self) -> None:
+        """The next `ensure` of each remote describes them again."""
+        self._ensured.clear()
+
+    def reread(self, topic: str) -> None:
+        """The next `ensure` compares the settings of the topic with its original's, too."""
+        self._settings_due.pop(topic, None)
+        self.invalidate()
+
+    async def ensure(self, remote: KafkaClient, wanted: dict[str, TopicMetadata]) -> None:
+        """Creates and grows the local topics for the ``wanted`` remote ones.
 
         Raises KafkaError; calling again is safe, also by several workers at once.
         """
         shape = {name: len(topic.partitions) for name, topic in wanted.items()}
         of = remote.cluster_id or ""
         now = time.monotonic()
-        if self._made_for.get(of) == shape and now < self._look_at:
+        ensured, until = self._ensured.get(of, ({}, 0.0))
+        if ensured == shape and now < until:
             return
-        await self._ensure(remote, wanted)
+        # Before the look: a write that fails meanwhile (`invalidate`) asks for one more.
+        self._ensured[of] = shape, now + _REFRESH_S
+        try:
+            await self._ensure(remote, wanted)
+        except BaseException:
+            self._ensured.pop(of, None)
+            raise
         if self._lacks(shape):
-            self._made_for.pop(of, None)
-        else:
-            self._made_for[of], self._look_at = shape, now + _LOOK_S
+            self._ensured.pop(of, None)
 
     def _lacks(self, shape: Mapping[str, int]) -> bool:
-        """Whether one of these topics, or of their partitions, was not seen here."""
-        return any(name not in self.known or len(self.known[name].partitions) < size for name, size in shape.items())
+        """Whether one of these topics or partitions is not known here, and is not refused."""
+        return any(
+            name not in self.known or len(self.known[name].partitions) < size
+            for name, size in shape.items()
+            if name not in self.errors
+        )
 
-    async def _ensure(self, remote: Kafka, wanted: dict[str, TopicView]) -> None:
+    async def _ensure(self, remote: KafkaClient, wanted: dict[str, TopicMetadata]) -> None:
         view = await self._kafka.describe()
         missing = [topic for name, topic in wanted.items() if name not in view.topics]
         small = [
@@ -78,50 +99,119 @@ class Targets:
             for name, topic in wanted.items()
             if name in view.topics and len(view.topics[name].partitions) < len(topic.partitions)
         ]
-        unseen = [name for name in wanted if name not in self.known]
-        settings = await remote.configs(unseen) if unseen else {}
-        self.batch_bytes.update({name: int(found["max.message.bytes"]) for name, found in settings.items()})
-        self.compacted.update(name for name, found in settings.items() if "compact" in found["cleanup.policy"])
-        for topic in missing:
-            await self._create(topic, settings.get(topic.name) or (await remote.configs([topic.name]))[topic.name])
-        for topic in small:
-            try:
-                await self._kafka.grow_topic(topic.name, len(topic.partitions))
-                log.event("info", "target_grown", topic=topic.name, partitions=len(topic.partitions))
-            except errors.InvalidPartitionsError:
-                continue  # another worker was first
-        topics = view.topics
-        if missing or small:
-            topics = topics | await self._appeared({topic.name: len(topic.partitions) for topic in missing + small})
-        self.known.update({name: topics[name] for name in wanted if name in topics})
         for name in wanted:
-            if name not in topics:
+            self.errors.pop(name, None)
+        now = time.monotonic()
+        due = [name for name in wanted if name not in self.known or now >= self._settings_due.get(name, 0.0)]
+        settings = await self._settings(remote, due)
+        self.batch_bytes.update({name: int(found["max.message.bytes"]) for name, found in settings.items()})
+        # Also one that is not compacted any more may have lost batches by it.
+        self.compacted.update(name for name, found in settings.items() if "compact" in found["cleanup.policy"])
+        self._know(wanted, view.topics)
+        for topic in missing:
+            found = settings.get(topic.name) or (await self._settings(remote, [topic.name])).get(topic.name)
+            if found is not None:
+                with self._blamed(topic.name):
+                    await self._create(topic, found)
+        for topic in small:
+            with self._blamed(topic.name), suppress(errors.InvalidPartitionsError):  # another worker was first
+                await self._kafka.grow_topic(topic.name, len(topic.partitions))
+                log.event("target_grown", topic=topic.name, partitions=len(topic.partitions))
+        made = {topic.name: len(topic.partitions) for topic in missing + small if topic.name not in self.errors}
+        topics = view.topics | (await self._appeared(made) if made else {})
+        self._know(wanted, topics)
+        present = [name for name in due if name in topics]
+        here = await self._settings(self._kafka, present)
+        if self._alters:
+            for name in (name for name in present if name not in here and name in self.errors):
+                self._not_altered(name, "they cannot be read here", self.errors[name])
+        for name, of_it in here.items():
+            self._in_sync[name] = int(of_it["min.insync.replicas"])
+            if name in settings and self._alters:
+                await self._alter(name, changes_of_copy(settings[name], of_it))
+            if name in settings:
+                self._settings_due[name] = now + _SETTINGS_S
+        for name in self.known.keys() & wanted.keys():
+            self.health.judge(self.known[name], self.min_in_sync(name))
+
+    def _know(self, wanted: Iterable[str], topics: Mapping[str, TopicMetadata]) -> None:
+        """Those among them whose original's settings are known."""
+        for name in wanted:
+            if name in topics and name in self.batch_bytes:
+                self.known[name] = topics[name]
+            else:
                 self.known.pop(name, None)
 
-    async def _appeared(self, shape: Mapping[str, int]) -> dict[str, TopicView]:
-        """What was just made, once all of it is seen, or after a while what is: brokers hear of it a moment later."""
+    @contextmanager
+    def _blamed(self, topic: str) -> Iterator[None]:
+        """An error that is the topic's own is noted; one of the whole cluster is raised."""
+        try:
+            yield
+        except PASSING:
+            raise
+        except errors.KafkaError as error:
+            self.errors[topic] = repr(error)
+
+    async def _settings(self, kafka: KafkaClient, topics: list[str]) -> dict[str, dict[str, str]]:
+        """Those of the topics; one whose settings cannot be read is missing."""
+        if not topics:
+            return {}
+        found: dict[str, dict[str, str]] = {}
+        for start in range(0, len(topics), _TOPICS_A_REQUEST):
+            asked = topics[start : start + _TOPICS_A_REQUEST]
+            try:
+                found |= await kafka.configs(asked)
+            except PASSING:
+                raise
+            except errors.KafkaError:
+                for topic in asked:
+                    with self._blamed(topic):
+                        found |= await kafka.configs([topic])
+        return found
+
+    async def _alter(self, topic: str, changes: Mapping[str, str]) -> None:
+        """A refusal is noted, and tried again in a minute."""
+        names = ", ".join(changes)
+        try:
+            if changes:
+                await self._kafka.alter_topic(topic, changes)
+                log.event("target_altered", topic=topic, settings=names)
+                self.altered_ms[topic] = now_ms()
+            self.unaltered.pop(topic, None)
+        except PASSING:
+            raise
+        except errors.KafkaError as error:
+            self._not_altered(topic, names, repr(error))
+
+    def _not_altered(self, topic: str, settings: str, error: str) -> None:
+        why = f"{settings}: {error}"
+        if self.unaltered.get(topic) != why:
+            self.unaltered[topic] = why
+            log.event("target_not_altered", topic=topic, settings=settings, error=error)
+
+    async def _appeared(self, shape: Mapping[str, int]) -> dict[str, TopicMetadata]:
+        """The topics just created, once all of them are visible or `_APPEAR_S` passed: brokers learn of them late."""
         until = time.monotonic() + _APPEAR_S
         while True:
-            found = (await self._kafka.describe(sorted(shape))).topics
-            if all(name in found and len(found[name].partitions) >= size for name, size in shape.items()):
+            view = await self._kafka.describe(sorted(shape))
+            for name, code in view.errors.items():
+                if code == TOPIC_AUTHORIZATION_FAILED:
+                    self.errors[name] = "it is here, but Kafka hides it from the mirror: grant the rights on it"
+            found = view.topics
+            wanted = ((name, size) for name, size in shape.items() if name not in self.errors)
+            if all(name in found and len(found[name].partitions) >= size for name, size in wanted):
                 return found
             if time.monotonic() > until:
                 return found
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def _create(self, topic: TopicView, settings: dict[str, str]) -> None:
+    async def _create(self, topic: TopicMetadata, settings: dict[str, str]) -> None:
         brokers = len((await self._kafka.describe([])).brokers)
-        configs = {name: settings[name] for name in _ALIKE}
-        configs["max.message.bytes"] = str(int(configs["max.message.bytes"]) + _ROOM_BYTES)
-        configs |= {
-            "compression.type": "producer",
-            "unclean.leader.election.enable": "false",
-            "min.insync.replicas": "2" if brokers >= 3 else "1",
-            # Records keep the time at which they were written there.
-            "message.timestamp.type": "CreateTime",
-        }
+        replicas, in_sync = replication(self._accepted, brokers)
+        configs = settings_of_copy(settings)
+        configs |= {"unclean.leader.election.enable": "false", "min.insync.replicas": str(in_sync)}
         try:
-            await self._kafka.create_topic(topic.name, len(topic.partitions), min(3, brokers), configs)
-            log.event("info", "target_created", topic=topic.name, partitions=len(topic.partitions))
+            await self._kafka.create_topic(topic.name, len(topic.partitions), replicas, configs)
+            log.event("target_created", topic=topic.name, partitions=len(topic.partitions))
         except errors.TopicAlreadyExistsError:
             return

@@ -1,10 +1,10 @@
-"""The way to one remote data centre: its topics, and a fetcher for each of its brokers.
+"""One remote data centre: its topics, and a fetcher for each of its brokers.
 
-A fetcher has a connection and a fetch session of its own, so the stall of one broker holds up no other. What it asks
-for is what its partitions want at the moment: those with enough in memory are left out until there is room.
+Each fetcher has its own connection and fetch session, so a stalled broker delays no other. It fetches the partitions
+that have room in memory at the moment; the others are left out until there is room.
 
-Where there are many partitions, those that nothing came from for a while have a fetcher of their own. A broker looks at
-all partitions of a session whenever one of them has news, so a few busy ones among thousands would keep it busy.
+Where there are many partitions, those without records for a while have fetchers of their own. A broker examines all
+partitions of a session whenever one of them has records, so a few busy ones among thousands would keep it busy.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
-from logferry.gateway.kafka.fetch_request import (
-    MOVED,
-    NO_ERROR,
-    OFFSET_OUT_OF_RANGE,
-    UNKNOWN_TOPIC,
-    Fetched,
-    FetchSession,
-    Found,
-    TopicPartition,
-)
-from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.gateway.kafka import error_codes
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchResponse, FetchSession
+from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.types import TopicIdPartition
+from logferry.gateway.rate_limit import BURST_S, TokenBucket
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import MirroredPartition
-from logferry.mirror.remote.flow_control import Budget, Pace
+from logferry.mirror.remote.flow_control import MemoryBudget
 
-_FETCH_WAIT_MS: Final = 250
-_QUIET_WAIT_MS: Final = 1000
-# From how many partitions on, and for how long nothing came.
+# From so many partitions on, those without records for so long are fetched apart.
 _MANY: Final = 500
 _QUIET_S: Final = 20.0
 _REFRESH_S: Final = 5.0
+_FETCH_WAIT_MS: Final = 250
+_QUIET_WAIT_MS: Final = 1000
 _RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 2.0
+# A new leader does not know its end yet (KIP-207).
+_OFFSET_NOT_AVAILABLE: Final = 78
+# What fails beside the fetchers.
+_TOPICS: Final = "topics"
+_PASSING: Final = error_codes.NO_SUCH_TOPIC | error_codes.LEADER_CHANGED | {_OFFSET_NOT_AVAILABLE}
 
 
 @dataclass(slots=True)
-class Trouble:
-    """Why a link waits, and since when (Unix ms). ``ended_ms`` None: it lasts. ``is_fault`` False: it is meant to."""
+class RemoteWait:
+    """Why and since when (Unix ms) a remote is waited for. ``ended_ms`` None: still. ``is_fault`` False: by a limit."""
 
     reason: str
     since_ms: int
@@ -53,83 +52,95 @@ class Trouble:
     is_fault: bool = True
 
 
-class Link:
-    """``sources``: state topics that come along. ``on_topics`` is called with all that is taken, after each look."""
+class RemoteCluster:
+    """``sources``: state topics to copy, too. ``on_topics`` is called with all mirrored topics after each refresh."""
 
     def __init__(
         self,
         remote: Remote,
-        kafka: Kafka,
+        kafka: KafkaClient,
         limits: Limits,
-        budget: Budget,
+        budget: MemoryBudget,
         sources: frozenset[str],
-        on_topics: Callable[[Link, dict[str, TopicView]], Awaitable[None]],
+        on_topics: Callable[[RemoteCluster, dict[str, TopicMetadata]], Awaitable[None]],
     ) -> None:
         self.remote, self.kafka, self.limits, self.budget = remote, kafka, limits, budget
         self.sources = sources
-        self.pace = Pace(remote.bytes_per_s)
-        self.topics: dict[str, TopicView] = {}
-        self.trouble: Trouble | None = None
-        self.waited: Trouble | None = None
+        rate = remote.bytes_per_s
+        self.bucket = None if rate is None else TokenBucket(rate, rate * BURST_S, time.monotonic())
+        self.topics: dict[str, TopicMetadata] = {}
+        self.fault: RemoteWait | None = None
+        self.throttle: RemoteWait | None = None
         self.fetched_bytes = 0
         self._on_topics = on_topics
         self._followed: set[MirroredPartition] = set()
         self._fetchers: dict[tuple[int, bool], Fetcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._look_again = asyncio.Event()
+        self._refresh_now = asyncio.Event()
         self._crashed: BaseException | None = None
+        # What fails at the moment: fetchers, `_TOPICS`.
+        self._failing: set[object] = set()
 
     async def run(self) -> None:
-        """Looks at the topics now and then, and keeps each partition with the fetcher of its leader."""
+        """Refreshes the topics every few seconds, and keeps each partition with the fetcher of its leader."""
         try:
             await self._connect()
+            pause = _RETRY_S
             while True:
-                self._look_again.clear()
+                self._refresh_now.clear()
                 if self._crashed is not None:
                     raise self._crashed
                 await self._refresh()
                 try:
                     async with asyncio.timeout(_REFRESH_S):
-                        await self._look_again.wait()
-                    # Once every retry at most, whoever asks.
-                    await asyncio.sleep(_RETRY_S)
+                        await self._refresh_now.wait()
                 except TimeoutError:
+                    pause = _RETRY_S
                     continue
+                # Describing all topics is costly: less often while brokers answer with other leaders than it shows.
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_RETRY_S)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connect(self) -> None:
-        """A data centre that is away is waited for: the others go on."""
+        """Waits for a data centre that does not answer; the others continue."""
         pause = _RETRY_S
         while True:
             try:
                 await self.kafka.start()
-                return self.is_well()
+                return self.report_recovery(_TOPICS)
             except (errors.KafkaError, OSError, TimeoutError) as error:
-                self.is_troubled(f"{self.remote.dc} does not answer: {error!r}")
+                self.report_failure(f"{self.remote.dc} does not answer: {error!r}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_RETRY_S)
 
     async def _refresh(self) -> None:
+        self._failing.discard(_TOPICS)  # it is added again where they fail
+        await self._refresh_topics()
+        if _TOPICS not in self._failing:
+            self.report_recovery(_TOPICS)
+
+    async def _refresh_topics(self) -> None:
         try:
             view = await self.kafka.describe()
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            self.is_troubled(f"{self.remote.dc} does not answer: {error!r}")
+            self.report_failure(f"{self.remote.dc} does not answer: {error!r}")
             return
         taken = (topic for topic in view.topics.values() if self.remote.takes(topic.name) or topic.name in self.sources)
         self.topics = {topic.name: topic for topic in taken}
         await self._on_topics(self, self.topics)
-        quiet_before = time.monotonic() - _QUIET_S if len(self._followed) >= _MANY else 0.0
+        are_many, quiet_before = len(self._followed) >= _MANY, time.monotonic() - _QUIET_S
         for partition in self._followed:
-            partition.is_quiet = partition.heard_at < quiet_before
+            partition.is_quiet = are_many and partition.heard_at < quiet_before
             self._assign(partition)
 
     # ---- partitions -------------------------------------------------------------------------------------------
 
     def follow(self, partition: MirroredPartition) -> None:
-        """Fetches it from now on, whenever it wants something."""
+        """Fetches it from now on, whenever it has room."""
         self._followed.add(partition)
         partition.on_change = self._changed
         self._assign(partition)
@@ -160,7 +171,7 @@ class Link:
             self._fetchers[of].join(partition)
 
     def has_news(self, partition: MirroredPartition) -> None:
-        """It is quiet no more."""
+        """Records arrived: it moves to the busy fetcher."""
         partition.is_quiet = False
         self._assign(partition)
 
@@ -171,65 +182,68 @@ class Link:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A fetcher that ends by an error that nobody foresaw ends the worker."""
+        """A fetcher that ends by an unexpected error ends the worker."""
         self._tasks.discard(task)
         if not task.cancelled():
             self._crashed = task.exception()
-            self._look_again.set()
+            self._refresh_now.set()
 
-    def look_again(self) -> None:
-        """Leaders moved, or a topic is not what it was."""
-        self._look_again.set()
+    def refresh_soon(self) -> None:
+        """Leaders moved, or a topic changed: the topics are refreshed at once."""
+        self._refresh_now.set()
 
-    # ---- how it fares -----------------------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------------
 
-    def is_troubled(self, reason: str) -> None:
+    def report_failure(self, reason: str, by: object = _TOPICS) -> None:
+        """``by``: what failed; the link waits until each of those that failed answers again."""
+        self._failing.add(by)
         now = int(time.time() * 1000)
-        if self.trouble is None or self.trouble.ended_ms is not None:
-            self.trouble = Trouble(reason, now)
-            log.event("warning", "link_waits", dc=self.remote.dc, reason=reason)
-        self.trouble.reason = reason
+        if self.fault is None or self.fault.ended_ms is not None:
+            self.fault = RemoteWait(reason, now)
+            log.event("link_waits", dc=self.remote.dc, reason=reason)
+        self.fault.reason = reason
 
-    def is_well(self) -> None:
-        if self.trouble is not None and self.trouble.ended_ms is None:
-            self.trouble.ended_ms = int(time.time() * 1000)
-            log.event("info", "link_goes_on", dc=self.remote.dc, after_ms=self.trouble.ended_ms - self.trouble.since_ms)
+    def report_recovery(self, by: object) -> None:
+        self._failing.discard(by)
+        if self.fault is not None and self.fault.ended_ms is None and not self._failing:
+            self.fault.ended_ms = int(time.time() * 1000)
+            log.event("link_recovered", dc=self.remote.dc, after_ms=self.fault.ended_ms - self.fault.since_ms)
 
     def waits(self, reason: str) -> None:
-        """As it is told to: for room, or by its limit."""
-        self.waited = Trouble(reason, int(time.time() * 1000), is_fault=False)
+        """It waits by its own limits: for memory, or by its rate."""
+        self.throttle = RemoteWait(reason, int(time.time() * 1000), is_fault=False)
 
     def waits_no_more(self) -> None:
-        if self.waited is not None and self.waited.ended_ms is None:
-            self.waited.ended_ms = int(time.time() * 1000)
+        if self.throttle is not None and self.throttle.ended_ms is None:
+            self.throttle.ended_ms = int(time.time() * 1000)
 
     @property
     def silent_s(self) -> float:
-        """How long something that was asked there has not been answered; what happens there is not known since."""
+        """How long a request to it has been without an answer; its state is unknown since."""
         asked = [fetcher.asked_at for fetcher in self._fetchers.values() if fetcher.asked_at is not None]
-        if self.trouble is not None and self.trouble.ended_ms is None:
-            asked.append(self.trouble.since_ms / 1000)
+        if self.fault is not None and self.fault.ended_ms is None:
+            asked.append(self.fault.since_ms / 1000)
         return max(0.0, time.time() - min(asked, default=time.time()))
 
     @property
-    def last_wait(self) -> Trouble | None:
-        """The last of both kinds; None: it never had to."""
-        found = [wait for wait in (self.trouble, self.waited) if wait is not None]
+    def last_wait(self) -> RemoteWait | None:
+        """The last wait of either kind; None: there was none."""
+        found = [wait for wait in (self.fault, self.throttle) if wait is not None]
         return max(found, key=lambda wait: (wait.ended_ms is None, wait.is_fault, wait.since_ms), default=None)
 
 
 class Fetcher:
-    """Fetches what one broker leads, of the busy partitions or of the quiet ones."""
+    """Fetches the partitions that one broker leads: either the busy ones or the quiet ones."""
 
-    def __init__(self, link: Link, node: int, is_quiet: bool) -> None:
+    def __init__(self, link: RemoteCluster, node: int, is_quiet: bool) -> None:
         self._link, self._node = link, node
         self._wait_ms, self._line = (_QUIET_WAIT_MS, "quiet") if is_quiet else (_FETCH_WAIT_MS, "")
         self.asked_at: float | None = None
-        self.partitions: dict[TopicPartition, MirroredPartition] = {}
+        self.partitions: dict[TopicIdPartition, MirroredPartition] = {}
         self._session = FetchSession()
         self._wanted = asyncio.Event()
         self._ranges: set[asyncio.Task[None]] = set()
-        self._looking: set[TopicPartition] = set()
+        self._looking: set[TopicIdPartition] = set()
 
     def join(self, partition: MirroredPartition) -> None:
         if self.partitions.get(partition.key) is not partition:
@@ -250,11 +264,14 @@ class Fetcher:
             self._wanted.set()
 
     async def run(self) -> None:
-        pause = _RETRY_S
+        pause, refused = _RETRY_S, 0
         try:
             while True:
                 await self._room()
                 if not self._session.wanted:
+                    # It has nothing that could be asked of the broker, which may be gone for good.
+                    self.asked_at = None
+                    self._link.report_recovery(self)
                     self._wanted.clear()
                     await self._wanted.wait()
                     continue
@@ -262,35 +279,40 @@ class Fetcher:
                     fetched = await self._fetch()
                 except (errors.KafkaError, OSError, TimeoutError) as error:
                     self._session.lost()
-                    self._link.is_troubled(f"broker {self._node} of {self._link.remote.dc} does not answer: {error!r}")
-                    self._link.look_again()
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_RETRY_S)
-                    continue
-                if not self._session.answered(fetched):
-                    continue
-                pause = _RETRY_S
-                self._link.is_well()
-                for found in fetched.found:
-                    self._hand_over(found)
+                    wrong = f"does not answer: {error!r}"
+                else:
+                    if self._session.answered(fetched):
+                        pause, refused = _RETRY_S, 0
+                        self._link.report_recovery(self)
+                        for found in fetched.found:
+                            self._hand_over(found)
+                        continue
+                    refused += 1
+                    if refused == 1:
+                        continue  # it forgot the session, which begins again
+                    wrong = f"answers fetches with error code {fetched.code}, {errors.for_code(fetched.code).__name__}"
+                self._link.report_failure(f"broker {self._node} of {self._link.remote.dc} {wrong}", self)
+                self._link.refresh_soon()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_RETRY_S)
         finally:
             for task in self._ranges:
                 task.cancel()
 
     async def _room(self) -> None:
-        """Returns when something may come, by memory and by the link's limit."""
+        """Returns when memory and the remote's rate limit allow a fetch."""
         link = self._link
         if link.budget.is_full:
             link.waits(f"{link.budget.limit_bytes:,} bytes wait to be committed here (limits.waiting_bytes)")
             await link.budget.room()
             link.waits_no_more()
-        wait_s = link.pace.wait_s()
+        wait_s = 0.0 if link.bucket is None else link.bucket.wait_s(time.monotonic())
         if wait_s > 0:
-            link.waits(f"it may take {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)")
+            link.waits(f"its rate limit is {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)")
             await asyncio.sleep(wait_s)
             link.waits_no_more()
 
-    async def _fetch(self) -> Fetched:
+    async def _fetch(self) -> FetchResponse:
         if self.asked_at is None:
             self.asked_at = time.time()
         request = self._session.request(self._wait_ms, self._link.limits.fetch_bytes)
@@ -298,15 +320,16 @@ class Fetcher:
         self.asked_at = None
         return answer
 
-    def _hand_over(self, found: Found) -> None:
-        partition = self.partitions.get((found.topic_id, found.partition))
-        asked = self._session.asked.get((found.topic_id, found.partition))
+    def _hand_over(self, found: FetchedPartition) -> None:
+        partition = self.partitions.get(found.key)
+        asked = self._session.asked.get(found.key)
         if partition is None or asked is None or asked.offset != partition.position:
-            return  # it went elsewhere meanwhile
-        if found.code == NO_ERROR:
+            return  # it was reassigned meanwhile
+        if found.code == error_codes.NONE:
             size = len(found.records)
             self._link.fetched_bytes += size
-            self._link.pace.take(size)
+            if self._link.bucket is not None:
+                self._link.bucket.take(size)
             self._link.budget.take(partition.take(found))
             if size:
                 partition.heard_at = time.monotonic()
@@ -314,14 +337,15 @@ class Fetcher:
                     self._link.has_news(partition)
                 else:
                     self.changed(partition)
-        elif found.code == OFFSET_OUT_OF_RANGE:
+        elif found.code == error_codes.OFFSET_OUT_OF_RANGE:
             self._look_up_range(partition)
-        elif found.code in UNKNOWN_TOPIC or found.code in MOVED:
+        elif found.code in _PASSING:
             self.leave(partition)
-            self._link.look_again()
+            self._link.refresh_soon()
         else:
-            self._link.is_troubled(f"{partition.topic}-{partition.number}: Kafka says {found.code}")
-            self._link.look_again()
+            name = errors.for_code(found.code).__name__
+            detail = f"{self._link.remote.dc} answers a fetch with error code {found.code}, {name}"
+            partition.halt("fetch-rejected", detail)
 
     def _look_up_range(self, partition: MirroredPartition) -> None:
         self._looking.add(partition.key)
@@ -331,14 +355,20 @@ class Fetcher:
         task.add_done_callback(self._ranges.discard)
 
     async def _range(self, partition: MirroredPartition) -> None:
-        kafka, place = self._link.kafka, partition.place
+        kafka, tp = self._link.kafka, partition.tp
         try:
-            first = await kafka.offset(*place, EARLIEST)
-            end = await kafka.offset(*place, LATEST)
+            first = await kafka.offset(*tp, EARLIEST)
+            end = await kafka.offset(*tp, LATEST)
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            self._link.is_troubled(f"{self._link.remote.dc} does not answer: {error!r}")
+            detail = f"{self._link.remote.dc} does not say which offsets of {partition.name} it has: {error!r}"
+            partition.halt("fetch-rejected", detail)
         else:
+            before = partition.position
             partition.out_of_range(first, end)
+            if partition.stop is None and partition.position == before:
+                # The broker asked is not the leader any more, or has not caught up.
+                self._link.refresh_soon()
+                await asyncio.sleep(_RETRY_S)
         finally:
             self._looking.discard(partition.key)
             if self.partitions.get(partition.key) is partition:

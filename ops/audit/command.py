@@ -1,4 +1,4 @@
-"""``logferry audit``: proves or refutes, over what is stored, that nothing was lost and nothing doubled."""
+"""``logferry audit``: verifies exactly-once delivery from the stored data."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import asyncio
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from logferry.gateway.config import ConfigError, KafkaSettings, load
-from logferry.gateway.contract.chunk import Malformed, check_dc
-from logferry.gateway.tls import kafka_options
+from logferry.gateway.config import ConfigError, KafkaSettings, load, load_as
+from logferry.gateway.contract.names import Malformed, check_dc
 from logferry.mirror.config import load as load_mirror
-from logferry.ops.audit.audit import Copy, audit
+from logferry.ops.audit.audit import audit
 from logferry.ops.audit.compare.mirror_copy import audit_mirror
-from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit
-from logferry.ops.audit.config import load as load_audit
-from logferry.ops.audit.render import brief, console_for_output, progress, show
-from logferry.ops.cli.problems import Problem, WrongUse
+from logferry.ops.audit.render import brief, progress, show
+from logferry.ops.cli.console import console_for_output
+from logferry.ops.cli.problems import CommandError, UsageError
 from rich.console import Console
 
 EXACT: Final = 0
@@ -31,13 +30,18 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 exact, 1 refuted, 2 wrong use, 3 Kafka or a table cannot be read."""
     args = _parser().parse_args(argv)
     console = Console(stderr=True)
-    # What the client library has to say comes as an error, once, and in our words.
+    # Failures of the Kafka client are reported once, as an error of this command.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         if args.mirror is not None:
             return _audit_mirror(args, console)
-        report = asyncio.run(_audit(args, console))
-    except Problem as problem:
+        config = _configuration(args)
+        if args.full and config.state_file is None:
+            raise UsageError("--full: applies only with --state-file; without it every audit is a full one")
+        with progress(console) as advance:
+            files = found_files(config.files) + args.file
+            report = asyncio.run(audit(config, files=files, full=args.full, progress=advance))
+    except CommandError as problem:
         print(f"logferry audit: {problem}", file=sys.stderr)
         return problem.exit_status
     if args.json:
@@ -52,111 +56,67 @@ def main(argv: list[str] | None = None) -> int:
 def _audit_mirror(args: argparse.Namespace, console: Console) -> int:
     original, colon, copy = args.mirror.partition(":")
     if not (original and colon and copy):
-        raise WrongUse(f"--mirror: {args.mirror!r} is not like dc1:dc2, the original and its copy")
+        raise UsageError(f"--mirror: {args.mirror!r} must have the form dc1:dc2, the original and its copy")
     if args.config is None:
-        raise WrongUse(f"--mirror: which clusters? Give the configuration of {copy}'s mirror: --config mirror.toml")
+        raise UsageError(
+            f"--mirror: specify the clusters by the configuration of {copy}'s mirror: --config mirror.toml"
+        )
     try:
         config = load_mirror(args.config)
     except ConfigError as error:
-        raise WrongUse(str(error)) from None
+        raise UsageError(str(error)) from None
     if copy != config.dc:
-        raise WrongUse(f"--mirror: {args.config} is the configuration of {config.dc}'s mirror, not of {copy}'s")
+        raise UsageError(f"--mirror: {args.config} configures the mirror of {config.dc}, not of {copy}")
     with progress(console) as advance:
-        report = asyncio.run(audit_mirror(config, original, args.topic, args.keep, advance, full=args.full))
+        report = asyncio.run(audit_mirror(config, original, args.topic, args.state_file, advance, full=args.full))
     if args.json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
-        return EXACT if report.exact else REFUTED
-    for found in report.partitions:
-        if found.wrong is not None:
-            print(f"{found.topic}-{found.partition}: {found.wrong}")
-    print(report.verdict)
+    else:
+        for found in report.partitions:
+            if found.wrong is not None:
+                print(f"{found.topic}-{found.partition}: {found.wrong}")
+        print(report.verdict)
     return EXACT if report.exact else REFUTED
-
-
-async def _audit(args: argparse.Namespace, console: Console) -> Report:
-    config = _configuration(args)
-    try:
-        security = kafka_options(config.kafka)
-        copies = [Copy(copy.dc, kafka_options(copy.kafka), copy.topics) for copy in config.copies]
-    except ConfigError as error:
-        raise WrongUse(str(error)) from None
-    if args.full and config.keep is None:
-        raise WrongUse("--full: everything is read anyway, unless --keep FILE says what was proven before")
-    with progress(console) as advance:
-        return await audit(
-            config.kafka.bootstrap_servers,
-            config.dc,
-            topics=config.topics,
-            tables=config.tables,
-            files=found_files(config.files) + args.file,
-            prefix=config.prefix,
-            source_retention_ms=config.source_retention_ms,
-            security=security,
-            copies=copies,
-            keep=config.keep,
-            full=args.full,
-            progress=advance,
-        )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="logferry audit",
-        description="Proves or refutes, by reading what is stored, that nothing was lost and nothing doubled: in "
-        "Kafka, between Kafka and the gateway's states, in another data centre's copy, in the tables and their "
-        "segments, and against the original files.",
-        epilog="example: logferry audit --config audit.toml --keep /var/lib/logferry/audit.kept --brief",
+        description="example: logferry audit --config audit.toml --state-file /var/lib/logferry/audit.state --brief\n\n"
+        "Verifies from the stored data that no line is lost or doubled: in Kafka, between Kafka and the\n"
+        "gateway's states, in the copies of other data centres, in the tables and their segments, and\n"
+        "against the original files.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--topic", action="append", default=[], metavar="T", help="this topic only; may be repeated")
-    parser.add_argument(
-        "--table",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="PATH",
-        help="a table that topics are loaded into; may be repeated",
-    )
-    parser.add_argument(
-        "--file",
-        nargs="+",
-        action="extend",
-        default=[],
-        type=Path,
-        metavar="PATH",
-        help="original files that were pushed",
-    )
-    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's address (default: that of --config)")
-    parser.add_argument("--dc", help="the data centre (default: that of --config, else the only one in this Kafka)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the configuration of the audit, or of the gateway")
-    parser.add_argument(
-        "--copy",
-        action="append",
-        default=[],
-        metavar="DC=HOST:PORT",
-        help="another data centre that mirrors the topics, and its Kafka; may be repeated",
-    )
-    parser.add_argument(
-        "--mirror", metavar="DC1:DC2", help="instead: compare a copy with its original; --config is the mirror's"
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="what is proven is kept there, and only what is new is read"
-    )
-    parser.add_argument("--full", action="store_true", help="read everything again, whatever --keep says, and keep it")
+    add, many = parser.add_argument, partial(parser.add_argument, action="append", default=[])
+    many("--topic", metavar="T", help="audit this topic only; may be repeated")
+    many("--table", type=Path, metavar="PATH", help="a table that is loaded from the topics; may be repeated")
+    files = "original files that were pushed"
+    add("--file", nargs="+", action="extend", default=[], type=Path, metavar="PATH", help=files)
+    add("--bootstrap", metavar="HOST:PORT", help="Kafka's address (default: from --config)")
+    add("--dc", help="the data centre (default: from --config, else the only one in this Kafka)")
+    add("--config", type=Path, metavar="FILE", help="configuration of the audit or of the gateway")
+    many("--copy", metavar="DC=HOST:PORT", help="a data centre that mirrors the topics, and its Kafka; may be repeated")
+    mirror = "only compare the copy in DC2 with its original in DC1; --config is the mirror's"
+    add("--mirror", metavar="DC1:DC2", help=mirror)
+    state_file = "store the proof here, and read only data that is newer than it"
+    add("--state-file", type=Path, metavar="FILE", help=state_file)
+    add("--full", action="store_true", help="read everything again, and replace the state file")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print one JSON object")
-    shown.add_argument("--brief", action="store_true", help="print one line if all is well, else what is not")
+    shown.add_argument("--brief", action="store_true", help="print one line if the verdict is exact, else the findings")
     return parser
 
 
 def _configuration(args: argparse.Namespace) -> AuditConfig:
-    """The options go before the configuration: an audit's, or a gateway's. Raises WrongUse."""
+    """The configuration of an audit or a gateway; options take precedence. Raises UsageError."""
     try:
         config = _configured(args)
         dc = check_dc(args.dc) if args.dc is not None else config.dc
         copies = [_copy(text) for text in args.copy] or config.copies
         kafka = config.kafka
     except (ConfigError, Malformed) as error:
-        raise WrongUse(str(error)) from None
+        raise UsageError(str(error)) from None
     if args.bootstrap is not None:
         kafka = kafka.model_copy(update={"bootstrap_servers": args.bootstrap})
     return config.model_copy(
@@ -166,7 +126,7 @@ def _configuration(args: argparse.Namespace) -> AuditConfig:
             "copies": copies,
             "topics": args.topic or config.topics,
             "tables": args.table or config.tables,
-            "keep": args.keep or config.keep,
+            "state_file": args.state_file or config.state_file,
             "files": [] if args.file else config.files,
         }
     )
@@ -175,10 +135,10 @@ def _configuration(args: argparse.Namespace) -> AuditConfig:
 def _configured(args: argparse.Namespace) -> AuditConfig:
     if args.config is None:
         if args.bootstrap is None:
-            raise WrongUse("which Kafka? Give --config FILE or --bootstrap HOST:PORT")
+            raise UsageError("specify Kafka with --config FILE or --bootstrap HOST:PORT")
         return AuditConfig(kafka=KafkaSettings(bootstrap_servers=args.bootstrap))
     if is_audit(args.config):
-        return load_audit(args.config)
+        return load_as(AuditConfig, args.config)
     gateway = load(args.config)
     return AuditConfig(
         dc=gateway.dc, prefix=gateway.prefix, kafka=gateway.kafka, source_retention_ms=gateway.source_retention_ms
@@ -188,5 +148,5 @@ def _configured(args: argparse.Namespace) -> AuditConfig:
 def _copy(text: str) -> CopySettings:
     dc, equals, bootstrap = text.partition("=")
     if not (dc and equals and bootstrap):
-        raise WrongUse(f"--copy: {text!r} is not like dc2=HOST:PORT, a data centre and its Kafka")
+        raise UsageError(f"--copy: {text!r} must have the form dc2=HOST:PORT, a data centre and its Kafka")
     return CopySettings(dc=check_dc(dc), kafka=KafkaSettings(bootstrap_servers=bootstrap))

@@ -1,85 +1,94 @@
-"""The configuration of an audit of everything: one TOML file, checked as a whole before anything is read."""
+"""The configuration of an audit: one TOML file, validated as a whole before any data is read."""
 
 from __future__ import annotations
 
 import glob
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final
 
-from logferry.gateway.config import KafkaSettings, Pattern, load_as
-from logferry.gateway.contract.chunk import check_dc
-from logferry.ops.cli.problems import WrongUse
+from logferry.gateway.config import Dc, KafkaSettings, Pattern
+from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-_OURS: Final = ("tables", "files", "keep", "copies", "topics")
+_OURS: Final = ("tables", "files", "state_file", "copies", "topics")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class CopySettings(_Strict):
-    """Another data centre that has a copy. ``topics``: patterns of their names without the data centre."""
+    """A data centre that mirrors the audited topics."""
 
-    dc: str
+    dc: Dc
+    """Name of the data centre."""
+
     kafka: KafkaSettings
-    topics: Annotated[list[Pattern], Field(min_length=1)] = ["*"]
+    """Kafka of the data centre."""
 
-    @field_validator("dc")
-    @classmethod
-    def _dc(cls, dc: str) -> str:
-        return check_dc(dc)
+    topics: Annotated[list[Pattern], Field(min_length=1)] = ["*"]
+    """Patterns of the mirrored topics, without the name of the data centre."""
+
+    def takes(self, topic: str) -> bool:
+        """Whether the topic, by its full name, is mirrored."""
+        return any(fnmatchcase(topic.partition(".")[2], pattern) for pattern in self.topics)
 
 
 class AuditConfig(_Strict):
-    """``dc``, ``prefix`` and ``source_retention_ms``: as the gateway has them. ``topics``: as writers name them, none
-    for all. ``files``: patterns of original files. ``keep``: where it is kept what was proven.
-    """
+    """The configuration of ``logferry audit``."""
 
-    dc: str | None = None
+    dc: Dc | None = None
+    """Data centre whose topics are audited; by default the only one in this Kafka."""
+
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
-    source_retention_ms: Annotated[int, Field(ge=1000)] = 14 * 86_400_000
-    kafka: KafkaSettings
-    topics: list[str] = []
-    tables: list[Path] = []
-    files: list[str] = []
-    copies: list[CopySettings] = []
-    keep: Path | None = None
+    """Prefix of the service's own topics, as in the gateway's configuration."""
 
-    @field_validator("dc")
-    @classmethod
-    def _dc(cls, dc: str | None) -> str | None:
-        return None if dc is None else check_dc(dc)
+    source_retention_ms: Annotated[int, Field(ge=1000)] = 14 * 86_400_000
+    """Milliseconds after which the gateway forgets a silent source, as in its configuration."""
+
+    kafka: KafkaSettings
+    """Kafka of the data centre."""
+
+    topics: list[str] = []
+    """Topics to audit, as writers name them; by default all topics of the data centre."""
+
+    tables: list[Path] = []
+    """Paths of tables that are loaded from this Kafka."""
+
+    files: list[str] = []
+    """Paths or patterns of original files that were pushed."""
+
+    copies: list[CopySettings] = []
+    """Data centres that mirror the topics."""
+
+    state_file: Path | None = None
+    """File that stores the proof, so that the next audit reads only newer data; by default none."""
 
     @field_validator("copies")
     @classmethod
     def _copies(cls, copies: list[CopySettings]) -> list[CopySettings]:
         names = [copy.dc for copy in copies]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"{twice[0]} stands there twice")
+            raise ValueError(f"{twice[0]} is listed twice; list each data centre once")
         return copies
 
 
 def is_audit(path: Path) -> bool:
-    """Whether a configuration is an audit's, and not a gateway's, which serves as well. Errors are told by reading."""
+    """Whether a file is an audit's configuration, not a gateway's. An unreadable file is reported when it is loaded."""
     try:
         return any(name in _OURS for name in tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return False
 
 
-def load(path: Path) -> AuditConfig:
-    """Raises ConfigError."""
-    return load_as(AuditConfig, path)
-
-
 def found_files(patterns: list[str]) -> list[Path]:
-    """The files that the patterns mean now. Raises WrongUse for a name without wildcards that is not there."""
+    """The files that match the patterns now. Raises UsageError for a path without wildcards that does not exist."""
     found: list[Path] = []
     for pattern in patterns:
         names = sorted(name for name in glob.glob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207
         if not names and not glob.has_magic(pattern):
-            raise WrongUse(f"files: {pattern}: there is no such file")
+            raise UsageError(f"files: {pattern}: no such file")
         found += [Path(name) for name in names]
     return list(dict.fromkeys(found))

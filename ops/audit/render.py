@@ -1,4 +1,4 @@
-"""A report on the terminal: the sources, the findings, the verdict."""
+"""Renders a report on the terminal: sources, hops, segments, findings, verdict."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from logferry.ops.audit.audit import STAGES
-from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport, TableReport
+from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport, TableAuditReport
 from logferry.ops.audit.digests.lines import MODULUS
 from logferry.ops.audit.digests.sums import shown
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 SHOWN_SOURCES: Final = 50
 SHOWN_FINDINGS: Final = 50
 SHOWN_SEGMENTS: Final = 24
 _HASH: Final = 12  # digits
-_WIDTH: Final = 140  # where the output is not a terminal
-
-
-def console_for_output() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH)
 
 
 def show(report: Report, console: Console) -> None:
@@ -43,7 +36,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def brief(report: Report, console: Console) -> None:
-    """One line if all is well, for a log that a scheduler keeps; what is wrong by name, and the verdict, if not."""
+    """Prints one line if the verdict is exact, for the log of a scheduler; else the findings and the verdict."""
     if not report.exact:
         _findings(report, console, True, "findings")
     read = "" if report.read is None else f" ({_read(report.read)}, {report.seconds:.1f} s)"
@@ -52,16 +45,18 @@ def brief(report: Report, console: Console) -> None:
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Shows how far each stage is, on a terminal only."""
+    """Shows the progress of each stage, on a terminal only."""
     if not console.is_terminal:
         yield lambda _stage, _done, _total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
-        tasks = {stage: bars.add_task(stage, total=None, visible=False) for stage in (*STAGES, "mirror")}
+        tasks: dict[str, TaskID] = {}
 
         def advance(stage: str, done: int, total: int) -> None:
-            bars.update(tasks[stage], completed=min(done, total), total=total, visible=True)
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage)
+            bars.update(tasks[stage], completed=min(done, total), total=total)
 
         yield advance
 
@@ -70,11 +65,7 @@ def _sources(report: Report) -> Table:
     topics = ", ".join(report.topics) if len(report.topics) <= 5 else f"{len(report.topics)} topics"
     ordered, blamed = report.worst_first(), report.blamed()
     columns = [name for name in _COLUMNS if name in _ALWAYS or any(_COLUMNS[name](source) for source in ordered)]
-    table = Table(title=f"{report.dc}: {topics}", title_justify="left")
-    for name in ("topic-partition", "source"):
-        table.add_column(name, overflow="fold", min_width=8)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table(f"{report.dc}: {topics}", ("topic-partition", "source"), columns, 8)
     for source in ordered[:SHOWN_SOURCES]:
         cells = (_text(_COLUMNS[name](source)) for name in columns)
         place = f"{source.topic}-{source.partition}"
@@ -85,7 +76,16 @@ def _sources(report: Report) -> Table:
     return table
 
 
-# The other columns are shown where there is something in them.
+def _table(title: str, texts: Iterable[str], numbers: Iterable[str], min_width: int | None = None) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in texts:
+        table.add_column(name, overflow="fold", min_width=min_width)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+# Other columns are shown if any source has a value in them.
 _ALWAYS: Final = ("chunks", "lines", "bytes", "seqno", "gaps", "doubles", "hash")
 _COLUMNS: Final[dict[str, Callable[[SourceReport], int | str | None]]] = {
     "chunks": lambda source: source.chunks,
@@ -103,7 +103,7 @@ _COLUMNS: Final[dict[str, Callable[[SourceReport], int | str | None]]] = {
 
 
 def _copied(source: SourceReport) -> str:
-    """What other data centres have of it: ``=`` the same."""
+    """The copies in other data centres; ``=``: identical."""
     found = []
     for copy in source.copies:
         is_same = (copy.chunks, copy.hash) == (source.chunks, source.hash)
@@ -112,11 +112,8 @@ def _copied(source: SourceReport) -> str:
 
 
 def _hops(report: Report) -> Table:
-    """From the files to the rows: how much there is at each, and the digest of it."""
-    table = Table(title="hop by hop", title_justify="left")
-    table.add_column("hop", overflow="fold")
-    for name in ("chunks", "bytes", "lines", "hash"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """From the files to the rows: the amount at each hop, and its digest."""
+    table = _table("hop by hop", ("hop",), ("chunks", "bytes", "lines", "hash"))
     table.add_column("besides", overflow="fold")
     if report.files:
         chunks, size = sum(f.chunks for f in report.files), sum(f.recorded - f.begin for f in report.files)
@@ -145,18 +142,14 @@ def _sum(hashes: Iterable[str]) -> str:
     return shown(sum(int(text or "0", 16) for text in hashes) % MODULUS)[-_HASH:]
 
 
-def _segments(report: TableReport) -> Table:
-    """The newest ones, and those that are wrong."""
-    table = Table(title=f"segments of {escape(report.path)}", title_justify="left")
-    for name in ("segment", "state", "version"):
-        table.add_column(name)
-    for name in ("rows", "bytes", "hash"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _segments(report: TableAuditReport) -> Table:
+    """The newest segments, and those that differ."""
+    table = _table(f"segments of {escape(report.path)}", ("segment", "state", "version"), ("rows", "bytes", "hash"))
     newest = report.segments[-SHOWN_SEGMENTS:]
     wrong = [one for one in report.segments[:-SHOWN_SEGMENTS] if not one.equal][:SHOWN_FINDINGS]
     for one in (*wrong, *newest):
-        rows = f"{one.rows:,}" if one.equal else f"{one.rows:,}, said {one.said_rows:,}"
-        size = f"{one.size_bytes:,}" if one.equal else f"{one.size_bytes:,}, said {one.said_bytes:,}"
+        rows = f"{one.rows:,}" if one.equal else f"{one.rows:,}, stated {one.said_rows:,}"
+        size = f"{one.size_bytes:,}" if one.equal else f"{one.size_bytes:,}, stated {one.said_bytes:,}"
         style = None if one.equal else "red"
         table.add_row(one.start, one.state, str(one.version), rows, size, one.hash[-_HASH:], style=style)
     if len(report.segments) > SHOWN_SEGMENTS:
@@ -165,10 +158,9 @@ def _segments(report: TableReport) -> Table:
 
 
 def _read(read: ReadReport) -> str:
-    since = "only what is new was read" if read.goes_on else "read"
-    return (
-        f"{since}: {read.records:,} records of {read.size_bytes:,} bytes, {read.files:,} files with {read.rows:,} rows"
-    )
+    since = "only newer data was read" if read.incremental else "read"
+    log = f"{read.records:,} records of {read.size_bytes:,} bytes"
+    return f"{since}: {log}, {read.files:,} files with {read.rows:,} rows"
 
 
 def _text(value: int | str | None) -> str:
@@ -178,16 +170,16 @@ def _text(value: int | str | None) -> str:
 def _facts(report: Report) -> Iterator[str]:
     cut = sum(source.is_cut for source in report.sources)
     if cut:
-        yield f"retention: {cut:,} sources are cut (…): what is retained of them was proven from there on"
-    if report.read is not None and report.read.goes_on:
+        yield f"retention: {cut:,} sources are truncated (…): their retained part is proven"
+    if report.read is not None and report.read.incremental:
         yield _read(report.read)
     for table in report.tables:
         yield (
-            f"table {table.path}: {table.batches:,} batches, {table.rows:,} rows: {table.compared:,} held against the "
-            f"log, {table.not_comparable:,} not comparable, {table.not_loaded:,} chunks of the log not loaded yet"
+            f"table {table.path}: {table.batches:,} batches, {table.rows:,} rows: {table.compared:,} compared with "
+            f"the log, {table.not_comparable:,} not comparable, {table.not_loaded:,} chunks of the log not loaded yet"
         )
     for file in report.files:
-        said = file.flaw or f"bytes {file.begin:,} to {file.recorded:,} are what is stored"
+        said = file.flaw or f"bytes {file.begin:,} to {file.recorded:,} are stored unchanged"
         yield f"file {file.path}: {said}; not sent yet: {file.not_sent_bytes:,} bytes"
 
 

@@ -1,4 +1,4 @@
-"""A gateway's HTTP interface as the commands ask it: where it is, with which token, verified by whom."""
+"""The HTTP client of the commands: gateway URL, token and certificate authorities from the options."""
 
 from __future__ import annotations
 
@@ -10,49 +10,68 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from pathlib import Path
 from typing import Any, Final
 
-from logferry.client.agent.config import check_token, read_token
-from logferry.ops.cli.problems import Problem, Unavailable, WrongUse
+from logferry.client.transport.cluster import check_token
+from logferry.client.transport.credentials import read_token
+from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
 TOKEN_VARIABLE: Final = "LOGFERRY_TOKEN"
 _TIMEOUT_S: Final = 60.0
+_REDIRECTS: Final = (http.client.TEMPORARY_REDIRECT, http.client.PERMANENT_REDIRECT)
 
 
-class Refused(Problem):
-    """The gateway said no: its problem document. ``kind``: the last segment of its type."""
+class RequestRefused(CommandError):
+    """The gateway answered with a problem document. ``kind``: the last segment of its type."""
 
     def __init__(self, status: int, document: dict[str, Any]) -> None:
         self.status = status
         self.kind = str(document.get("type", "")).rpartition("/")[2]
-        text = str(document.get("detail") or document.get("title") or f"the gateway answered {status}")
+        text = str(document.get("detail") or document.get("title") or f"the gateway answered with status {status}")
         if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
-            text += f" (--token-file, or {TOKEN_VARIABLE} in the environment)"
+            text += f"; pass a token with --token-file or the environment variable {TOKEN_VARIABLE}"
         super().__init__(text)
         if status in (http.client.BAD_REQUEST, http.client.UNAUTHORIZED):
-            self.exit_status = WrongUse.exit_status
+            self.exit_status = UsageError.exit_status
         elif status >= http.client.INTERNAL_SERVER_ERROR:
             self.exit_status = Unavailable.exit_status
 
 
+class Redirected(CommandError):
+    """Another worker has what was asked for: the request belongs to ``location``. It is not followed here."""
+
+    def __init__(self, url: str, location: str) -> None:
+        self.location = location
+        super().__init__(f"{url} names another worker: {location}; check --url")
+
+
+def no_gateway(url: str, why: object, service: str = "gateway") -> Unavailable:
+    return Unavailable(f"no {service} answers at {url}: {why}; start one (logferry up) or pass another URL")
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Followed, a redirect would take the token along to wherever it points."""
+    """urllib would send the token on to any host that a redirect names."""
 
     def redirect_request(self, *_args: Any, **_more: Any) -> None:
         return None
 
 
-class Gateway:
-    """One worker. ``ca_file``: who signed its certificate, None: the system's authorities."""
+class GatewayClient:
+    """One worker of a gateway, or of the ``service`` that errors name. ``ca_file``: authorities that verify its
+    certificate; None: those of the system."""
 
     def __init__(
-        self, url: str, token: str | None = None, ca_file: Path | None = None, timeout_s: float = _TIMEOUT_S
+        self,
+        url: str,
+        token: str | None = None,
+        ca_file: str | None = None,
+        timeout_s: float = _TIMEOUT_S,
+        service: str = "gateway",
     ) -> None:
-        """Raises WrongUse."""
+        """Raises UsageError."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise WrongUse(f"--url: {url!r} is not like http://127.0.0.1:8080")
+            raise UsageError(f"--url {url}: expected a URL like http://127.0.0.1:8080")
         self.url, self.is_encrypted = url.rstrip("/"), parts.scheme == "https"
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
@@ -60,12 +79,12 @@ class Gateway:
         try:
             context = ssl.create_default_context(cafile=ca_file)
         except (OSError, ssl.SSLError) as error:
-            raise WrongUse(f"--ca-file {ca_file}: {getattr(error, 'strerror', None) or error}") from None
+            raise UsageError(f"--ca-file {ca_file}: {getattr(error, 'strerror', None) or error}") from None
         self._opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
-        self._timeout_s = timeout_s
+        self._timeout_s, self._service = timeout_s, service
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer's document. Raises Refused, and Unavailable when no gateway answers."""
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON document of the answer. Raises RequestRefused, Redirected, and Unavailable when none answers."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, self._headers, method=method)
         try:
@@ -73,10 +92,12 @@ class Gateway:
                 return self._document(answer.read())
         except urllib.error.HTTPError as error:
             with error:
-                raise Refused(error.code, self._document(error.read())) from None
+                if error.code in _REDIRECTS and (location := error.headers.get("Location")):
+                    raise Redirected(self.url, urllib.parse.urljoin(request.full_url, location)) from None
+                raise RequestRefused(error.code, self._document(error.read())) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
-            raise Unavailable(f"no gateway answers at {self.url}: {reason}; is it running? (logferry up)") from None
+            raise no_gateway(self.url, reason, self._service) from None
 
     def _document(self, raw: bytes) -> dict[str, Any]:
         try:
@@ -84,30 +105,30 @@ class Gateway:
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise Unavailable(f"what answers at {self.url} is not a gateway")
+            raise Unavailable(f"the server at {self.url} is not a {self._service}; check --url")
         return document
 
 
-def options(parser: argparse.ArgumentParser, url_help: str = "any gateway worker") -> list[argparse.Action]:
-    """Adds what says where the gateway is and who asks."""
-    token_help = f"the token for the gateway (default: what {TOKEN_VARIABLE} in the environment holds, if anything)"
+def add_gateway_options(
+    parser: argparse.ArgumentParser, url_help: str = "URL of any gateway worker", url: str = "http://127.0.0.1:8080"
+) -> list[argparse.Action]:
+    """Adds ``--url``, ``--token-file`` and ``--ca-file``."""
+    token_help = f"file with the token (default: the environment variable {TOKEN_VARIABLE})"
     return [
-        parser.add_argument("--url", default="http://127.0.0.1:8080", help=f"{url_help} (default: %(default)s)"),
+        parser.add_argument("--url", default=url, help=f"{url_help} (default: %(default)s)"),
         parser.add_argument("--token-file", metavar="FILE", help=token_help),
-        parser.add_argument("--ca-file", metavar="FILE", help="who signed its certificate (default: the system's)"),
+        parser.add_argument(
+            "--ca-file", metavar="FILE", help="authorities that verify its certificate (default: the system's)"
+        ),
     ]
 
 
 def token_of(args: argparse.Namespace) -> str | None:
-    """The token of the options or the environment. Raises WrongUse."""
+    """The token from the options or the environment. Raises UsageError."""
     try:
         if args.token_file is not None:
             return read_token(args.token_file)
         given = os.environ.get(TOKEN_VARIABLE)
         return check_token(given, TOKEN_VARIABLE) if given else None
     except ValueError as error:
-        raise WrongUse(str(error)) from None
-
-
-def ca_file_of(args: argparse.Namespace) -> Path | None:
-    return None if args.ca_file is None else Path(args.ca_file)
+        raise UsageError(str(error)) from None

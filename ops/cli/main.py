@@ -1,9 +1,9 @@
-"""The one command, ``logferry``: finds the sub-command, runs it, and turns its problems into an exit status.
+"""The command ``logferry``: imports one sub-command, runs it and turns its errors into an exit status.
 
-Standard library only and Python 3.9+: ``logferry push`` has to work where nothing else is installed. So each
-sub-command is imported when it is called, and owns its options.
+Standard library only and Python 3.9+: ``logferry push`` has to work where nothing else is installed. A sub-command is
+imported when it is called, and defines its own options.
 
-Exit status: 0 done, 1 the answer is no, 2 wrong use or configuration, 3 a service it needs is not there.
+Exit status: 0 done, 1 the answer is no, 2 wrong use or configuration, 3 a required service is not available.
 """
 
 from __future__ import annotations
@@ -14,100 +14,113 @@ import os
 import sys
 from typing import NamedTuple
 
-WRONG_USE = 2
+USAGE_ERROR = 2
 INTERRUPTED = 130
-_CUT_PIPE = 141
+_BROKEN_PIPE = 141
 _OPERATORS_PYTHON = (3, 11)
+
+_DEMO = "Try it on this machine"
+_HOSTS = "Hosts that write logs"
+_PROGRAMS = "Programs and shells"
+_SERVICES = "Services"
+_SCHEDULED = "Scheduled jobs"
+_OPERATORS = "Operators"
 
 
 class Command(NamedTuple):
-    """A sub-command: ``main(argv) -> int`` in ``module``, and which extra of the package it needs."""
+    """A sub-command: ``main(argv) -> int`` in ``module``, the extra of the package that it needs, its line in the help,
+    and the heading above that line (none: it is not listed)."""
 
     module: str
     extra: str
     summary: str
+    group: str = ""
 
 
 COMMANDS = {
-    "demo": Command("logferry.ops.demo", "ops", "the whole way on this machine, with a proof at the end"),
-    "up": Command("logferry.ops.commands.up", "ops", "a local stack in the foreground: Kafka and the gateway"),
-    "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre"),
-    "mirror": Command("logferry.mirror.__main__", "gateway", "brings the topics of other data centres here"),
-    "push": Command("logferry.client.agent.agent", "", "tails files and sends their lines"),
-    "read": Command("logferry.ops.commands.read", "ops", "writes the chunks of a topic to standard output"),
-    "load": Command("logferry.ops.load", "ops", "loads topics into a warehouse table"),
-    "query": Command(
-        "logferry.ops.commands.query", "query", "SQL over a table and what is not loaded yet, without Spark"
+    "demo": Command("logferry.ops.demo.command", "ops", "the full pipeline, with kills and a final audit", _DEMO),
+    "up": Command("logferry.ops.commands.up", "ops", "a local stack: Kafka, gateways, mirrors", _DEMO),
+    "push": Command("logferry.client.agent.agent", "", "follow log files and send them to a gateway", _HOSTS),
+    "read": Command("logferry.ops.commands.read", "ops", "write the chunks of a topic to standard output", _PROGRAMS),
+    "query": Command("logferry.ops.commands.query", "query", "SQL over a table and records not loaded yet", _PROGRAMS),
+    "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre", _SERVICES),
+    "mirror": Command("logferry.ops.commands.mirror", "gateway", "copy topics from other data centres", _SERVICES),
+    "load": Command(
+        "logferry.ops.commands.load", "loaders", "load topics into tables, once or continuously", _SCHEDULED
     ),
-    "segments": Command("logferry.loaders.commands.segments", "ops", "which hours of a table are complete"),
-    "compact": Command("logferry.loaders.commands.compact", "ops", "merges a table's small files, drops old rows"),
-    "audit": Command("logferry.ops.audit", "ops", "proves or refutes the promise over what is stored"),
-    "status": Command("logferry.ops.status.command", "ops", "what is wrong with the gateway or a mirror, and why"),
-    "topics": Command("logferry.ops.commands.topics", "ops", "lists, creates and grows topics"),
+    "table": Command("logferry.ops.commands.table", "loaders", "inspect, compact, reset or move a table", _SCHEDULED),
+    "status": Command("logferry.ops.status.command", "ops", "health of a gateway or mirror, with causes", _OPERATORS),
+    "audit": Command("logferry.ops.audit.command", "ops", "verify exactly-once delivery from stored data", _OPERATORS),
+    "topics": Command("logferry.ops.commands.topics", "ops", "list, create and grow topics", _OPERATORS),
+    "lanes": Command("logferry.ops.commands.lanes", "gateway", "repair a lane that cannot be read", _OPERATORS),
+    "token": Command("logferry.gateway.token_command", "gateway", "create a token for the gateway", _OPERATORS),
+    "completion": Command("logferry.ops.cli.completion", "", "print a completion script for bash, zsh or fish"),
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one sub-command and returns its exit status; what the user can mend is one message, no traceback."""
+    """Runs one sub-command and returns its exit status. An error that the user can fix is one message on standard
+    error, without a traceback."""
     given = list(sys.argv[1:] if argv is None else argv)
-    # `logferry --config FILE up` is as good as `logferry up --config FILE`.
-    leading = given[:2] if given[:1] == ["--config"] else given[:1] if given[:1] and _is_config(given[0]) else []
+    # `logferry --config FILE up` is accepted like `logferry up --config FILE`.
+    first = given[0] if given else ""
+    leading = given[: 2 if first == "--config" else int(first.startswith("--config="))]
     given = given[len(leading) :]
     if not given:
         print(usage(), file=sys.stderr)
-        return WRONG_USE
+        return USAGE_ERROR
     name, rest = given[0], leading + given[1:]
     if name in ("-h", "--help", "help"):
         print(usage())
         return 0
     if name == "--version":
-        print(f"logferry {_version()}")
+        from logferry.client import __version__
+
+        print(f"logferry {__version__}")
         return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"; did you mean {near[0]}?" if near else "; see logferry --help"
-        return _fail(f"there is no command {name!r}{hint}", WRONG_USE)
+        return _fail(f"unknown command {name!r}{hint}", USAGE_ERROR)
     return _run(name, COMMANDS[name], rest)
 
 
 def usage() -> str:
-    lines = ["usage: logferry COMMAND …", ""]
-    lines += [f"  {name:<9} {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join([*lines, "", "logferry COMMAND --help shows its options and an example."])
+    """The help of ``logferry`` itself: 24 lines of at most 80 columns."""
+    lines, group = ["usage: logferry COMMAND [OPTION ...]"], ""
+    for name, command in COMMANDS.items():
+        if not command.group:
+            continue
+        if command.group != group:
+            group = command.group
+            lines.append(f"{group}:")
+        lines.append(f"  {name:<9} {command.summary}")
+    lines.append("More: logferry COMMAND --help, logferry completion bash, logferry --version")
+    return "\n".join(lines)
 
 
 def _run(name: str, command: Command, argv: list[str]) -> int:
-    from logferry.ops.cli.problems import Problem
+    from logferry.ops.cli.problems import CommandError
 
     if command.extra and sys.version_info < _OPERATORS_PYTHON:
-        return _fail(f"{name} needs Python 3.11 or newer; only push runs on older ones", WRONG_USE)
+        return _fail(f"{name} needs Python 3.11 or newer; only push runs on older versions", USAGE_ERROR)
     try:
         status = importlib.import_module(command.module).main(argv)
         sys.stdout.flush()
-    except Problem as problem:
-        return _fail(str(problem), problem.exit_status)
+    except CommandError as error:
+        return _fail(str(error), error.exit_status)
     except ModuleNotFoundError as error:
         if not error.name or error.name.split(".")[0] == "logferry":
             raise
         extra = command.extra or "ops"
-        return _fail(f"{name} needs {error.name}: pip install 'logferry[{extra}]'", WRONG_USE)
+        return _fail(f"{name} needs {error.name}: pip install 'logferry[{extra}]'", USAGE_ERROR)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone; Python would complain once more when it closes it.
+        # The reader of our output is gone; Python would report that once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _CUT_PIPE
+        return _BROKEN_PIPE
     return int(status)
-
-
-def _is_config(argument: str) -> bool:
-    return argument.startswith("--config=")
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("logferry")
 
 
 def _fail(text: str, status: int) -> int:

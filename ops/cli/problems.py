@@ -1,24 +1,24 @@
-"""What goes wrong for reasons that the user can mend, sorted by the exit status of the command line.
+"""Errors that the user can fix, sorted by the exit status of the command line.
 
-Standard library only and Python 3.9+: the command line maps these for every sub-command.
+Standard library only and Python 3.9+: the command line maps them for every sub-command.
 """
 
 from __future__ import annotations
 
 
-class Problem(Exception):
-    """Something that the user can mend; the text says what is wrong and what to do. Shown without a traceback."""
+class CommandError(Exception):
+    """An error that the user can fix. The text says what is wrong and what to do; it is shown without a traceback."""
 
     exit_status = 1
 
 
-class WrongUse(Problem):
-    """The call, the configuration or a folder given to it cannot be used as it is."""
+class UsageError(CommandError):
+    """The arguments, the configuration or a folder cannot be used."""
 
     exit_status = 2
 
 
-class Unavailable(Problem):
-    """Something from outside is not there or does not answer: Java, Kafka, a gateway, the network."""
+class Unavailable(CommandError):
+    """Java, Kafka, a gateway or the network is missing or does not answer."""
 
     exit_status = 3

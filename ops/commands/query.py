@@ -1,142 +1,168 @@
-"""``logferry query``: SQL over a table and what of its topics is not loaded yet, by DuckDB, without Spark.
+"""``logferry query``: SQL over a table and the records not loaded yet, by DuckDB, without Spark.
 
-The table is pinned at one version, the tail begins where that version ends and ends where Kafka's committed records
-ended when it was looked at: so every row is there once, whatever a loader commits meanwhile.
+The table is pinned at one version. The tail begins at the offsets where that version ends, and ends at Kafka's
+committed end offsets. So the query sees every row exactly once, whatever a loader commits meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import csv
+import json
+import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time
 from pathlib import Path
-from typing import Final, Protocol
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from logferry.client import Chunk
 from logferry.loaders.errors import LoadError
-from logferry.loaders.parsing import python_rows as plain
-from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.ledger import MOVED_DAYS
-from logferry.loaders.storage.snapshot import Snapshot, may_hold_copies, snapshot_of
-from logferry.ops.cli import gateway_client as asking
-from logferry.ops.cli.problems import Problem, WrongUse
-from logferry.ops.commands.tail_http import Newest
-from logferry.ops.config import Defaults
-from logferry.ops.results import FORMATS
+from logferry.loaders.parsing import python_rows
+from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
+from logferry.loaders.storage.snapshot import TableSnapshot, may_hold_copies, snapshot_of
+from logferry.ops.cli.gateway_client import add_gateway_options
+from logferry.ops.cli.options import command_parser, parse_with_file
+from logferry.ops.cli.problems import CommandError, UsageError
+from logferry.ops.commands.tail_http import HttpTail
+
+if TYPE_CHECKING:
+    from logferry.ops.commands.tail_kafka import KafkaTail
 
 _EXAMPLE = """examples:
   logferry query "SELECT source_id, count(*) FROM logs GROUP BY ALL" --table /warehouse/nginx
   logferry query "SELECT text FROM logs WHERE recorded > now() - INTERVAL 5 MINUTE" --table /warehouse/app --format csv
   logferry query "SELECT count(*) FROM logs" --table /warehouse/nginx --no-tail
 
-The rows are in the view logs, which also has the name of the table's folder. What is not loaded yet is read from a
-gateway of the data centre that the table is loaded in; of a table with a parser of its own (json, regex, …) it is
-not: the answer is the table's alone then, and standard error says so.
+The view logs holds the rows; it has also the name of the table's folder. Records not loaded yet are read from a
+gateway of the table's data centre. For the parsers json, regex and others that need Spark they are left out, with a
+warning on standard error.
 
-Exit status: 0 done, 1 the answer is no (the topics do not continue the table, they may not be read), 2 wrong use
-(the SQL too), 3 no gateway, or no storage.
+Exit status: 0 done, 1 refused (the topics do not continue the table, or the token may not read them), 2 wrong use or
+wrong SQL, 3 no gateway answers or the table cannot be read.
 """
 _LOGS: Final = "logs"
-
-
-class Tail(Protocol):
-    """What is behind a snapshot, and its chunks."""
-
-    def ranges(self, snapshot: Snapshot, chosen: Sequence[str] | None) -> tuple[Range, ...]: ...
-    def chunks(self, ranges: Iterable[Range]) -> Iterator[Chunk]: ...
-
-
-# Of a chunk that two data centres' topics have, one copy stays, as the loader does it: that of the table, else the one
-# whose topic comes first.
-_COPIES: Final = """
+_ROWS: Final = 10_000
+# The statement reads the views and nothing else: no files, no network, no extensions, no variables of this program.
+_LOCKED: Final = (
+    "SET python_enable_replacements = false",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+# Where the topics of two data centres hold the same chunk, one copy stays, as in the loader: the table's, else that of
+# the first topic by name.
+_CHUNKS: Final = """
     CREATE TEMP TABLE chunks AS SELECT DISTINCT substr(topic, instr(topic, '.') + 1) AS name, topic, source_id, seqno,
-        recorded FROM behind WHERE topic IN (SELECT unnest($several));
+        recorded FROM behind WHERE topic IN (SELECT unnest($several))
+"""
+# The constants let the reader of the table pass over files that hold no copy.
+_COPIES: Final = """
     CREATE TEMP TABLE copies AS
         SELECT c.topic, c.source_id, c.seqno FROM chunks c JOIN stored s ON s.source_id = c.source_id AND
             s.seqno = c.seqno AND substr(s.topic, instr(s.topic, '.') + 1) = c.name
             WHERE s.topic <> c.topic AND s.recorded >= c.recorded - to_days($days)
+            AND s.recorded >= CAST($oldest AS TIMESTAMPTZ) AND s.seqno BETWEEN $low AND $high
         UNION SELECT c.topic, c.source_id, c.seqno FROM chunks c JOIN chunks d USING (name, source_id, seqno)
-            WHERE d.topic < c.topic;
+            WHERE d.topic < c.topic
 """
+# As text: DuckDB needs another package to make a time with a zone one of Python's.
+_BOUNDS: Final = "SELECT CAST(min(recorded) - to_days($days) AS VARCHAR), min(seqno), max(seqno) FROM chunks"
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 done. Raises Problem: the answer is no (1), wrong use or SQL (2), gateway or storage away (3)."""
+    """0 done. Raises CommandError, with exit status 1 (refused), 2 (wrong use or SQL) or 3 (no gateway, no storage)."""
     args = _arguments(list(argv))
-    connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false", "TimeZone": "UTC"})
+    spill = TemporaryDirectory(prefix="logferry-query-")
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": "false",
+        "TimeZone": "UTC",
+        "temp_directory": spill.name,
+    }
+    connection = duckdb.connect(":memory:", config=settings)
     try:
-        _check(connection, args.sql)
+        statements = connection.extract_statements(args.sql)
+        if len(statements) != 1:
+            raise UsageError(f"expected one SQL statement, got {len(statements)}")
         snapshot = snapshot_of(Path(args.table))
         tail = _tail(args, snapshot)
         _views(connection, snapshot, tail)
+        for setting in _LOCKED:
+            connection.execute(setting)
         result = connection.sql(args.sql)
-        if result is not None:  # of a statement that gives rows
-            FORMATS[args.format](result, sys.stdout)
+        if result is not None:  # None: the statement returns no rows
+            FORMATS[args.format](result.to_arrow_reader(_ROWS), sys.stdout)
     except LoadError as error:
-        problem = Problem(str(error))
+        problem = CommandError(str(error))
         problem.exit_status = error.exit_status
         raise problem from None
     except (duckdb.Error, pa.ArrowException) as error:
-        raise WrongUse(f"the query cannot be answered: {error}") from None
+        raise UsageError(f"the query failed: {error}") from None
     except (DeltaError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
-        raise Problem(f"{args.table} cannot be read: {error}") from None
+        raise CommandError(f"{args.table} cannot be read: {error}") from None
     finally:
         connection.close()
+        spill.cleanup()
     return 0
 
 
-def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Before anything is read. Raises duckdb.Error, WrongUse."""
-    statements = connection.extract_statements(sql)
-    if len(statements) != 1:
-        raise WrongUse(f"one statement is wanted, this is {len(statements) or 'none'}")
-
-
-def _tail(args: argparse.Namespace, snapshot: Snapshot) -> tuple[pa.Table, set[str]] | None:
-    """The rows behind the snapshot, and the topics of which it may hold copies; None: the table alone is asked for."""
+def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> tuple[Iterator[pa.RecordBatch], set[str]] | None:
+    """The rows behind the snapshot, and the topics whose chunks it may hold already; None: the table alone is read."""
     if args.no_tail:
         return None
     entry = snapshot.entry
-    if not plain.can_read(entry.parser):
-        _say(
-            f"what is not loaded yet is left out: lines of the parser {entry.parser} are read by the loader only. "
-            f"The answer goes up to batch {entry.batch}, planned {entry.planned:%Y-%m-%dT%H:%M:%SZ} (--no-tail: no "
-            "such warning; all of it by Spark: logferry.loaders.view.realtime)"
+    if not python_rows.can_read(entry.parser):
+        print(
+            f"logferry query: records not loaded yet are left out, because the parser {entry.parser} needs Spark. The "
+            f"result ends with batch {entry.batch}, planned {entry.planned:%Y-%m-%dT%H:%M:%SZ}. (--no-tail hides this "
+            "warning; logferry.loaders.query.realtime reads all records in Spark)",
+            file=sys.stderr,
         )
         return None
-    newest = _newest(args)
+    newest: HttpTail | KafkaTail
+    if args.bootstrap is None and args.kafka is None:
+        newest = HttpTail(args)
+    else:
+        from logferry.ops.commands.tail_kafka import KafkaTail, connection  # needs the gateway's extra
+
+        if args.bootstrap is not None and args.kafka is not None:
+            raise UsageError("--bootstrap and --kafka exclude each other: the file holds the address")
+        newest = KafkaTail(connection(args.bootstrap, args.kafka))
     ranges = newest.ranges(snapshot, args.topics)
     schema = snapshot.table.to_pyarrow_dataset().schema
-    rows = plain.rows(newest.chunks(ranges), entry.dc, entry.parser, schema)
+    rows = python_rows.batches(newest.chunks(ranges), entry.dc, entry.parser, schema)
     return rows, may_hold_copies(snapshot, ranges)
 
 
-def _newest(args: argparse.Namespace) -> Tail:
-    if args.bootstrap is None:
-        return Newest(args)
-    from logferry.ops.commands.tail_kafka import NewestOfKafka  # needs what the gateway needs
-
-    return NewestOfKafka(args.bootstrap)
-
-
-def _views(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot, tail: tuple[pa.Table, set[str]] | None) -> None:
-    connection.register("stored", snapshot.table.to_pyarrow_dataset())
+def _views(
+    connection: duckdb.DuckDBPyConnection,
+    snapshot: TableSnapshot,
+    tail: tuple[Iterator[pa.RecordBatch], set[str]] | None,
+) -> None:
+    """The tail goes into a table of DuckDB, which moves to the disk what does not fit into its share of memory."""
+    dataset = snapshot.table.to_pyarrow_dataset()
+    connection.register("stored", dataset)
     union = ""
     if tail is not None:
         rows, several = tail
-        connection.register("behind", rows)
+        connection.register("arriving", dataset.schema.empty_table())
+        connection.execute("CREATE TEMP TABLE behind AS FROM arriving")
+        for batch in rows:
+            connection.register("arriving", pa.Table.from_batches([batch]))
+            connection.execute("INSERT INTO behind FROM arriving")
+        connection.unregister("arriving")
         union = " UNION ALL BY NAME SELECT * FROM behind"
         if several:
             origin = snapshot.entry.origin
-            days = origin.moved_days if origin else MOVED_DAYS
-            create, copies = _COPIES.strip().split(";\n", 1)
-            connection.execute(create, {"several": sorted(several)})
-            connection.execute(copies, {"days": days})
+            days = origin.duplicate_window_days if origin else DUPLICATE_WINDOW_DAYS
+            connection.execute(_CHUNKS, {"several": sorted(several)})
+            bounds = connection.execute(_BOUNDS, {"days": days}).fetchone() or ()
+            connection.execute(_COPIES, {"days": days, **dict(zip(("oldest", "low", "high"), bounds, strict=True))})
             union += " ANTI JOIN copies USING (topic, source_id, seqno)"
     connection.execute(f"CREATE VIEW {_LOGS} AS SELECT * FROM stored{union}")
     name = snapshot.path.name
@@ -146,29 +172,90 @@ def _views(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot, tail: tupl
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="logferry query",
-        description="Answers SQL (DuckDB's) over a table, with the rows that are not loaded yet.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("sql", metavar="SQL", help='one statement: "SELECT count(*) FROM logs"')
+    description = "Runs one SQL statement (DuckDB's dialect) over a table and the records that are not loaded yet."
+    parser = command_parser("query", "SQL --table PATH [OPTION ...]", description, _EXAMPLE)
+    parser.add_argument("sql", metavar="SQL", help='one statement, such as "SELECT count(*) FROM logs"')
     option = parser.add_argument
     options = [
-        option("--table", metavar="PATH", help="folder of the table"),
-        option("--topics", nargs="+", metavar="PATTERN", help="the tail of these (default: those it is loaded from)"),
-        option("--bootstrap", metavar="HOST:PORT", help="read the tail out of this Kafka, and ask no gateway"),
-        option("--no-tail", action="store_true", help="what is loaded only; no gateway is asked"),
-        option("--format", choices=tuple(FORMATS), default="table", help="how rows are written (default: table)"),
-        *asking.options(parser, "any gateway worker of the data centre that the table is loaded in"),
+        option("--table", metavar="PATH", help="folder of the table (required)"),
+        option("--topics", nargs="+", metavar="PATTERN", help="topics of the tail (default: those of the table)"),
+        option("--bootstrap", metavar="HOST:PORT", help="read the tail from this Kafka, not from a gateway"),
+        option("--kafka", metavar="FILE", help="the same, with the section [kafka] of this file (TLS, SASL)"),
+        option("--no-tail", action="store_true", help="read the table alone"),
+        option("--format", choices=tuple(FORMATS), default="table", help="output format (default: table)"),
+        *add_gateway_options(parser, "URL of any gateway worker of the table's data centre"),
     ]
-    parser.add_argument("--gateway", dest="url", metavar="URL", default=argparse.SUPPRESS, help="the same as --url")
-    Defaults("query").add_to(parser, options, argv)
-    args = parser.parse_args(argv)
+    parser.add_argument("--gateway", dest="url", metavar="URL", default=argparse.SUPPRESS, help="same as --url")
+    args = parse_with_file("query", parser, options, argv)
     if not args.table:
-        parser.error("--table PATH is needed: the folder that logferry load made")
+        parser.error("--table PATH is required: the folder of a table that logferry load created")
     return args
 
 
-def _say(text: str) -> None:
-    print(f"logferry query: {text}", file=sys.stderr)
+# ---- output: times are ISO 8601 in UTC; bytes that are not UTF-8 are base64 -------------------------------------
+
+
+def as_csv(reader: pa.RecordBatchReader, output: TextIO) -> None:
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(reader.schema.names)
+    for values in _values(reader):
+        writer.writerow(["" if value is None else _text(value) for value in values])
+
+
+def as_json(reader: pa.RecordBatchReader, output: TextIO) -> None:
+    """One array with one object per line."""
+    start = "["
+    for values in _values(reader):
+        row = dict(zip(reader.schema.names, values, strict=True))
+        output.write(f"{start}{json.dumps(row, ensure_ascii=False)}")
+        start = ",\n "
+    output.write("]\n" if start != "[" else "[]\n")
+
+
+def as_table(reader: pa.RecordBatchReader, output: TextIO) -> None:
+    rows = [["" if value is None else _text(value) for value in values] for values in _values(reader)]
+    names = list(reader.schema.names)
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    right = [pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t) for t in reader.schema.types]
+    for cells in (names, ["-" * width for width in widths], *rows):
+        placed = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True))
+        output.write("  ".join(placed).rstrip() + "\n")
+    output.write(f"({len(rows):,} row{'s' * (len(rows) != 1)})\n")
+
+
+_Output = Callable[[pa.RecordBatchReader, TextIO], None]
+FORMATS: Final[Mapping[str, _Output]] = {"table": as_table, "csv": as_csv, "json": as_json}
+
+
+def _values(reader: pa.RecordBatchReader) -> Iterator[list[Any]]:
+    types = reader.schema.types
+    for batch in reader:
+        found = zip(batch.columns, types, strict=True)
+        columns = [[_plain(value, kind) for value in column.to_pylist()] for column, kind in found]
+        yield from (list(row) for row in zip(*columns, strict=True))
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """The value as JSON can represent it."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if pa.types.is_map(kind):
+        return {str(_plain(k, kind.key_type)): _plain(v, kind.item_type) for k, v in value}
+    if isinstance(value, list):
+        return [_plain(item, kind.value_type) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item, kind.field(name).type) for name, item in value.items()}
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,66 +1,72 @@
-"""``logferry read``: chunks of a topic to standard output, as they come."""
+"""``logferry read``: writes the chunks of a topic to standard output as they arrive."""
 
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import re
+import select
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, Final
 
+import msgpack
 from logferry.client import Chunk, Cursors, LogferryError, Reader, Rejected, Superseded, Unknown
-from logferry.gateway.contract.chunk import Malformed
-from logferry.ops.cli import gateway_client as asking
-from logferry.ops.cli.problems import Problem, Unavailable, WrongUse
-from logferry.ops.config import Defaults
-from logferry.ops.written import FORMATS, Progress, is_cut, progress
+from logferry.gateway.contract.names import Malformed
+from logferry.ops.cli.gateway_client import TOKEN_VARIABLE, add_gateway_options, no_gateway, token_of
+from logferry.ops.cli.options import command_parser, parse_with_file
+from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
+from rich.console import Console
+from rich.status import Status
 
 _EXAMPLE = """examples:
-  logferry read nginx                                     from the beginning, then what comes, until Ctrl-C
-  logferry read nginx --from -1h --until-end              the last hour, then end
+  logferry read nginx                                     from the beginning, then new chunks, until Ctrl-C
+  logferry read nginx --from -1h --until-end              the last hour, then exit
   logferry read nginx --from latest --max 10
   logferry read nginx --filter env=production --format ndjson | jq .source_id
-  logferry read nginx --consumer billing                  goes on where it was; shared among all of that name
-  logferry read dc1.nginx --from dc1.nginx:3:81234        one partition, from that cursor on, in any data centre
+  logferry read nginx --consumer billing                  resume from the commit; readers of one name share the work
+  logferry read dc1.nginx --from dc1.nginx:3:81234        one partition from a cursor, in any data centre
 
-TIME: 2026-05-04T10:00:00Z, 2026-05-04 (without a zone: local time), or -90s, -15m, -1h, -7d. Formats: text is the data
-alone, byte for byte; ndjson an object a line with all that is known of the chunk; msgpack the same as arrays.
-With --consumer, what was written out is committed.
+TIME: 2026-05-04T10:00:00Z, 2026-05-04 (without a zone: local time), or -90s, -15m, -1h, -7d.
+Formats: text is the data alone, byte for byte; ndjson is one object per line with all fields of the chunk; msgpack is
+the same fields as arrays. With --consumer, the command commits all chunks that it has written.
 
-Exit status: 0 done, 1 the answer is no (there is no such topic, it may not be read, the position is not retained),
-2 wrong use, 3 no gateway.
+Exit status: 0 done, 1 refused (unknown topic, no right to read it, position not retained), 2 wrong use,
+3 no gateway answers.
 """
 _OPEN_S: Final = 10.0
 _COMMIT_INTERVAL_S: Final = 1.0
 _LOOK_S: Final = 0.25
 _SILENCE_S: Final = 60.0
+_TURN_S: Final = 0.2
 _RELATIVE: Final = re.compile(r"-(\d{1,9})([smhd])\Z", re.ASCII)
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def main(argv: list[str]) -> int:
-    """0 done. Raises Problem: the answer is no (1), wrong use (2), no gateway there (3)."""
+    """0 done. Raises CommandError, whose exit status is 1 (refused), 2 (wrong use) or 3 (no gateway answers)."""
     args = _arguments(argv)
     try:
         with progress() as shown:
-            Reading(args, sys.stdout.buffer, shown).run()
+            ReadCommand(args, sys.stdout.buffer, shown).run()
     except Unknown as unknown:
-        raise Unavailable(f"no gateway answers at {args.url}: {unknown}; is it running? (logferry up)") from None
+        raise no_gateway(args.url, unknown) from None
     except Rejected as rejected:
         raise _problem(rejected) from None
     except LogferryError as error:
-        raise Problem(str(error)) from None
+        raise CommandError(str(error)) from None
     return 0
 
 
-class Reading:
-    """From the reader to the output; what was written out is committed, now and then and at the end."""
+class ReadCommand:
+    """Copies chunks from the reader to the output. Commits the written ones every second and at the end."""
 
-    def __init__(self, args: argparse.Namespace, output: BinaryIO, shown: Progress) -> None:
-        """Raises WrongUse."""
+    def __init__(self, args: argparse.Namespace, output: BinaryIO, shown: ReadProgress) -> None:
+        """Raises UsageError."""
         self._reader = _reader(args, self.commit)
         self._output, self._shown = output, shown
         self._encode = FORMATS[args.format]
@@ -81,14 +87,17 @@ class Reading:
             self._shown.end(self._where)
 
     def _where(self) -> str:
-        """Where to go on, in any data centre; in this one, if the gateway is gone by now."""
+        """The position after the last chunk: cursors, valid in any data centre; offsets if no gateway answers now."""
         try:
             return str(self._reader.cursors(_OPEN_S))
         except LogferryError:
             return str(self._reader.position)
 
     def _next(self) -> Chunk | None:
-        """What came is written out before it waits. Raises Unavailable where there is more, and it does not come."""
+        """The next chunk, None at the end. Flushes and commits before it waits.
+
+        Raises Unavailable when chunks that exist do not arrive.
+        """
         chunk = self._reader.read(0)
         if chunk is None:
             self.commit()
@@ -100,7 +109,8 @@ class Reading:
             self._shown.turn()
             if self._ends and chunk is None and time.monotonic() > patience:
                 raise Unavailable(
-                    f"the gateway has not answered for {_SILENCE_S:.0f} s; go on later: --from {self._reader.position}"
+                    f"the gateway has not answered for {_SILENCE_S:.0f} s;"
+                    f" resume later with --from {self._reader.position}"
                 )
         return chunk
 
@@ -111,7 +121,7 @@ class Reading:
             self.commit()
 
     def commit(self) -> None:
-        """What another reader has meanwhile comes again there: it is told so when it is read, not here."""
+        """Chunks of partitions that moved to another reader are read there again; the reader reports that, not this."""
         self._output.flush()
         self._committed_at = time.monotonic()
         if self._commits:
@@ -120,7 +130,7 @@ class Reading:
 
 
 def _reader(args: argparse.Namespace, on_revoked: Callable[[], None]) -> Reader:
-    """Raises WrongUse."""
+    """Raises UsageError."""
     start, partitions = _start(vars(args)["from"])
     try:
         return Reader(
@@ -133,42 +143,41 @@ def _reader(args: argparse.Namespace, on_revoked: Callable[[], None]) -> Reader:
             attributes=_filters(args.filter),
             follow=not args.until_end,
             max_chunks=args.max,
-            token=asking.token_of(args),
+            token=token_of(args),
             ca_file=args.ca_file,
             on_revoked=on_revoked,
         )
     except (ValueError, OSError) as error:
-        raise WrongUse(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="logferry read",
-        description="Writes the chunks of a topic to standard output: those that are there, then those that come.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    description = "Writes the chunks of a topic to standard output: the stored ones, then new ones as they arrive."
+    parser = command_parser("read", "TOPIC [OPTION ...]", description, _EXAMPLE)
+    parser.add_argument(
+        "topic", metavar="TOPIC", help="nginx, dc1.nginx, or with --consumer a pattern such as '*.nginx'"
     )
-    parser.add_argument("topic", metavar="TOPIC", help="nginx, dc1.nginx, or with --consumer a pattern, '*.nginx'")
     option = parser.add_argument
     options = [
-        option("--from", metavar="WHERE", help="earliest (default), latest, a TIME, or a cursor"),
-        option("--consumer", metavar="C", help="read as this consumer: from where it has committed"),
-        option("--max", type=int, metavar="N", help="end after so many chunks"),
-        option("--until-end", action="store_true", help="end where the topic ends now; do not wait for more"),
-        option("--format", choices=tuple(FORMATS), default="text", help="how chunks are written (default: text)"),
-        option("--filter", action="append", metavar="NAME=VALUE", help="only chunks with this attribute; may repeat"),
-        option("--source-prefix", metavar="TEXT", help="only chunks of sources that begin so"),
-        *asking.options(parser),
+        option("--from", metavar="WHERE", help="start: earliest (default), latest, a TIME or a cursor"),
+        option("--consumer", metavar="C", help="read as this consumer, from its committed positions"),
+        option("--max", type=int, metavar="N", help="exit after N chunks"),
+        option(
+            "--until-end", action="store_true", help="exit at the present end of the topic; do not wait for new chunks"
+        ),
+        option("--format", choices=tuple(FORMATS), default="text", help="output format (default: text)"),
+        option("--filter", action="append", metavar="NAME=VALUE", help="only chunks with this attribute; repeatable"),
+        option("--source-prefix", metavar="TEXT", help="only chunks of sources whose id begins with TEXT"),
+        *add_gateway_options(parser),
     ]
-    Defaults("read").add_to(parser, options, argv)
-    args = parser.parse_args(_joined(argv))
+    args = parse_with_file("read", parser, options, _joined(argv))
     if args.max is not None and args.max < 0:
-        parser.error("--max: at least 0")
+        parser.error("--max must be at least 0")
     return args
 
 
 def _joined(argv: list[str]) -> list[str]:
-    """``--from -1h`` in one word: argparse would take -1h for an option."""
+    """Joins ``--from -1h`` into one word: argparse would take -1h for an option."""
     found = list(argv)
     for place, word in enumerate(argv[:-1]):
         if word == "--from" and _RELATIVE.match(argv[place + 1]):
@@ -181,20 +190,20 @@ def _filters(given: list[str] | str | None) -> dict[str, str]:
     for item in given.split(",") if isinstance(given, str) else given or []:
         name, equals, value = item.partition("=")
         if not name or not equals:
-            raise WrongUse(f"--filter {item}: is not NAME=VALUE")
+            raise UsageError(f"--filter {item}: expected NAME=VALUE")
         found[name] = value
     return found
 
 
 def _start(text: str | None) -> tuple[Any, list[int] | None]:
-    """Where to begin, and the partitions that are meant. Raises WrongUse."""
+    """The start of the reader, and the partitions that a cursor names. Raises UsageError."""
     if text in (None, "earliest", "latest"):
         return text or "earliest", None
     if found := _RELATIVE.match(str(text)):
         try:
             return datetime.now(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])}), None
         except OverflowError:
-            raise WrongUse(f"--from {text}: is too long ago") from None
+            raise UsageError(f"--from {text}: the time is out of range") from None
     with suppress(ValueError, OverflowError, OSError):
         at = datetime.fromisoformat(str(text))
         return at if at.tzinfo else at.astimezone(), None
@@ -202,18 +211,83 @@ def _start(text: str | None) -> tuple[Any, list[int] | None]:
         cursors = Cursors.parse(text or "nowhere")
     except Malformed:
         wanted = "earliest, latest, a time like 2026-05-04T10:00:00Z or -1h, or a cursor like dc1.nginx:3:81234"
-        raise WrongUse(f"--from {text}: is none of {wanted}") from None
+        raise UsageError(f"--from {text}: expected {wanted}") from None
     return cursors, [number for _, number in cursors]
 
 
-def _problem(rejected: Rejected) -> Problem:
+def _problem(rejected: Rejected) -> CommandError:
     text = str(rejected)
     if rejected.status in (401, 403):
-        text += f" (--token-file, or {asking.TOKEN_VARIABLE} in the environment)"
+        text += f"; pass a token with --token-file or the environment variable {TOKEN_VARIABLE}"
     if rejected.kind == "out-of-range":
-        text += "; begin elsewhere: --from earliest, or set the consumer's positions"
-    return WrongUse(text) if rejected.status in (400, 401) else Problem(text)
+        text += "; start elsewhere with --from earliest, or set the consumer's positions"
+    return UsageError(text) if rejected.status in (400, 401) else CommandError(text)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+# ---- output --------------------------------------------------------------------------------------------------
+
+
+def _ndjson(chunk: Chunk) -> bytes:
+    """The gateway's NDJSON row: data that is not UTF-8 is base64 under ``data_base64``."""
+    row: dict[str, Any] = chunk._asdict()
+    data = row.pop("data")
+    try:
+        row["data"] = data.decode()
+    except UnicodeDecodeError:
+        row["data_base64"] = base64.b64encode(data).decode()
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+FORMATS: Final[dict[str, Callable[[Chunk], bytes]]] = {
+    "text": lambda chunk: chunk.data,
+    "ndjson": _ndjson,
+    "msgpack": lambda chunk: bytes(msgpack.packb(list(chunk))),
+}
+
+
+def is_cut(output: BinaryIO) -> bool:
+    """Whether the reader of the pipe is gone. It is noticed without a write, so that ``| head`` ends at once."""
+    poll = select.poll()
+    poll.register(output.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+class ReadProgress:
+    """Chunks, bytes and rate; shown where standard error is a terminal and standard output is not."""
+
+    def __init__(self, status: Status | None, console: Console) -> None:
+        self._status, self._console = status, console
+        self._chunks = self._bytes = 0
+        self._began = self._turned_at = time.monotonic()
+
+    def count(self, chunk: Chunk) -> None:
+        self._chunks += 1
+        self._bytes += len(chunk.data)
+        self.turn()
+
+    def turn(self) -> None:
+        """Redraws the line unless it was drawn a moment ago."""
+        now = time.monotonic()
+        if self._status is not None and now - self._turned_at >= _TURN_S:
+            self._turned_at = now
+            self._status.update(self._words(now))
+
+    def end(self, where: Callable[[], str]) -> None:
+        """Prints the totals and ``where()``, the next position; on a terminal only."""
+        if self._status is not None:
+            self._status.stop()
+            self._console.print(f"{self._words(time.monotonic())}; next: {where()}", highlight=False, soft_wrap=True)
+
+    def _words(self, now: float) -> str:
+        took_s = max(now - self._began, 0.001)
+        return f"{self._chunks:,} chunks, {self._bytes / 1e6:,.1f} MB, {self._bytes / 1e6 / took_s:,.1f} MB/s"
+
+
+@contextmanager
+def progress() -> Iterator[ReadProgress]:
+    console = Console(stderr=True)
+    if not console.is_terminal or sys.stdout.isatty():
+        yield ReadProgress(None, console)
+        return
+    with console.status("waiting for chunks") as status:
+        yield ReadProgress(status, console)

@@ -1,30 +1,56 @@
-"""What of a table's topics is not loaded yet, read out of Kafka itself, for those who can reach it."""
+"""The records of a table's topics that are not loaded yet, read from Kafka itself."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from logferry.client import Chunk
-from logferry.gateway.contract.chunk import Malformed, split_topic
-from logferry.gateway.kafka.client import EARLIEST, LATEST, Kafka
-from logferry.gateway.rows import row_of
+from logferry.gateway.config import ConfigError, KafkaSettings, load_as
+from logferry.gateway.contract.names import Malformed, printed_topic_id, split_topic
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.reading.formats import row_of
+from logferry.gateway.tls import kafka_options
 from logferry.loaders.errors import TopicChanged
-from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicView
-from logferry.loaders.storage.snapshot import Snapshot, origin_of, tail_of, wanted_topics
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
+from logferry.loaders.storage.snapshot import TableSnapshot, origin_of, tail_of, wanted_topics
 from logferry.ops.audit.log.read import committed, connected
-from logferry.ops.audit.tables.ledger_check import printed_id
+from logferry.ops.cli.problems import UsageError
+from pydantic import BaseModel
 
 
-class NewestOfKafka:
-    """Repeatable: the ranges decide what is read. Kafka's ids of topics are compared, too."""
+class _ConfigFile(BaseModel):
+    """Any configuration with a connection to Kafka: of the loader, the gateway or the audit."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
-        self._servers = bootstrap_servers
+    kafka: KafkaSettings
 
-    def ranges(self, snapshot: Snapshot, chosen: Sequence[str] | None) -> tuple[Range, ...]:
-        """What is behind the snapshot now. ``chosen``: topics or patterns; else those that the table is loaded from.
+
+def connection(bootstrap_servers: str | None, file: str | None) -> KafkaSettings:
+    """From the section ``kafka`` of the file, else an address alone. Raises UsageError."""
+    try:
+        if file is not None:
+            return load_as(_ConfigFile, Path(file)).kafka
+        return KafkaSettings.model_validate({"bootstrap_servers": bootstrap_servers})
+    except (ConfigError, ValueError) as error:
+        raise UsageError(str(error)) from None
+
+
+class KafkaTail:
+    """Kafka as the source of a tail. Reading again gives the same chunks. Topic ids are compared, too."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Raises UsageError."""
+        self._servers = settings.bootstrap_servers
+        try:
+            self._options = kafka_options(settings)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+
+    def ranges(self, snapshot: TableSnapshot, chosen: Sequence[str] | None) -> tuple[Range, ...]:
+        """The ranges behind the snapshot now. ``chosen``: topics or patterns; None: those of the table.
 
         Raises Unavailable, ConfigError, TopicChanged.
         """
@@ -32,11 +58,17 @@ class NewestOfKafka:
         return asyncio.run(self._ranges(snapshot, patterns, chosen is not None))
 
     def chunks(self, ranges: Iterable[Range]) -> Iterator[Chunk]:
-        """The chunks of exactly these ranges. Raises Unavailable, TopicChanged."""
-        yield from asyncio.run(self._chunks([r for r in ranges if r.size]))
+        """Exactly the chunks of these ranges, fetch by fetch. Raises Unavailable, TopicChanged."""
+        with asyncio.Runner() as runner:
+            fetches = self._fetches([r for r in ranges if r.size])
+            try:
+                while (found := runner.run(_next(fetches))) is not None:
+                    yield from found
+            finally:
+                runner.run(fetches.aclose())
 
-    async def _ranges(self, snapshot: Snapshot, patterns: Sequence[str], is_chosen: bool) -> tuple[Range, ...]:
-        async with connected({"bootstrap_servers": self._servers}) as kafka:
+    async def _ranges(self, snapshot: TableSnapshot, patterns: Sequence[str], is_chosen: bool) -> tuple[Range, ...]:
+        async with connected(self._options) as kafka:
             topics = (await kafka.describe()).topics
             fitting = [n for n in topics if _is_full(n) and any(fnmatchcase(n, pattern) for pattern in patterns)]
             configs = await kafka.configs(fitting) if fitting else {}
@@ -46,9 +78,9 @@ class NewestOfKafka:
             firsts = await kafka.offsets(places, EARLIEST) if places else {}
             nexts = await kafka.offsets(places, LATEST) if places else {}
         views = {
-            name: TopicView(
+            name: TopicOffsets(
                 name,
-                printed_id(topics[name].id),
+                printed_topic_id(topics[name].id),
                 {n: PartitionOffsets(firsts[t, n], nexts[t, n]) for t, n in places if t == name},
             )
             for name in wanted
@@ -56,32 +88,35 @@ class NewestOfKafka:
         }
         return tail_of(snapshot, views, wanted)
 
-    async def _chunks(self, ranges: Sequence[Range]) -> list[Chunk]:
-        found: list[Chunk] = []
-        async with connected({"bootstrap_servers": self._servers}) as kafka:
+    async def _fetches(self, ranges: Sequence[Range]) -> AsyncGenerator[list[Chunk], None]:
+        if not ranges:
+            return
+        async with connected(self._options) as kafka:
             await kafka.describe(sorted({r.topic for r in ranges}))
             for r in ranges:
-                found += await _read(kafka, r)
-        return found
+                async for found in _read(kafka, r):
+                    yield found
 
 
-async def _read(kafka: Kafka, r: Range) -> list[Chunk]:
+async def _next(fetches: AsyncGenerator[list[Chunk], None]) -> list[Chunk] | None:
+    return await anext(fetches, None)
+
+
+async def _read(kafka: KafkaClient, r: Range) -> AsyncIterator[list[Chunk]]:
     def lost(start: int, end: int) -> None:
         raise TopicChanged(f"{r.topic}: the records {start} to {end - 1} of partition {r.partition} were removed")
 
-    found = []
     async for fetched in committed(kafka, (r.topic, r.partition), r.start, r.end, lost):
+        found = []
         for record in fetched.records:
             row = row_of(split_topic(r.topic)[0], r.topic, r.partition, record)
-            # What no gateway wrote is a matter of the quarantine.
+            # A record that no gateway wrote goes into the quarantine, not into the table.
             if row is not None and r.start <= record.offset < r.end:
                 found.append(Chunk(*row))
-    return found
+        yield found
 
 
 def _is_full(name: str) -> bool:
-    try:
-        split_topic(name)
-    except Malformed:
-        return False
-    return True
+    with suppress(Malformed):
+        return bool(split_topic(name))
+    return False

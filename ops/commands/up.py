@@ -8,30 +8,30 @@ import sys
 import threading
 from pathlib import Path
 
-from logferry.ops.cli.signals import Stopped, stopped_by_signals
-from logferry.ops.config import Defaults
+from logferry.ops.cli.options import command_parser, parse_with_file
+from logferry.ops.cli.signals import StopRequested, stop_on_signals
 from logferry.ops.runtime.java import find_java
 from logferry.ops.runtime.user_dirs import data_dir
 from logferry.ops.stack.kafka_cluster import LONG_RUN
 from logferry.ops.stack.stack import Stack
 
 _PORT = 8080
-_PORT_HELP = f"the first gateway worker's port, the others follow (default: {_PORT}; 0: free ones)"
+_PORT_HELP = f"port of the first gateway worker; the others follow (default: {_PORT}; 0: any free ports)"
 
 _EXAMPLE = """examples:
   logferry up
   logferry up --dc dc1,dc2 --workers 2 --data /tmp/stack --json
 
-With --config FILE the options come from the file's table [up]; what stands on the command line wins.
+With --config FILE, the table [up] of the file sets options; options on the command line win.
 """
 
 
 def main(argv: list[str]) -> int:
-    """Runs until it is told to stop; 0 then. Raises Problem for what the user can mend."""
+    """Runs until a signal asks for the end; 0 then. Raises CommandError."""
     args = _arguments(argv)
     data = Path(args.data) if args.data else data_dir() / "up"
     try:
-        with stopped_by_signals():
+        with stop_on_signals():
             java = find_java()
             _say(f"Java {java.version}: {java.origin}")
             stack = Stack(
@@ -49,33 +49,30 @@ def main(argv: list[str]) -> int:
             with stack:
                 _print_ready(stack, as_json=args.json)
                 threading.Event().wait()
-    except Stopped:
+    except StopRequested:
         pass
     return 0
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="logferry up",
-        description="Starts Kafka and the gateway on this machine, and mirrors between several data centres; prints"
-        " their URLs when they answer, and stops all of it on Ctrl-C or SIGTERM. A process that dies is started again"
-        " after a second.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    description = (
+        "Starts Kafka and a gateway on this machine, for several data centres with mirrors between them."
+        " Prints the URLs when all of them answer; Ctrl-C or SIGTERM stops everything. A process that dies is restarted"
+        " after one second."
     )
+    parser = command_parser("up", "[OPTION ...]", description, _EXAMPLE)
     option = parser.add_argument
     options = [
-        option("--dc", default="dc1", metavar="NAMES", help="data centres, by commas (default: dc1)"),
-        option("--data", metavar="DIR", help=f"where everything is kept (default: {data_dir() / 'up'})"),
+        option("--dc", default="dc1", metavar="NAMES", help="data centres, separated by commas (default: dc1)"),
+        option("--data", metavar="DIR", help=f"folder of all data and logs (default: {data_dir() / 'up'})"),
         option("--port", type=int, default=_PORT, metavar="P", help=_PORT_HELP),
-        option("--workers", type=int, default=1, metavar="N", help="gateway workers a data centre (default: 1)"),
-        option("--brokers", type=int, default=1, metavar="N", help="Kafka brokers a data centre (default: 1)"),
-        option("--lanes", type=int, default=8, metavar="L", help="lanes a data centre, for ever (default: 8)"),
-        option("--json", action="store_true", help="print one line of JSON when ready"),
-        option("--no-restart", action="store_true", help="leave a process that died as it is"),
+        option("--workers", type=int, default=1, metavar="N", help="gateway workers per data centre (default: 1)"),
+        option("--brokers", type=int, default=1, metavar="N", help="Kafka brokers per data centre (default: 1)"),
+        option("--lanes", type=int, default=8, metavar="L", help="lanes per data centre, unchangeable (default: 8)"),
+        option("--json", action="store_true", help="print the URLs and process ids as one line of JSON"),
+        option("--no-restart", action="store_true", help="do not restart a process that died"),
     ]
-    Defaults("up").add_to(parser, options, argv)
-    return parser.parse_args(argv)
+    return parse_with_file("up", parser, options, argv)
 
 
 def _print_ready(stack: Stack, *, as_json: bool) -> None:
@@ -86,7 +83,7 @@ def _print_ready(stack: Stack, *, as_json: bool) -> None:
     for dc, parts in facts.items():
         mirror = "".join(f"  mirror {url}" for url in stack.mirror_urls(dc))
         print(f"{dc}: gateway {' '.join(stack.urls(dc))}{mirror}  Kafka {parts['kafka']}")
-    print(f"data and logs in {stack.data}; Ctrl-C stops it all", flush=True)
+    print(f"data and logs are in {stack.data}; Ctrl-C stops everything", flush=True)
 
 
 def _say(text: str) -> None:

@@ -1,3 +1,0 @@
-from logferry.ops.demo.command import main
-
-__all__ = ["main"]

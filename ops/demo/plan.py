@@ -1,4 +1,4 @@
-"""What the demo does, where, and with which numbers."""
+"""Names, sizes, durations and folders of the demo."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from logferry.gateway.contract.chunk import full_topic
+from logferry.gateway.contract.names import full_topic
 
 DC: Final = "dc1"
 OTHER_DC: Final = "dc2"
@@ -20,8 +20,8 @@ SEGMENT_S: Final = 10
 
 
 @dataclass(frozen=True)
-class Plan:
-    """``files``: the user's, absolute; none: access logs are generated for at least ``seconds``."""
+class DemoPlan:
+    """``files``: absolute paths of the user's files; empty: access logs are generated for at least ``seconds``."""
 
     data: Path
     files: tuple[Path, ...]
@@ -31,13 +31,8 @@ class Plan:
 
     @property
     def stack(self) -> Path:
-        """Kafka and the gateways."""
+        """Folder of Kafka, gateways and mirrors."""
         return self.data / "stack"
-
-    @property
-    def mirror(self) -> Path:
-        """The configuration of the mirror in the other data centre."""
-        return self.stack / OTHER_DC / "mirror.toml"
 
     @property
     def table(self) -> Path:
@@ -49,14 +44,14 @@ class Plan:
 
     @property
     def is_live(self) -> bool:
-        """The files grow while they are sent, and their lines have times: those of the user are as they are."""
+        """Whether the files grow while they are sent and their lines have times; False for the user's files."""
         return not self.files
 
     @property
     def runs(self) -> Path:
-        """What the processes of the story said."""
+        """Folder of the processes' logs."""
         return self.data / "runs"
 
     def originals(self) -> list[Path]:
-        """The files whose lines must be in the table, as they are now."""
+        """The files whose lines must be in the table, at this moment."""
         return list(self.files) or sorted(path for path in self.generated.glob("*.log*"))

@@ -1,35 +1,75 @@
-"""A reader that knows nothing of the writers: it long-polls every partition over HTTP, from its first chunk on.
+"""Two independent readers, and the delay from a line in a file to a reader.
 
-It measures what a user of the data would: how long it takes from the making of a chunk at its source until a reader
-has it, kills included. And it keeps an account of its own of what came, with the order of every source, to be held
-against the audit's at the end. A worker that breaks off is left for the next one; the offset is all that is needed to
-go on.
+* `IndependentReader` knows nothing of the writers: it reads the whole topic with the library's `Reader` from the first
+  chunk on. It measures the time from the creation of a chunk to its arrival, kills included, and counts all chunks with
+  the order of every source, for the comparison with the audit.
+* `RoamingReader` moves between the data centres by its cursors all the time.
+* `FileGrowth`: lines that wait in a file while the push-client is dead have no creation time yet. So the sizes of the
+  growing files are recorded, and the position of a chunk shows when its last byte was written.
 """
 
 from __future__ import annotations
 
-import http.client
+import itertools
 import math
+import os
 import threading
 import time
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
-from urllib.parse import urlsplit
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
 
-import msgpack
-from logferry.gateway.contract.chunk import MSGPACK
+from logferry.client import Chunk, Position, Reader, Rejected, Unknown
 
-_WAIT_MS: Final = 500
-_MAX_BYTES: Final = 4 << 20
-_TIMEOUT_S: Final = 10.0
+_WAIT_S: Final = 0.3
+_STAY_S: Final = 1.5
+_ANSWER_S: Final = 5.0
 _PAUSE_S: Final = 0.1
+
+FileKey = tuple[int, int]
+
+
+class FileGrowth:
+    """Times at which the files reached their sizes. A file is identified by its inode: it may be renamed."""
+
+    def __init__(self) -> None:
+        self._at_ms: dict[FileKey, list[float]] = {}
+        self._sizes: dict[FileKey, list[int]] = {}
+
+    def note(self, paths: Iterable[Path], now_ms: float) -> None:
+        for path in paths:
+            try:
+                facts = path.stat()
+            except FileNotFoundError:  # it is just being renamed
+                continue
+            sizes = self._sizes.setdefault(_key(facts), [])
+            if not sizes or facts.st_size > sizes[-1]:
+                sizes.append(facts.st_size)
+                self._at_ms.setdefault(_key(facts), []).append(now_ms)
+
+    def waits_ms(self, path: Path, seen: SeenSource) -> list[float]:
+        """For each chunk of the file's source: time from its last byte in the file to its arrival.
+
+        Too short by at most the time between two calls of `note`. Chunks after the last call are left out.
+        """
+        key = _key(path.stat())
+        sizes, at_ms = self._sizes.get(key, []), self._at_ms.get(key, [])
+        found = ((bisect_left(sizes, position), read_ms) for position, read_ms in seen.arrivals)
+        return [max(0.0, read_ms - at_ms[index]) for index, read_ms in found if index < len(sizes)]
+
+
+def _key(facts: os.stat_result) -> FileKey:
+    return facts.st_dev, facts.st_ino
 
 
 @dataclass
-class Seen:
-    """One source as the reader saw it. ``arrivals``: seqno and time of each chunk, in ms; ``breaks``: chunks that did
-    not follow the one before."""
+class SeenSource:
+    """One source. ``arrivals``: seqno and time in ms of each chunk; ``breaks``: chunks that did not follow the previous
+    one."""
 
     path: str
     bytes: int = 0
@@ -42,27 +82,27 @@ class Seen:
 
 
 @dataclass
-class Account:
-    """What came, of all partitions. Pure; one thread at a time takes."""
+class ReaderAccount:
+    """All chunks received, of all partitions. One thread calls `take`."""
 
-    sources: dict[str, Seen] = field(default_factory=dict)
+    sources: dict[str, SeenSource] = field(default_factory=dict)
     ages_ms: list[float] = field(default_factory=list)
     bytes: int = 0
     first_created_ms: int | None = None
     last_at_ms: float = 0.0
 
-    def take(self, source_id: str, chunk: Chunk, now_ms: float) -> None:
+    def take(self, chunk: Chunk, now_ms: float) -> None:
+        created_ms, source_id = chunk.created_ms or int(now_ms), chunk.source_id
         seen = self.sources.get(source_id)
         if seen is None:
-            seen = self.sources[source_id] = Seen(chunk.path)
+            seen = self.sources[source_id] = SeenSource(chunk.attributes.get("path", source_id))
         elif chunk.prev != seen.arrivals[-1][0]:
             seen.breaks += 1
         seen.arrivals.append((chunk.seqno, now_ms))
-        seen.bytes += chunk.size
-        self.bytes += chunk.size
-        self.ages_ms.append(now_ms - chunk.created_ms)
-        if self.first_created_ms is None or chunk.created_ms < self.first_created_ms:
-            self.first_created_ms = chunk.created_ms
+        seen.bytes += len(chunk.data)
+        self.bytes += len(chunk.data)
+        self.ages_ms.append(now_ms - created_ms)
+        self.first_created_ms = min(created_ms, self.first_created_ms or created_ms)
         self.last_at_ms = now_ms
 
     @property
@@ -75,95 +115,88 @@ class Account:
 
     @property
     def seconds(self) -> float:
-        """From the making of the first chunk until the last one was read."""
+        """From the creation of the first chunk to the arrival of the last one."""
         return max(0.0, (self.last_at_ms - (self.first_created_ms or self.last_at_ms)) / 1000)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A row of the read interface without the data."""
-
-    seqno: int
-    prev: int | None
-    created_ms: int
-    path: str
-    size: int
-
-
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed; ``ordered`` holds some."""
+    """The smallest value that at least this share of the values does not exceed; ``ordered`` is not empty."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
-class Reader:
-    """Reads in threads of its own from `__enter__` until `__exit__`."""
+class IndependentReader:
+    """Reads in a thread of its own from `__enter__` until `__exit__`. ``positions``: the next offset of each partition.
 
-    def __init__(self, urls: Sequence[str], topic: str, partitions: int) -> None:
-        self.account = Account()
-        self.positions = dict.fromkeys(range(partitions), 0)
+    ``failed``: the error that ended it.
+    """
+
+    def __init__(self, urls: Sequence[str], topic: str) -> None:
+        self.account = ReaderAccount()
+        self.positions: Position = Position({})
         self.failed: BaseException | None = None
-        self._urls, self._topic = list(urls), topic
-        self._taking = threading.Lock()
+        self._urls, self._topic = urls, topic
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._follow, args=(partition,), name=f"reads-{partition}", daemon=True)
-            for partition in self.positions
-        ]
+        self._thread = threading.Thread(target=self._run, name="reads", daemon=True)
 
-    def __enter__(self) -> Reader:
-        for thread in self._threads:
-            thread.start()
+    def __enter__(self) -> IndependentReader:
+        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stopping.set()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
 
-    def ages_ms(self) -> list[float]:
-        """Of all chunks so far, in order of size."""
-        with self._taking:
-            return sorted(self.account.ages_ms)
-
-    def _follow(self, partition: int) -> None:
-        turn = partition
+    def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
-                self._read_from(self._urls[turn % len(self._urls)], partition)
-                turn += 1
-                self._stopping.wait(_PAUSE_S)
+            self._follow()
         except BaseException as error:  # noqa: BLE001  (the story raises it)
             self.failed = error
 
-    def _read_from(self, url: str, partition: int) -> None:
-        """Until told to stop, or the worker goes away or says that it cannot just now."""
-        link = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
-        try:
+    def _follow(self) -> None:
+        with closing(Reader(self._urls, self._topic)) as reader:
             while not self._stopping.is_set():
-                query = f"offset={self.positions[partition]}&wait_ms={_WAIT_MS}&max_bytes={_MAX_BYTES}"
-                path = f"/v1/topics/{self._topic}/partitions/{partition}/chunks?{query}"
-                link.request("GET", path, headers={"Accept": MSGPACK})
-                answer = link.getresponse()
-                body = answer.read()
-                if answer.status >= http.client.INTERNAL_SERVER_ERROR:
-                    return
-                if answer.status != http.client.OK:
-                    raise RuntimeError(f"GET {path}: {answer.status}: {body.decode(errors='replace')[:500]}")
-                self._take(body, time.time() * 1000)
-                self.positions[partition] = int(answer.headers["X-Next-Offset"])
-        except (OSError, http.client.HTTPException):
-            return
-        finally:
-            link.close()
+                with suppress(Unknown):  # no worker has answered yet
+                    self._take(reader)
 
-    def _take(self, body: bytes, now_ms: float) -> None:
-        rows = msgpack.Unpacker(max_buffer_size=len(body) or 1)
-        rows.feed(body)
-        with self._taking:
-            for row in rows:
-                self.account.take(row[4], _chunk(row), now_ms)
+    def _take(self, reader: Reader) -> bool:
+        """Counts the next chunk. Returns whether there was one."""
+        chunk = reader.read(_WAIT_S)
+        if chunk is not None:
+            self.account.take(chunk, time.time() * 1000)
+        self.positions = reader.position
+        return chunk is not None
 
 
-def _chunk(row: list[Any]) -> Chunk:
-    _, _, _, _, source_id, seqno, prev, created_ms, _, attributes, data = row
-    return Chunk(seqno, prev, created_ms, attributes.get("path", source_id), len(data))
+class RoamingReader(IndependentReader):
+    """``homes``: URLs of the workers per data centre. ``moves``: how often it continued in the other data centre."""
+
+    def __init__(self, homes: Sequence[Sequence[str]], topic: str) -> None:
+        super().__init__(homes[0], topic)
+        self._homes = homes
+        self.moves = 0
+
+    def _follow(self) -> None:
+        """Reads in each data centre for a while. Where the topic is not mirrored yet, or no worker answers now, it goes
+        to the next one at once."""
+        start: str | Position = "earliest"
+        for urls in itertools.cycle(self._homes):
+            if self._stopping.wait(_PAUSE_S):
+                return
+            with closing(Reader(urls, self._topic, start=start)) as reader:
+                try:
+                    reader.open(_ANSWER_S)
+                except Unknown:
+                    continue
+                except Rejected as rejected:
+                    if rejected.status == HTTPStatus.NOT_FOUND:
+                        continue
+                    raise
+                until, has_chunks = time.monotonic() + _STAY_S, False
+                while not self._stopping.is_set() and time.monotonic() < until:
+                    has_chunks |= self._take(reader)
+                self.moves += has_chunks
+                # What was read is counted: it must not come again elsewhere.
+                while not self._stopping.is_set():
+                    with suppress(Unknown):
+                        start = reader.cursors(_ANSWER_S)
+                        break

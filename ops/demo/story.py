@@ -1,10 +1,9 @@
-"""The story: logs flow, four processes are killed by SIGKILL meanwhile, and everything is brought to its end.
+"""The order of the demo: logs flow, four processes are killed by SIGKILL, and all data is delivered to the end.
 
-No kill depends on luck. A gateway worker dies when it has requests under way; the mirror when it is behind; the
-push-client while files that it follows grow; the loader when its data files are in the table's folder and no commit
-names them. The generator writes until all are dead, however long that takes, though less after its time. Files of the
-user do not grow: there the gateway worker dies in the first requests, and what the push-client had left to send is
-said.
+No kill depends on luck. A gateway worker is killed while it has requests in progress, the mirror while it lags, the
+push-client while its files grow, the loader while its data files are in the table's folder without a commit. The
+generator writes until all four are dead, at a lower rate after its time. Files of the user do not grow: the gateway
+worker is killed during the first requests, and the event of the push-client's kill reports the bytes left to send.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+from logferry.loaders.planning.low_watermark import utc_text as time_of
 from logferry.loaders.planning.segment_states import READY
-from logferry.loaders.planning.segment_states import said as time_of
 from logferry.loaders.storage.segment_table import Segments
+from logferry.ops.cli.gateway_client import GatewayClient
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.demo import gateways
-from logferry.ops.demo.asking import Asked, ask
-from logferry.ops.demo.killing import kill_busy_worker
-from logferry.ops.demo.loader_runs import RUN_S, Loaded, Loads, Torn
-from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, OTHER_DC, PARTITIONS, RATE_MB_S, TOPIC, Plan
-from logferry.ops.demo.present import Present
+from logferry.ops.demo.gateways import kill_busy_worker
+from logferry.ops.demo.loader_runs import RUN_S, KilledRun, LoaderRun, LoaderRuns, QueryAnswer, run_query
+from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, OTHER_DC, PARTITIONS, RATE_MB_S, TOPIC, DemoPlan
 from logferry.ops.demo.push import PushClient, generator
-from logferry.ops.demo.readers import Reader
-from logferry.ops.demo.traveller import Traveller
-from logferry.ops.demo.view import ProcessLine, View, mb
-from logferry.ops.demo.wait import LIMIT_S, Waiting, end, failure
+from logferry.ops.demo.readers import IndependentReader, RoamingReader
+from logferry.ops.demo.view import DemoState, ProcessLine, View, mb
+from logferry.ops.demo.wait import LIMIT_S, BoundedWait, failure, stop_child
 from logferry.ops.stack.processes import Child
+from logferry.ops.stack.service_workers import get
 from logferry.ops.stack.stack import Stack
 
 _CLIENT_AWAY_S: Final = 2.0
@@ -41,31 +40,30 @@ _SHOWN_SOURCES: Final = 3
 
 
 @dataclass
-class Told:
-    """What happened, for the end of the demo. ``torn``: None when there was nothing to kill a loader in. ``segments``:
-    as they were in the end.
-    """
+class StoryRecord:
+    """The events that the summary needs. ``torn``: None if the loader had nothing to write. ``segments``: the last."""
 
     killed: list[str] = field(default_factory=list)
-    loads: list[Loaded] = field(default_factory=list)
-    torn: Torn | None = None
-    asked: Asked | None = None
+    loads: list[LoaderRun] = field(default_factory=list)
+    torn: KilledRun | None = None
+    asked: QueryAnswer | None = None
     segments: Segments = field(default_factory=dict)
 
 
 class Story:
-    """Told once, within a running stack. Everything that it starts has ended when `__exit__` returns."""
+    """Runs once, within a running stack. All processes that it starts have ended when `__exit__` returns."""
 
-    def __init__(self, plan: Plan, stack: Stack, view: View) -> None:
-        self._plan, self._stack, self._view = plan, stack, view
-        self.told = Told()
-        self.reader = Reader(stack.urls(), FULL_TOPIC, PARTITIONS)
-        self.traveller = Traveller([stack.urls(DC), stack.urls(OTHER_DC)], FULL_TOPIC, PARTITIONS)
+    def __init__(self, plan: DemoPlan, stack: Stack, view: View) -> None:
+        self.plan, self._stack, self._view, self._say = plan, stack, view, view.say
+        self.record = StoryRecord()
+        self.reader = IndependentReader(stack.urls(), FULL_TOPIC)
+        self.roaming = RoamingReader([stack.urls(DC), stack.urls(OTHER_DC)], FULL_TOPIC)
+        self._gateway = GatewayClient(stack.urls()[0])
         self._client = PushClient(plan, stack.urls())
         self._generator = generator(plan)
-        self._loads = Loads(plan, stack.cluster().bootstrap, stack.urls())
-        self.present = Present(plan, stack, self.reader, self._processes)
-        self._waiting = Waiting(self._meanwhile, self._suspects)
+        self._loads = LoaderRuns(plan, stack.cluster().bootstrap, stack.urls())
+        self.present = DemoState(plan, stack, self.reader, self._processes)
+        self._waiting = BoundedWait(self._meanwhile, self._suspects)
         self._loading: Future[None] | None = None
         self._began = time.monotonic()
         self._ending = ExitStack()
@@ -80,19 +78,14 @@ class Story:
     def __exit__(self, *exc: object) -> None:
         self._ending.close()
 
-    @property
-    def is_live(self) -> bool:
-        """The files grow while they are sent."""
-        return self._plan.is_live
-
-    def tell(self) -> None:
-        """The whole of it. Raises Problem when something ends that should not, or does not come in time."""
-        gateways.create_topic(self._stack.urls()[0], TOPIC, PARTITIONS)
+    def run(self) -> None:
+        """All steps. Raises CommandError when a process ends unexpectedly or a step takes too long."""
+        self._gateway.request("PUT", f"/v1/topics/{TOPIC}", {"partitions": PARTITIONS})
         self._ending.enter_context(self.reader)
-        self._ending.enter_context(self.traveller)
+        self._ending.enter_context(self.roaming)
         with self._view.live(lambda: self.present.snapshot):
             self._begin()
-            if self.is_live:
+            if self.plan.is_live:
                 self._await_first_chunk()
             self._kill_gateway()
             self._kill_mirror()
@@ -107,11 +100,11 @@ class Story:
 
     def _begin(self) -> None:
         self._began = time.monotonic()
-        if self.is_live:
-            self._plan.generated.mkdir()
+        if self.plan.is_live:
+            self.plan.generated.mkdir()
             self._generator.start()
             self._waiting.must_run.append(self._generator)
-            self._say(f"generator: access logs of 8 sites, {RATE_MB_S:.0f} MB/s, for {self._plan.seconds} s")
+            self._say(f"generator: access logs of 8 sites, {RATE_MB_S:.0f} MB/s, for {self.plan.seconds} s")
         self._start_client()
 
     def _await_first_chunk(self) -> None:
@@ -120,7 +113,7 @@ class Story:
     def _kill_gateway(self) -> None:
         self._flow_until(0.2, "data flows; a gateway worker will be killed")
         struck = kill_busy_worker(self._stack, self.present.lanes(), self._waiting, self._is_all_sent)
-        self._killed(str(struck), "a gateway worker")
+        self._killed(struck.said, "a gateway worker")
         self.present.step = f"{struck.name} is dead; its lanes go to the others"
         self._waiting.until(lambda: None not in self.present.lanes(), "all lanes are served again")
         self._say(f"all {LANES} lanes are served again after {time.monotonic() - struck.at:.1f} s", "green")
@@ -133,9 +126,9 @@ class Story:
         pid, at = self._stack.pids.get(name), time.monotonic()
         self._stack.kill(name)
         self._killed(f"mirror (pid {pid}), on the way from {DC} to {OTHER_DC}", "the mirror")
-        self.present.step = "the mirror is dead; the data centre that it takes from is the buffer"
-        self._waiting.until(lambda: bool(gateways.mirror_lanes(url)), "the mirror serves its lanes again")
-        self._say(f"the mirror goes on after {time.monotonic() - at:.1f} s, where its last commit says", "green")
+        self.present.step = f"the mirror is dead; {DC} is the buffer"
+        self._waiting.until(lambda: get(url, "/readyz")[0] == HTTPStatus.OK, "the mirror serves its lanes again")
+        self._say(f"the mirror resumes after {time.monotonic() - at:.1f} s, at its last commit", "green")
 
     def _kill_client(self) -> None:
         self._flow_until(0.5, "data flows; the push-client will be killed")
@@ -145,22 +138,24 @@ class Story:
         self._killed(f"push-client (pid {pid}), with {behind:,} bytes not readable yet", "the push-client")
         self.present.step = "the push-client is dead; the files are the buffer"
         back_at = time.monotonic() + _CLIENT_AWAY_S
-        self._waiting.until(lambda: time.monotonic() >= back_at, "the push-client is away for a moment")
+        self._waiting.until(lambda: time.monotonic() >= back_at, "the push-client stays down for a moment")
         behind, known = self.present.behind(), len(self.reader.account.sources)
         self._start_client()
-        self._waiting.until(lambda: len(self._client.resumed()) >= min(known, 2), "the push-client asks where to go on")
-        self._say(f"push-client runs again, {mb(behind)} behind; {_goes_on(self._client.resumed())}", "green")
+        what = "the push-client asks where to resume"
+        self._waiting.until(lambda: len(self._client.resumed()) >= min(known, 2), what)
+        self._say(f"push-client restarted, {mb(behind)} behind; {_resume_text(self._client.resumed())}", "green")
         self._catch_up()
 
     def _let_it_flow(self) -> None:
-        """Until the time is over and the loader was killed, too."""
+        """Until the time is over and the loader was killed."""
         self._flow_until(1.0, "data flows; the loader works")
-        self._waiting.until(self._is_torn_or_loaded, "the first run of the loader", _LOAD_S)
-        if self.is_live:
+        what = "the first run of the loader"
+        self._waiting.until(lambda: self.record.torn is not None or self._is_loaded(), what, _LOAD_S)
+        if self.plan.is_live:
             self._waiting.must_run.remove(self._generator)
-            end(self._generator, _STOP_S)
+            stop_child(self._generator, _STOP_S)
             took = time.monotonic() - self._began
-            self._say(f"generator stopped after {took:.0f} s: {self.present.written():,} bytes in the files")
+            self._say(f"generator stopped after {took:.0f} s: the files have {self.present.written():,} bytes")
 
     def _send_the_rest(self) -> None:
         self.present.step = "the push-client sends the rest"
@@ -169,26 +164,26 @@ class Story:
         self._waiting.until(lambda: not self._client.child.running, "the push-client has sent all", 2 * LIMIT_S)
         if self._client.child.exit_status != 0:
             raise failure(self._client.child)
-        ends, positions = gateways.ends(self._stack.urls()[0], TOPIC), self.reader.positions
-        self._waiting.until(lambda: all(positions[part] >= at for part, at in ends.items()), "the reader has read all")
-        account, other = self.reader.account, self.traveller.account
-        self._waiting.until(lambda: other.chunks >= account.chunks, "all is mirrored, and the travelling reader has it")
-        self._say(f"all is acknowledged, and read: {account.chunks:,} chunks, {account.bytes:,} bytes", "green")
+        offsets = self._gateway.request("GET", f"/v1/topics/{TOPIC}")["offsets"]
+        ends = {(FULL_TOPIC, at["partition"]): at["next"] for at in offsets}
+        what = "the reader has read all"
+        self._waiting.until(lambda: all(self.reader.positions[at].offset >= end for at, end in ends.items()), what)
+        account, other = self.reader.account, self.roaming.account
+        self._waiting.until(lambda: other.chunks >= account.chunks, "the roaming reader has all chunks")
+        self._say(f"all is acknowledged and read: {account.chunks:,} chunks, {account.bytes:,} bytes", "green")
 
     def _ask(self) -> None:
-        """All is sent, and not all is loaded: a query has it all the same."""
-        self.present.step = "the loader repeats what the killed one had begun"
+        """All is sent, but not all is loaded: a query returns all rows nevertheless."""
+        self.present.step = "the loader repeats the batch of the killed one"
         self._waiting.until(self._is_loaded, "the second run of the loader", _LOAD_S)
-        self.present.step = "a query reads the table and what is not loaded yet"
-        self.told.asked = asked = ask(self._plan, self._stack.urls())
-        text = (
-            f"logferry query, {asked.seconds:.1f} s, no Spark: {asked.rows:,} rows, {asked.behind:,} of them not loaded"
-        )
-        self._say(f"{text} yet", "green")
+        self.present.step = "a query reads the table and the records not loaded yet"
+        self.record.asked = asked = run_query(self.plan, self._stack.urls())
+        text = f"logferry query, {asked.seconds:.1f} s, no Spark: {asked.rows:,} rows"
+        self._say(f"{text}, {asked.behind:,} of them not loaded yet", "green")
 
     def _load_the_rest(self) -> None:
         self.present.step = "the loader loads the rest"
-        if self.is_live:
+        if self.plan.is_live:
             self.present.step += ", and follows until every segment is READY"
         self._loading = self._executor.submit(self._load_to_the_end)
         self._waiting.until(self._is_loaded, "the last run of the loader", _LOAD_S)
@@ -196,21 +191,21 @@ class Story:
     # ---- parts of steps ---------------------------------------------------------------------------------------
 
     def _flow_until(self, share: float, step: str) -> None:
-        """Until so much of the time is over; files of the user give no time."""
+        """Until this share of the time is over; without a wait for files of the user."""
         self.present.step = step
-        if self.is_live:
-            until = self._began + share * self._plan.seconds
-            self._waiting.until(lambda: time.monotonic() >= until, step, self._plan.seconds + LIMIT_S)
+        if self.plan.is_live:
+            until = self._began + share * self.plan.seconds
+            self._waiting.until(lambda: time.monotonic() >= until, step, self.plan.seconds + LIMIT_S)
 
     def _catch_up(self) -> None:
-        """Until all is readable that is written now; files of the user may be sent only much later."""
-        if self.is_live:
+        """Until all bytes written now are readable; without a wait for files of the user, which may be large."""
+        if self.plan.is_live:
             target = self.present.written()
-            what = "the reader has all that is written now"
+            what = "the reader has all bytes written so far"
             self._waiting.until(lambda: self.reader.account.bytes >= target, what, 2 * LIMIT_S)
-            cut, told = self._client.repeated()
-            again = f"; {cut} requests were cut off, {told} told to wait: all were repeated" if cut or told else ""
-            self._say(f"caught up{again}")
+            cut, refused = self._client.repeated()
+            again = f"; {cut} requests were cut off, {refused} refused for a while: all repeated"
+            self._say(f"caught up{again if cut + refused else ''}")
 
     def _is_all_sent(self) -> bool:
         return self.reader.account.chunks > 0 and not self.present.behind()
@@ -220,94 +215,85 @@ class Story:
         self._waiting.must_run.append(self._client.child)
 
     def _load_twice(self) -> None:
-        """In a thread of its own: a run that is killed in mid-write, and the one that repeats it."""
+        """In its own thread: a run that is killed in mid-write, and the next one, which repeats its batch."""
         first = self._loads.kill_in_mid_write()
-        if isinstance(first, Loaded):
+        if isinstance(first, LoaderRun):
             self._loaded(first)
             return
-        self.told.torn = first
-        files = "its data file lies" if first.files == 1 else f"its {first.files} data files lie"
+        self.record.torn = first
+        files = "its data file is" if first.files == 1 else f"its {first.files} data files are"
         self._killed(
-            f"loader (pid {first.pid}) in mid-write: batch {first.batch} is in the ledger, {files} there uncommitted",
+            f"loader (pid {first.pid}) in mid-write: batch {first.batch} is in the ledger, {files} uncommitted",
             "a loader",
         )
-        self._load()
-
-    def _load(self) -> None:
         self._loaded(self._loads.run())
 
     def _load_to_the_end(self) -> None:
-        assert self.told.asked is not None
-        if self.is_live:
-            self._loaded(self._loads.follow_until_ready(self.told.asked.rows, self._seen))
+        assert self.record.asked is not None
+        if self.plan.is_live:
+            self._loaded(self._loads.follow_until_ready(self.record.asked.rows, self._seen))
         else:
-            self._load()
+            self._loaded(self._loads.run())
 
     def _seen(self, segments: Segments) -> None:
-        """Says what is READY now and was not."""
-        before, self.told.segments = self.told.segments, segments
+        """Reports the segments that became READY."""
+        before, self.record.segments = self.record.segments, segments
         for start, segment in sorted(segments.items()):
             is_new = start not in before or before[start].state != READY
             if segment.state == READY and segment.rows and is_new:
-                self._say(f"segment {time_of(start)} is READY: {segment.rows:,} rows, none is owed any more", "green")
+                self._say(f"segment {time_of(start)} is READY: {segment.rows:,} rows, no source can add one", "green")
 
-    def _loaded(self, loaded: Loaded) -> None:
-        self.told.loads.append(loaded)
+    def _loaded(self, loaded: LoaderRun) -> None:
+        self.record.loads.append(loaded)
         batches = "1 batch" if loaded.batches == 1 else f"{loaded.batches} batches"
-        what = f"{batches}, {loaded.rows:,} rows, {loaded.quarantined:,} to the quarantine"
+        what = f"{batches}, {loaded.rows:,} rows, {loaded.quarantined:,} quarantined, in {loaded.seconds:.1f} s"
         if not loaded.batches:
-            what = "nothing was left to load"
-        self._say(f"loader run {loaded.run}: {what}, in {loaded.seconds:.1f} s", "green")
-
-    def _is_torn_or_loaded(self) -> bool:
-        return self.told.torn is not None or self._is_loaded()
+            what = "no record was left to load"
+        self._say(f"loader run {loaded.run}: {what}", "green")
 
     def _is_loaded(self) -> bool:
-        """Whether what was to be loaded is. Raises what the thread of the loads raised."""
+        """Whether the present loader task is done. Raises the task's error."""
         if self._loading is None or not self._loading.done():
             return False
         self._loading.result()
         return True
 
-    # ---- all the while ----------------------------------------------------------------------------------------
-
-    def _say(self, text: str, style: str = "") -> None:
-        self._view.say(text, style)
+    # ---- during all steps ----------------------------------------------------------------------------------------
 
     def _killed(self, text: str, what: str) -> None:
-        self.told.killed.append(what)
+        self.record.killed.append(what)
         self._say(f"SIGKILL: {text}", "bold red")
 
     def _meanwhile(self) -> None:
-        """Looks at everything; the loader begins when there is something to load."""
+        """Refreshes the state; starts the loader after the first chunk; reports failed readers."""
         self._view.pulse(self.present.look())
         if self._loading is None and self.reader.account.chunks:
             age_ms = self.reader.account.ages_ms[0]
-            self._say(f"the first chunk is readable, {age_ms / 1000:.2f} s after it was made; loader run 1 starts")
+            self._say(f"the first chunk is readable, {age_ms / 1000:.2f} s after its creation; loader run 1 starts")
             self._loading = self._executor.submit(self._load_twice)
         self._is_loaded()
-        for reader in (self.reader, self.traveller):
+        for reader in (self.reader, self.roaming):
             if reader.failed is not None:
                 raise Unavailable(f"a reader ended: {reader.failed}") from reader.failed
 
     def _processes(self) -> list[ProcessLine]:
-        lines = [] if not self.is_live else [ProcessLine("generator", self._generator.pid, f"{RATE_MB_S:.0f} MB/s")]
+        lines = [ProcessLine("generator", self._generator.pid, f"{RATE_MB_S:.0f} MB/s")] if self.plan.is_live else []
         lines.append(ProcessLine("push-client", self._client.child.pid, f"run {self._client.runs}"))
         loader = self._loads.child
         if loader is not None:
-            done = sum(loaded.rows for loaded in self.told.loads)
+            done = sum(loaded.rows for loaded in self.record.loads)
             lines.append(ProcessLine("loader", loader.pid, f"run {self._loads.runs}, {done:,} rows"))
         return lines
 
     def _suspects(self) -> list[Child]:
-        """Whose logs may say why something does not come."""
+        """The processes whose logs may explain a time-out."""
         workers = range(len(self._stack.urls()))
         return [*(self._stack.child(f"{DC}/gateway-{worker}") for worker in workers), self._client.child]
 
 
-def _goes_on(positions: dict[str, int]) -> str:
-    """Where the sources go on, the furthest first."""
+def _resume_text(positions: dict[str, int]) -> str:
+    """The resume positions of the sources, the furthest first."""
     ordered = sorted(positions.items(), key=lambda one: -one[1])
     shown = [f"{Path(source.partition(':')[2].rpartition('#')[0]).name} at {at:,}" for source, at in ordered]
     more = f" and {len(shown) - _SHOWN_SOURCES} more" if len(shown) > _SHOWN_SOURCES else ""
-    return f"the gateway says where it goes on: {', '.join(shown[:_SHOWN_SOURCES])}{more}"
+    return f"the gateway's resume positions: {', '.join(shown[:_SHOWN_SOURCES])}{more}"

@@ -1,11 +1,11 @@
-"""Writes a web server's access logs, live, into several files, until told to stop.
+"""Writes access logs of a web server into several growing files, until a signal ends it.
 
     python -m logferry.ops.generate --dir /tmp/logs --rate 3 --seed 7
 
-Beside their lines (`access_log`) the files behave as in life: bursts happen, a full buffer is written in mid-line,
-and one file is rotated as logrotate does it: renamed, written on for a moment, then opened anew.
+The files behave like real ones: writes come in bursts, some end in mid-line, and one file is rotated as logrotate
+does it: renamed, still written for a moment, then reopened.
 
-The seed decides all but the clock. Every file ends with a newline once the generator has stopped in order.
+The seed determines everything but the clock. Every file ends with a newline after an orderly stop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CALM: Final = 0.1
 
 
 class LogFile:
-    """One growing file. What is handed over is written in whole or up to a cut; the rest goes with the next write."""
+    """One growing file. A write may be cut; the rest is written with the next one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class LogFile:
         self.bytes = 0
 
     def write(self, data: bytes, cut: float = 1.0) -> None:
-        """Appends that share of the data."""
+        """Appends the first ``cut`` (0 to 1) of the data."""
         data = self._rest + data
         end = int(len(data) * cut)
         self._file.write(data[:end])
@@ -48,11 +48,11 @@ class LogFile:
         self.bytes += end
 
     def rename(self) -> None:
-        """As logrotate: the name is free now, the open file is written on until `reopen`."""
+        """As logrotate: renames the file, which is written until `reopen`."""
         self._path.rename(self._path.with_name(self._path.name + ".1"))
 
     def reopen(self) -> None:
-        """The old file is completed, and a new one begun."""
+        """Completes the old file and begins a new one."""
         self.close()
         self._file = self._path.open("ab", buffering=0)
 
@@ -62,15 +62,13 @@ class LogFile:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """``rate``: bytes a second of all files together; ``rotate_at_s``: when the first one is rotated, None: never.
-
+class GeneratorPlan:
+    """``rate``: bytes per second of all files. ``rotate_at_s``: time of the first file's rotation, None: never.
     ``calm_after_s``: from then on a tenth of the rate."""
 
     folder: Path
     rate: float
     seed: int
-    seconds: float | None = None
     rotate_at_s: float | None = None
     calm_after_s: float | None = None
 
@@ -79,13 +77,13 @@ class Plan:
         return self.rate * _CALM if is_calm else self.rate
 
 
-def generate(plan: Plan, go_on: Callable[[], bool]) -> dict[str, int]:
-    """Writes until ``go_on`` says no or the time is over. Returns the bytes of each site's file, rotated ones too."""
+def generate(plan: GeneratorPlan, is_wanted: Callable[[], bool]) -> dict[str, int]:
+    """Writes until ``is_wanted`` returns False. Returns bytes by site, rotated files included."""
     rng = random.Random(plan.seed)
-    streams = [Stream(site.share, AccessLog(site, plan.seed), LogFile(plan.folder / site.name)) for site in SITES]
+    streams = [Stream(share, AccessLog(site, plan.seed), LogFile(plan.folder / site)) for site, share in SITES.items()]
     rotation = _rotation(streams[0].file, plan.rotate_at_s)
     started = last = time.monotonic()
-    while go_on() and (plan.seconds is None or last - started < plan.seconds):
+    while is_wanted():
         time.sleep(TICK_S)
         now = time.monotonic()
         due = plan.rate_at(now - started) * min(now - last, _CATCH_UP_S)
@@ -97,12 +95,12 @@ def generate(plan: Plan, go_on: Callable[[], bool]) -> dict[str, int]:
         rotation(last - started)
     for stream in streams:
         stream.file.close()
-    return {site.name: stream.file.bytes for site, stream in zip(SITES, streams, strict=True)}
+    return {site: stream.file.bytes for site, stream in zip(SITES, streams, strict=True)}
 
 
 @dataclass
 class Stream:
-    """``owed``: bytes that should have been written and were not; less than nothing after a long line."""
+    """``owed``: bytes due and not yet written; negative after a long line."""
 
     share: float
     lines: AccessLog
@@ -110,7 +108,7 @@ class Stream:
     owed: float = 0.0
 
     def some(self, size: float) -> bytes:
-        """Whole lines; over many calls as many bytes as were asked for."""
+        """Whole lines; over many calls, as many bytes as requested."""
         self.owed += size
         now_s, found = time.time(), []
         while self.owed > 0:
@@ -121,7 +119,7 @@ class Stream:
 
 
 def _rotation(file: LogFile, at_s: float | None) -> Callable[[float], None]:
-    """Called with the seconds since the start; does each step once."""
+    """A function of the seconds since the start that does each step of the rotation once."""
     steps = [] if at_s is None else [(at_s, file.rename), (at_s + _REOPEN_S, file.reopen)]
 
     def step(elapsed_s: float) -> None:
@@ -132,22 +130,19 @@ def _rotation(file: LogFile, at_s: float | None) -> Callable[[float], None]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs until its time is over or SIGTERM or SIGINT comes; prints what it wrote as one line of JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m logferry.ops.generate.__main__", description="Writes access logs, live."
-    )
-    parser.add_argument("--dir", type=Path, required=True, help="where the files go; made if it is not there")
+    """Runs until SIGTERM or SIGINT; prints seed and bytes as one line of JSON."""
+    parser = argparse.ArgumentParser(prog="python -m logferry.ops.generate", description="Writes growing access logs.")
+    parser.add_argument("--dir", type=Path, required=True, help="folder of the files; created if missing")
     parser.add_argument("--rate", type=float, default=3.0, metavar="MB_S", help="of all files (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="how long (default: until told to stop)")
-    parser.add_argument("--rotate-at", type=float, metavar="S", help="rotate the first file after so many seconds")
-    parser.add_argument("--calm-after", type=float, metavar="S", help="a tenth of the rate after so many seconds")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rotate-at", type=float, metavar="S", help="rotate the first file after S seconds")
+    parser.add_argument("--calm-after", type=float, metavar="S", help="write a tenth of the rate after S seconds")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the lines (default: %(default)s)")
     args = parser.parse_args(argv)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: stopped.append(number))
     args.dir.mkdir(parents=True, exist_ok=True)
-    plan = Plan(args.dir, args.rate * 1e6, args.seed, args.seconds, args.rotate_at, args.calm_after)
+    plan = GeneratorPlan(args.dir, args.rate * 1e6, args.seed, args.rotate_at, args.calm_after)
     print(json.dumps({"seed": args.seed, "bytes": generate(plan, lambda: not stopped)}), flush=True)
     return 0
 

@@ -1,33 +1,39 @@
-"""The push-client as one file, ``logferry-push.pyz``, that any Python from 3.9 on runs: ``make push-client``.
+"""Builds the push-client as one file, ``logferry-push.pyz``, for any Python from 3.9 on: ``make push-client``.
 
-It holds the client, the contract, and tomli, which reads TOML where Python itself does not (before 3.11). The same
-sources make the same bytes: names in order, no times.
+It holds the client, the contract, the package's version, and tomli, which reads TOML before Python 3.11. The same
+sources give the same bytes: members are sorted by name and carry no times.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
-_ROOT: Final = Path(__file__).parents[1]
+_ROOT: Final = Path(__file__).parents[2]
+_CONTRACT: Final = ("contract/__init__.py", "contract/names.py", "contract/chunk.py")
 _SHEBANG: Final = b"#!/usr/bin/env python3\n"
 _MAIN: Final = b"""import sys
 
 if sys.version_info < (3, 9):
     sys.exit("logferry-push needs Python 3.9 or newer, this is %d.%d" % sys.version_info[:2])
 
-from logferry.client.agent import main
+if sys.argv[1:] == ["--version"]:
+    from logferry.client import __version__
+
+    sys.exit(print("logferry", __version__))
+
+from logferry.client.agent.agent import main
 
 sys.exit(main())
 """
 
 
 def build(target: Path) -> None:
-    """Writes the file, executable, in one step: whoever runs the one before is not disturbed."""
+    """Writes the executable file and moves it to its place in one step: a running client is not disturbed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(target.name + ".new")
     with new.open("wb") as file:
@@ -42,12 +48,21 @@ def build(target: Path) -> None:
 def _members() -> Iterator[tuple[str, bytes]]:
     yield "__main__.py", _MAIN
     yield "logferry/__init__.py", b""
-    yield "LICENSE", (_ROOT / "LICENSE").read_bytes()
-    ours = [*(_ROOT / "client").glob("*.py"), _ROOT / "gateway" / "__init__.py", _ROOT / "gateway" / "contract.py"]
+    project = distribution("logferry")
+    # In the source tree the metadata may be those of an egg-info folder, which has no license.
+    license = _ROOT / "LICENSE"
+    yield (
+        "LICENSE",
+        license.read_bytes() if license.exists() else (project.read_text("licenses/LICENSE") or "").encode(),
+    )
+    metadata = f"Metadata-Version: 2.1\nName: logferry\nVersion: {project.version}\n"
+    yield f"logferry-{project.version}.dist-info/METADATA", metadata.encode()
+    ours = [path for folder in ("", "agent", "files", "transport") for path in (_ROOT / "client" / folder).glob("*.py")]
+    ours += [_ROOT / "gateway" / name for name in ("__init__.py", *_CONTRACT)]
     for path in ours:
         yield f"logferry/{path.relative_to(_ROOT)}", path.read_bytes()
-    # tomli alone, without the compiled modules that its wheels for some Pythons hold beside the sources
-    for part in importlib.metadata.files("tomli") or ():
+    # tomli's sources alone, without the compiled modules that some of its wheels add
+    for part in distribution("tomli").files or ():
         if part.suffix == ".py" or part.name == "LICENSE":
             yield f"tomli/{part.name}", part.read_binary()
 

@@ -1,18 +1,17 @@
-"""Fetches the jars of Kafka, MirrorMaker and Spark once per user, by the Ivy that pyspark ships.
+"""Fetches the jars of Kafka, MirrorMaker and Spark once per user, with the Ivy that pyspark ships.
 
-A set of jars is a folder in the cache whose name holds the hash of its list. What is guaranteed:
+A set of jars is a folder in the cache whose name contains the hash of its list. Guarantees:
 
-* The folder is whole or not there: it is put together beside its place and moved in by one rename, with a
-  manifest (name, size, SHA-256) in it.
-* Names and sizes are compared on each use. A folder that does not fit its manifest is said to be damaged and is
-  fetched again; it is never used.
-* One process fetches, others wait for it (a file lock, which the kernel drops when its holder dies).
-* An interrupted fetch goes on where it stopped: Ivy's own cache stands beside the set until this is whole. Ivy
-  checks what it fetches against the repository's checksums.
-* When all is there, neither the network nor Java is touched.
+* The folder is complete or absent: it is built under another name and renamed in one step, with a manifest (name,
+  size, SHA-256) in it.
+* Names and sizes are compared on each use. A folder that does not match its manifest is reported as damaged, never
+  used, and fetched again.
+* One process fetches, others wait for it, by a file lock that the kernel drops when the holder dies.
+* An interrupted fetch resumes: Ivy's own cache is kept until the set is complete. Ivy verifies each file against
+  the repository's checksums.
+* When all jars are present, neither the network nor Java is used.
 
-Ivy asks the repository that is its own default; ``LOGFERRY_IVY_SETTINGS`` names a settings file of Ivy for those
-who have a repository of their own.
+Ivy uses its default repository; ``LOGFERRY_IVY_SETTINGS`` names an Ivy settings file for another one.
 """
 
 from __future__ import annotations
@@ -23,26 +22,34 @@ import importlib.util
 import json
 import os
 import shutil
+import ssl
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from logferry.ops import pins
-from logferry.ops.cli.problems import Problem, Unavailable
+from logferry.ops.cli.problems import CommandError, Unavailable
+from logferry.ops.runtime.jar_pins import KAFKA, MIRROR_MAKER, SPARK, JarSet
 from logferry.ops.runtime.java import find_java
 from logferry.ops.runtime.user_dirs import cache_dir
-from logferry.ops.truststore import write_truststore
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 _MANIFEST = "manifest.json"
+# A repository that drops one of fifty requests is asked again; what was fetched is kept between the attempts.
+_ATTEMPTS = 3
+_MAGIC, _JKS_VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
+# A JKS file ends with a hash over password, this text and content; the password is no secret.
+_SEAL = b"Mighty Aphrodite"
+PASSWORD = "changeit"
 
-# Ivy's `ibiblio` with `m2compatible` means Maven Central; what is fetched is listed, so no POM needs to be read.
+
+# Ivy's `ibiblio` with `m2compatible` is Maven Central; the list is complete, so that no POM is read.
 _SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>
   <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
@@ -50,43 +57,48 @@ _SETTINGS = """<ivysettings>
 """
 
 
-class Damaged(Problem):
-    """A folder of the cache does not hold what its manifest says."""
+class JarSetDamaged(CommandError):
+    """A folder of the cache does not match its manifest."""
 
 
 def kafka_jars() -> list[Path]:
-    """Kafka's broker and its command line tools. Raises Unavailable when they have to be fetched and can't be."""
-    return fetched(pins.KAFKA)
+    """Kafka's broker and command-line tools. Raises Unavailable when they cannot be fetched."""
+    return fetch_jars(KAFKA)
 
 
 def mirror_maker_jars() -> list[Path]:
-    """Kafka and what MirrorMaker 2 needs beside it."""
-    return kafka_jars() + fetched(pins.MIRROR_MAKER)
+    """Kafka and the further jars of MirrorMaker 2. Raises Unavailable."""
+    return kafka_jars() + fetch_jars(MIRROR_MAKER)
 
 
 def spark_jars() -> list[Path]:
-    """What goes beside pyspark's own jars: Kafka connector and Delta."""
-    return fetched(pins.SPARK)
+    """The jars beside pyspark's own: Kafka connector and Delta. Raises Unavailable."""
+    return fetch_jars(SPARK)
 
 
-def fetched(wanted: pins.JarSet) -> list[Path]:
-    """The jars of a set, from the cache or fetched now. Raises Unavailable if that cannot be done."""
-    folder = folder_of(wanted)
+def spark_environment() -> dict[str, str]:
+    """The variables with which a loader finds its Java and jars. Raises Unavailable."""
+    return {"JAVA_HOME": str(find_java().home), "LOGFERRY_SPARK_JARS": os.pathsep.join(map(str, spark_jars()))}
+
+
+def fetch_jars(wanted: JarSet) -> list[Path]:
+    """The jars of a set, from the cache or fetched now. Raises Unavailable when they cannot be fetched."""
+    folder = jar_folder(wanted)
     try:
         return _checked(folder)
     except FileNotFoundError:
         pass
-    except Damaged as problem:
+    except JarSetDamaged as problem:
         _say(f"{problem}; fetching {wanted.name} again")
     with _locked(folder):
         try:
-            return _checked(folder)  # another process fetched it while this one waited
-        except (FileNotFoundError, Damaged):
+            return _checked(folder)  # another process fetched it meanwhile
+        except (FileNotFoundError, JarSetDamaged):
             _fetch(wanted, folder)
     return _checked(folder)
 
 
-def folder_of(wanted: pins.JarSet) -> Path:
+def jar_folder(wanted: JarSet) -> Path:
     digest = hashlib.sha256("\n".join(wanted.coordinates).encode()).hexdigest()[:8]
     return cache_dir() / "jars" / f"{wanted.name}-{digest}"
 
@@ -97,14 +109,14 @@ def _checked(folder: Path) -> list[Path]:
     try:
         sizes = {entry["name"]: entry["bytes"] for entry in json.loads(text)}
     except (ValueError, TypeError, KeyError):
-        raise Damaged(f"{folder / _MANIFEST} cannot be read") from None
+        raise JarSetDamaged(f"{folder / _MANIFEST} cannot be read") from None
     for name, size in sizes.items():
         try:
             found = (folder / name).stat().st_size
         except FileNotFoundError:
-            raise Damaged(f"{folder / name} is missing") from None
+            raise JarSetDamaged(f"{folder / name} is missing") from None
         if found != size:
-            raise Damaged(f"{folder / name} has {found} bytes instead of {size}")
+            raise JarSetDamaged(f"{folder / name} has {found} bytes instead of {size}")
     return [folder / name for name in sizes]
 
 
@@ -120,16 +132,23 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(wanted: pins.JarSet, folder: Path) -> None:
-    """Lets Ivy fetch into a folder beside, then moves it in. The lock is held."""
+def _fetch(wanted: JarSet, folder: Path) -> None:
+    """Lets Ivy fetch into another folder, then renames it. The caller holds the lock."""
     work = folder.with_name(folder.name + ".fetching")
     new = work / "jars"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
-    _run_ivy(wanted, work, new)
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            _run_ivy(wanted, work, new)
+            break
+        except Unavailable as problem:
+            if not left:
+                raise
+            _say(f"{str(problem).splitlines()[0]}; trying again")
     jars = sorted(new.glob("*.jar"))
     if len(jars) != len(wanted.coordinates):
-        raise Unavailable(f"Ivy brought {len(jars)} of the {len(wanted.coordinates)} jars of {wanted.name}; see {work}")
+        raise Unavailable(f"Ivy fetched {len(jars)} of the {len(wanted.coordinates)} jars of {wanted.name}; see {work}")
     manifest = [
         {"name": jar.name, "bytes": jar.stat().st_size, "sha256": hashlib.sha256(jar.read_bytes()).hexdigest()}
         for jar in jars
@@ -143,7 +162,7 @@ def _fetch(wanted: pins.JarSet, folder: Path) -> None:
     shutil.rmtree(work)
 
 
-def _run_ivy(wanted: pins.JarSet, work: Path, new: Path) -> None:
+def _run_ivy(wanted: JarSet, work: Path, new: Path) -> None:
     settings = os.environ.get("LOGFERRY_IVY_SETTINGS")
     if not settings:
         settings = str(work / "ivysettings.xml")
@@ -151,25 +170,26 @@ def _run_ivy(wanted: pins.JarSet, work: Path, new: Path) -> None:
     (work / "ivy.xml").write_text(_ivy_file(wanted), encoding="utf-8")
     java, trusted = find_java(), work / "authorities.jks"
     trust: tuple[str, ...] = ()
-    if java.is_wheel and write_truststore(trusted):
+    if java.is_wheel and _write_truststore(trusted):
         trust = (f"-Djavax.net.ssl.trustStore={trusted}", "-Djavax.net.ssl.trustStoreType=JKS")
     command = [
         *(str(java.executable), "-Djava.net.useSystemProxies=true", *trust, f"-Divy.default.ivy.user.dir={work}"),
         *("-jar", str(_ivy_jar()), "-settings", settings, "-cache", str(work / "cache"), "-ivy", str(work / "ivy.xml")),
         *("-types", "jar", "bundle", "-retrieve", str(new / "[artifact]-[revision].[ext]")),
     ]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as ivy:
+    null, pipe, both = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, stdin=null, stdout=pipe, stderr=both, encoding="utf-8", errors="replace") as ivy:
         try:
-            said = _shown(ivy, wanted, work / "cache")
+            output = _show_progress(ivy, wanted, work / "cache")
         except BaseException:
             ivy.kill()
             raise
     if ivy.returncode != 0:
-        wrong = [line for line in said if "WARN" in line or "ERROR" in line or "Exception" in line] or said
+        wrong = [line for line in output if "WARN" in line or "ERROR" in line or "Exception" in line] or output
         raise Unavailable(
-            f"The jars of {wanted.name} could not be fetched (they are fetched once, from Maven Central):\n  "
+            f"cannot fetch the jars of {wanted.name} from Maven Central (needed once):\n  "
             + "\n  ".join(wrong[-12:])
-            + "\n  What came so far is kept; run the same again. Behind a repository of your own: set"
+            + "\n  The files fetched so far are kept: repeat the command to resume. For another repository set"
             " LOGFERRY_IVY_SETTINGS to an Ivy settings file."
         )
 
@@ -178,13 +198,11 @@ def _ivy_jar() -> Path:
     spec = importlib.util.find_spec("pyspark")
     found = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar")) if spec and spec.origin else []
     if not found:
-        raise Unavailable(
-            "pyspark is not installed, and with it Ivy, which fetches the jars; pip install 'logferry[ops]'"
-        )
+        raise Unavailable("fetching the jars needs Ivy, which is part of pyspark: pip install 'logferry[loaders]'")
     return found[-1]
 
 
-def _ivy_file(wanted: pins.JarSet) -> str:
+def _ivy_file(wanted: JarSet) -> str:
     lines = ['<ivy-module version="2.0">', f"<info organisation='logferry' module={quoteattr(wanted.name)}/>"]
     lines.append("<dependencies>")
     for coordinate in wanted.coordinates:
@@ -195,60 +213,75 @@ def _ivy_file(wanted: pins.JarSet) -> str:
     return "\n".join([*lines, "</dependencies>", "</ivy-module>"])
 
 
-# ---- what is shown ---------------------------------------------------------------------------------------
+# ---- authorities for Java --------------------------------------------------------------------------------------------
+
+
+def _write_truststore(file: Path) -> bool:
+    """Writes the authorities that Python's TLS trusts by default, for the Java of the wheel: that has its own list, and
+    does not know an authority added to this machine, such as that of a company's TLS proxy. False if there are none."""
+    certificates = ssl.create_default_context().get_ca_certs(binary_form=True)
+    if not certificates:
+        return False
+    file.write_bytes(_jks(certificates))
+    return True
+
+
+def _jks(certificates: Sequence[bytes]) -> bytes:
+    """Java's format JKS: header, one entry per certificate, hash."""
+    content = struct.pack(">III", _MAGIC, _JKS_VERSION, len(certificates))
+    for number, certificate in enumerate(certificates):
+        alias = _java_text(f"authority-{number}")
+        head = struct.pack(">I", _TRUSTED_CERTIFICATE) + alias + struct.pack(">Q", 0) + _java_text("X.509")
+        content += head + struct.pack(">I", len(certificate)) + certificate
+    return content + hashlib.sha1(PASSWORD.encode("utf-16-be") + _SEAL + content).digest()
+
+
+def _java_text(text: str) -> bytes:
+    return struct.pack(">H", len(text)) + text.encode("ascii")
+
+
+# ---- progress ---------------------------------------------------------------------------------------
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _shown(ivy: subprocess.Popen[bytes], wanted: pins.JarSet, cache: Path) -> list[str]:
-    """Shows the progress of ``ivy`` until it ends; what it said, as lines. One line a set without a terminal."""
-    said: list[str] = []
-    if ivy.stdout is None:
-        raise ValueError("Ivy's output is not piped")
-    reader = threading.Thread(target=lambda: said.extend(_lines(ivy)), daemon=True)
+def _show_progress(ivy: subprocess.Popen[str], wanted: JarSet, cache: Path) -> list[str]:
+    """Shows the progress of ``ivy`` until it ends (without a terminal: one line per set). Returns its output lines."""
+    output: list[str] = []
+    piped = ivy.stdout or ()
+    reader = threading.Thread(target=lambda: output.extend(line.strip() for line in piped), daemon=True)
     reader.start()
     console = Console(stderr=True)
     if not console.is_terminal:
         _say(f"fetching {wanted.name}: {len(wanted.coordinates)} jars")
-        reader.join()
-    else:
-        _show_bar(console, reader, wanted, cache)
-    ivy.wait()
-    return said
-
-
-def _show_bar(console: Console, reader: threading.Thread, wanted: pins.JarSet, cache: Path) -> None:
     columns = (TextColumn("fetching {task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("jars"))
-    with Progress(*columns, TextColumn("{task.fields[mb]:.1f} MB"), TimeElapsedColumn(), console=console) as bar:
+    more = (TextColumn("{task.fields[mb]:.1f} MB"), TimeElapsedColumn())
+    with Progress(*columns, *more, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(wanted.name, total=len(wanted.coordinates), mb=0.0)
         while reader.is_alive():
             reader.join(0.2)
             sizes = [path.stat().st_size for path in cache.glob("*/*/*s/*.jar")]
             bar.update(task, completed=len(sizes), mb=sum(sizes) / 1e6)
-
-
-def _lines(ivy: subprocess.Popen[bytes]) -> list[str]:
-    if ivy.stdout is None:
-        return []
-    return [line.decode(errors="replace").strip() for line in ivy.stdout]
+    ivy.wait()
+    return output
 
 
 def main() -> int:
     started = time.monotonic()
-    before = [folder_of(wanted).exists() for wanted in (pins.KAFKA, pins.SPARK)]
+    before = [jar_folder(wanted).exists() for wanted in (KAFKA, SPARK)]
     try:
         sets = [("Kafka", kafka_jars()), ("Spark and Delta", spark_jars())]
-    except Problem as problem:
+    except CommandError as problem:
         _say(str(problem))
         return problem.exit_status
     if all(before):
-        print(f"jars: all there ({cache_dir() / 'jars'})")
+        print(f"jars: complete in {cache_dir() / 'jars'}")
         return 0
     for name, jars in sets:
         print(f"{name}: {len(jars)} jars, {sum(jar.stat().st_size for jar in jars) / 1e6:.0f} MB")
-    print(f"kept in {cache_dir() / 'jars'}; took {time.monotonic() - started:.0f} s")
+    print(f"stored in {cache_dir() / 'jars'} after {time.monotonic() - started:.0f} s")
     return 0
 
 

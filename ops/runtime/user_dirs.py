@@ -1,6 +1,6 @@
-"""Where this program keeps things of one user: the XDG base directories.
+"""The user's folders by the XDG base directory specification.
 
-Standard library only: asked before anything is installed.
+Standard library only: used before anything is installed.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Can be removed at any time; what is missing is made or fetched again."""
+    """May be removed at any time; its files are created or fetched again."""
     return _base("XDG_CACHE_HOME", ".cache") / "logferry"
 
 
 def data_dir() -> Path:
-    """Where ``logferry up`` keeps its Kafka data unless told otherwise."""
+    """The default folder of ``logferry up``."""
     return _base("XDG_DATA_HOME", ".local/share") / "logferry"
 
 
 def _base(variable: str, below_home: str) -> Path:
-    """The specification says: a relative path in the variable is to be ignored."""
+    """By the specification, a relative path in the variable is ignored."""
     chosen = Path(os.environ.get(variable) or "")
     return chosen if chosen.is_absolute() else Path.home() / below_home

@@ -1,14 +1,14 @@
-"""A real Kafka cluster on this machine: KRaft, one to a few nodes, each broker and controller at once.
+"""A real Kafka cluster on this machine: KRaft, one to nine nodes, each of them broker and controller.
 
 Invariants:
 
-* One process owns a data folder (a file lock, dropped by the kernel when its holder dies); another one is refused.
-* ``cluster.json`` says what the folder holds and is written first; a node's log folder is formatted beside its
-  place and moved in by one rename. So a crash at any instant leaves a folder that can be opened again, and a
-  folder that is half of something came from elsewhere: it is refused with a word on what is wrong.
-* A node counts as started when it answers a Kafka request and knows of all nodes that run.
-* No node outlives this process (`children`). What was acknowledged by all replicas survives SIGKILL of nodes,
-  since the operating system holds the pages; not a power cut.
+* One process owns a data folder, by a file lock that the kernel drops when the holder dies. Others are refused.
+* ``cluster.json`` describes the folder and is written first. A node's log folder is formatted under another name
+  and renamed in one step. So a crash at any point leaves a folder that can be opened again. A half-made folder
+  was not made by this module: it is refused with the reason.
+* A node counts as started when it answers a Kafka request and knows all running nodes.
+* No node outlives this process (`processes`). Records acknowledged by all replicas survive SIGKILL of nodes, because
+  the operating system holds the pages; they do not survive a power cut.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ import json
 import os
 import shutil
 import signal
+import socket
+import struct
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from logferry.ops.cli.problems import WrongUse
-from logferry.ops.kraft import FolderUnusable, check_node_folder, known_brokers, node_settings
+from logferry.ops.cli.problems import UsageError
 from logferry.ops.runtime.jars import kafka_jars
 from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.ports import free_ports, is_free
 from logferry.ops.stack.processes import Child, processes_with, stop_together
 
-# Compiling less makes a start faster and a long run slower: for tests. Benchmarks and long runs take the other.
+# Less JIT compilation: a faster start and a slower long run, for tests. Benchmarks and `logferry up` use LONG_RUN.
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LONG_RUN = ("-XX:+UseSerialGC",)
 
 _READY_S = 60
 _STOP_S = 20
 _FORMAT = 1
+_ASK_TIMEOUT_S = 2.0
+_METADATA, _METADATA_VERSION = 3, 1
 
 _LOGGING = """rootLogger.level = info
 rootLogger.appenderRef.out.ref = out
@@ -46,7 +49,7 @@ appender.out.type = Console
 appender.out.name = out
 appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = %d{ISO8601} %p %m (%c)%n%throwable
-# One line for each setting at every start, and one for each snapshot.
+# These log one line per setting at every start, and one per snapshot.
 logger.config.name = org.apache.kafka.common.config
 logger.config.level = warn
 logger.kafkaconfig.name = kafka.server.KafkaConfig
@@ -54,16 +57,21 @@ logger.kafkaconfig.level = warn
 """
 
 
-class FolderInUse(WrongUse):
+class FolderInUse(UsageError):
     """Another live process owns the data folder."""
 
 
-class Cluster:
+class FolderUnusable(UsageError):
+    """The data folder does not hold a complete cluster of ours; the text says what is wrong and what to do."""
+
+
+class KafkaCluster:
     """Kafka of one data centre. Not safe for use by several threads at once.
 
-    ``settings`` are added to every node's server.properties and win over ours. ``data`` is made if need be and can
-    be opened again later: the same cluster, and the same ports if they are free. The nodes' log files go to
-    ``logs``, else beside each node's data.
+    ``settings`` are added to every node's server.properties and override ours, and so are those that ``settings_of``
+    returns for a node, its broker port and its controller port. ``data`` is created if necessary and
+    can be opened again later: the same cluster, and the same ports if they are free. The nodes write their log files
+    to ``logs``, or beside their data.
     """
 
     def __init__(
@@ -75,35 +83,37 @@ class Cluster:
         settings: Mapping[str, str] | None = None,
         jvm: Sequence[str] = QUICK_START,
         logs: Path | None = None,
+        settings_of: Callable[[int, int, int], Mapping[str, str]] = lambda node, broker, controller: {},
     ) -> None:
         if not 1 <= brokers <= 9:
-            raise WrongUse(f"{brokers} brokers: from 1 to 9 can be started on one machine")
+            raise UsageError(f"{brokers} brokers: start 1 to 9 on one machine")
         self.name = name
         self.data = Path(data).absolute()
         self._logs = logs
         self._nodes = range(1, brokers + 1)
         self._jvm = [f"-Xmx{heap}", *jvm, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true"]
         self._settings = dict(settings or {})
+        self._settings_of = settings_of
         self._lock: IO[str] | None = None
         self._ports: dict[int, tuple[int, int]] = {}  # node → (broker, controller)
         self._children: dict[int, Child] = {}
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> KafkaCluster:
         self.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    # ---- life ----------------------------------------------------------------------------------------------
+    # ---- start and stop ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Returns when every node answers. WrongUse for the folder, Unavailable for the rest; then nothing runs."""
+        """Returns when every node answers. On UsageError (the folder) and Unavailable (the rest) no node runs."""
         self.launch()
         self.wait_ready()
 
     def launch(self) -> None:
-        """The first half of `start`: the nodes are started, and may not answer yet."""
+        """The first half of `start`: starts the nodes without waiting for their answers."""
         if self._children:
             raise RuntimeError(f"cluster {self.name} is started")
         self._take_folder()
@@ -113,7 +123,9 @@ class Cluster:
             for node in self._nodes:
                 self._write_configuration(node)
             self._format_new_nodes(cluster_id)
-            self._children = {node: self._child(node) for node in self._nodes}
+            for node in self._nodes:
+                command = self._java(node, "kafka.Kafka", str(self._folder(node) / "server.properties"))
+                self._children[node] = Child(f"{self.name}/kafka-{node}", command, self.log(node))
             for child in self._children.values():
                 child.start()
         except BaseException:
@@ -129,24 +141,24 @@ class Cluster:
             raise
 
     def stop(self) -> None:
-        """SIGTERM to all nodes at once, SIGKILL for those that take too long. Calling again is safe."""
+        """SIGTERM to all nodes at once, SIGKILL after a time-out. Calling it again is safe."""
         stop_together(list(self._children.values()), _STOP_S)
         self._children = {}
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def ask_to_stop(self) -> None:
-        """SIGTERM to all nodes, without waiting; `stop` has to follow."""
+    def request_stop(self) -> None:
+        """SIGTERM to all nodes, without waiting; the caller calls `stop` later."""
         for child in self._children.values():
-            child.ask_to_stop()
+            child.request_stop()
 
     def kill(self, node: int, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to a node. After SIGKILL it is gone when this returns."""
+        """Sends a signal to a node. After SIGKILL the process has ended when this returns."""
         self._children[node].send(number)
 
     def restart(self, node: int) -> None:
-        """Starts a node again on its data and ports (ended by SIGKILL if it still runs); returns when it answers."""
+        """Restarts a node on its data and ports, after SIGKILL if it still runs; returns when it answers."""
         self._children[node].restart()
         self._await_answers([node])
 
@@ -163,20 +175,16 @@ class Cluster:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Node → process, of those that run."""
+        """Node → process id, of the running nodes."""
         return {node: child.pid for node, child in self._children.items() if child.pid is not None}
-
-    def ended(self) -> dict[int, int]:
-        """Node → exit status (negative: signal), of those that were started and do not run."""
-        return {n: child.exit_status for n, child in self._children.items() if child.exit_status is not None}
 
     @property
     def children(self) -> dict[int, Child]:
-        """The nodes' processes, for those who watch over them."""
+        """The nodes' processes, for a supervisor."""
         return dict(self._children)
 
     def log(self, node: int) -> Path:
-        """What a node writes about itself."""
+        """A node's log file."""
         return (self._logs / f"{self.name}-kafka-{node}.log") if self._logs else self._folder(node) / "kafka.log"
 
     # ---- the data folder -----------------------------------------------------------------------------------
@@ -191,7 +199,7 @@ class Cluster:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            owner = lock.read().strip() or "of unknown number"
+            owner = lock.read().strip() or "(unknown id)"
             lock.close()
             raise FolderInUse(f"{self.data} is in use by process {owner}; stop it, or choose another folder") from None
         lock.seek(0)
@@ -201,17 +209,18 @@ class Cluster:
         self._lock = lock
 
     def _open_folder(self) -> str:
-        """Reads or makes ``cluster.json``, chooses ports, checks every node's folder. Returns the cluster's id."""
+        """Reads or creates ``cluster.json``, chooses ports, checks every node's folder. Returns the cluster's id."""
         file = self.data / "cluster.json"
         others = [entry.name for entry in self.data.iterdir() if entry.name not in ("lock", "cluster.json.new")]
         if not file.exists():
             if others:
                 raise FolderUnusable(
-                    f"{self.data} is not empty and holds no cluster.json, so it is not a cluster's folder"
-                    f" ({', '.join(sorted(others)[:5])}); choose another one, or empty it"
+                    f"{self.data} is not empty and has no cluster.json, so it is not a cluster's folder"
+                    f" ({', '.join(sorted(others)[:5])}); choose another folder, or empty it"
                 )
             self._ports = self._new_ports()
-            cluster_id = _new_cluster_id()
+            # A Kafka id: 16 bytes in URL-safe base64; without a dash, which would look like an option.
+            cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
         else:
             cluster_id, ports = self._read_cluster_file(file)
             kept = all(is_free(port) for pair in ports.values() for port in pair)
@@ -230,11 +239,13 @@ class Cluster:
             ports = {int(node): (int(broker), int(controller)) for node, (broker, controller) in facts["ports"].items()}
             cluster_id = str(facts["cluster_id"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise FolderUnusable(f"{file} cannot be read ({error}); remove {self.data} to begin anew") from None
+            raise FolderUnusable(
+                f"{file} cannot be read ({error}); remove {self.data} (its data is lost), or choose another folder"
+            ) from None
         if list(ports) != list(self._nodes):
             raise FolderUnusable(
-                f"{self.data} holds a cluster of {len(ports)} brokers, asked for are {len(self._nodes)};"
-                f" ask for {len(ports)}, or choose another folder"
+                f"{self.data} holds a cluster of {len(ports)} brokers, but {len(self._nodes)} were requested;"
+                f" start {len(ports)}, or choose another folder"
             )
         return cluster_id, ports
 
@@ -243,11 +254,11 @@ class Cluster:
         return {node: (next(ports), next(ports)) for node in self._nodes}
 
     def _await_leftovers(self) -> None:
-        """Nodes of an owner that was just killed need a moment to die. Raises FolderInUse if one lives on."""
+        """Waits until the nodes of a killed owner have ended. Raises FolderInUse if one survives."""
         deadline = time.monotonic() + 5
         while left := processes_with("kafka.Kafka", f"{self.data}/kafka-"):
             if time.monotonic() > deadline:
-                raise FolderInUse(f"{self.data} is in use by Kafka itself (process {left[0]}), left over; end it first")
+                raise FolderInUse(f"{self.data} is in use by a left-over Kafka process ({left[0]}); end it first")
             time.sleep(0.05)
 
     # ---- formatting and starting ---------------------------------------------------------------------------
@@ -257,41 +268,38 @@ class Cluster:
         folder.mkdir(exist_ok=True)
         (folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
         ours = node_settings(node, self._ports, folder / "log") | self._settings
+        ours |= self._settings_of(node, *self._ports[node])
         text = "".join(f"{name}={value}\n" for name, value in ours.items())
         (folder / "server.properties").write_text(text, encoding="utf-8")
 
     def _format_new_nodes(self, cluster_id: str) -> None:
-        new = [self._folder(node) for node in self._nodes if not (self._folder(node) / "log").exists()]
-        running = []
-        for folder in new:
+        running: dict[Path, Child] = {}
+        for node in self._nodes:
+            folder = self._folder(node)
+            if (folder / "log").exists():
+                continue
             shutil.rmtree(folder / "log.new", ignore_errors=True)
             text = (folder / "server.properties").read_text(encoding="utf-8")
             properties = folder / "format.properties"
             properties.write_text(f"{text}log.dirs={folder / 'log.new'}\n", encoding="utf-8")
-            command = self._java(folder, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
-            child = Child(f"format {folder.name}", command, folder / "format.log")
-            child.start()
-            running.append(child)
-        for child, folder in zip(running, new, strict=True):
-            if not child.ends_by_itself(_READY_S) or child.exit_status != 0:
+            command = self._java(node, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+            running[folder] = Child(f"format {folder.name}", command, folder / "format.log")
+            running[folder].start()
+        for folder, child in running.items():
+            if not child.wait_for_end(_READY_S) or child.exit_status != 0:
                 raise child.failed("did not succeed")
             (folder / "log.new").rename(folder / "log")
 
-    def _child(self, node: int) -> Child:
-        folder = self._folder(node)
-        command = self._java(folder, "kafka.Kafka", str(folder / "server.properties"))
-        return Child(f"{self.name}/kafka-{node}", command, self.log(node))
-
-    def _java(self, folder: Path, main: str, *arguments: str) -> list[str]:
+    def _java(self, node: int, main: str, *arguments: str) -> list[str]:
         classpath = ":".join(map(str, kafka_jars()))
-        logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
+        logging = f"-Dlog4j2.configurationFile={self._folder(node) / 'log4j2.properties'}"
         return [str(find_java().executable), *self._jvm, logging, "-cp", classpath, main, *arguments]
 
     def _await_answers(self, nodes: Sequence[int]) -> None:
         deadline = time.monotonic() + _READY_S
         for node in nodes:
             child = self._children[node]
-            while not set(self.pids) <= known_brokers(self._ports[node][0]):
+            while not set(self.pids) <= live_brokers(self._ports[node][0]):
                 if not child.running:
                     raise child.failed(f"ended by itself with status {child.exit_status}")
                 if time.monotonic() > deadline:
@@ -299,6 +307,92 @@ class Cluster:
                 time.sleep(0.02)
 
 
-def _new_cluster_id() -> str:
-    """As Kafka writes its ids: 16 bytes in URL-safe base64, without a dash, which would look like an option."""
-    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+# ---- one node ------------------------------------------------------------------------------------------------------
+
+
+def node_settings(node: int, ports: Mapping[int, tuple[int, int]], log: Path) -> dict[str, str]:
+    """server.properties of one node of a cluster with the nodes of ``ports`` (node → broker, controller)."""
+    replicas = str(min(3, len(ports)))
+    in_sync = "2" if len(ports) >= 3 else "1"
+    broker, controller = ports[node]
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(node),
+        "controller.quorum.voters": ",".join(f"{n}@127.0.0.1:{port}" for n, (_, port) in ports.items()),
+        "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(log),
+        # A lookup must not create a topic, and every replica that can lead must hold all acknowledged records.
+        "auto.create.topics.enable": "false",
+        "unclean.leader.election.enable": "false",
+        "transaction.partition.verification.enable": "true",
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        # Small and fast, for one machine.
+        "offsets.topic.num.partitions": "8",
+        "transaction.state.log.num.partitions": "8",
+        "share.coordinator.state.topic.num.partitions": "4",
+        "group.initial.rebalance.delay.ms": "0",
+        "log.cleaner.dedupe.buffer.size": str(16 << 20),
+        # A killed broker is noticed, and can rejoin, after this time; Kafka's default is three times as long.
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "num.recovery.threads.per.data.dir": "2",
+    }
+
+
+def check_node_folder(log: Path, node: int, cluster_id: str) -> None:
+    """Raises FolderUnusable unless the log folder is absent or completely formatted for this node."""
+    if not log.exists():
+        return
+    remedy = "remove it (its data is lost), or choose another data folder"
+    try:
+        text = (log / "meta.properties").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FolderUnusable(f"{log} is half-formatted: it has no meta.properties; {remedy}") from None
+    meta = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    for name in ("cluster.id", "node.id", "directory.id"):
+        if not meta.get(name):
+            raise FolderUnusable(f"{log / 'meta.properties'} is half-written: no {name} in it; {remedy}")
+    if meta["cluster.id"] != cluster_id:
+        raise FolderUnusable(
+            f"{log} belongs to the cluster {meta['cluster.id']}, but cluster.json above it names {cluster_id};"
+            f" the folder mixes two clusters; {remedy}"
+        )
+    if meta["node.id"] != str(node):
+        raise FolderUnusable(f"{log} belongs to node {meta['node.id']}, not to node {node}; {remedy}")
+
+
+def live_brokers(port: int) -> set[int]:
+    """The brokers that the broker at ``port`` reports as alive; none if it does not answer.
+
+    A Metadata request, version 1, for no topics: [correlation] [brokers: id, host, port, rack] …
+    """
+    body = struct.pack(">hhih", _METADATA, _METADATA_VERSION, 1, -1) + struct.pack(">i", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", port), _ASK_TIMEOUT_S) as link, link.makefile("rb") as answer:
+            link.sendall(struct.pack(">i", len(body)) + body)
+            (size,) = struct.unpack(">i", answer.read(4))
+            return _broker_ids(answer.read(size))
+    except (OSError, struct.error):
+        return set()
+
+
+def _broker_ids(answer: bytes) -> set[int]:
+    count, at = struct.unpack_from(">i", answer, 4)[0], 8
+    found = set()
+    for _ in range(count):
+        broker, host = struct.unpack_from(">ih", answer, at)
+        at += 6 + host + 4
+        (rack,) = struct.unpack_from(">h", answer, at)
+        at += 2 + max(rack, 0)
+        found.add(broker)
+    return found

@@ -1,65 +1,49 @@
-"""Ports on the loopback address that are free and stay so.
+"""Free ports on the loopback address.
 
-They are taken from below the range that the kernel gives to outgoing connections: a broker that is killed and
-started again a second later must not find its port under somebody's client.
+They are below the kernel's range for outgoing connections: when a killed broker restarts, no client's connection
+may hold its port.
 """
 
 from __future__ import annotations
 
 import random
 import socket
-from contextlib import ExitStack
 from pathlib import Path
 
 from logferry.ops.cli.problems import Unavailable
 
 _LOWEST = 10_240
 _TRIES = 2_000
+# Those that this process was given: what is to listen there may not have begun.
+_given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports that nothing listens on now. Another process can still be faster to use one."""
-    choice = random.SystemRandom()
-    ports: list[int] = []
-    with ExitStack() as held:
-        for _ in range(_TRIES):
-            if len(ports) == count:
-                return ports
-            port = choice.randrange(_LOWEST, _first_ephemeral_port())
-            listener = _listener(port)
-            if listener is not None:
-                held.enter_context(listener)
-                ports.append(port)
-    raise Unavailable(f"no {count} free ports found on 127.0.0.1")
+    """Ports without a listener now, and none twice in a process. Another process may still take one first."""
+    first = free_block(count)
+    return list(range(first, first + count))
 
 
 def free_block(count: int) -> int:
-    """The first of ``count`` ports in a row that nothing listens on."""
+    """The first of ``count`` consecutive ports without a listener."""
     choice = random.SystemRandom()
     for _ in range(_TRIES):
         first = choice.randrange(_LOWEST, _first_ephemeral_port() - count)
-        if all(is_free(port) for port in range(first, first + count)):
+        block = range(first, first + count)
+        if _given.isdisjoint(block) and all(map(is_free, block)):
+            _given.update(block)
             return first
-    raise Unavailable(f"no {count} free ports in a row found on 127.0.0.1")
+    raise Unavailable(f"found no {count} consecutive free ports on 127.0.0.1; end programs that listen there")
 
 
 def is_free(port: int) -> bool:
-    listener = _listener(port)
-    if listener is None:
-        return False
-    listener.close()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
     return True
-
-
-def _listener(port: int) -> socket.socket | None:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-    except OSError:
-        listener.close()
-        return None
-    return listener
 
 
 def _first_ephemeral_port() -> int:

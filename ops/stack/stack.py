@@ -1,11 +1,11 @@
-"""A local stack: for each data centre a Kafka cluster, its gateway workers and its mirrors, as real processes.
+"""A local stack: per data centre a Kafka cluster, gateway workers and mirror workers, as real processes.
 
-* `Stack.start` returns when everything answers, or raises and leaves nothing behind.
-* A process that dies is started again after `RESTART_S` under its name and port, unless that is switched off.
-* `Stack.stop` ends the gateways first, so that they finish what they have accepted, then Kafka; bounded in time.
-* Nothing outlives the process that made the stack.
+* `Stack.start` returns when every process answers, or raises and leaves none running.
+* A process that dies is restarted after `RESTART_S` under its name and port, unless restarts are switched off.
+* `Stack.stop` ends the gateways first, so that they finish accepted requests, then Kafka; bounded in time.
+* No process outlives the one that created the stack.
 
-Under the data folder: ``<dc>/kafka`` (the cluster's own folder), ``<dc>/gateway.toml`` (of the first node, the others
+Under the data folder: ``<dc>/kafka`` (the cluster's own folder), ``<dc>/gateway.toml`` (of the first node; the others
 have a number), ``<dc>/mirror.toml``, ``logs/<dc>-<name>.log``.
 """
 
@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from logferry.gateway.contract.chunk import Malformed, check_dc
-from logferry.ops.cli.problems import WrongUse
-from logferry.ops.stack.kafka_cluster import QUICK_START, Cluster
+from logferry.gateway.contract.names import Malformed, check_dc
+from logferry.ops.cli.problems import UsageError
+from logferry.ops.stack.kafka_cluster import QUICK_START, KafkaCluster
 from logferry.ops.stack.ports import free_block, is_free
 from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import Setting, Worker, configuration
+from logferry.ops.stack.service_workers import ServiceWorker, Setting, configuration
 
 RESTART_S = 1.0
 _READY_S = 60
@@ -34,13 +34,13 @@ _ENOUGH_BROKERS = 3
 @dataclass
 class _DataCentre:
     name: str
-    cluster: Cluster
+    cluster: KafkaCluster
     configuration: Path
-    workers: dict[str, Worker] = field(default_factory=dict)
-    mirrors: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, ServiceWorker] = field(default_factory=dict)
+    mirrors: dict[str, ServiceWorker] = field(default_factory=dict)
 
     @property
-    def services(self) -> dict[str, Worker]:
+    def services(self) -> dict[str, ServiceWorker]:
         return self.workers | self.mirrors
 
     def children(self) -> dict[str, Child]:
@@ -52,13 +52,12 @@ class _DataCentre:
 class Stack:
     """Starts, watches and stops the processes.
 
-    A process is named ``dc1/gateway-0``; where there is one data centre, ``gateway-0`` will do.
-    ``port``: the first worker's; the others follow, one data centre after the other. 0 takes free ones.
-    ``mirrors`` workers in each data centre bring it the topics of all others.
-    ``nodes`` of one data centre have ``workers`` each and a configuration of their own, as gateways on several hosts.
-    ``gateway_settings`` are added to every gateway's configuration and win over ours, ``mirror_settings`` to
-    every mirror's. ``say`` is told what a
-    person who watches would want to know.
+    A process is named ``dc1/gateway-0``; with one data centre, ``gateway-0`` is enough.
+    ``port``: of the first worker; the others follow, data centre by data centre. 0: any free ports.
+    ``mirrors``: mirror workers per data centre; each mirror copies the topics of all other data centres.
+    ``nodes``: gateways per data centre as on several hosts, each with ``workers`` workers and a configuration.
+    ``gateway_settings`` are added to the gateways' configurations and override ours.
+    ``say`` receives progress messages for people.
     """
 
     def __init__(
@@ -76,30 +75,28 @@ class Stack:
         jvm: Sequence[str] = QUICK_START,
         nodes: int = 1,
         mirrors: int = 0,
-        mirror_settings: Mapping[str, Setting] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         _check_names(dcs)
         if workers < 1:
-            raise WrongUse(f"{workers} workers: at least one is needed")
+            raise UsageError(f"{workers} workers: at least one is required")
         self.data = Path(data).absolute()
         self._nodes, self._workers, self._lanes, self._port = nodes, workers, lanes, port
         self._gateway_settings = dict(gateway_settings or {})
         self._mirrors = mirrors if len(dcs) > 1 else 0
-        self._mirror_settings = dict(mirror_settings or {})
         self._restart, self._say = restart, say
         self._logs = self.data / "logs"
         self._dcs = {
             dc: _DataCentre(
                 dc,
-                Cluster(dc, self.data / dc / "kafka", brokers, heap, jvm=jvm, logs=self._logs),
+                KafkaCluster(dc, self.data / dc / "kafka", brokers, heap, jvm=jvm, logs=self._logs),
                 self.data / dc / "gateway.toml",
             )
             for dc in dcs
         }
         self._stopping = threading.Event()
-        self._life = threading.Lock()  # nothing is started again once stopping has begun
-        self._keepers: list[threading.Thread] = []
+        self._life = threading.Lock()  # no process is restarted once the stop has begun
+        self._supervisors: list[threading.Thread] = []
 
     def __enter__(self) -> Stack:
         self.start()
@@ -108,10 +105,10 @@ class Stack:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    # ---- life ----------------------------------------------------------------------------------------------
+    # ---- start and stop ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Returns when all answer. Raises WrongUse or Unavailable, and then nothing runs."""
+        """Returns when all answer. On UsageError and Unavailable no process runs."""
         self._stopping.clear()
         try:
             first = self._first_port()
@@ -133,26 +130,26 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Gateways, then Kafka; SIGTERM, and SIGKILL for what takes too long. Calling again is safe."""
+        """Gateways and mirrors, then Kafka: SIGTERM, SIGKILL after a time-out. Calling it again is safe."""
         with self._life:
             self._stopping.set()
         for name in stop_together([worker.child for worker in self._all_workers()], _GATEWAY_STOP_S):
             self._say(f"{name} did not stop within {_GATEWAY_STOP_S} s and was killed")
         for dc in self._dcs.values():
             dc.workers, dc.mirrors = {}, {}
-            dc.cluster.ask_to_stop()
+            dc.cluster.request_stop()
         for dc in self._dcs.values():
             dc.cluster.stop()
-        for keeper in self._keepers:
-            keeper.join()
-        self._keepers = []
+        for supervisor in self._supervisors:
+            supervisor.join()
+        self._supervisors = []
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to a process; after SIGKILL it is gone when this returns (and soon started again)."""
+        """Sends a signal to a process. After SIGKILL it has ended when this returns (and is restarted soon)."""
         self.child(name).send(number)
 
     def restart(self, name: str) -> None:
-        """Ends a process by SIGKILL if it runs, starts it at once, and returns when it answers."""
+        """Kills a process if it runs, starts it at once, and returns when it answers."""
         dc, short = self._find(name)
         if short in dc.services:
             dc.services[short].child.restart()
@@ -161,26 +158,26 @@ class Stack:
             dc.cluster.restart(int(short.removeprefix("kafka-")))
 
     def wait_ready(self) -> None:
-        """Returns when every worker says that it serves its lanes. Raises Unavailable after a minute."""
+        """Returns when every worker serves its lanes. Raises Unavailable after a minute."""
         self._await_workers(self._all_workers())
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
     @property
     def pids(self) -> dict[str, int]:
-        """Full name (``dc1/gateway-0``) → process, of those that run."""
+        """Full name (``dc1/gateway-0``) → process id, of the running processes."""
         every = {f"{dc.name}/{name}": child for dc in self._dcs.values() for name, child in dc.children().items()}
         return {name: child.pid for name, child in every.items() if child.pid is not None}
 
     def urls(self, dc: str | None = None) -> list[str]:
-        """The workers of a data centre; of the first one unless it is named."""
+        """URLs of the gateway workers of a data centre (default: the first)."""
         return [worker.url for worker in self._data_centre(dc).workers.values()]
 
     def mirror_urls(self, dc: str | None = None) -> list[str]:
-        """The mirror's workers of a data centre; of the first one unless it is named."""
+        """URLs of the mirror workers of a data centre (default: the first)."""
         return [worker.url for worker in self._data_centre(dc).mirrors.values()]
 
-    def cluster(self, dc: str | None = None) -> Cluster:
+    def cluster(self, dc: str | None = None) -> KafkaCluster:
         return self._data_centre(dc).cluster
 
     def child(self, name: str) -> Child:
@@ -188,7 +185,7 @@ class Stack:
         return dc.children()[short]
 
     def describe(self) -> dict[str, dict[str, object]]:
-        """What ``logferry up --json`` prints."""
+        """The document of ``logferry up --json``."""
         return {
             dc.name: {
                 "gateway": self.urls(dc.name),
@@ -205,10 +202,10 @@ class Stack:
     def _find(self, name: str) -> tuple[_DataCentre, str]:
         dc, slash, short = name.rpartition("/")
         if not slash and len(self._dcs) > 1:
-            raise KeyError(f"{name}: say of which data centre, as in {next(iter(self._dcs))}/{name}")
+            raise KeyError(f"{name}: name the data centre, as in {next(iter(self._dcs))}/{name}")
         found = self._data_centre(dc or None)
         if short not in found.children():
-            raise KeyError(f"{name}: there are {', '.join(found.children())}")
+            raise KeyError(f"{name}: unknown process; there are {', '.join(found.children())}")
         return found, short
 
     # ---- starting and watching -----------------------------------------------------------------------------
@@ -218,11 +215,11 @@ class Stack:
         if self._port == 0:
             return free_block(count)
         if not 0 < self._port <= 65_536 - count:
-            raise WrongUse(f"port {self._port}: {count} gateway workers need ports from 1 to 65535")
+            raise UsageError(f"port {self._port}: {count} gateway workers need ports from 1 to 65535")
         busy = [port for port in range(self._port, self._port + count) if not is_free(port)]
         if busy:
-            raise WrongUse(
-                f"port {busy[0]} is in use, and {count} gateway worker(s) want {self._port}"
+            raise UsageError(
+                f"port {busy[0]} is in use; {count} gateway worker(s) need the ports {self._port}"
                 f" to {self._port + count - 1}; choose others with --port"
             )
         return self._port
@@ -232,25 +229,17 @@ class Stack:
         for node in range(self._nodes):
             file = dc.configuration if node == 0 else dc.configuration.with_name(f"gateway-{node}.toml")
             first = node * self._workers
-            file.write_text(configuration(self._settings_of(dc, port + first)), encoding="utf-8")
+            own: dict[str, Setting] = {
+                "dc": dc.name,
+                "data_centres": list(self._dcs),
+                "listen": f"127.0.0.1:{port + first}",
+                "workers": self._workers,
+                "lanes": self._lanes,
+            }
+            file.write_text(configuration(own | _kafka_of(dc) | self._gateway_settings), encoding="utf-8")
             for number in range(self._workers):
                 name = f"gateway-{first + number}"
-                log = self._logs / f"{dc.name}-{name}.log"
-                worker = Worker(f"{dc.name}/{name}", file, number, port + first + number, log)
-                dc.workers[name] = worker
-                worker.child.start()
-
-    def _settings_of(self, dc: _DataCentre, port: int) -> dict[str, Setting]:
-        settings: dict[str, Setting] = {
-            "dc": dc.name,
-            "data_centres": list(self._dcs),
-            "listen": f"127.0.0.1:{port}",
-            "workers": self._workers,
-            "lanes": self._lanes,
-        }
-        if dc.cluster.brokers < _ENOUGH_BROKERS:
-            settings["accept_weak_kafka"] = ["replication", "min-isr"]
-        return settings | {"kafka": {"bootstrap_servers": dc.cluster.bootstrap}} | self._gateway_settings
+                dc.workers[name] = self._started(dc, name, file, number, port + first + number)
 
     def _launch_mirror(self, dc: _DataCentre) -> None:
         if not self._mirrors:
@@ -261,34 +250,28 @@ class Stack:
             for other in self._dcs.values()
             if other is not dc
         ]
-        settings: dict[str, Setting] = {
-            "dc": dc.name,
-            "listen": f"127.0.0.1:{port}",
-            "workers": self._mirrors,
-            "remote": remotes,
-        }
-        if dc.cluster.brokers < _ENOUGH_BROKERS:
-            settings["accept_weak_kafka"] = ["replication", "min-isr"]
-        settings |= {"kafka": {"bootstrap_servers": dc.cluster.bootstrap}} | self._mirror_settings
+        own: dict[str, Setting] = {"dc": dc.name, "listen": f"127.0.0.1:{port}", "workers": self._mirrors}
         file = dc.configuration.with_name("mirror.toml")
-        file.write_text(configuration(settings), encoding="utf-8")
+        file.write_text(configuration(own | {"remote": remotes} | _kafka_of(dc)), encoding="utf-8")
         for number in range(self._mirrors):
             name = f"mirror-{number}"
-            log = self._logs / f"{dc.name}-{name}.log"
-            worker = Worker(f"{dc.name}/{name}", file, number, port + number, log, "logferry.mirror")
-            dc.mirrors[name] = worker
-            worker.child.start()
+            dc.mirrors[name] = self._started(dc, name, file, number, port + number, "logferry.mirror")
 
-    def _all_workers(self) -> list[Worker]:
+    def _started(self, dc: _DataCentre, name: str, file: Path, number: int, port: int, *module: str) -> ServiceWorker:
+        worker = ServiceWorker(f"{dc.name}/{name}", file, number, port, self._logs / f"{dc.name}-{name}.log", *module)
+        worker.child.start()
+        return worker
+
+    def _all_workers(self) -> list[ServiceWorker]:
         return [worker for dc in self._dcs.values() for worker in dc.services.values()]
 
-    def _await_workers(self, workers: Sequence[Worker]) -> None:
-        """Until all are ready in one look: a worker that joins makes those before it busy for a moment."""
+    def _await_workers(self, workers: Sequence[ServiceWorker]) -> None:
+        """Waits until all are ready at once: a worker that joins takes lanes from the others for a moment."""
         deadline = time.monotonic() + _READY_S
         while not_ready := [worker for worker in workers if not worker.is_ready()]:
             for worker in not_ready:
-                if not worker.child.running and not (self._keepers and self._restart):
-                    raise worker.ended_early()
+                if not worker.child.running and not (self._supervisors and self._restart):
+                    raise worker.startup_error()
             if time.monotonic() > deadline:
                 raise not_ready[0].child.failed(f"is not ready after {_READY_S} s")
             time.sleep(0.05)
@@ -296,19 +279,21 @@ class Stack:
     def _watch(self) -> None:
         for dc in self._dcs.values():
             for name, child in dc.children().items():
-                keeper = threading.Thread(target=self._keep, args=(child,), name=f"keeps {dc.name}/{name}", daemon=True)
-                keeper.start()
-                self._keepers.append(keeper)
+                supervisor = threading.Thread(
+                    target=self._supervise, args=(child,), name=f"supervises {dc.name}/{name}", daemon=True
+                )
+                supervisor.start()
+                self._supervisors.append(supervisor)
 
-    def _keep(self, child: Child) -> None:
-        """Tells of each death, and starts the process again; one thread a process."""
+    def _supervise(self, child: Child) -> None:
+        """Reports each end of the process and restarts it; one thread per process."""
         while True:
-            child.ends_by_itself()
+            child.wait_for_end()
             if self._stopping.is_set():
                 return
-            if child.running:  # started again by `restart`
+            if child.running:  # restarted by `restart`
                 continue
-            again = f"; starting it again in {RESTART_S:.0f} s" if self._restart else ""
+            again = f"; restarting it in {RESTART_S:.0f} s" if self._restart else ""
             self._say(f"{child.name} ended with status {child.exit_status}{again}")
             if not self._restart or self._stopping.wait(RESTART_S):
                 return
@@ -317,11 +302,17 @@ class Stack:
                     child.start()
 
 
+def _kafka_of(dc: _DataCentre) -> dict[str, Setting]:
+    weak: dict[str, Setting] = {"accept_weak_kafka": ["replication", "min-isr"]}
+    kafka: dict[str, Setting] = {"kafka": {"bootstrap_servers": dc.cluster.bootstrap}}
+    return kafka if dc.cluster.brokers >= _ENOUGH_BROKERS else weak | kafka
+
+
 def _check_names(dcs: Sequence[str]) -> None:
     try:
         for dc in dcs:
             check_dc(dc)
     except Malformed as error:
-        raise WrongUse(str(error)) from None
+        raise UsageError(str(error)) from None
     if not dcs or len(set(dcs)) != len(dcs):
-        raise WrongUse("data centres: name at least one, and each once")
+        raise UsageError("data centres: name at least one, and each only once")

@@ -1,27 +1,27 @@
-"""``logferry status``: what is wrong with a gateway or a mirror, why and since when, and where everything stands."""
+"""``logferry status``: current problems of a gateway or mirror with cause and duration, then the state of its parts."""
 
 from __future__ import annotations
 
 import argparse
 import http.client
 import json
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from logferry.gateway.api.schemas import Status
-from logferry.ops.audit.render import console_for_output
-from logferry.ops.cli import gateway_client as asking
-from logferry.ops.cli.gateway_client import Gateway, Refused
-from logferry.ops.cli.problems import Problem, Unavailable, WrongUse
-from logferry.ops.config import Defaults
+from logferry.ops.cli.console import console_for_output
+from logferry.ops.cli.gateway_client import GatewayClient, RequestRefused, add_gateway_options, token_of
+from logferry.ops.cli.options import command_parser, parse_with_file
+from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 from logferry.ops.status import mirror
-from logferry.ops.status.diagnosis import Service, Silent, judge
-from logferry.ops.status.render import show, show_findings
+from logferry.ops.status.diagnosis import ServiceStatus, SilentWorker, WorkerStatuses, as_document, diagnose
+from logferry.ops.status.render import print_status
 from pydantic import ValidationError
+
+S = TypeVar("S", Status, mirror.MirrorStatus)
 
 WELL: Final = 0
 WRONG: Final = 1
@@ -34,116 +34,107 @@ _EXAMPLE = """examples:
   logferry status --json
   logferry status --mirror http://127.0.0.1:8180
 
-The token must be one that may administer everything (admin = ["*"]).
-Exit status: 0 all is well, 1 something is wrong, 2 wrong use or not allowed, 3 no gateway answers.
+The token must have the right to administer all topics (admin = ["*"]).
+Exit status: 0 no problem found, 1 a problem found, 2 wrong use or not allowed, 3 no gateway answers.
 """
 
 
-class _Unasked(Problem):
-    """A worker that was left alone on purpose."""
+class _Unasked(CommandError):
+    """A worker that was not asked, to protect the token."""
 
 
 def main(argv: list[str]) -> int:
-    """0 all is well, 1 something is wrong. Raises Problem: wrong use or not allowed (2), no gateway answers (3)."""
+    """0 no problem found, 1 a problem found. Raises UsageError (wrong use, not allowed) and Unavailable (no answer)."""
     args = _arguments(argv)
-    if args.mirror is not None:
-        return _mirror(args)
-    urls = [url.strip() for url in args.url.split(",")]
-    service = look(urls, asking.token_of(args), asking.ca_file_of(args))
-    at_s, findings = time.time(), judge(service)
-    wrong = any(finding.wrong for finding in findings)
-    if args.json:
-        workers = {url: status.model_dump() for url, status in service.workers.items()}
-        silent = {url: {"error": silent.reason} for url, silent in service.silent.items()}
-        found = [finding.as_dict() for finding in findings]
-        document = {"at_ms": int(at_s * 1000), "well": not wrong, "findings": found, "workers": workers | silent}
-        print(json.dumps(document, ensure_ascii=False))
+    found: ServiceStatus | mirror.Mirror
+    urls = [url.strip() for url in (args.url if args.mirror is None else args.mirror).split(",")]
+    if args.mirror is None:
+        found = query_workers(urls, token_of(args), args.ca_file)
+        findings, show = diagnose(found), partial(print_status, found)
     else:
-        show(service, findings, at_s, console_for_output())
-    return WRONG if wrong else WELL
-
-
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="logferry status",
-        description="Asks every worker of a data centre, and shows first what is wrong, why and since when.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    url_help = "any gateway worker, or several by commas; they tell of the others"
-    options = [
-        *asking.options(parser, url_help),
-        parser.add_argument(
-            "--mirror", metavar="URL", help="a mirror instead: any of its workers; they tell of the others"
-        ),
-        parser.add_argument("--json", action="store_true", help="everything, as one line of JSON"),
-    ]
-    Defaults("status").add_to(parser, options, argv)
-    return parser.parse_args(argv)
-
-
-def _mirror(args: argparse.Namespace) -> int:
-    found = mirror.look([url.strip() for url in args.mirror.split(",")])
-    at_s, findings = time.time(), mirror.judge(found)
+        found = query_mirror(urls, token_of(args), args.ca_file)
+        findings, show = mirror.diagnose_mirror(found), partial(mirror.print_mirror, found)
+    at_s = time.time()
     if args.json:
-        print(json.dumps(mirror.as_dict(found, findings, at_s), ensure_ascii=False))
+        print(json.dumps(as_document(findings, at_s, found)))
     else:
-        console = console_for_output()
-        dcs = ", ".join(sorted({worker.dc for worker in found.workers.values()}))
-        show_findings(f"the mirror of {dcs}", findings, at_s, console)
-        mirror.show_tables(found, console)
+        show(findings, at_s, console_for_output())
     return WRONG if any(finding.wrong for finding in findings) else WELL
 
 
-def look(urls: Iterable[str], token: str | None, ca_file: Path | None) -> Service:
-    """Asks the given workers, those that they know of, and so on.
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    description = (
+        "Queries every worker of a data centre. Prints current problems with cause and duration first, then"
+        " workers, Kafka and lanes."
+    )
+    parser = command_parser("status", "[OPTION ...]", description, _EXAMPLE)
+    url_help = "URL of any gateway worker, or several separated by commas; the command finds the others"
+    mirror_help = "show a mirror instead: URL of any of its workers, or several separated by commas"
+    options = [
+        *add_gateway_options(parser, url_help),
+        parser.add_argument("--mirror", metavar="URL", help=mirror_help),
+        parser.add_argument("--json", action="store_true", help="print everything as one line of JSON"),
+    ]
+    return parse_with_file("status", parser, options, argv)
 
-    The token goes to no worker over a connection that is less protected than those that were given.
 
-    Raises Unavailable when none of them answers, and WrongUse when they do not let us in.
+def query_workers(urls: Iterable[str], token: str | None, ca_file: str | None) -> ServiceStatus:
+    """Queries the given gateway workers and all workers that these know.
+
+    Raises Unavailable when none of them answers, and UsageError when the token is refused.
     """
-    asking_now = [Gateway(url, token, ca_file, _TIMEOUT_S) for url in urls]
-    must_encrypt = token is not None and all(gateway.is_encrypted for gateway in asking_now)
-    workers, silent, asked = dict[str, Status](), dict[str, Problem](), set[str]()
+    return _query(urls, Status, "gateway", lambda one: {*one.group.members, *one.group.owners.values()}, token, ca_file)
+
+
+def query_mirror(urls: Iterable[str], token: str | None, ca_file: str | None) -> mirror.Mirror:
+    """Queries the given mirror workers and all workers that these know. Raises as `query_workers`."""
+    return _query(urls, mirror.MirrorStatus, "mirror", lambda one: one.workers, token, ca_file)
+
+
+def _query(
+    urls: Iterable[str],
+    model: type[S],
+    service: str,
+    known_to: Callable[[S], Iterable[str]],
+    token: str | None,
+    ca_file: str | None,
+) -> WorkerStatuses[S]:
+    """If all given URLs are encrypted, the token is not sent over an unencrypted connection."""
+    pending = [GatewayClient(url, token, ca_file, _TIMEOUT_S, service) for url in urls]
+    must_encrypt = token is not None and all(worker.is_encrypted for worker in pending)
+    workers, problems, asked = dict[str, S](), dict[str, CommandError](), set[str]()
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        while asking_now:
-            for gateway, answer in zip(asking_now, threads.map(_ask, asking_now), strict=True):
-                asked.add(gateway.url)
-                if isinstance(answer, Status):
-                    # Others may know it by another name than it was asked by.
+        while pending:
+            for worker, answer in zip(pending, threads.map(partial(_answer, model, service), pending), strict=True):
+                asked.add(worker.url)
+                if isinstance(answer, CommandError):
+                    problems[worker.url] = answer
+                else:
+                    # Other workers may know it by another URL.
                     asked.add(answer.url)
                     workers[answer.url] = answer
-                else:
-                    silent[gateway.url] = answer
-            news = {url for worker in workers.values() for url in _known_to(worker)} - asked
-            asking_now = [Gateway(url, token, ca_file, _TIMEOUT_S) for url in sorted(news)]
-            if must_encrypt and (bare := [gateway for gateway in asking_now if not gateway.is_encrypted]):
-                silent |= {gateway.url: _Unasked("the token would go to it unencrypted") for gateway in bare}
-                asked |= {gateway.url for gateway in bare}
-                asking_now = [gateway for gateway in asking_now if gateway.is_encrypted]
+            news = {url for status in workers.values() for url in known_to(status)} - asked
+            pending = [GatewayClient(url, token, ca_file, _TIMEOUT_S, service) for url in sorted(news)]
+            if must_encrypt and (bare := [worker for worker in pending if not worker.is_encrypted]):
+                problems |= {worker.url: _Unasked("the token would go to it unencrypted") for worker in bare}
+                asked |= {worker.url for worker in bare}
+                pending = [worker for worker in pending if worker.is_encrypted]
     if not workers:
-        problems = list(silent.values())
-        raise next((problem for problem in problems if isinstance(problem, WrongUse)), problems[0])
-    return Service(workers, {url: Silent(str(p), not isinstance(p, _Unasked)) for url, p in silent.items()})
+        refused = [problem for problem in problems.values() if isinstance(problem, UsageError)]
+        raise refused[0] if refused else Unavailable("; ".join(map(str, problems.values())))
+    silent = {url: SilentWorker(str(problem), not isinstance(problem, _Unasked)) for url, problem in problems.items()}
+    return WorkerStatuses(workers, silent)
 
 
-def _known_to(worker: Status) -> set[str]:
-    return {*worker.group.members, *worker.group.owners.values()}
-
-
-def _ask(gateway: Gateway) -> Status | Problem:
+def _answer(model: type[S], service: str, worker: GatewayClient) -> S | CommandError:
     try:
-        # A newer worker may say more.
-        return Status.model_validate(gateway.ask("GET", "/v1/status"), extra="ignore")
-    except Refused as refused:
+        # A newer worker may send more fields.
+        return model.model_validate(worker.request("GET", "/v1/status"), extra="ignore")
+    except RequestRefused as refused:
         if refused.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
-            return WrongUse(str(refused))
-        return Unavailable(f"{gateway.url}: {refused}")
+            return UsageError(str(refused))
+        return Unavailable(f"{worker.url}: {refused}")
     except ValidationError:
-        return Unavailable(f"what answers at {gateway.url} is no worker of a version that is known here")
-    except Problem as problem:
+        return Unavailable(f"the server at {worker.url} is no {service} worker of a known version")
+    except CommandError as problem:
         return problem
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,16 +1,17 @@
-"""From what the workers say to what is wrong, worst first. Pure.
+"""Finds problems in the status documents of the workers, worst first. Pure.
 
-*Wrong* is what somebody has to look at now; a *note* is worth knowing and passes, or is already over. What several
-workers or lanes say with the same reason is said once.
+A *wrong* finding needs an operator now. A *note* needs none: it passes by itself, or is over. Findings of several
+workers or lanes with the same reason are merged into one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Generic, TypeVar
 
 from logferry.gateway.api.schemas import LaneStatus, Status
+from pydantic import BaseModel
 
 SLOW_COMMIT_S: Final = 5.0
 UNSEEN_S: Final = 15.0
@@ -20,51 +21,56 @@ THROTTLED_S: Final = 60.0
 STARTED_S: Final = 300.0
 LONG_WAIT_MS: Final = 1000
 
+S = TypeVar("S", bound=BaseModel)
+
 
 @dataclass(frozen=True)
-class Silent:
-    """A worker that did not say anything, and why. ``wrong``: that it did not is what is wrong."""
+class SilentWorker:
+    """A worker without an answer, and the reason. ``wrong``: False if the command did not ask it."""
 
     reason: str
     wrong: bool = True
 
 
 @dataclass(frozen=True)
-class Service:
-    """All workers by URL: those that answered, at least one, and the others."""
+class WorkerStatuses(Generic[S]):
+    """All workers of a service by URL: those that answered (at least one), and the others."""
 
-    workers: Mapping[str, Status]
-    silent: Mapping[str, Silent] = field(default_factory=dict)
+    workers: Mapping[str, S]
+    silent: Mapping[str, SilentWorker] = field(default_factory=dict)
+
+
+ServiceStatus = WorkerStatuses[Status]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """``for_s``: how long it is so, or has been over; None: not known."""
+class Diagnosis:
+    """One finding. ``for_s``: its duration, or the time since it was over; None: unknown."""
 
     wrong: bool
     what: str
     reason: str
     for_s: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"wrong": self.wrong, "what": self.what, "reason": self.reason, "for_s": self.for_s}
+
+def diagnose(service: ServiceStatus) -> list[Diagnosis]:
+    """All findings, the wrong ones first."""
+    found = [*silent_workers(service.silent), *_kafka(service), *_lanes(service), *_refused(service), *_group(service)]
+    found += [*_limits(service), *_passing(service), *_warnings(service)]
+    return sorted(found, key=lambda finding: not finding.wrong)
 
 
-def judge(service: Service) -> list[Finding]:
-    """Everything worth saying; nothing wrong among it: all is well."""
-    found = [
-        *_workers_silent(service),
-        *_kafka(service),
-        *_lanes(service),
-        *_group(service),
-        *_limits(service),
-        *_passing(service),
-    ]
-    return [finding for finding in found if finding.wrong] + [finding for finding in found if not finding.wrong]
+def as_document(findings: Iterable[Diagnosis], at_s: float, service: WorkerStatuses[Any]) -> dict[str, Any]:
+    """The document of ``--json``."""
+    found = [asdict(finding) for finding in findings]
+    well = not any(finding["wrong"] for finding in found)
+    known = {url: status.model_dump() for url, status in service.workers.items()}
+    away = {url: {"error": silent.reason} for url, silent in service.silent.items()}
+    return {"at_ms": int(at_s * 1000), "well": well, "findings": found, "workers": known | away}
 
 
-def serving(service: Service) -> dict[int, tuple[Status, LaneStatus]]:
-    """Each lane that somebody has, with its worker; if several do, with the one that serves it."""
+def lane_holders(service: ServiceStatus) -> dict[int, tuple[Status, LaneStatus]]:
+    """Each lane that some worker holds, with that worker; of several, the one that serves it."""
     found: dict[int, tuple[Status, LaneStatus]] = {}
     for worker in service.workers.values():
         for lane in worker.lanes:
@@ -73,16 +79,16 @@ def serving(service: Service) -> dict[int, tuple[Status, LaneStatus]]:
     return found
 
 
-# ---- what is looked at ------------------------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------------------------------------
 
 
-def _workers_silent(service: Service) -> Iterator[Finding]:
-    for url, silent in sorted(service.silent.items()):
-        yield Finding(silent.wrong, f"worker {url} does not answer", silent.reason)
+def silent_workers(silent: Mapping[str, SilentWorker]) -> Iterator[Diagnosis]:
+    for url, worker in sorted(silent.items()):
+        yield Diagnosis(worker.wrong, f"worker {url} does not answer", worker.reason)
 
 
-def _kafka(service: Service) -> Iterator[Finding]:
-    away, brokers = _Said(), _Said()
+def _kafka(service: ServiceStatus) -> Iterator[Diagnosis]:
+    away, brokers = _Reasons(), _Reasons()
     for url, worker in service.workers.items():
         kafka = worker.kafka
         broken = [broker for broker in kafka.brokers if broker.error is not None]
@@ -96,109 +102,127 @@ def _kafka(service: Service) -> Iterator[Finding]:
             away.add(url, kafka.error or "", None)
     for urls, reason, for_s in away:
         whom = "" if len(urls) == len(service.workers) else f" {', '.join(urls)}"
-        yield Finding(True, f"Kafka does not answer{whom}", reason, for_s)
+        yield Diagnosis(True, f"Kafka does not answer{whom}", reason, for_s)
     for names, reason, for_s in brokers:
-        yield Finding(True, f"Kafka's broker {', '.join(names)} does not answer", reason, for_s)
+        yield Diagnosis(True, f"Kafka's broker {', '.join(names)} does not answer", reason, for_s)
     seen = [worker.kafka.partitions for worker in service.workers.values() if worker.kafka.partitions is not None]
     if seen:
         worst = max(seen, key=lambda partitions: (partitions.without_leader, partitions.under_replicated))
         some = ", ".join(worst.examples)
         if worst.without_leader:
-            yield Finding(True, f"{many(worst.without_leader, 'partition')} of Kafka without a leader", some)
+            yield Diagnosis(True, f"{plural(worst.without_leader, 'partition')} of Kafka without a leader", some)
         if worst.under_replicated:
-            yield Finding(False, f"{many(worst.under_replicated, 'partition')} of Kafka lack replicas in sync", some)
+            yield Diagnosis(
+                False, f"{plural(worst.under_replicated, 'partition')} of Kafka lack replicas in sync", some
+            )
 
 
-def _lanes(service: Service) -> Iterator[Finding]:
-    held = serving(service)
-    said: dict[str, _Said] = {}
+def _lanes(service: ServiceStatus) -> Iterator[Diagnosis]:
+    held = lane_holders(service)
+    reasons_of: dict[str, _Reasons] = {}
     for number in range(max(worker.lanes_total for worker in service.workers.values())):
         if number in held:
             what, reason, for_s = _held_lane(*held[number])
         else:
             what, reason, for_s = "served by nobody", _why_nobody(service, number), None
         if what:
-            said.setdefault(what, _Said()).add(number, reason, for_s)
-    for what, reasons in said.items():
+            reasons_of.setdefault(what, _Reasons()).add(number, reason, for_s)
+    for what, reasons in reasons_of.items():
         for numbers, reason, for_s in reasons:
             verb = "is" if len(numbers) == 1 else "are"
-            yield Finding(True, f"{lanes_named(numbers)} {verb} {what}", reason, for_s)
+            yield Diagnosis(True, f"{name_lanes(numbers)} {verb} {what}", reason, for_s)
+
+
+def _refused(service: ServiceStatus) -> Iterator[Diagnosis]:
+    reasons = _Reasons()
+    for worker in service.workers.values():
+        for refused in worker.refused:
+            name = refused.topic if refused.partition is None else f"{refused.topic}-{refused.partition}"
+            reasons.add(name, refused.why, _since(worker, refused.since_ms))
+    for names, why, for_s in reasons:
+        yield Diagnosis(True, f"no writes to {', '.join(sorted(names))}", why, for_s)
+
+
+def _warnings(service: ServiceStatus) -> Iterator[Diagnosis]:
+    for text in sorted({text for worker in service.workers.values() for text in worker.warnings}):
+        what, _, remedy = text.partition(": ")
+        yield Diagnosis(False, what, remedy)
 
 
 def _held_lane(worker: Status, lane: LaneStatus) -> tuple[str, str, float | None]:
-    """What is wrong with it (nothing: the empty text), why, and for how long."""
+    """Problem of a held lane (empty: none), reason, duration."""
     if lane.state == "serving":
         for_s = _since(worker, lane.transaction_ms)
         if for_s is None or for_s < SLOW_COMMIT_S:
             return "", "", None
         return "waiting for a commit", "Kafka has not answered it yet", for_s
-    # Since when it does not serve, which may be longer than its present state.
+    # The start of the wait: it may be earlier than that of the present state.
     wait = lane.last_wait
     since_ms = lane.since_ms if wait is None or wait.ended_ms is not None else wait.began_ms
     of_this_wait = lane.last_error is not None and (lane.last_error_ms or 0) >= since_ms
     return lane.state, str(lane.last_error) if of_this_wait else lane.why, _since(worker, since_ms)
 
 
-def _why_nobody(service: Service, number: int) -> str:
+def _why_nobody(service: ServiceStatus, number: int) -> str:
     owners = [worker.group.owners.get(str(number)) for worker in service.workers.values()]
     named = sorted({owner for owner in owners if owner is not None})
     if not named:
-        return "the group has given it to no worker yet"
+        return "the group has assigned it to no worker yet"
     verb = "which does not answer" if all(owner in service.silent for owner in named) else "which does not have it yet"
-    return f"the group gave it to {', '.join(named)}, {verb}"
+    return f"the group assigned it to {', '.join(named)}, {verb}"
 
 
-def _group(service: Service) -> Iterator[Finding]:
-    said = _Said()
+def _group(service: ServiceStatus) -> Iterator[Diagnosis]:
+    reasons = _Reasons()
     for url, worker in service.workers.items():
         if worker.kafka.reachable:
             for_s = _since(worker, worker.group.seen_ms or worker.started_ms)
             if for_s is not None and for_s > UNSEEN_S:
-                said.add(url, worker.group.error or "the group is changing all the time", for_s)
-    for urls, reason, for_s in said:
-        yield Finding(True, f"worker {', '.join(urls)} does not see the other workers", reason, for_s)
+                reasons.add(url, worker.group.error or "the members of the group change all the time", for_s)
+    for urls, reason, for_s in reasons:
+        yield Diagnosis(True, f"worker {', '.join(urls)} does not see the other workers", reason, for_s)
 
 
-def _limits(service: Service) -> Iterator[Finding]:
+def _limits(service: ServiceStatus) -> Iterator[Diagnosis]:
     for url, worker in service.workers.items():
         for name, usage in worker.limits.items():
             if usage.used > 0 and usage.used >= FULL * usage.limit:
                 what = f"worker {url} is at its limit of {name}"
-                yield Finding(True, what, f"{usage.used:,} of {usage.limit:,}")
+                yield Diagnosis(True, what, f"{usage.used:,} of {usage.limit:,}")
 
 
-def _passing(service: Service) -> Iterator[Finding]:
-    """What is over, or is no fault."""
-    mended = _Said()
-    for worker, lane in serving(service).values():
+def _passing(service: ServiceStatus) -> Iterator[Diagnosis]:
+    """Notes: problems that are over, and facts that are no fault."""
+    recovered = _Reasons()
+    for worker, lane in lane_holders(service).values():
         wait = lane.last_wait
         if lane.state == "serving" and wait is not None and wait.ended_ms is not None:
             over_s = _since(worker, wait.ended_ms) or 0.0
             failed = lane.last_error is not None and (lane.last_error_ms or 0) >= wait.began_ms
             if over_s < RECENT_S and (failed or wait.ended_ms - wait.began_ms >= LONG_WAIT_MS):
-                mended.add(lane.lane, str(lane.last_error) if failed else wait.reason, over_s)
-    for numbers, reason, for_s in mended:
-        yield Finding(False, f"{lanes_named(numbers)} had to wait, and can go on again", reason, for_s)
+                recovered.add(lane.lane, str(lane.last_error) if failed else wait.reason, over_s)
+    for numbers, reason, for_s in recovered:
+        yield Diagnosis(False, f"{name_lanes(numbers)} had to wait, and can serve again", reason, for_s)
     for url, worker in service.workers.items():
         for throttled in worker.throttled:
             ago_s = _since(worker, throttled.last_ms)
             if ago_s is not None and ago_s < THROTTLED_S:
                 what = f"the {throttled.scope} {throttled.name} is over its quota"
-                yield Finding(False, what, f"{url} refused {throttled.count:,} writes; the last {ago_s:.0f} s ago")
+                yield Diagnosis(False, what, f"{url} refused {throttled.count:,} writes; the last {ago_s:.0f} s ago")
     young = {url: (worker.now_ms - worker.started_ms) / 1000 for url, worker in service.workers.items()}
     if texts := [f"{url} {up_s:.0f} s ago" for url, up_s in young.items() if up_s < STARTED_S]:
-        reason = f"{', '.join(texts)}; if nobody did that, the log says why it ended before"
-        yield Finding(False, f"{many(len(texts), 'worker')} started a short time ago", reason)
+        reason = f"{', '.join(texts)}; if no operator restarted it, its log has the reason"
+        yield Diagnosis(False, f"{plural(len(texts), 'worker')} started a short time ago", reason)
     versions = sorted({worker.version for worker in service.workers.values()})
     if len(versions) > 1:
-        yield Finding(False, "the workers have different versions", ", ".join(versions))
+        yield Diagnosis(False, "the workers have different versions", ", ".join(versions))
 
 
-# ---- words ------------------------------------------------------------------------------------------------------
+# ---- wording ------------------------------------------------------------------------------------------------------
 
 
-class _Said:
-    """Who says the same, and the longest time for which it is so."""
+class _Reasons:
+    """Merges the same reason of several workers or lanes; keeps the longest duration."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[list[Any], float | None]] = {}
@@ -216,15 +240,15 @@ class _Said:
 
 
 def _since(worker: Status, at_ms: int | None) -> float | None:
-    """By the worker's own clock, so that ours may be wrong."""
+    """Seconds since then by the worker's own clock, so that ours may be wrong."""
     return None if at_ms is None else max(0, worker.now_ms - at_ms) / 1000
 
 
-def many(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def lanes_named(numbers: Iterable[int]) -> str:
+def name_lanes(numbers: Iterable[int]) -> str:
     """``lane 3``, ``lanes 0 to 3, 7``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):

@@ -1,51 +1,58 @@
-"""The status on a terminal: first what is wrong, why and for how long; then the workers, Kafka and the lanes."""
+"""The status on a terminal: findings with reason and duration; then the workers, Kafka and the lanes."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from logferry.gateway.api.schemas import LaneStatus, Status
-from logferry.ops.status.diagnosis import Finding, Service, serving
-from rich import box
+from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, lane_holders
+from rich import box, markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 _SHOWN_LANES: Final = 64
+# Control characters of both sets, and those that turn the direction of writing.
+_UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _STYLES: Final = {"serving": "green", "closed": "red", "closing": "yellow"}
 
 
-def show(service: Service, findings: Sequence[Finding], at_s: float, console: Console) -> None:
-    """``at_s``: when it was asked, Unix time."""
+def escape(text: str) -> str:
+    """Text of a worker for a terminal: neither rich's markup nor the terminal's own escapes have an effect."""
+    return markup.escape(_UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text))
+
+
+def print_status(service: ServiceStatus, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:
+    """``at_s``: Unix time of the query."""
     dcs = ", ".join(sorted({worker.dc for worker in service.workers.values()}))
-    show_findings(dcs, findings, at_s, console)
+    print_findings(dcs, findings, at_s, console)
     console.print(_workers(service))
     for line in _kafka(service):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(_lanes(service))
 
 
-def show_findings(whose: str, findings: Sequence[Finding], at_s: float, console: Console) -> None:
-    """Whether all is well, and everything worth saying."""
+def print_findings(whose: str, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:
+    """One line with the verdict, then the findings."""
     wrong = sum(finding.wrong for finding in findings)
-    said = f"{whose}: all is well" if not wrong else f"{whose}: {wrong} thing{'s are' if wrong > 1 else ' is'} wrong"
+    verdict = f"{whose}: {wrong} problem{'s' if wrong > 1 else ''} found" if wrong else f"{whose}: no problem found"
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
     style = "bold red" if wrong else "bold green"
-    console.print(f"[{style}]{escape(said)}[/]  [dim]at {stamp}[/]", highlight=False)
+    console.print(f"[{style}]{escape(verdict)}[/]  [dim]at {stamp}[/]", highlight=False)
     for finding in findings:
         _finding(finding, at_s, console)
 
 
-def _finding(finding: Finding, at_s: float, console: Console) -> None:
+def _finding(finding: Diagnosis, at_s: float, console: Console) -> None:
     mark, style = ("✗", "bold red") if finding.wrong else ("·", "yellow")
     lasts = "" if finding.for_s is None else f"  for {span(finding.for_s)}, since {clock(at_s - finding.for_s)}"
     console.print(f"  [{style}]{mark} {escape(finding.what)}[/]{lasts}", highlight=False, soft_wrap=True)
     console.print(f"      {escape(finding.reason)}", highlight=False, soft_wrap=True)
 
 
-def _workers(service: Service) -> Table:
+def _workers(service: ServiceStatus) -> Table:
     table = table_of("worker", "version", "up", "lanes", "in flight", "connections", "sessions", "Kafka")
     for url, worker in sorted(service.workers.items()):
         lanes = sum(lane.state == "serving" for lane in worker.lanes)
@@ -65,7 +72,7 @@ def _workers(service: Service) -> Table:
     return table
 
 
-def _kafka(service: Service) -> Iterator[str]:
+def _kafka(service: ServiceStatus) -> Iterator[str]:
     for cluster in sorted({worker.kafka.cluster_id or "not known yet" for worker in service.workers.values()}):
         yield f"Kafka cluster {escape(cluster)}"
     brokers = {
@@ -77,20 +84,20 @@ def _kafka(service: Service) -> Iterator[str]:
     yield f"brokers  {', '.join(texts) or 'none is known'}"
 
 
-def _lanes(service: Service) -> Table:
-    held = serving(service)
+def _lanes(service: ServiceStatus) -> Table:
+    held = lane_holders(service)
     total = max(worker.lanes_total for worker in service.workers.values())
     table = table_of("lane", "state", "for", "worker", "sources", "in flight", "last commit", "last wait")
-    # Those in trouble are shown whatever their number.
+    # Lanes that do not serve are shown whatever their number.
     numbers = sorted(range(total), key=lambda number: (number in held and held[number][1].state == "serving", number))
     for number in sorted(numbers[:_SHOWN_LANES]):
         if number in held:
             _lane(table, *held[number])
         else:
             table.add_row(str(number), "[red]nobody[/]", "", "", "", "", "", "")
-    captions = [f"the states of lane K are in {escape(lane.topic)}-K" for _, lane in held.values()][:1]
+    captions = [f"the source states of lane K are in partition {escape(lane.topic)}-K" for _, lane in held.values()][:1]
     if total > _SHOWN_LANES:
-        captions.insert(0, f"and {total - _SHOWN_LANES:,} more; all with --json")
+        captions.insert(0, f"and {total - _SHOWN_LANES:,} more; --json lists all")
     table.caption = "\n".join(captions)
     return table
 
@@ -106,7 +113,7 @@ def _lane(table: Table, worker: Status, lane: LaneStatus) -> None:
         waited = f"{when}, {span((until_ms - wait.began_ms) / 1000)}: {wait.reason}"
     table.add_row(
         str(lane.lane),
-        f"[{_STYLES.get(lane.state, 'red')}]{lane.state}[/]",
+        f"[{_STYLES.get(lane.state, 'red')}]{escape(lane.state)}[/]",
         ago(lane.since_ms),
         escape(worker.url),
         count(lane.sources),
@@ -138,7 +145,7 @@ def count(number: int) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes for the eye: ``0 B``, ``1.5 MB``; a MB has 10^6."""
+    """Bytes for people: ``0 B``, ``1.5 MB``; a MB is 10^6 bytes."""
     if number < 1000:
         return f"{number} B"
     exponent = min(4, (len(str(number)) - 1) // 3)
@@ -146,7 +153,7 @@ def size(number: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time for the eye: ``0.3 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 2 h``."""
+    """A duration for people: ``0.3 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 2 h``."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -158,6 +165,6 @@ def span(seconds: float) -> str:
 
 
 def clock(at_s: float) -> str:
-    """The local time; with the date when it is not today's."""
+    """The local time; with the date unless it is today's."""
     then, now = time.localtime(at_s), time.localtime()
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.spark.kafka_offsets import KafkaTopics, kafka_topics
 from logferry.loaders.spark.session import spark_session
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import SparkSession
 
 from tests.support.loader import java_env
@@ -27,8 +28,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, spark_jar_paths: list[Path])
 
 
 @pytest.fixture(scope="session")
-def kafka_view(spark: SparkSession, kafka: Cluster) -> Iterator[KafkaTopics]:
-    with kafka_topics(spark, kafka.bootstrap) as topics:
+def kafka_view(spark: SparkSession, kafka: KafkaCluster) -> Iterator[KafkaTopics]:
+    with kafka_topics(spark, KafkaSettings(bootstrap_servers=kafka.bootstrap)) as topics:
         yield topics
 
 

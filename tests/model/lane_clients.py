@@ -2,16 +2,19 @@
 
 With ``prev`` up to three requests in flight, and that only after the first acknowledgement; without it one, or several
 that reach one worker together and in order; the same chunk again after "retry" and "unknown"; after a restart a new
-session, which says where to go on.
+session, which says where to continue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from logferry.gateway.contract.chunk import Chunk
-from logferry.gateway.lanes.dedup import Refusal, Source
-from logferry.gateway.lanes.transaction import Draft, Outcome, SessionOpened, TopicFacts, Written
+from logferry.gateway.contract.source_state import SourceIdentity
+from logferry.gateway.kafka.types import TopicFacts
+from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.transaction import Draft, ForgetOutcome, Outcome, SessionOutcome, WriteOutcome
 
 TOPIC = "dc1.t"
 WINDOW = 3
@@ -23,7 +26,10 @@ class Violated(AssertionError):
 
 @dataclass(eq=False)
 class Attempt:
-    """One request on its way, without chunks the opening of a session.
+    """One request on its way.
+
+    ``kind``: ``write`` (without chunks the opening of a session), ``beat``, ``forget``, or ``theft``: a ``write`` with
+    another token than the source's.
 
     ``opening``: the request that opened its session; ``since``: the topic's incarnation when it was sent.
     """
@@ -36,49 +42,83 @@ class Attempt:
     answer: str | None = None
     heard: bool = True  # does the client still wait?
     appended: bool = False
+    kind: str = "write"
 
 
 @dataclass
 class Log:
-    """What Kafka holds. ``incarnations``: of the topic, each a list of (source, partition, chunk).
+    """What Kafka holds. ``incarnations``: of the topic, each a list of (source, partition, chunk); no chunk: forgotten.
 
     ``openings``: the newest session of a source in an incarnation; ``late``: a commit that is still on the wire.
     """
 
     facts: TopicFacts = field(default_factory=lambda: TopicFacts(TOPIC, b"%16d" % 0, 2, 1 << 20))
-    incarnations: list[list[tuple[Source, int, Chunk]]] = field(default_factory=lambda: [[]])
+    incarnations: list[list[tuple[SourceIdentity, int, Chunk | None]]] = field(default_factory=lambda: [[]])
     states: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    recorded: list[Attempt] = field(default_factory=list)
     epoch: int = 0
-    openings: dict[tuple[int, Source], Attempt] = field(default_factory=dict)
-    late: tuple[Draft, list[tuple[Attempt, Outcome]]] | None = None
+    openings: dict[tuple[int, SourceIdentity], Attempt] = field(default_factory=dict)
+    late: tuple[Draft, list[tuple[Attempt, Outcome]], list[bytes]] | None = None
 
     def fences(self, epoch: int) -> bool:
         """Is a newer producer of the lane there?"""
         return epoch != self.epoch
 
-    def append(self, draft: Draft, in_flight: list[tuple[Attempt, Outcome]]) -> None:
-        """Commits. In the log each chunk is once, in order, its chain whole, on the partition of its key."""
+    def append(self, draft: Draft, in_flight: list[tuple[Attempt, Outcome]], expired: Iterable[bytes]) -> None:
+        """Commits. In the log each chunk is once, in order, its chain whole, on the partition of its key.
+
+        ``expired``: the state keys of sources that the draft forgets by itself.
+        """
         log = self.incarnations[-1]
         for attempt, outcome in in_flight:
             source = attempt.client.source
-            if isinstance(outcome, SessionOpened):
+            opened = self.openings.get((len(self.incarnations), source))
+            # After the source was forgotten, it may have become the other token's.
+            is_stolen = opened is not None and opened.kind == attempt.kind == "theft"
+            if isinstance(outcome, SessionOutcome):
+                if attempt.kind == "theft" and opened is not None and not is_stolen:
+                    raise Violated(f"another token opened a session of {source}, whose session lives")
                 self.openings[len(self.incarnations), source] = attempt
-            if not isinstance(outcome, Written) or not outcome.written:
+            if isinstance(outcome, ForgetOutcome):
+                self._forget(source)
+                attempt.appended = True
+            if not isinstance(outcome, WriteOutcome) or not outcome.written:
                 continue
             if attempt.answer not in (None, "unknown") or attempt.appended:
                 raise Violated(f"recorded after it was answered {attempt.answer}: {attempt.chunks}")
-            if attempt.opening is not self.openings.get((len(self.incarnations), source), attempt.opening):
+            if opened not in (None, attempt.opening) and not is_stolen:
                 raise Violated(
                     f"recorded though a newer session was open: {attempt.chunks} of session {attempt.session}"
                 )
             attempt.appended = True
+            self.recorded.append(attempt)
             for chunk in attempt.chunks[outcome.duplicates :]:
                 self._check(attempt.client, outcome.state.partition, chunk)
                 log.append((source, outcome.state.partition, chunk))
+        for key in expired:
+            self._forget(SourceIdentity.of_state_key(key))
         self.states.extend(draft.states.items())
 
+    def _forget(self, source: SourceIdentity) -> None:
+        """What was recorded of it before counts no more: it may be recorded again, or be answered as not recorded."""
+        for attempt in self.recorded:
+            if attempt.client.source == source and attempt.kind == "write":
+                attempt.appended = False
+        self.incarnations[-1].append((source, -1, None))
+        self.openings.pop((len(self.incarnations), source), None)
+
+    def living(self) -> list[tuple[SourceIdentity, int, Chunk]]:
+        """What is recorded of sources since they were forgotten last, in the present topic, the newest first."""
+        forgotten, found = set[SourceIdentity](), []
+        for source, partition, chunk in reversed(self.incarnations[-1]):
+            if chunk is None:
+                forgotten.add(source)
+            elif source not in forgotten:
+                found.append((source, partition, chunk))
+        return found
+
     def _check(self, client: Client, partition: int, chunk: Chunk) -> None:
-        for other, pinned, before in reversed(self.incarnations[-1]):
+        for other, pinned, before in self.living():
             if other.key == client.source.key and pinned != partition:
                 raise Violated(f"{client.source} on {partition}, {other} on {pinned}: one key, two partitions")
             if other == client.source:
@@ -88,10 +128,12 @@ class Log:
                     raise Violated(f"{chunk} follows {before}: the chain is broken")
                 return
 
-    def holds(self, source: Source, since: int, seqno: int, chunk: Chunk | None = None) -> bool:
+    def holds(self, source: SourceIdentity, since: int, seqno: int, chunk: Chunk | None = None) -> bool:
         """Is it in an incarnation that existed since then?"""
         return any(
-            owner == source and (recorded.seqno == seqno if chunk is None else recorded == chunk)
+            owner == source
+            and recorded is not None
+            and (recorded.seqno == seqno if chunk is None else recorded == chunk)
             for incarnation in self.incarnations[since:]
             for owner, _, recorded in incarnation
         )
@@ -102,10 +144,11 @@ class Client:
     """One source and who writes it. ``plan``: each cuts its chunks in its own way."""
 
     log: Log
-    source: Source
+    source: SourceIdentity
     is_chained: bool = False
     has_sessions: bool = False
     in_bursts: bool = False
+    token: str | None = None
     plan: int = 0
     session: int | None = None
     opening: Attempt | None = None
@@ -139,7 +182,7 @@ class Client:
         if attempt not in self.flying:
             return
         self.flying.remove(attempt)
-        if answer == "ok" and isinstance(outcome, SessionOpened):
+        if answer == "ok" and isinstance(outcome, SessionOutcome):
             self.restart(outcome.state.session, attempt)
             self.todo, self.position, self.has_ack = [], outcome.state.recorded or 0, False
         elif answer == "ok":
@@ -147,13 +190,13 @@ class Client:
         elif isinstance(outcome, Refusal) and outcome.kind == "superseded":
             self.restart()
         else:
-            # What lies before the base can't be recorded any more: the source goes on without it.
+            # What lies before the base can't be recorded any more: the source continues without it.
             lost = outcome.recorded or 0 if isinstance(outcome, Refusal) and outcome.kind == "gap" else 0
             again = [chunk for chunk in attempt.chunks if chunk.seqno > lost]
             self.todo = sorted(self.todo + again, key=lambda chunk: chunk.seqno)
 
     def restart(self, session: int | None = None, opening: Attempt | None = None) -> None:
-        """Begins anew, without a session or with one; answers to what is under way are not heard."""
+        """Starts again, without a session or with one; answers to what is under way are not heard."""
         self.session, self.opening = session, opening
         self.plan += 1
         self.flying.clear()

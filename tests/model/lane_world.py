@@ -7,13 +7,34 @@ the log is a step that a test may take at any moment. The reference is a list fo
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity
+from logferry.gateway.kafka.transactional_producer import NotCommitted
+from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes import transaction
-from logferry.gateway.lanes.dedup import Refusal, Source, SourceTable
-from logferry.gateway.lanes.transaction import Draft, OpenSession, Outcome, SessionOpened, TopicFacts, Write
+from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import SourceTable
+from logferry.gateway.lanes.pending import PendingRequests
+from logferry.gateway.lanes.transaction import (
+    Draft,
+    ForgetSource,
+    OpenSession,
+    Outcome,
+    RecordHeartbeat,
+    Request,
+    SessionOutcome,
+    WriteChunks,
+)
 
 from tests.model.lane_clients import TOPIC, Attempt, Client, Log, Violated
+
+RETENTION_MS = 20
+# No session lapses: its silence is not what is examined here.
+_LAPSE_MS = 1 << 40
+_STOLEN = Chunk(10_000, None, 1, {}, b"of another token")
 
 
 class Worker:
@@ -26,6 +47,7 @@ class Worker:
         self.queue: deque[Attempt] = deque()
         self.draft: Draft | None = None
         self.in_flight: list[tuple[Attempt, Outcome]] = []
+        self.expired: list[bytes] = []
 
     def submit(self, attempt: Attempt) -> None:
         self.world.facts_at_delivery[attempt] = self.facts
@@ -61,7 +83,8 @@ class Worker:
         """Drafts up to so many requests; what need not wait is answered at once."""
         if not self.is_open or self.draft is not None:
             return
-        draft = Draft(self.table, self.world.tick())
+        draft = Draft(self.table, self.world.tick(), session_lapse_ms=_LAPSE_MS)
+        self.expired = []
         while self.queue and count:
             count -= 1
             attempt = self.queue.popleft()
@@ -76,14 +99,25 @@ class Worker:
             else:
                 self.facts = self.world.log.facts
                 self.world.answer(attempt, "fail")
+        if self.world.expires:
+            for key in self.table.state_keys():
+                if key not in draft.states:
+                    draft.expire(key, self.world.now_ms - RETENTION_MS)
+                    self.expired += [key] if key in draft.states else []
         self.draft = None if draft.is_empty() else draft
 
     def finish(self, how: str) -> None:
-        """Ends the transaction: ``commit``, ``answer-lost``, ``commit-lost``, ``commit-late`` or ``failed``."""
+        """Ends the transaction: ``commit``, ``answer-lost``, ``commit-lost``, ``commit-late``, ``failed`` or
+
+        ``unavailable``: one of its partitions takes nothing, and what does not need it is queued again.
+        """
         draft, log = self.draft, self.world.log
         if draft is None:
             return
         self.draft = None
+        if how == "unavailable":
+            self._undo(draft)
+            return
         if how == "failed" or draft.changed_topic({TOPIC: log.facts.id}) is not None:
             self.facts, self.is_open = log.facts, False
             for attempt, _ in self.in_flight:
@@ -93,9 +127,9 @@ class Worker:
             return
         fenced = log.fences(self.epoch)
         if not fenced and how == "commit-late":
-            log.late = draft, list(self.in_flight)
+            log.late = draft, list(self.in_flight), self.expired
         if not fenced and how in ("commit", "answer-lost"):
-            log.append(draft, self.in_flight)
+            log.append(draft, self.in_flight, self.expired)
         if fenced or how != "commit":
             self.is_open = False
             self._fail_queued(draft)
@@ -105,6 +139,32 @@ class Worker:
         for attempt, outcome in self.in_flight:
             self.world.answer(attempt, "fail" if isinstance(outcome, Refusal) else "ok", outcome)
         self.in_flight.clear()
+
+    def _undo(self, draft: Draft) -> None:
+        """With the requests of `PendingRequests`, which the lane uses."""
+        pending, of = PendingRequests(), dict[int, Attempt]()
+        loop = asyncio.new_event_loop()
+        pending._loop = loop
+        for attempt, outcome in self.in_flight:
+            pending.add(self._request(attempt), 1)
+            taken = pending.take()
+            of[id(taken)] = attempt
+            pending.hold(taken, outcome)
+        for attempt in self.queue:
+            pending.add(self._request(attempt), 1)
+            of[id(pending._queue[-1])] = attempt
+        everybody = [*(taken for taken, _ in pending._in_flight), *pending._queue]
+        written = sorted(draft.chunks)
+        bad = {written[0]: "it takes nothing"} if written else {}
+        pending.undo(draft, NotCommitted("unavailable", unavailable=bad))
+        self.in_flight.clear()
+        self.queue = deque(of[id(kept)] for kept in pending._queue)
+        self.is_open = False
+        for one in everybody:
+            if one.answer.done():
+                one.answer.exception()
+                self.world.answer(of[id(one)], "fail")
+        loop.close()
 
     def expire(self) -> None:
         """What waited too long is answered with what is certain."""
@@ -123,7 +183,7 @@ class Worker:
         if self.draft is not None:
             if is_killed and self.epoch == self.world.log.epoch:
                 if self.draft.changed_topic({TOPIC: self.world.log.facts.id}) is None:
-                    self.world.log.late = self.draft, list(self.in_flight)
+                    self.world.log.late = self.draft, list(self.in_flight), self.expired
             elif not is_killed:
                 return
         for attempt, _ in self.in_flight:
@@ -139,28 +199,33 @@ class Worker:
             self.queue.remove(attempt)
             self.world.answer(attempt, "fail")
 
-    def _request(self, attempt: Attempt) -> Write | OpenSession:
+    def _request(self, attempt: Attempt) -> Request:
         source = attempt.client.source
         facts = self.world.facts_at_delivery[attempt]
+        if attempt.kind == "forget":
+            return ForgetSource(facts, source)
+        token = "other" if attempt.kind == "theft" else attempt.client.token
+        if attempt.kind == "beat":
+            return RecordHeartbeat(facts, source, attempt.session, Heartbeat(self.world.now_ms), token=token)
         if not attempt.chunks:
-            return OpenSession(facts, source)
-        return Write(facts, source, attempt.session, attempt.chunks, 1)
+            return OpenSession(facts, source, token=token)
+        return WriteChunks(facts, source, attempt.session, attempt.chunks, 1, token)
 
 
 class World:
     """Everything, and the steps that may be taken in any order. Each choice is a number, taken modulo what there is."""
 
     def __init__(self, clients: list[int]) -> None:
-        self.now_ms = 1000
+        self.now_ms, self.expires = 1000, False
         self.log = Log()
         self.facts_at_delivery: dict[Attempt, TopicFacts] = {}
         self.network: list[list[Attempt]] = []
         self.workers = [Worker(self), Worker(self)]
         everybody = [
-            Client(self.log, Source(TOPIC, None, "chained"), is_chained=True),
-            Client(self.log, Source(TOPIC, None, "sessions"), is_chained=True, has_sessions=True),
-            Client(self.log, Source(TOPIC, "single", "one"), is_chained=False),
-            Client(self.log, Source(TOPIC, None, "single"), in_bursts=True),
+            Client(self.log, SourceIdentity(TOPIC, None, "chained"), is_chained=True),
+            Client(self.log, SourceIdentity(TOPIC, None, "sessions"), is_chained=True, has_sessions=True, token="own"),
+            Client(self.log, SourceIdentity(TOPIC, "single", "one"), is_chained=False),
+            Client(self.log, SourceIdentity(TOPIC, None, "single"), in_bursts=True),
         ]
         self.clients = [everybody[number] for number in clients]
         self.workers[0].open()
@@ -214,14 +279,14 @@ class World:
         self.commit(a, b)
 
     def fail(self, a: int, b: int) -> None:
-        self.workers[a % 2].finish(("failed", "answer-lost", "commit-lost", "commit-late")[b % 4])
+        self.workers[a % 2].finish(("failed", "answer-lost", "commit-lost", "commit-late", "unavailable")[b % 5])
 
     def late_commit(self, a: int, b: int) -> None:
         """A commit that was on the wire arrives: no fence came before it."""
         if self.log.late is not None:
-            (draft, in_flight), self.log.late = self.log.late, None
+            (draft, in_flight, expired), self.log.late = self.log.late, None
             if draft.changed_topic({TOPIC: self.log.facts.id}) is None:
-                self.log.append(draft, in_flight)
+                self.log.append(draft, in_flight, expired)
 
     def open(self, a: int, b: int) -> None:
         """A worker takes the lane, or takes it back, whatever the other one believes."""
@@ -233,6 +298,34 @@ class World:
     def expire(self, a: int, b: int) -> None:
         self.workers[a % 2].expire()
 
+    def beat(self, a: int, b: int) -> None:
+        """A client says that it lives; nobody waits for the answer."""
+        self._alone(a, b, "beat")
+
+    def forget(self, a: int, b: int) -> None:
+        """An operator forgets a source."""
+        self._alone(a, b, "forget")
+
+    def steal(self, a: int, b: int) -> None:
+        """Another token's writer: it writes a source that has a session, with its number or without, or opens one."""
+        owned = [client for client in self.clients if (len(self.log.incarnations), client.source) in self.log.openings]
+        if owned:
+            client, since = owned[a % len(owned)], len(self.log.incarnations) - 1
+            session, chunks = ((None, [_STOLEN]), (client.session, [_STOLEN]), (None, []))[b // 2 % 3]
+            theft = Attempt(client, None, session, chunks, since, heard=False, kind="theft")
+            self.workers[b % 2].submit(theft)
+
+    def _alone(self, a: int, b: int, kind: str) -> None:
+        client = self.clients[a % len(self.clients)]
+        since = len(self.log.incarnations) - 1
+        attempt = Attempt(client, client.opening, client.session, [], since, heard=False, kind=kind)
+        self.workers[b % 2].submit(attempt)
+
+    def pass_time(self, a: int, b: int) -> None:
+        """Sources that are silent are forgotten from now on."""
+        self.expires = True
+        self.now_ms += b
+
     def learn(self, a: int, b: int) -> None:
         """A worker's cached facts of the topic are renewed."""
         self.workers[a % 2].facts = self.log.facts
@@ -241,7 +334,7 @@ class World:
         self.log.facts = self.log.facts._replace(partitions=min(9, self.log.facts.partitions + 1))
 
     def recreate(self, a: int, b: int) -> None:
-        """The topic is deleted and created anew: everything in it is gone, its states stay."""
+        """The topic is deleted and recreated: everything in it is gone, its states stay."""
         number = len(self.log.incarnations)
         if number < 4:
             self.log.incarnations.append([])
@@ -263,9 +356,9 @@ class World:
                     raise Violated(f"acknowledged and lost: {chunk} of {source}")
         named = None
         if isinstance(outcome, Refusal):
-            # A worker knows of a topic created anew a few seconds later; what it names then was once recorded.
+            # A worker knows of a recreated topic a few seconds later; what it names then was once recorded.
             named, since = outcome.recorded, 0
-        if kind == "ok" and isinstance(outcome, SessionOpened):
+        if kind == "ok" and isinstance(outcome, SessionOutcome):
             named = outcome.state.recorded
         if named is not None and not self.log.holds(source, since, named):
             raise Violated(f"{named} of {source} was named as recorded, and is not")
@@ -275,9 +368,9 @@ class World:
     def check_replay(self, table: SourceTable) -> None:
         """What a replay finds is what is in the log."""
         for client in self.clients:
-            chunks = [chunk for owner, _, chunk in self.log.incarnations[-1] if owner == client.source]
+            chunks = [chunk for owner, _, chunk in self.log.living() if owner == client.source]
             state = table.get(client.source, self.log.facts.id)
             known = (None, None) if state is None else (state.recorded, state.base)
-            found = (chunks[-1].seqno, chunks[0].prev) if chunks else (None, None)
+            found = (chunks[0].seqno, chunks[-1].prev) if chunks else (None, None)
             if known != found:
                 raise Violated(f"{client.source}: the state says {known}, the log {found}")

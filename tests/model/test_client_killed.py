@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from model.fake_gateway import FAULTS, FakeGateway, Served
+
+from tests.support.fake_gateway import FAULTS, FakeGateway, Served
 
 KILLS = 12
 NAMES = ("a.log", "b.log", "deep/er/c.log")
@@ -58,6 +61,18 @@ def client(root: Path, url: str, *more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*command, *options, *more, str(root / "logs" / "**" / "*.log*")], stderr=stderr)
 
 
+def resumed(root: Path) -> int:
+    return (root / "client.err").read_text().count(" source-resumed ")
+
+
+def until(is_so: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not is_so():
+        assert process.poll() is None, f"the client ended by itself: {process.returncode}"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("faults", [(), FAULTS], ids=["calm gateway", "faulty gateway"])
 def test_killed_again_and_again(tmp_path, faults):
     seed = int(os.environ.get("LOGFERRY_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -68,8 +83,13 @@ def test_killed_again_and_again(tmp_path, faults):
     with Served(gateway) as first, Served(gateway) as second:
         gateway.other_url = second.url
         writer.start()
-        for _ in range(KILLS):
+        for kill in range(KILLS):
+            before = resumed(tmp_path) if kill else 0
             process = client(tmp_path, first.url)
+            if not kill:  # the checkpoint has a file before its first chunk is sent
+                until(lambda: any(source.chunks for source in gateway.sources.values()), process)
+            elif kill % 2:  # the others are killed while they start, too
+                until(lambda: resumed(tmp_path) > before, process)  # noqa: B023  # it is over before the next turn
             moment = chance.uniform(0.1, 0.8)
             try:
                 process.wait(moment)
@@ -87,4 +107,4 @@ def test_killed_again_and_again(tmp_path, faults):
         assert [c.prev for c in source.chunks] == [0, *[c.seqno for c in source.chunks[:-1]]], name
     assert sorted(source.content() for source in stored.values()) == sorted(files.values())
     assert len(files) >= len(NAMES)
-    assert (tmp_path / "client.err").read_text().count(" source-resumed ") >= KILLS // 2
+    assert resumed(tmp_path) >= KILLS // 2

@@ -13,9 +13,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from logferry.gateway.contract.chunk import Chunk
-from logferry.gateway.lanes import transaction
-from logferry.gateway.lanes.dedup import Advance, Refusal, SourceState, SourceTable, decide_write, open_session
-from logferry.gateway.lanes.transaction import Draft, Outcome, Written
+from logferry.gateway.contract.source_state import SourceState
+from logferry.gateway.lanes import authority, transaction
+from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import Advance, SourceTable, decide_write, open_session
+from logferry.gateway.lanes.pending import PendingRequests
+from logferry.gateway.lanes.transaction import Draft, Outcome, WriteOutcome
 
 from tests.model.lane_clients import Log, Violated
 from tests.model.lane_world import World
@@ -34,6 +37,10 @@ FAULTS = (
     "grow",
     "recreate",
     "restart_client",
+    "beat",
+    "forget",
+    "pass_time",
+    "steal",
 )
 Step = tuple[str, int, int]
 
@@ -89,7 +96,7 @@ A, B = 0, 1
 ADD, RESOLVE = Draft.add, transaction.resolve
 
 # Worker A's commit is fenced by B, and A takes the lane back unaware that another transaction was the first one in
-# the topic that was created anew meanwhile.
+# the topic that was recreated meanwhile.
 BASE_MOVED = [
     ("send_and_deliver", 0, A),
     ("gather_and_commit", A, 0),
@@ -121,7 +128,7 @@ SESSION_WROTE_PAST = [
 
 
 def no_base_in_replay(outcome: Outcome, replayed: SourceState | None) -> bool | None:
-    if isinstance(outcome, Written) and replayed is not None:
+    if isinstance(outcome, WriteOutcome) and replayed is not None:
         replayed = replayed._replace(base=outcome.state.base)
     return RESOLVE(outcome, replayed)
 
@@ -162,8 +169,8 @@ def any_session(state: SourceState, chunks: list[Chunk], session: int | None, *r
     return decide_write(state, chunks, None, *rest)
 
 
-def same_session(state: SourceState, now_ms: int) -> SourceState:
-    return open_session(state, now_ms)._replace(session=1)
+def same_session(state: SourceState, now_ms: int, token: str | None) -> SourceState:
+    return open_session(state, now_ms, token)._replace(session=1)
 
 
 def last_incarnation_only(draft: Draft, ids: dict[str, bytes]) -> str | None:
@@ -184,6 +191,8 @@ GUARDS: list[tuple[object, str, object]] = [
     (transaction, "decide_write", no_deduplication),
     (transaction, "decide_write", any_session),
     (transaction, "open_session", same_session),
+    (authority, "_is_foreign", lambda state, token: False),
+    (transaction, "refuse_opening", lambda *state, **admin: None),
     (transaction, "resolve", refusals_stand),
     (transaction, "resolve", lambda outcome, replayed: True),
     (transaction, "resolve", lambda outcome, replayed: False),
@@ -193,6 +202,7 @@ GUARDS: list[tuple[object, str, object]] = [
     (Draft, "add", never_wait),
     (SourceTable, "pinned", lambda table, topic, key, topic_id: None),
     (Log, "fences", lambda log, epoch: False),
+    (PendingRequests, "fail_queued", lambda pending, touches: None),
 ]
 
 
@@ -202,7 +212,7 @@ def test_without_a_guard_a_counter_example_is_found(
 ) -> None:
     monkeypatch.setattr(owner, name, without)
 
-    @settings(max_examples=10_000, derandomize=True, database=None, phases=[Phase.generate])
+    @settings(max_examples=40_000, derandomize=True, database=None, phases=[Phase.generate])
     @given(worlds)
     def search(of: tuple[list[int], list[Step]]) -> None:
         run(*of)

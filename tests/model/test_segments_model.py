@@ -1,188 +1,52 @@
-"""Segments against a world in which everything is known: which rows each source has written and not yet told.
-
-Sources write lines of event times that mostly rise; they lag, fall silent, die, come back, send heartbeats or none. A
-loader loads part or all of what is there, and looks. What must hold is said without the rules' own words: READY never
-stands while a live source has rows of that window still to come, counts are those of the rows, every window ends READY
-once all is told, and a version becomes READY once.
-"""
+"""The rules of segments: against the world of `segments_world`, and one by one."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logferry.loaders.planning.low_watermark import LowWatermark, SourceView, low_watermark, without
 from logferry.loaders.planning.segment_states import (
     ACTIVE,
     IMMUTABLE,
     READY,
-    Added,
-    Look,
-    Low,
-    Rules,
+    AddedRows,
     Segment,
-    SourceView,
+    WatermarkCheck,
     add_rows,
-    end_of,
-    look_at,
-    low_watermark,
-    reasons,
-    window_of,
+    check_segments,
+    had_rows_all_day,
+    segment_end,
+    segment_start,
 )
 
-RULES = Rules(window_s=3600, wait_s=1800, wait_most_s=7200, idle_s=900)
-BEGIN = datetime(2026, 11, 20, 8, tzinfo=UTC)
-MINUTE = timedelta(minutes=1)
+from tests.model.segments_world import BEGIN, HOUR, MINUTE, RULES, live_to_the_end
 
 
-@dataclass
-class Source:
-    """``pending``: events that it has, in order, and has not sent. ``unloaded``: what Kafka has of it."""
-
-    name: str
-    beats: bool
-    pending: list[datetime] = field(default_factory=list)
-    unloaded: list[tuple[datetime, datetime]] = field(default_factory=list)
-    event: datetime | None = None
-    recorded: datetime | None = None
-    sent: datetime | None = None
-    beat: datetime | None = None
-    watermark: datetime | None = None
-
-    def view(self) -> SourceView:
-        return SourceView(
-            "dc1.a", self.name, self.event, self.recorded, self.beat, self.watermark, False, bool(self.unloaded)
-        )
-
-    def heard(self) -> datetime | None:
-        return max((at for at in (self.sent, self.beat) if at is not None), default=None)
-
-
-class World:
-    """A clock, sources, and what the loader has made of them."""
-
-    def __init__(self, dice: random.Random) -> None:
-        self.dice = dice
-        self.now = BEGIN
-        self.sources = [Source(f"s{i}", beats=i % 2 == 0) for i in range(4)]
-        self.segments: dict[datetime, Segment] = {}
-        self.rows: dict[datetime, list[datetime]] = {}
-        self.batch = 0
-        self.ready: list[tuple[datetime, int]] = []
-
-    def write(self, source: Source) -> None:
-        """New events, up to now; they wait with the source until it sends."""
-        for _ in range(self.dice.randrange(4)):
-            back = self.dice.choice([0, 0, 0, 0, 0, 1, 5, 20, 300])
-            source.pending.append(self.now - back * MINUTE)
-        source.pending.sort()
-
-    def send(self, source: Source) -> None:
-        """All of it or the older half: a source tells in the order of its events, but for what it learned late."""
-        many = len(source.pending) if self.dice.random() < 0.7 else len(source.pending) // 2
-        for event in source.pending[:many]:
-            source.unloaded.append((event, self.now))
-            source.sent = self.now
-        del source.pending[:many]
-
-    def say(self, source: Source) -> None:
-        if source.beats:
-            source.beat = self.now
-            source.watermark = min([self.now, *source.pending])
-
-    def load(self, share: float) -> None:
-        self.batch += 1
-        added: dict[datetime, list[datetime]] = {}
-        for source in self.sources:
-            many = round(len(source.unloaded) * share)
-            for event, recorded in source.unloaded[:many]:
-                added.setdefault(window_of(event, RULES), []).append(event)
-                source.event = event if source.event is None else max(source.event, event)
-                source.recorded = recorded
-            del source.unloaded[:many]
-        news = {start: Added(len(e), 10 * len(e), min(e), max(e)) for start, e in added.items()}
-        for start, events in added.items():
-            self.rows.setdefault(start, []).extend(events)
-        self.take(add_rows(self.segments, news, self.batch, self.now))
-
-    def look(self) -> None:
-        """Only what began with everything loaded is a look."""
-        if any(source.unloaded for source in self.sources):
-            return
-        self.batch += 1
-        low = low_watermark((source.view() for source in self.sources), self.now, RULES)
-        changed = look_at(self.segments, Look(self.now, low), self.batch, RULES)
-        for start, segment in changed.items():
-            if segment.state == READY:
-                self.check_nobody_owes(start)
-                self.ready.append((start, segment.version))
-        self.take(changed)
-
-    def take(self, changed: dict[datetime, Segment]) -> None:
-        for start, segment in changed.items():
-            before = self.segments.get(start)
-            steps = {(None, ACTIVE), (ACTIVE, ACTIVE), (ACTIVE, IMMUTABLE), (IMMUTABLE, READY)}
-            steps |= {(IMMUTABLE, ACTIVE), (READY, ACTIVE)}
-            assert (before and before.state, segment.state) in steps
-            if before is not None:
-                opened = before.state != ACTIVE and segment.state == ACTIVE
-                assert segment.version == before.version + opened
-        self.segments |= changed
-        for start, segment in self.segments.items():
-            events = self.rows.get(start, [])
-            assert (segment.rows, segment.bytes) == (len(events), 10 * len(events))
-            assert (segment.first, segment.last) == (min(events, default=None), max(events, default=None))
-
-    def check_nobody_owes(self, start: datetime) -> None:
-        """A live source that tells in order, and has told nothing of later windows, has no rows of this one left."""
-        end = end_of(start, RULES)
-        for source in self.sources:
-            heard = source.heard()
-            if heard is None or (self.now - heard).total_seconds() >= RULES.idle_s:
-                continue
-            owed = [event for event in source.pending if window_of(event, RULES) == start]
-            told = [mark for mark in (source.event, source.watermark) if mark is not None]
-            assert not owed or max(told) >= end, (source, start)
-
-
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_stream_of_late_silent_and_dying_sources(seed: int):
-    dice = random.Random(seed)
-    world = World(dice)
-    for _ in range(400):
-        world.now += dice.choice([1, 1, 2, 10, 40]) * MINUTE
-        for source in world.sources:
-            if dice.random() < 0.5:
-                world.write(source)
-            if dice.random() < 0.4:
-                world.send(source)
-            if dice.random() < 0.4:
-                world.say(source)
-        if dice.random() < 0.5:
-            world.load(dice.choice([0.5, 1.0]))
-        world.look()
-    # All is told; the world falls silent: every window ends READY, in its newest version.
-    for source in world.sources:
-        world.send(source)
-        world.send(source)
-        while source.pending:
-            world.send(source)
-    world.load(1.0)
-    for _ in range(30):
-        world.now += 20 * MINUTE
-        world.look()
-    # The newest hours are on their way.
-    old = {start: s for start, s in world.segments.items() if (world.now - start).total_seconds() > 4 * 3600}
-    assert {segment.state for segment in old.values()} == {READY}
-    assert all(start in old for start in world.rows)
-    assert len(world.ready) == len(set(world.ready)), "each version became READY once"
-    assert all((start, segment.version) in world.ready for start, segment in old.items())
-    assert any(segment.late_rows for segment in old.values()), "late rows came"
-    starts = sorted(world.segments)
-    assert starts == [starts[0] + timedelta(hours=i) for i in range(len(starts))], "silent hours are segments, too"
+    world = live_to_the_end(seed)
+    for table in world.tables:
+        # The newest hours are on their way.
+        old = {start: s for start, s in table.segments.items() if world.now - start > 4 * HOUR}
+        assert {segment.state for segment in old.values()} == {READY}
+        assert table.rows.keys() <= table.segments.keys()
+        assert len(table.ready) == len(set(table.ready)), "each version became READY once"
+        assert all((start, segment.version) in table.ready for start, segment in old.items())
+        starts = sorted(table.segments)
+        assert starts == [starts[0] + i * HOUR for i in range(len(starts))], "silent hours are segments, too"
+    assert any(segment.late_rows for segment in world.tables[0].segments.values()), "late rows came"
+
+
+def test_the_world_has_what_the_rules_are_for():
+    """Chunks that a copy never gets, tables that begin late, and outages that all sources share."""
+    worlds = [live_to_the_end(seed) for seed in range(5)]
+    rows = [[sum(map(len, table.rows.values())) for table in world.tables] for world in worlds]
+    assert any(copy < original for original, copy, *_ in rows)
+    assert all(late < original for original, _, *both in rows for late in both)
+    assert any(world.held_at_once for world in worlds)
 
 
 # ---- the rules one by one -----------------------------------------------------------------------------------
@@ -200,42 +64,42 @@ def segment(**changes: object) -> Segment:
     return plain._replace(**changes)  # type: ignore[arg-type]
 
 
-def looked(before: Segment, now: datetime, low: Low, batch: int = 9) -> Segment:
-    return look_at({START: before}, Look(now, low), batch, RULES).get(START, before)
+def looked(before: Segment, now: datetime, low: LowWatermark, batch: int = 9) -> Segment:
+    return check_segments({START: before}, WatermarkCheck(now, low), batch, RULES).get(START, before)
 
 
 def test_the_whole_way():
-    past = Low(at(61), None)
+    past = LowWatermark(at(61), None)
     waiting = looked(segment(), at(61), past)
     assert (waiting.state, waiting.passed) == (ACTIVE, at(61))
     assert looked(waiting, at(90), past) == waiting, "not yet, and no row for that"
     closed = looked(waiting, at(91), past, batch=10)
     assert (closed.state, closed.closed) == (IMMUTABLE, at(91))
-    assert look_at({START: closed}, Look(at(91), past), 10, RULES) == {}, "not in the same look"
+    assert check_segments({START: closed}, WatermarkCheck(at(91), past), 10, RULES) == {}, "not in the same look"
     ready = looked(closed, at(92), past, batch=11)
     assert (ready.state, ready.version, ready.batch) == (READY, 1, 11)
-    late = add_rows({START: ready}, {START: Added(2, 20, at(3), at(4))}, 12, at(200))[START]
+    late = add_rows({START: ready}, {START: AddedRows(2, 20, at(3), at(4))}, 12, at(200))[START]
     assert (late.state, late.version, late.rows, late.late_rows, late.first) == (ACTIVE, 2, 7, 2, at(1))
 
 
 def test_a_late_row_begins_the_wait_again_but_not_for_ever():
-    past = Low(at(300), None)
+    past = LowWatermark(at(300), None)
     now = looked(segment(), at(61), past)
     for minute in range(70, 61 + 120, 20):
-        now = add_rows({START: now}, {START: Added(1, 10, at(5), at(5))}, 8, at(minute))[START]
+        now = add_rows({START: now}, {START: AddedRows(1, 10, at(5), at(5))}, 8, at(minute))[START]
         now = looked(now, at(minute + 19), past)
         assert now.state == (ACTIVE if minute + 19 < 61 + 120 else IMMUTABLE), minute
     assert (now.state, now.version, now.late_rows) == (IMMUTABLE, 1, 0)
 
 
 def test_a_source_that_owes_again_stops_the_wait_and_the_readiness():
-    behind = Low(at(30), SourceView("dc1.a", "web7", at(30), at(50)))
-    waiting = looked(segment(), at(61), Low(at(61), None))
-    assert looked(waiting, at(200), behind).passed is None
+    behind = LowWatermark(at(30), SourceView("dc1.a", "web7", at(30), at(50)))
+    waiting = looked(segment(), at(61), LowWatermark(at(61), None))
+    waits = looked(waiting, at(200), behind)
+    assert waits.passed is None
+    assert waits.reason == "waits for web7 in dc1.a, at 2026-11-20T08:30:00Z, last seen at 2026-11-20T08:50:00Z"
     closed = segment(state=IMMUTABLE, passed=at(61), closed=at(91))
     assert looked(closed, at(100), behind).state == IMMUTABLE
-    (reason,) = reasons([closed], Look(at(100), behind), RULES).values()
-    assert reason == "waits for web7 in dc1.a, at 2026-11-20T08:30:00Z, heard of at 2026-11-20T08:50:00Z"
 
 
 VIEWS: dict[str, tuple[list[SourceView], datetime | None]] = {
@@ -249,6 +113,37 @@ VIEWS: dict[str, tuple[list[SourceView], datetime | None]] = {
         at(30),
     ),
     "dead, but not all is loaded": ([SourceView("t", "s", at(30), at(31), owes=True)], at(30)),
+    "clock ahead, by a heartbeat": ([SourceView("t", "s", at(30), at(95), at(95), at(900))], at(95)),
+    "clock a month ahead, by a heartbeat": (
+        [SourceView("t", "s", at(30), at(95), at(95), at(95) + timedelta(days=30))],
+        at(95),
+    ),
+    "clock a month behind, by a heartbeat": (
+        [SourceView("t", "s", None, None, at(99), at(99) - timedelta(days=30))],
+        at(100),
+    ),
+    "all fell silent": ([SourceView("t", "s", at(30), at(40), beat=at(80), watermark=at(80))], at(80)),
+    "all but one fell silent": (
+        [SourceView("t", f"s{n}", at(30), at(40), beat=at(80)) for n in range(2)]
+        + [SourceView("t", "r", at(95), at(95), beat=at(95))],
+        at(30),
+    ),
+    "as many fell silent as are alive": (
+        [SourceView("t", "s", at(30), at(40), beat=at(80)), SourceView("t", "r", at(95), at(95), beat=at(95))],
+        at(95),
+    ),
+    "one by one": (
+        [SourceView("t", f"s{n}", at(n), at(n), beat=at(20 * n)) for n in range(4)]
+        + [SourceView("t", "r", at(95), at(95), beat=at(95))],
+        at(95),
+    ),
+    "all are silent, without heartbeats": ([SourceView("t", f"s{n}", at(30), at(80)) for n in range(9)], at(100)),
+    "a clock of 1970": ([SourceView("t", "s", datetime(1970, 1, 2, tzinfo=UTC), at(99))], at(100)),
+    "a clock of 1970, but it owes": (
+        [SourceView("t", "s", datetime(1970, 1, 2, tzinfo=UTC), at(99), owes=True)],
+        datetime(1970, 1, 2, tzinfo=UTC),
+    ),
+    "its records are lost": ([SourceView("t", "s", None, at(99), is_lost=True)], at(100)),
     "finished": ([SourceView("t", "s", at(30), at(99), finished=True)], at(100)),
     "a clock that is ahead": ([SourceView("t", "s", at(900), at(95))], at(95)),
     "nothing known yet": ([SourceView("t", "s", None, None, beat=at(99))], None),
@@ -259,12 +154,88 @@ VIEWS: dict[str, tuple[list[SourceView], datetime | None]] = {
 @pytest.mark.parametrize("case", VIEWS)
 def test_the_low_watermark(case: str):
     views, want = VIEWS[case]
-    assert low_watermark(views, at(100), RULES).at == want
+    assert low_watermark(views, at(100), RULES.source_idle_s).at == want
+
+
+def test_sources_that_are_silent_at_once():
+    """After an hour of silence of all: those count that stopped in the same quarter of an hour as the last one."""
+    views = [SourceView("t", "s", at(30), at(31)), SourceView("t", "r", at(39), at(40))]
+    views += [SourceView("t", "early", at(10), at(20)), SourceView("t", "done", at(10), at(40), finished=True)]
+    views.append(SourceView("t", "lost", None, at(41), is_lost=True))
+    idle, hold = RULES.source_idle_s, 3600.0
+    low = low_watermark(views, at(99), idle, hold)
+    assert (low.at, low.together) == (at(30), 2)
+    assert low.why().endswith("2 of 5 sources fell silent together")
+    assert low_watermark(views, at(100), idle, hold).at == at(100), "for so long only"
+    assert low_watermark(views, at(99), idle).at == at(99)
+    live = SourceView("t", "live", at(98), at(98))
+    assert low_watermark([*views, live], at(99), idle, hold).at == at(98), "not all"
+    assert low_watermark(views, at(54), idle, hold).at == at(39), "not yet: the one that stopped first is silent alone"
+
+
+@pytest.mark.parametrize(("window_s", "is_enough"), [(900, True), (3600, True), (7200, False)])
+def test_a_table_with_rows_all_day(window_s: int, is_enough: bool):
+    rules = RULES._replace(window_s=window_s)
+    starts = [START - timedelta(seconds=n * window_s) for n in range(86400 // window_s + 1)]
+    rows = {start: segment(start=start) for start in starts}
+    # A clock that is ahead, and hours without rows since.
+    rows[START + 90 * HOUR] = segment(start=START + 90 * HOUR)
+    rows[START + 3 * HOUR] = segment(start=START + 3 * HOUR, rows=0)
+    assert had_rows_all_day(rows, START + 5 * HOUR, rules) is is_enough
+    without_one = {**rows, starts[7]: segment(start=starts[7], rows=0)}
+    assert not had_rows_all_day(without_one, START + 5 * HOUR, rules)
+    assert not had_rows_all_day({start: rows[start] for start in starts[:-1]}, START + 5 * HOUR, rules)
+    assert not had_rows_all_day({}, START, rules)
+
+
+def test_an_outage_of_weeks_is_no_wrong_clock():
+    views = [SourceView("t", f"s{n}", at(30), at(40), beat=at(50)) for n in range(3)]
+    low = low_watermark(views, at(30 * 24 * 60), RULES.source_idle_s)
+    assert (low.at, low.sources, low.silent, low.together) == (at(30), 3, 3, 3)
+    assert low.why() == (
+        "waits for s0 in t, at 2026-11-20T08:30:00Z, last seen at 2026-11-20T08:50:00Z: "
+        "3 of 3 sources fell silent together"
+    )
+    assert without(views, ["s0", "s1"]) == views[2:]
+    assert without(views, ["s*"]) == []
+    assert without(views, ["s", "*0x", "S0", "s.*"]) == views
+
+
+def test_a_source_that_is_far_behind_holds_up_old_segments():
+    """It loads what is older than a week: today's hours do not wait, those after its newest event do."""
+    old = START - timedelta(days=30)
+    back = SourceView("t", "back", old, at(99))
+    low = low_watermark([back, SourceView("t", "s", at(99), at(99))], at(100), RULES.source_idle_s)
+    assert low.is_past(END)
+    assert low.is_past(old)
+    assert not low.is_past(old + timedelta(hours=1))
+    assert not low.is_past(old + timedelta(days=7))
+    assert low.why(old + timedelta(hours=1)).startswith("waits for back in t, at 2026-10-21T08:00:00Z")
+    assert low.why(END) == ""
+
+
+def test_ready_says_what_it_was_based_on():
+    views = [SourceView("t", "s", at(80), at(99)), SourceView("t", "silent", at(10), at(10))]
+    low = low_watermark(views, at(100), RULES.source_idle_s)
+    closed = segment(state=IMMUTABLE, passed=at(61), closed=at(91))
+    ready = looked(closed, at(100), low)
+    assert (ready.state, ready.sources, ready.silent_sources, ready.watermark) == (READY, 2, 1, at(80))
+    late = add_rows({START: ready}, {START: AddedRows(1, 10, at(3), at(4))}, 12, at(200))[START]
+    assert (late.sources, late.silent_sources, late.watermark) == (None, None, None)
+
+
+def test_a_silent_hour_long_ago_is_a_segment():
+    """A new table loads many hours of an old topic at once."""
+    hours = [START + n * HOUR for n in range(200) if n != 3]
+    rows = {start: segment(start=start) for start in hours}
+    now = START + 200 * HOUR
+    changed = check_segments(rows, WatermarkCheck(now, LowWatermark(now, None)), 9, RULES)
+    assert changed[START + 3 * HOUR].rows == 0
 
 
 def test_a_long_silence_is_not_filled():
     old = segment(start=datetime(2005, 12, 4, 4, tzinfo=UTC))
-    changed = look_at({old.start: old}, Look(at(0), Low(at(0), None)), 9, RULES)
+    changed = check_segments({old.start: old}, WatermarkCheck(at(0), LowWatermark(at(0), None)), 9, RULES)
     assert changed.keys() == {old.start}
 
 
@@ -273,6 +244,6 @@ def test_a_long_silence_is_not_filled():
 def test_windows(micros: int, window_s: int):
     rules = RULES._replace(window_s=window_s)
     event = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
-    start = window_of(event, rules)
-    assert start <= event < end_of(start, rules)
+    start = segment_start(event, rules)
+    assert start <= event < segment_end(start, rules)
     assert int(start.timestamp()) % window_s == 0

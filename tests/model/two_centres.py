@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from logferry.client.transport.connections import Reply
+from logferry.client.transport.connections import Body, Reply
 from logferry.gateway.contract.chunk import Chunk
-from model.fake_gateway import FakeGateway, Stored
+
+from tests.support.fake_gateway import FakeGateway, Stored
 
 FIRST, SECOND = "http://g:1", "http://g:2"
 
@@ -18,7 +19,7 @@ class TwoCentres:
         for gateway in self.of.values():
             gateway.is_one_of_many = True
 
-    def __call__(self, url: str, headers: dict[str, str], body: bytes | None, method: str = "POST") -> Reply:
+    def __call__(self, url: str, headers: dict[str, str], body: Body | None, method: str = "POST") -> Reply:
         base = url.partition("/v1/")[0].removesuffix("/readyz").removesuffix("/owner")
         return self.of[base](url.replace("/owner/v1/", "/v1/"), headers, body, method)
 

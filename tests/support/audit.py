@@ -7,7 +7,7 @@ are written by delta-rs, in the same order and with the same transaction version
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,15 +18,18 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from logferry.gateway.contract.chunk import Chunk, Headers, full_topic, lane_of, partition_of, record_headers
-from logferry.gateway.kafka.client import Kafka
-from logferry.gateway.lanes.dedup import Source, SourceState
+from logferry.gateway.config import KafkaSettings
+from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
+from logferry.gateway.contract.names import full_topic, lane_of, partition_of, printed_topic_id
+from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.ledger import APP, Ledger, LedgerEntry, TablePaths, new_entry
-from logferry.ops.audit import audit
+from logferry.loaders.storage.ledger import APP, Ledger, new_entry
+from logferry.ops.audit.audit import audit
 from logferry.ops.audit.compare.report import Report
+from logferry.ops.audit.config import AuditConfig
 from logferry.ops.audit.digests.lines import lines_of
-from logferry.ops.audit.tables.ledger_check import printed_id
 
 DC = "dc1"
 PARTITIONS = LANES = 2
@@ -55,7 +58,7 @@ class Plan:
     """What a gateway would write: ``records`` in order, ``states`` by source; a state None forgets it."""
 
     records: list[Planned]
-    states: dict[Source, SourceState | None]
+    states: dict[SourceIdentity, SourceState | None]
 
     def of(self, source_id: str) -> list[int]:
         """The indexes of a source's records."""
@@ -65,6 +68,21 @@ class Plan:
         for source, state in self.states.items():
             if source.source_id == source_id and state is not None:
                 self.states[source] = state._replace(**changes)
+
+
+async def audited(
+    bootstrap: str,
+    dc: str | None = None,
+    *,
+    table: Path | None = None,
+    files: Sequence[Path] = (),
+    full: bool = False,
+    **settings: Any,
+) -> Report:
+    """An audit without progress. ``settings``: others of `AuditConfig`."""
+    tables = settings.pop("tables", []) if table is None else [table]
+    kafka = KafkaSettings(bootstrap_servers=bootstrap)
+    return await audit(AuditConfig(dc=dc, kafka=kafka, tables=tables, **settings), files=files, full=full)
 
 
 @dataclass
@@ -100,14 +118,14 @@ class World:
             await admin.create_topics(topics)
         finally:
             await admin.close()
-        kafka = Kafka({"bootstrap_servers": self.bootstrap}, "planting")
+        kafka = KafkaClient({"bootstrap_servers": self.bootstrap}, "planting")
         await kafka.start()
         try:
             self.topic_id = await self._appeared(kafka)
         finally:
             await kafka.close()
 
-    async def _appeared(self, kafka: Kafka) -> bytes:
+    async def _appeared(self, kafka: KafkaClient) -> bytes:
         """Waits until the broker knows both topics and their leaders. Returns the id of the first."""
         names = [self.topic, self.state_topic]
         async with asyncio.timeout(30):
@@ -127,7 +145,7 @@ class World:
         """Chunks of these sources in turn, with positions as seqnos, and the states after them. ``content``: of a
         source's chunk by its number, if not some lines."""
         records: list[list[Planned]] = []
-        states: dict[Source, SourceState | None] = {}
+        states: dict[SourceIdentity, SourceState | None] = {}
         for source_id in sources:
             data = [
                 content(source_id, number) if content is not None else _chunk(source_id, number, lines)
@@ -136,7 +154,7 @@ class World:
             records.append([Planned(partition_of(source_id, PARTITIONS), source_id, one) for one in _chained(data)])
             last = records[-1][-1]
             state = SourceState(self.topic_id, last.partition, last.chunk.seqno, 0, 1, _NOW_MS)
-            states[Source(self.topic, None, source_id)] = state
+            states[SourceIdentity(self.topic, None, source_id)] = state
         return Plan([record for turn in zip(*records, strict=True) for record in turn], states)
 
     async def write(self, plan: Plan, *, transactional_id: str | None = None, abort: bool = False) -> None:
@@ -182,7 +200,7 @@ class World:
             await admin.close()
 
     async def audit(self, **options: Any) -> Report:
-        return await audit(self.bootstrap, DC, topics=[self.name], prefix=self.prefix, **options)
+        return await audited(self.bootstrap, DC, topics=[self.name], prefix=self.prefix, **options)
 
     async def _send(self, producer: AIOKafkaProducer, record: Planned) -> Any:
         headers = record_headers(record.chunk)
@@ -201,9 +219,10 @@ class World:
         entries = []
         for batch in range(batches):
             cuts = [(end * batch // batches, end * (batch + 1) // batches) for end in ends]
-            ranges = [Range(self.topic, p, printed_id(self.topic_id), *cut) for p, cut in enumerate(cuts)]
+            ranges = [Range(self.topic, p, printed_topic_id(self.topic_id), *cut) for p, cut in enumerate(cuts)]
             entries.append(new_entry(batch, DC, "lines/1", "run", ranges))
-        rows, quarantine = [], []
+        rows: list[dict[str, Any]] = []
+        quarantine: list[dict[str, Any]] = []
         for one in sorted(self.stored, key=lambda one: (one.partition, one.offset)):
             for row in rows_of(self.topic, one):
                 (quarantine if "bytes" in row else rows).append(row)

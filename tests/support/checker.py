@@ -6,7 +6,7 @@
 * nothing is stored that was never sent;
 * the chunks of a source stand in one partition, their seqnos rise with the offsets, and each ``prev`` that was
   given is the seqno of the chunk before it;
-* where the topic was deleted and created anew, all of this holds for the new one: what was acknowledged to an attempt
+* where the topic was deleted and recreated, all of this holds for the new one: what was acknowledged to an attempt
   that began before the older one was gone may be gone with it.
 
 What is stored is read by a plain Kafka consumer, not through the code that is under test.
@@ -75,7 +75,7 @@ class History:
 
 def violations(history: History, stored: list[Stored]) -> list[str]:
     """Every way in which the promise was broken; empty when it was kept."""
-    return history.protests + _counts(history, stored) + _orders(stored)
+    return history.protests + _counts(history, stored) + disorder(stored)
 
 
 def _counts(history: History, stored: list[Stored]) -> list[str]:
@@ -98,7 +98,8 @@ def _counts(history: History, stored: list[Stored]) -> list[str]:
     return found
 
 
-def _orders(stored: list[Stored]) -> list[str]:
+def disorder(stored: list[Stored]) -> list[str]:
+    """Sources in several partitions, seqnos that do not rise, and ``prev`` that is not the seqno before it."""
     found = []
     by_source: dict[str, list[Stored]] = defaultdict(list)
     for record in sorted(stored, key=lambda record: (record.partition, record.offset)):

@@ -1,17 +1,96 @@
-"""Load through the library's writers, both faces, against real workers; every outcome goes into a history."""
+"""Load from many sources at once against real workers; every answer goes into a history for the checker.
+
+Load through the library's writers, both faces, against real workers; every outcome goes into a history.
+
+Readers that move between data centres by their cursor, a page in each."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 from logferry.client import AsyncWriter, Unknown, Writer
+from logferry.ops.stack.stack import Stack
 
 from tests.support.checker import History
+from tests.support.mirror import Log
+from tests.support.writers import ChainedWriter, PipelinedWriter, SessionWriter, Shared
+
+CHAINED = ("many", "single")
+ALL_KINDS = ("many", "single", "pipelined", "session")
+
+
+@dataclass
+class Load:
+    """``async with Load(…) as load: <faults>``; leaving it drains the writers. ``kinds`` of writers, in turn.
+
+    ``topic_may_go``: the topic is deleted and recreated meanwhile; for `CHAINED` writers.
+    """
+
+    topic: str
+    urls: list[str]
+    seed: int
+    sources: int = 16
+    drain_s: float = 90
+    kinds: tuple[str, ...] = CHAINED
+    topic_may_go: bool = False
+    history: History = field(default_factory=History)
+    acknowledgements: list[tuple[str, float]] = field(default_factory=list)
+    _stop: bool = False
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def __aenter__(self) -> Load:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=False))
+        shared = Shared(
+            self.topic,
+            self.urls,
+            self._session,
+            self.history,
+            self.acknowledgements,
+            lambda: not self._stop,
+            self.topic_may_go,
+        )
+        self._tasks = [asyncio.create_task(self._writer(number, shared).run()) for number in range(self.sources)]
+        return self
+
+    def _writer(self, number: int, shared: Shared) -> ChainedWriter | PipelinedWriter | SessionWriter:
+        name, rng, redirects = f"host-{number}/access.log", random.Random(self.seed * 1000 + number), number % 8 < 4
+        kind = self.kinds[number % len(self.kinds)]
+        if kind == "pipelined":
+            return PipelinedWriter(name, shared, rng, redirects)
+        if kind == "session":
+            return SessionWriter(name, shared, rng, redirects)
+        return ChainedWriter(name, shared, rng, redirects, many=kind == "many")
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._stop = True
+        try:
+            async with asyncio.timeout(self.drain_s):
+                await asyncio.gather(*self._tasks)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._session.close()
+
+    async def acknowledged(self, more: int, within_s: float = 60) -> None:
+        """Waits until so many more chunks are acknowledged: the faults meet a load that is under way."""
+        wanted = self.history.acknowledged() + more
+        async with asyncio.timeout(within_s):
+            while self.history.acknowledged() < wanted:
+                await asyncio.sleep(0.02)
+                for task in self._tasks:
+                    if task.done():
+                        task.result()
+
 
 # Of a chunk's size, so that several requests are under way, and the load is not more than the tests can hold.
 _SMALL: dict[str, Any] = {"batch_bytes": 2000, "buffer_bytes": 20_000}
@@ -21,8 +100,8 @@ _SMALL: dict[str, Any] = {"batch_bytes": 2000, "buffer_bytes": 20_000}
 class LibraryLoad:
     """``async with`` it; leaving it drains the writers. Small batches, so that several requests are under way.
 
-    Now and then a writer is abandoned with chunks under way, as a program that is killed does, and another one goes on
-    with its source where it says that it is.
+    Now and then a writer is abandoned with chunks under way, as a program that is killed does, and another one
+    continues with its source at the recorded position.
     """
 
     topic: str
@@ -147,3 +226,67 @@ class _Book:
 def _data(rng: random.Random) -> bytes:
     lines = [rng.randbytes(rng.randint(0, 300)).replace(b"\n", b" ") + b"\n" for _ in range(rng.randint(1, 4))]
     return b"".join(lines)
+
+
+class MovingReader:
+    """Reads one partition, a page in each data centre in turn; ``seen``: (source, seqno), in order."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        topic: str,
+        partition: int,
+        session: aiohttp.ClientSession,
+        dcs: tuple[str, ...] = ("dc1", "dc2"),
+    ) -> None:
+        self._stack, self._session = stack, session
+        self._path = f"/v1/topics/{topic}/partitions/{partition}/chunks"
+        self.cursor = f"{topic}:{partition}:0"
+        self.seen: list[tuple[str, int]] = []
+        self.pages = dict.fromkeys(dcs, 0)
+
+    async def page(self, dc: str) -> int:
+        """How many chunks it held; -1: the data centre could not answer."""
+        # Small steps where everything is there at once, so that something is left for the other.
+        max_bytes = 2_000 if dc == "dc1" else 60_000
+        parameters: dict[str, Any] = {"cursor": self.cursor, "max_bytes": max_bytes, "wait_ms": 300}
+        headers = {"Accept": "application/x-ndjson"}
+        url = self._stack.urls(dc)[0] + self._path
+        try:
+            async with self._session.get(url, params=parameters, headers=headers) as answer:
+                body = await answer.read()
+                if answer.status in (404, 503):
+                    return -1  # it is not mirrored yet, or Kafka is away
+                assert answer.status == 200, body
+                self.cursor = answer.headers["X-Next-Cursor"]
+        except aiohttp.ClientError:
+            return -1
+        rows = [json.loads(line) for line in body.splitlines()]
+        self.seen += [(row["source_id"], row["seqno"]) for row in rows]
+        self.pages[dc] += bool(rows)
+        return len(rows)
+
+    async def to_and_fro(self, is_over: asyncio.Event) -> None:
+        """Until it is over and no data centre has anything more."""
+        while True:
+            was_over = is_over.is_set()
+            found = [await self.page(dc) for dc in self.pages]
+            if was_over and not any(found):
+                return
+
+
+async def have_moved(readers: list[MovingReader], more: int = 2) -> None:
+    """Returns when each has got so many more pages in either data centre: the faults meet readers that move."""
+    wanted = [{dc: pages + more for dc, pages in reader.pages.items()} for reader in readers]
+    async with asyncio.timeout(90):
+        while any(  # noqa: ASYNC110
+            r.pages[dc] < least[dc] for r, least in zip(readers, wanted, strict=True) for dc in least
+        ):
+            await asyncio.sleep(0.05)
+
+
+def chunks_of(log: Log, partition: int) -> list[tuple[str, int]]:
+    """(source, seqno) of the records of a partition, in order."""
+    return [
+        ((record.key or b"").decode(), int.from_bytes(dict(record.headers)["seqno"])) for _, record in log[partition]
+    ]

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgpack
-from logferry.client.transport.connections import NoAnswer, Reply
-from logferry.gateway.contract.chunk import MSGPACK, Chunk, check_attributes, check_source_id, check_topic
+from logferry.client.transport.connections import Body, NoResponse, Reply
+from logferry.gateway.contract.chunk import MSGPACK, Chunk
+from logferry.gateway.contract.names import check_attributes, check_source_id, check_topic
 
 LARGEST_CHUNK_BYTES = 1 << 20
 
@@ -77,10 +78,10 @@ class FakeGateway:
         self.largest_chunk_bytes = LARGEST_CHUNK_BYTES
         self._lock = threading.Lock()
 
-    def __call__(self, url: str, headers: dict[str, str], body: bytes | None, method: str = "POST") -> Reply:
-        """The client's exchange. Raises `NoAnswer`, or `Killed` where the fault says so."""
+    def __call__(self, url: str, headers: dict[str, str], body: Body | None, method: str = "POST") -> Reply:
+        """The client's exchange. Raises `NoResponse`, or `Killed` where the fault says so."""
         if self.is_away:
-            raise NoAnswer("away")
+            raise NoResponse("away")
         if method == "GET":
             assert url.endswith("/readyz"), url
             return Reply(200, {}, b"{}")
@@ -93,11 +94,13 @@ class FakeGateway:
         self.requests.append((url, headers))
         fault = self.faults.popleft() if self.faults else ""
         if fault == "cut before":
-            raise NoAnswer("cut before")
+            raise NoResponse("cut before")
         if fault == "kill before":
             raise Killed
         if fault in ("503", "429"):
             return Reply(int(fault), {"retry-after": "1"}, b'{"type": "overloaded"}')
+        if fault == "source-in-use":
+            return Reply(503, {"retry-after": "1"}, b'{"type": "source-in-use", "detail": "of another token"}')
         if fault == "500 before":
             return Reply(500, {}, b'{"type": "outcome-unknown"}')
         if fault == "redirect" and "x-logferry-redirect" in headers and self.other_url:
@@ -105,7 +108,7 @@ class FakeGateway:
             return Reply(307, {"location": f"{self.other_url}{parts.path}?{parts.query}"}, b"")
         reply = self._answer(url, headers, body)
         if fault == "cut after":
-            raise NoAnswer("cut after")
+            raise NoResponse("cut after")
         if fault == "kill after":
             raise Killed
         return Reply(500, {}, b'{"type": "outcome-unknown"}') if fault == "500 after" else reply
@@ -163,7 +166,7 @@ class FakeGateway:
             body = gzip.decompress(body)
         recorded, written, duplicates = stored.recorded, [], 0
         for row in msgpack.Unpacker(io.BytesIO(body)):
-            chunk = Chunk(*row[:3], row[3] or {}, row[4])
+            chunk = Chunk(row[0], row[1], row[2], row[3] or {}, row[4])
             check_attributes(chunk.attributes)
             if len(chunk.data) > self.largest_chunk_bytes:
                 raise Problem(413, "too-large", limit=self.largest_chunk_bytes)
@@ -224,7 +227,7 @@ class Served:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 try:
                     reply = gateway(served.url + self.path, dict(self.headers.items()), body)
-                except NoAnswer:
+                except NoResponse:
                     self.close_connection = True
                     return
                 self.send_response(reply.status)

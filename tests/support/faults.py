@@ -1,14 +1,23 @@
-"""A proxy that cuts connections: before the body, during it, and after it but before the answer."""
+"""A proxy that cuts connections: before the body, during it, and after it but before the answer.
+
+What a test waits for around a frozen process: the other workers have its lanes, requests wait in its sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
+
 _KINDS = ("none", "before the body", "during the body", "before the answer")
+_PATIENCE_S = 60
+_ESTABLISHED = "01"  # in /proc/net/tcp
 
 
 @dataclass
@@ -87,3 +96,49 @@ def _length(head: bytes) -> int:
         if line.startswith(b"content-length:"):
             return int(line.split(b":", 1)[1])
     return 0
+
+
+# ---- frozen processes ------------------------------------------------------------------------------------------
+
+
+async def wait_all_lanes(urls: Iterable[str]) -> None:
+    """Returns when these workers, of a gateway or a mirror, have all lanes: their group has missed a frozen one."""
+    await _wait_lanes(list(urls), are_all=True)
+
+
+async def wait_shared_lanes(urls: Iterable[str]) -> None:
+    """Returns when these workers have left lanes to others."""
+    await _wait_lanes(list(urls), are_all=False)
+
+
+async def _wait_lanes(urls: list[str], *, are_all: bool) -> None:
+    async with asyncio.timeout(_PATIENCE_S), aiohttp.ClientSession() as session:
+        while True:
+            try:
+                found = [await _status(session, url) for url in urls]
+            except aiohttp.ClientError:
+                found = []  # one of them is starting
+            lanes = {lane["lane"] for status in found for lane in status["lanes"]}
+            if lanes and (len(lanes) == found[0]["lanes_total"]) == are_all:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def _status(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async with session.get(f"{url}/v1/status") as response:
+        return dict(await response.json())
+
+
+async def wait_unread(url: str, connections: int) -> None:
+    """Returns when so many connections hold bytes that the server has not read: a frozen one finds them on waking."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while _unread(url) < connections:  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(0.01)
+
+
+def _unread(url: str) -> int:
+    port, count = f":{urlsplit(url).port:04X}", 0
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, local, _, state, queues, *_ = line.split()
+        count += local.endswith(port) and state == _ESTABLISHED and int(queues.partition(":")[2], 16) > 0
+    return count

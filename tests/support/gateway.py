@@ -1,4 +1,6 @@
-"""Gateway workers as processes on the tests' Kafka, and plain HTTP to ask them with."""
+"""Gateway workers as processes on the tests' Kafka, and plain HTTP to ask them with.
+
+Requests that several tests make of a gateway."""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-from logferry.gateway.contract.chunk import lane_of
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.contract.names import lane_of
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.ports import free_block
 from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import Setting, Worker, configuration
+from logferry.ops.stack.service_workers import ServiceWorker, Setting, configuration
 from yarl import URL
+
+from tests.support.checker import read_back
 
 LANES = 4
 _READY_S = 60.0
@@ -46,8 +50,8 @@ class Answer:
 class Gateway:
     """The workers of one data centre, dc1, and the Kafka behind them."""
 
-    kafka: Cluster
-    workers: list[Worker]
+    kafka: KafkaCluster
+    workers: list[ServiceWorker]
     folder: Path
     state_topic: str
 
@@ -65,7 +69,7 @@ class Gateway:
         while not all(worker.is_ready() for worker in self.workers):
             for worker in self.workers:
                 if not worker.child.running:
-                    raise worker.ended_early()
+                    raise worker.startup_error()
             if time.monotonic() > deadline:
                 raise self.workers[0].child.failed(f"or another one is not ready after {_READY_S:.0f} s")
             time.sleep(0.05)
@@ -107,7 +111,7 @@ def source_path(topic: str, source_id: str, rest: str = "") -> str:
 
 @contextmanager
 def gateway(
-    kafka: Cluster,
+    kafka: KafkaCluster,
     folder: Path,
     name: str,
     workers: int = 2,
@@ -134,7 +138,7 @@ def gateway(
     made = []
     for number in range(workers):
         log = folder / f"{name}-{number}.log"
-        worker = Worker(f"{name}-{number}", file, number, port + number, log)
+        worker = ServiceWorker(f"{name}-{number}", file, number, port + number, log)
         if command is not None:
             worker.child = Child(worker.child.name, command(file, number), log)
         made.append(worker)
@@ -146,3 +150,28 @@ def gateway(
         yield running
     finally:
         stop_together([worker.child for worker in made], _STOP_S)
+
+
+async def write(
+    workers: Gateway,
+    topic: str,
+    source: str,
+    query: str,
+    data: bytes = b"line\n",
+    expect: int | None = 200,
+    **options: Any,
+) -> Answer:
+    path = source_path(topic, source, f"/chunks?{query}")
+    return await workers.ask("POST", path, data=data, expect=expect, **options)
+
+
+async def log_of(workers: Gateway, topic: str) -> list[tuple[str, int, int | None]]:
+    """(source, seqno, prev) in the order of partition and offset."""
+    stored = await read_back(workers.kafka.bootstrap, f"dc1.{topic}")
+    return [(record.source, record.seqno, record.prev) for record in sorted(stored, key=lambda r: r[1:3])]
+
+
+async def open_session(workers: Gateway, topic: str, source: str, query: str = "", worker: int = 0) -> dict[str, Any]:
+    answer = await workers.ask("POST", source_path(topic, source, f"/session{query}"), worker)
+    document: dict[str, Any] = answer.document
+    return document

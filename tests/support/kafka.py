@@ -1,4 +1,6 @@
-"""Topics that are deleted and created anew while brokers and workers come and go."""
+"""Topics that are deleted and recreated while brokers and workers come and go.
+
+Committed positions of consumer groups, set and read by Kafka's own requests."""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ import asyncio
 from contextlib import suppress
 
 import aiohttp
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError
-from logferry.gateway.kafka.client import Kafka
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 _PATIENCE_S = 120
 _PAUSE_S = 0.1
@@ -35,7 +39,18 @@ async def delete_topic(bootstrap: str, topic: str) -> bytes:
             await asyncio.sleep(_PAUSE_S)
 
 
-async def create_anew(bootstrap: str, topic: str, urls: list[str], partitions: int, gone: bytes) -> None:
+async def make_topic(url: str, name: str, partitions: int = 4) -> str:
+    """Creates the topic through a worker, repeating a 503 as any client does; returns its full name."""
+    async with asyncio.timeout(_PATIENCE_S), aiohttp.ClientSession() as session:
+        while True:
+            async with session.put(f"{url}/v1/topics/{name}", json={"partitions": partitions}) as response:
+                if response.status != 503:
+                    assert response.status in (200, 201), await response.text()
+                    return f"dc1.{name}"
+                await asyncio.sleep(float(response.headers["Retry-After"]))
+
+
+async def recreate_topic(bootstrap: str, topic: str, urls: list[str], partitions: int, gone: bytes) -> None:
     """Through any worker that answers; returns when all leaders know the new one instead of the one that is gone."""
     name = topic.partition(".")[2]
     async with asyncio.timeout(_PATIENCE_S), aiohttp.ClientSession() as session:
@@ -49,7 +64,7 @@ async def create_anew(bootstrap: str, topic: str, urls: list[str], partitions: i
 
 async def _is_known(bootstrap: str, topic: str) -> bool:
     """Raises KafkaError or TimeoutError when nobody answers."""
-    kafka = Kafka({"bootstrap_servers": bootstrap}, "tests")
+    kafka = KafkaClient({"bootstrap_servers": bootstrap}, "tests")
     try:
         await kafka.start()
         return topic in (await kafka.describe([topic])).topics
@@ -59,7 +74,7 @@ async def _is_known(bootstrap: str, topic: str) -> bool:
 
 async def _id(bootstrap: str, topic: str) -> bytes | None:
     """None: the topic is not there, or its leaders do not agree."""
-    kafka = Kafka({"bootstrap_servers": bootstrap}, "tests")
+    kafka = KafkaClient({"bootstrap_servers": bootstrap}, "tests")
     try:
         await kafka.start()
         view = (await kafka.describe([topic])).topics.get(topic)
@@ -70,3 +85,31 @@ async def _id(bootstrap: str, topic: str) -> bytes | None:
         return None
     finally:
         await kafka.close()
+
+
+async def committed(cluster: KafkaCluster, group: str, topic: str, number: int = 0) -> int | None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    await admin.start()
+    try:
+        found = await admin.list_consumer_group_offsets(group)
+        place = TopicPartition(topic, number)
+        return None if place not in found else int(found[place].offset)
+    finally:
+        await admin.close()
+
+
+async def commit(cluster: KafkaCluster, group: str, topic: str, offset: int, number: int = 0) -> None:
+    place = TopicPartition(topic, number)
+    async with AIOKafkaConsumer(
+        bootstrap_servers=cluster.bootstrap, group_id=group, enable_auto_commit=False
+    ) as reader:
+        reader.assign([place])
+        await reader.commit({place: offset})
+
+
+async def becomes(cluster: KafkaCluster, group: str, topic: str, wanted: int) -> bool:
+    """Waits until it is so; TimeoutError when it does not come."""
+    async with asyncio.timeout(60):
+        while await committed(cluster, group, topic) != wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    return True

@@ -1,6 +1,10 @@
 """For the loader's tests: chunks into Kafka as a gateway writes them, a loader as a process, tables read without Spark.
 
 `rows_of` is the reference for what must come out: plain Python over the chunks that were committed.
+
+For tests that kill loaders: which file appears at which step, and waiting for it.
+
+Nothing in the loader helps: the tables' folders are watched.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -21,11 +27,15 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from aiokafka.structs import RecordMetadata, TopicPartition
 from deltalake import DeltaTable
 from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
-from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.ops.runtime.jars import spark_jars
 from logferry.ops.runtime.java import find_java
 
 from tests.support.checker import History, Stored, digest, violations
+
+# When the chunks of these tests were made: 2023-11-14 22:13:20 UTC.
+CREATED_MS = 1_700_000_000_000
 
 
 class Line(NamedTuple):
@@ -151,7 +161,7 @@ class Topic:
         return admin
 
 
-def chunks_of(source_id: str, *parts: bytes, start: int = 0, created_ms: int = 1_700_000_000_000) -> list[Sent]:
+def chunks_of(source_id: str, *parts: bytes, start: int = 0, created_ms: int = CREATED_MS) -> list[Sent]:
     """Chunks one after the other, numbered by the position after their last byte."""
     found, position = [], start
     for data in parts:
@@ -166,7 +176,8 @@ def chunks_of(source_id: str, *parts: bytes, start: int = 0, created_ms: int = 1
 
 def rows_of(sent: Iterable[Sent]) -> tuple[set[Line], set[Line]]:
     """(rows of the table, lines of the quarantine) for these chunks."""
-    rows, bad = set(), set()
+    rows: set[Line] = set()
+    bad: set[Line] = set()
     for source_id, chunk in sent:
         *whole, rest = chunk.data.split(b"\n")
         lines = [(line, True) for line in whole] + ([(rest, False)] if rest else [])
@@ -247,7 +258,7 @@ def _line(row: dict[str, Any], data: bytes) -> Line:
 
 
 class LoaderProcess:
-    """``python -m logferry.loaders`` and its JVM."""
+    """``logferry load``, or ``logferry table``, and its JVM."""
 
     def __init__(
         self,
@@ -260,14 +271,19 @@ class LoaderProcess:
         dc: str = "dc1",
         as_json: bool = True,
     ) -> None:
-        """``settings``: more of the table's, as TOML."""
+        """``options``: of a load; where the first one is a sub-command of `table`, of that one. ``settings``: more of
+        the table's, as TOML.
+        """
         file = scratch / f"load-{dc}-{table.name}-{crc32(settings.encode())}.toml"
         file.write_text(
             f'dc = "{dc}"\nkafka.bootstrap_servers = "{bootstrap}"\n'
             f'[spark]\nmaster = "local[2]"\ndriver_memory = "512m"\nscratch = "{scratch / "runs"}"\n'
             f'[[tables]]\npath = "{table}"\ntopics = ["{topic}"]\nmax_records = 400\n{settings}\n'
         )
-        command = [sys.executable, "-m", "logferry.loaders", "--config", str(file), *["--json"] * as_json, *options]
+        module, given = ["logferry.loaders"], list(options)
+        if given and not given[0].startswith("-"):
+            module, given = ["logferry.loaders.commands.table", given[0], str(table)], given[1:]
+        command = [sys.executable, "-m", *module, "--config", str(file), *["--json"] * as_json, *given]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=loader_env()
         )
@@ -306,9 +322,66 @@ def java_env() -> dict[str, str]:
     return {"JAVA_HOME": str(find_java().home), "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
-def run_module(arguments: Sequence[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_module(
+    arguments: Sequence[str], env: dict[str, str] | None = None, module: str = "logferry.loaders"
+) -> subprocess.CompletedProcess[str]:
     """The command to its end, with its output."""
-    command = [sys.executable, "-m", "logferry.loaders", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=env or loader_env(), stdin=subprocess.DEVNULL, check=False
     )
+
+
+def run_table(arguments: Sequence[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """``logferry table`` to its end, with its output."""
+    return run_module(arguments, env, "logferry.loaders.commands.table")
+
+
+WAIT_S = 120
+
+Watch = Callable[[TablePaths], int]
+
+
+def commits(path: Path) -> int:
+    return sum(1 for file in (path / "_delta_log").glob("*.json") if file.stem.isdigit())
+
+
+def data_files(path: Path) -> int:
+    return sum(1 for _ in path.glob("batch-*/**/*.parquet"))
+
+
+# What grows at a step, and from which number on: creating a table is its first commit.
+STEPS: dict[str, Watch] = {
+    "ledger": lambda paths: commits(paths.ledger),
+    "quarantine": lambda paths: commits(paths.quarantine),
+    "mid-write": lambda paths: data_files(paths.main),
+    "commit": lambda paths: commits(paths.main),
+}
+
+
+def wait_for(condition: Callable[[], bool], what: str, loader: LoaderProcess | None = None) -> None:
+    """Looks all the time: the windows to be hit are milliseconds wide."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not happen in {WAIT_S} s")
+        if loader is not None and loader.process.poll() is not None:
+            raise AssertionError(f"the loader ended before {what}: {loader.finish()}")
+        time.sleep(0.001)
+
+
+@contextmanager
+def loaders(bootstrap: str, scratch: Path) -> Iterator[Callable[..., LoaderProcess]]:
+    """``begin(table, topic, settings, *options)`` starts one; none is left behind."""
+    started: list[LoaderProcess] = []
+
+    def begin(table: Path, topic: str, settings: str = "", *options: str) -> LoaderProcess:
+        started.append(LoaderProcess(bootstrap, table, topic, *options, scratch=scratch, settings=settings))
+        return started[-1]
+
+    yield begin
+    for loader in started:
+        if loader.process.poll() is None:
+            loader.kill()
+        if loader.process.stdout is not None and not loader.process.stdout.closed:
+            loader.finish()

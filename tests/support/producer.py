@@ -9,14 +9,16 @@ from contextlib import asynccontextmanager
 
 from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import Chunk
-from logferry.gateway.kafka.client import Kafka
-from logferry.gateway.kafka.metadata_request import TopicView
-from logferry.gateway.lanes.dedup import Source, SourceTable
-from logferry.gateway.lanes.group_commit import LaneProducer
-from logferry.gateway.lanes.transaction import Draft, TopicFacts, Write
-from logferry.gateway.service.preflight import appeared
-from logferry.gateway.topics.catalog import Topics
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.contract.source_state import SourceIdentity
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.types import TopicFacts
+from logferry.gateway.lanes.dedup import SourceTable
+from logferry.gateway.lanes.group_commit import GroupCommit
+from logferry.gateway.lanes.transaction import Draft, WriteChunks
+from logferry.gateway.service.preflight import wait_until_created
+from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 LIMIT = 1 << 20
 # Kafka writes the markers of a commit after it has answered.
@@ -26,17 +28,17 @@ _MARKERS_S = 60
 class Lane:
     """What a producer needs around it: a topic, a state topic, and drafts to write."""
 
-    def __init__(self, kafka: Kafka, config: Config, topic: TopicView) -> None:
+    def __init__(self, kafka: KafkaClient, config: Config, topic: TopicMetadata) -> None:
         self.kafka, self.config = kafka, config
         self.facts = TopicFacts(topic.name, topic.id, len(topic.partitions), LIMIT)
-        self.topics = Topics(kafka, config)
+        self.topics = TopicCatalog(kafka, config)
         self.table = SourceTable()
-        self._made: list[LaneProducer] = []
+        self._made: list[GroupCommit] = []
         self._found: list[int] = []
         self._position = 0
 
-    async def producer(self) -> LaneProducer:
-        producer = LaneProducer(self.kafka, self.topics, self.config, 0)
+    async def producer(self) -> GroupCommit:
+        producer = GroupCommit(self.kafka, self.topics, self.config, 0)
         self._made.append(producer)
         await producer.fence()
         return producer
@@ -45,7 +47,7 @@ class Lane:
         facts = facts or self.facts
         chunks = [Chunk(seqno, None, None, {}, b"%d " % seqno * size) for seqno in seqnos]
         draft = Draft(self.table, int(time.time() * 1000))
-        draft.add(Write(facts, Source(facts.name, None, source), None, chunks, size))
+        draft.add(WriteChunks(facts, SourceIdentity(facts.name, None, source), None, chunks, size))
         return draft
 
     async def committed(self, count: int) -> list[int]:
@@ -63,17 +65,17 @@ class Lane:
 
 
 @asynccontextmanager
-async def lane(cluster: Cluster, name: str, partitions: int = 1) -> AsyncIterator[Lane]:
+async def lane(cluster: KafkaCluster, name: str, partitions: int = 1) -> AsyncIterator[Lane]:
     config = Config.model_validate(
         {"dc": "dc1", "prefix": name[-64:].strip("-"), "lanes": 1, "kafka": {"bootstrap_servers": cluster.bootstrap}}
     )
-    kafka = Kafka({"bootstrap_servers": cluster.bootstrap}, name)
+    kafka = KafkaClient({"bootstrap_servers": cluster.bootstrap}, name)
     await kafka.start()
     made: Lane | None = None
     try:
         for topic in (config.state_topic, f"dc1.{name}"):
             await kafka.create_topic(topic, partitions if topic.startswith("dc1.") else 1, 1, {})
-            view = await appeared(kafka, topic)
+            view = await wait_until_created(kafka, topic)
         made = Lane(kafka, config, view)
         yield made
     finally:

@@ -76,7 +76,7 @@ class RawLoad:
                     await producer.commit_transaction()
                 if self._stop:
                     return
-                await asyncio.sleep(self._pause_s)
+                await asyncio.sleep(self._pause_s)  # the pace of the load
         finally:
             await producer.stop()
 

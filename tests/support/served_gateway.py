@@ -64,7 +64,7 @@ class Gateway:
         ]
 
     def write(self, tables: str) -> None:
-        """The configuration anew; the workers look at it when they are told to."""
+        """Rewrites the configuration. The workers read it on SIGHUP."""
         settings: dict[str, Setting] = dict(self._settings)
         if "[kafka]" not in tables:
             settings["kafka"] = {"bootstrap_servers": self._kafka}
@@ -90,8 +90,8 @@ class Gateway:
         deadline = time.monotonic() + _READY_S
         for url, worker in zip(self.urls, self.workers, strict=True):
             while not await self._is_ready(url):
-                assert worker.running, worker.said()
-                assert time.monotonic() < deadline, worker.said()
+                assert worker.running, worker.log_tail()
+                assert time.monotonic() < deadline, worker.log_tail()
                 await asyncio.sleep(0.05)
 
     async def _is_ready(self, url: str) -> bool:
@@ -130,9 +130,10 @@ class Gateway:
             worker.send(signal.SIGHUP)
         found = []
         for worker, seen in zip(self.workers, before, strict=True):
-            while len(events := self._said_of_reloading(worker)) == len(seen):
-                assert worker.running, worker.said()
-                await asyncio.sleep(0.02)
+            async with asyncio.timeout(_READY_S):
+                while len(events := self._said_of_reloading(worker)) == len(seen):
+                    assert worker.running, worker.log_tail()
+                    await asyncio.sleep(0.02)
             found.append(events[-1])
         return found
 

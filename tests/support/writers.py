@@ -3,7 +3,7 @@
 * `ChainedWriter`: one request in flight, with ``prev``; a single chunk or many in a request.
 * `PipelinedWriter`: several chunks in flight, with ``prev``, after the first acknowledgement. They overtake each other:
   a gap is then an answer like any other, and the chunk is sent again when the one before it was acknowledged.
-* `SessionWriter`: opens a session, goes on where it says, and begins anew now and then, also with a request in flight.
+* `SessionWriter`: opens a session, continues at its position, and now and then starts again, even in mid-request.
 
 A retriable or unknown answer: the same bytes again. Some ask for redirects, the others let the workers forward.
 """
@@ -32,7 +32,7 @@ _WINDOW = 4
 class Shared:
     """What the writers of one load have in common. ``acknowledgements``: (source, when) of each.
 
-    ``topic_may_go``: it is no protest to be told that there is none; `ChainedWriter` alone goes on then.
+    ``topic_may_go``: an answer that there is none is no protest; `ChainedWriter` alone continues then.
     """
 
     topic: str
@@ -46,7 +46,7 @@ class Shared:
 
 @dataclass
 class Writer:
-    """One source. ``recorded``: where it goes on. `run` of each kind writes until told to stop."""
+    """One source. ``recorded``: where it continues. `run` of each kind writes until it is stopped."""
 
     name: str
     shared: Shared
@@ -107,7 +107,7 @@ class Writer:
         """Before trying again, elsewhere."""
         at = self._url or self.shared.urls[0]
         self._url = self.rng.choice([url for url in self.shared.urls if url != at] or [at])
-        await asyncio.sleep(self.rng.uniform(0.02, 0.2))
+        await asyncio.sleep(self.rng.uniform(0.02, 0.2))  # as a client does
 
     def protest(self, what: str) -> None:
         """An answer that a correct gateway does not give."""
@@ -121,19 +121,25 @@ class ChainedWriter(Writer):
     many: bool = False
 
     async def run(self) -> None:
-        passing = {"", "not-owner-yet", "kafka-unavailable", "overloaded", "outcome-unknown"}
-        if self.shared.topic_may_go:
-            passing.add("unknown-topic")
         while self.shared.goes_on():
             chunks = [self.cut(self.recorded)]
             while self.many and len(chunks) < self.rng.randint(1, 5):
                 chunks.append(self.cut(chunks[-1].seqno))
-            while (said := await self.write(chunks, self.many))[0] != "ok":
-                if said[1] not in passing:
-                    self.protest(said[1])
-                    return
-                await self.pause()
-            self.recorded = chunks[-1].seqno
+            if not await self.insist(chunks):
+                return
+
+    async def insist(self, chunks: list[Chunk]) -> bool:
+        """Until they are acknowledged. False: the answer is one that a correct gateway does not give."""
+        passing = {"", "not-owner-yet", "kafka-unavailable", "overloaded", "outcome-unknown"}
+        if self.shared.topic_may_go:
+            passing.add("unknown-topic")
+        while (said := await self.write(chunks, self.many))[0] != "ok":
+            if said[1] not in passing:
+                self.protest(said[1])
+                return False
+            await self.pause()
+        self.recorded = chunks[-1].seqno
+        return True
 
 
 @dataclass
@@ -170,7 +176,7 @@ class PipelinedWriter(Writer):
 
 @dataclass
 class SessionWriter(Writer):
-    """``acknowledged``: the highest seqno that it was told is recorded; a session must know of it."""
+    """``acknowledged``: the highest acknowledged seqno; a session must know of it."""
 
     acknowledged: int = 0
 

@@ -1,112 +1,198 @@
-"""Where log and rows differ, looked at once more: the chunks of those partitions one by one, and then line by line.
+"""Pinpoints where log and rows differ: the chunks of the partition one by one, and then line by line.
 
-Read again are the partitions with sources that differ, as far as Kafka still has them, so many offsets at a time; and
-the rows at these offsets. So memory does not grow with what is stored.
+Partitions with sources that differ are read again, as far as Kafka still has them, a bounded range of offsets at a
+time, and with them the rows at these offsets. So memory does not grow with the stored data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Final
 
-from logferry.gateway.contract.chunk import Malformed
-from logferry.gateway.kafka.client import EARLIEST, Kafka
-from logferry.ops.audit.account import Account
-from logferry.ops.audit.chunks import Namer, only_missing
-from logferry.ops.audit.compare.table import TableProof
+from aiokafka import errors
+from logferry.gateway.contract.names import Malformed, TopicPartition
+from logferry.gateway.kafka.client import EARLIEST, KafkaClient
+from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.ops.audit.compare.table import TableComparison
+from logferry.ops.audit.digests.chunk_account import ChunkAccount
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import NO_IDENTITY, identity_of, rows_of, sum_of, whole_record
+from logferry.ops.audit.digests.lines import (
+    NO_IDENTITY,
+    ChunkLine,
+    Damage,
+    identity_of,
+    name_damage,
+    rows_of,
+    sum_of,
+    whole_record,
+)
 from logferry.ops.audit.digests.ranges import Ranges
 from logferry.ops.audit.digests.sums import Cell, Tally
 from logferry.ops.audit.log.partition import decoded
 from logferry.ops.audit.log.read import committed
-from logferry.ops.audit.tables.file_rows import is_whole_record, stray
-from logferry.ops.audit.tables.ledger_check import Place
+from logferry.ops.audit.tables.file_rows import add_stray, is_whole_record
 from logferry.ops.audit.tables.table_reader import ChunkRows
 
-# 40 bytes of memory for each chunk.
-_WINDOW: Final = 200_000
-# So many chunks with their rows are looked at together.
+# This many chunks are compared line by line, each with a fetch; of the others the number of rows is reported.
+DETAILED: Final = 50
+_FETCH_BYTES: Final = 1 << 20
+# Offsets that are compared together, at 270 bytes of memory each.
+_CHUNKS_AT_ONCE: Final = 200_000
+# Chunks whose rows are read together.
 _AT_ONCE: Final = 100
 _FAR: Final = (1 << 63) - 1
 
 
-async def name_differences(kafka: Kafka, proof: TableProof, findings: Findings) -> None:
-    """Adds to the findings what is wrong with the table. ``kafka``: of its home. Raises Unavailable, KafkaError.
+@dataclass
+class Pinpointer:
+    """``kafka``: of the table's home. ``budget``: how many more chunks are compared line by line."""
 
-    Rows that the ledger says were dropped are missing rightly; which ones that were is not known, so there it is only
-    seen that whatever rows there are are right. What is explained by that is wrong no more (`TableProof.bad`).
-    """
-    places = {cell.place for cell in proof.bad}
-    namer = Namer(kafka, proof.tables.whole_chunks, findings)
-    named = {place: await _named(namer, proof, place) for place in sorted(proof.seen) if place in places}
-    dropped = 0
-    for cell, (expected, rows) in sorted(proof.bad.items(), key=lambda one: (one[0].place, one[0].source_id or "")):
-        if named.get(cell.place):
-            continue
-        if proof.drops and rows.lines < expected.lines:
-            dropped += expected.lines - rows.lines
-            proof.accept(cell)
+    kafka: KafkaClient
+    comparison: TableComparison
+    findings: Findings
+    budget: int = DETAILED
+
+    async def run(self) -> None:
+        """Adds the differences of the table to the findings. Raises Unavailable, KafkaError.
+
+        Rows that the ledger names as dropped are missing rightly. Which rows were dropped is unknown, so there only the
+        remaining rows are checked. A difference that dropped rows explain is removed from `TableComparison.bad`.
+        """
+        comparison = self.comparison
+        places = {cell.place for cell in comparison.bad}
+        named = {place: await self._compare_chunks(place) for place in sorted(places & comparison.seen.keys())}
+        dropped = 0
+        by_place = sorted(comparison.bad.items(), key=lambda one: (one[0].place, one[0].source_id or ""))
+        for cell, (expected, rows) in by_place:
+            if named.get(cell.place):
+                continue
+            if comparison.drops and rows.lines < expected.lines:
+                dropped += expected.lines - rows.lines
+                comparison.accept(cell)
+            else:
+                self.findings.add(_unexplained(comparison, cell, expected, rows))
+        if dropped:
+            cutoff = comparison.drops[-1].cutoff
+            before = "" if cutoff is None else f" from before {cutoff.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+            batches = ", ".join(str(entry.batch) for entry in comparison.drops)
+            detail = f"{dropped} rows{before} were dropped by retention (batch {batches}): not checked"
+            self.findings.add(Finding("dropped-by-retention", comparison.path, detail, count=dropped, refutes=False))
+
+    async def _compare_chunks(self, place: TopicPartition) -> bool:
+        """Whether the comparison chunk by chunk found a difference."""
+        earliest = await self.kafka.offset(*place, EARLIEST)
+        seen = self.comparison.seen[place]
+        found = False
+        for low, high in seen.within(earliest, max(earliest, seen.end)):
+            for start in range(low, high, _CHUNKS_AT_ONCE):
+                end = min(high, start + _CHUNKS_AT_ONCE)
+                part = await _OffsetRange.read(self.kafka, self.comparison, place, start, end)
+                strays: dict[tuple[str, TopicPartition], Finding] = {}
+                for offset, row in part.rows(None):
+                    identity = NO_IDENTITY if is_whole_record(row) else identity_of(row.source_id or "", row.seqno or 0)
+                    if not part.account.found(offset, identity, sum_of(row.lines)):
+                        add_stray(strays, "rows-without-record", "the log has no record of these rows", row)
+                for finding in strays.values():
+                    self.findings.add(finding)
+                await self._settle_dropped(part)
+                found |= await self._name_unsettled(part) or bool(strays)
+        return found
+
+    async def _settle_dropped(self, part: _OffsetRange) -> None:
+        """Settles chunks whose only difference is that old rows were dropped."""
+        dropped = self.comparison.dropped(part.place)
+        suspects = [offset for offset, missing in part.account.unsettled() if missing > 0 and offset in dropped]
+        for at in range(0, len(suspects), _AT_ONCE):
+            for offset, rows in part.grouped(suspects[at : at + _AT_ONCE]).items():
+                wrong = await self._chunk_findings(part.place, offset, rows)
+                if wrong is not None and all(one.kind == "missing-row" for one in wrong):
+                    part.account.settle(offset)
+
+    async def _name_unsettled(self, part: _OffsetRange) -> bool:
+        """Adds the unsettled chunks to the findings. Returns whether there are any."""
+        unsettled = list(part.account.unsettled())
+        first, rest = unsettled[: self.budget], unsettled[self.budget :]
+        self.budget -= len(first)
+        for offset, missing in rest:
+            self.findings.add(_unnamed(part.place, offset, missing))
+        rows = part.grouped([offset for offset, _ in first])
+        for offset, missing in first:
+            named = await self._chunk_findings(part.place, offset, rows[offset])
+            for finding in [_unnamed(part.place, offset, missing)] if named is None else named:
+                self.findings.add(finding)
+        return bool(unsettled)
+
+    async def _chunk_findings(self, place: TopicPartition, offset: int, rows: list[ChunkRows]) -> list[Finding] | None:
+        """None if retention removed the record meanwhile."""
+        try:
+            fetched = await self.kafka.fetch(*place, offset, max_bytes=_FETCH_BYTES, stop_bytes=1)
+        except errors.OffsetOutOfRangeError:
+            return None
+        record = next((one for one in fetched.records if one.offset == offset), None)
+        return None if record is None else chunk_findings(place, record, rows, self.comparison.tables.whole_chunks)
+
+
+def chunk_findings(
+    place: TopicPartition, record: KafkaRecord, rows: Iterable[ChunkRows], whole_chunks: bool = False
+) -> list[Finding]:
+    """``rows``: all rows of the table at the record's offset."""
+    source_id: str | None = None
+    seqno: int | None = None
+    try:
+        source_id, chunk = decoded(record)
+        seqno, expected = chunk.seqno, rows_of(chunk.data, whole_chunks)
+    except Malformed:
+        expected = [whole_record(record.value or b"")]
+    own: list[ChunkLine] = []
+    found: list[Damage] = []
+    for row in rows:
+        if source_id is None or (row.source_id, row.seqno) == (source_id, seqno):
+            own += row.lines
         else:
-            findings.add(_unexplained(proof, cell, expected, rows))
-    if dropped:
-        cutoff = proof.drops[-1].cutoff
-        before = "" if cutoff is None else f" from before {cutoff.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        batches = ", ".join(str(entry.batch) for entry in proof.drops)
-        detail = f"{dropped} rows{before} were dropped by retention (batch {batches}): not checked"
-        findings.add(Finding("dropped-by-retention", proof.path, detail, count=dropped, refutes=False))
+            detail = f"rows name source {row.source_id}, seqno {row.seqno}; the record has seqno {seqno}"
+            found.append(Damage("row-of-another-chunk", detail, len(row.lines)))
+    found += name_damage(expected, own)
+    where = f"{place[0]}-{place[1]}"
+    chunk_is = "" if seqno is None else f"seqno {seqno}, "
+    return [
+        Finding(one.kind, where, chunk_is + one.detail, source_id, record.offset, record.offset, one.rows)
+        for one in found
+    ]
 
 
-async def _named(namer: Namer, proof: TableProof, place: Place) -> bool:
-    """Whether something wrong was found, chunk by chunk."""
-    earliest = await namer.kafka.offset(*place, EARLIEST)
-    seen = proof.seen[place]
-    found = False
-    for low, high in seen.within(earliest, max(earliest, seen.end)):
-        for start in range(low, high, _WINDOW):
-            window = await _Window.read(namer.kafka, proof, place, start, min(high, start + _WINDOW))
-            strays: dict[tuple[str, Place], Finding] = {}
-            for offset, row in window.rows(None):
-                identity = NO_IDENTITY if is_whole_record(row) else identity_of(row.source_id or "", row.seqno or 0)
-                if not window.account.found(offset, identity, sum_of(row.lines)):
-                    stray(strays, "rows-without-record", "rows of which the log has no record", row)
-            for finding in strays.values():
-                namer.findings.add(finding)
-            await _forgive(namer, proof, window)
-            found |= await namer.name(place, window.account, window.rows) > 0 or bool(strays)
-    return found
-
-
-async def _forgive(namer: Namer, proof: TableProof, window: _Window) -> None:
-    """Settles chunks of which nothing is wrong but that old rows were dropped."""
-    dropped = proof.dropped(window.place)
-    suspects = [offset for offset, missing in window.account.unsettled() if missing > 0 and offset in dropped]
-    for at in range(0, len(suspects), _AT_ONCE):
-        offsets = suspects[at : at + _AT_ONCE]
-        for offset in await only_missing(namer, window.place, window.rows, offsets):
-            window.account.settle(offset)
+def _unnamed(place: TopicPartition, offset: int, missing: int) -> Finding:
+    """``missing``: lines without a row; negative: rows too many; 0: as many, but not the same."""
+    if missing > 0:
+        kind, detail = "missing-row", f"{missing} rows of this chunk are missing"
+    elif missing < 0:
+        kind, detail = "doubled-row", f"{-missing} rows more than the chunk has lines"
+    else:
+        kind, detail = "changed-row", "as many rows as the chunk has lines, but with other content"
+    return Finding(kind, f"{place[0]}-{place[1]}", detail, None, offset, offset, max(1, abs(missing)))
 
 
 @dataclass
-class _Window:
-    """Offsets of one partition in the home's log. ``places``: of a table that moved, where each chunk is in there."""
+class _OffsetRange:
+    """Offsets of one partition in the home's log. ``places``: of a relocated table, the offset of each chunk there."""
 
-    proof: TableProof
-    place: Place
+    comparison: TableComparison
+    place: TopicPartition
     start: int
     end: int
-    account: Account
+    account: ChunkAccount
     places: dict[int, int]
 
     @classmethod
-    async def read(cls, kafka: Kafka, proof: TableProof, place: Place, start: int, end: int) -> _Window:
-        """With the chunks that must be in the table."""
-        found, gone = cls(proof, place, start, end, Account(), {}), Ranges()
-        notes = [n for n in proof.tables.left_out if (n.topic, n.partition) == place and n.kept != n.topic]
+    async def read(
+        cls, kafka: KafkaClient, comparison: TableComparison, place: TopicPartition, start: int, end: int
+    ) -> _OffsetRange:
+        """Reads the chunks that must be in the table."""
+        found, gone = cls(comparison, place, start, end, ChunkAccount(), {}), Ranges()
+        notes = [n for n in comparison.tables.left_out if (n.topic, n.partition) == place and n.kept != n.topic]
         left_out = {(n.offset, identity_of(n.source_id, n.seqno)) for n in notes}
-        copies = {identity for _, identity in left_out} if proof.moved else set()
+        copies = {identity for _, identity in left_out} if comparison.moved else set()
         async for fetched in committed(kafka, place, start, end, gone.add):
             for record in fetched.records:
                 if record.offset >= end:
@@ -114,20 +200,20 @@ class _Window:
                 try:
                     source_id, chunk = decoded(record)
                     identity = identity_of(source_id, chunk.seqno)
-                    rows = rows_of(chunk.data, proof.tables.whole_chunks)
+                    rows = rows_of(chunk.data, comparison.tables.whole_chunks)
                 except Malformed:
                     identity, rows = NO_IDENTITY, [whole_record(record.value or b"")]
                 if (record.offset, identity) in left_out or identity in copies:
                     rows = []
                 found.account.expect(record.offset, identity, sum_of(rows))
-                if proof.moved:
+                if comparison.moved:
                     found.places[identity] = record.offset
         return found
 
     def rows(self, offsets: Collection[int] | None) -> Iterator[tuple[int, ChunkRows]]:
         """Rows of these chunks (None: all) with the offset of the chunk in the home's log. Raises Unavailable."""
-        tables, home = self.proof.tables, self.proof.home
-        if not self.proof.moved:
+        tables, home = self.comparison.tables, self.comparison.home
+        if not self.comparison.moved:
             for row in tables.rows(*self.place, self.start, self.end):
                 if row.dc == home and (offsets is None or row.offset in offsets):
                     yield row.offset, row
@@ -139,16 +225,23 @@ class _Window:
             if offset is not None and (offsets is None or offset in offsets):
                 yield offset, row
 
+    def grouped(self, offsets: Sequence[int]) -> dict[int, list[ChunkRows]]:
+        """The rows of these chunks, by offset. Raises Unavailable."""
+        rows: dict[int, list[ChunkRows]] = {offset: [] for offset in offsets}
+        for offset, row in self.rows(rows.keys()) if rows else ():
+            rows[offset].append(row)
+        return rows
 
-def _unexplained(proof: TableProof, cell: Cell, expected: Tally, rows: Tally) -> Finding:
-    """Kafka has these chunks no more, or somebody mended the table meanwhile."""
+
+def _unexplained(comparison: TableComparison, cell: Cell, expected: Tally, rows: Tally) -> Finding:
+    """Kafka does not have these chunks any more, or the table was repaired meanwhile."""
     detail = (
         f"{expected.lines} lines of {expected.size_bytes} bytes were read from the log, the table has {rows.lines} "
-        f"rows of {rows.size_bytes}; the log has not the records any more to say which"
+        f"rows of {rows.size_bytes}; the records are not in the log any more, so the rows cannot be named"
     )
-    if proof.changed:
-        shown = ", ".join(proof.changed[:3]) + (f" and {len(proof.changed) - 3} more" if len(proof.changed) > 3 else "")
-        detail += f"; gone or changed since the last audit: {shown}"
+    if comparison.changed:
+        more = f" and {len(comparison.changed) - 3} more" if len(comparison.changed) > 3 else ""
+        detail += f"; gone or changed since the last audit: {', '.join(comparison.changed[:3])}{more}"
     number = abs(expected.lines - rows.lines) or 1
     kind = "missing-row" if rows.lines < expected.lines else "doubled-row"
     if rows.lines == expected.lines:

@@ -1,4 +1,4 @@
-"""What an audit says in the end: counts, the sources, the findings and one verdict. Pure."""
+"""The report of an audit: counts, sources, findings and one verdict."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from logferry.ops.audit.compare.mirror_copy import MirrorReport
 from logferry.ops.audit.digests.findings import Findings
+from logferry.ops.audit.digests.sums import shown
 from logferry.ops.audit.log.original_files import FileReport
 
 JSON_SOURCES: Final = 1000
@@ -14,7 +15,7 @@ JSON_SEGMENTS: Final = 1000
 
 
 class SourceCopy(NamedTuple):
-    """What another data centre has of a source."""
+    """A source's chunks in another data centre."""
 
     dc: str
     chunks: int
@@ -25,8 +26,8 @@ class SourceCopy(NamedTuple):
 class SourceReport(NamedTuple):
     """One source in one partition. ``is_cut``: retention removed its beginning, so ``base`` could not be checked.
 
-    ``rows``: its rows in the tables, None where no table was audited. ``gaps`` to ``out_of_order`` count what is wrong.
-    ``hash``: of its chunks; ``rows_hash``: of its rows, proven to be that of the lines of the chunks that were loaded.
+    ``rows``: its rows in the tables, None where no table was audited. ``gaps`` to ``out_of_order``: counts of breaks.
+    ``hash``: of its chunks; ``rows_hash``: of its rows, proven equal to that of the lines of the loaded chunks.
     ``copies``: in other data centres.
     """
 
@@ -55,7 +56,7 @@ class SourceReport(NamedTuple):
 
 
 class SegmentReport(NamedTuple):
-    """``rows`` and ``size_bytes``: of the table; ``said_rows``, ``said_bytes``: what the table of segments says."""
+    """``rows`` and ``size_bytes``: of the table; ``said_rows``, ``said_bytes``: as the segment table states them."""
 
     start: str
     state: str
@@ -71,8 +72,8 @@ class SegmentReport(NamedTuple):
         return (self.rows, self.size_bytes) == (self.said_rows, self.said_bytes)
 
 
-class TableReport(NamedTuple):
-    """``compared``: rows that were held against the log. ``not_loaded``: chunks of the log that no batch has read yet.
+class TableAuditReport(NamedTuple):
+    """``compared``: rows that were compared with the log. ``not_loaded``: chunks of the log that no batch has read yet.
 
     ``not_comparable``: rows whose records retention removed, or that are of another data centre's offsets.
     """
@@ -88,19 +89,19 @@ class TableReport(NamedTuple):
 
 
 class ReadReport(NamedTuple):
-    """What this audit had to read: records and bytes of the log, files and rows of the tables. ``goes_on``: from what
-    an earlier one had proven."""
+    """The data that this audit read: records and bytes of the log, files and rows of the tables. ``incremental``: it
+    resumed from an earlier audit's proof."""
 
     records: int
     size_bytes: int
     files: int
     rows: int
-    goes_on: bool
+    incremental: bool
 
 
 @dataclass(frozen=True)
 class Report:
-    """``exact``: nothing was found that refutes the promise."""
+    """``exact``: no finding refutes the guarantee."""
 
     dc: str
     topics: list[str]
@@ -108,7 +109,7 @@ class Report:
     lines: int
     size_bytes: int
     sources: list[SourceReport]
-    tables: list[TableReport]
+    tables: list[TableAuditReport]
     files: list[FileReport]
     findings: Findings
     seconds: float
@@ -116,7 +117,7 @@ class Report:
     copies: list[MirrorReport] = field(default_factory=list)
 
     @property
-    def table(self) -> TableReport | None:
+    def table(self) -> TableAuditReport | None:
         """The first one."""
         return self.tables[0] if self.tables else None
 
@@ -136,16 +137,33 @@ class Report:
         return f"NOT exact: {kinds}"
 
     def blamed(self) -> set[str | None]:
-        """The sources that something was found of."""
+        """The sources with findings that refute."""
         return {finding.source_id for finding in self.findings if finding.refutes}
 
     def worst_first(self) -> list[SourceReport]:
-        """Those that something was found of come first, then the large ones."""
+        """Sources with findings come first, then the large ones."""
         blamed = self.blamed()
         return sorted(self.sources, key=lambda s: (-s.breaks, s.source_id not in blamed, -s.size_bytes, s.source_id))
 
+    def add_copies_to_sources(self) -> None:
+        """Adds to each source its chunks in the copies. Called once, after all `copies` are compared."""
+        found: dict[tuple[str, int, str], list[SourceCopy]] = {}
+        for copy in self.copies:
+            for partition in copy.partitions:
+                for source_id, tally in partition.sources.items():
+                    one = SourceCopy(copy.copy, tally.lines, tally.size_bytes, shown(tally.digest))
+                    found.setdefault((partition.topic, partition.partition, source_id), []).append(one)
+        for index, source in enumerate(self.sources):
+            copies = tuple(found.get((source.topic, source.partition, source.source_id), ()))
+            self.sources[index] = source._replace(copies=copies)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: at most `JSON_SOURCES` sources, the worst first."""
+        tables = []
+        for table in self.tables:
+            segments = [{**segment._asdict(), "equal": segment.equal} for segment in table.segments[-JSON_SEGMENTS:]]
+            tables.append({**table._asdict(), "segments": segments})
+        worst = self.worst_first()[:JSON_SOURCES]
         return {
             "verdict": self.verdict,
             "exact": self.exact,
@@ -159,21 +177,12 @@ class Report:
                 "findings": dict(self.findings.counts),
                 "refuting": dict(self.findings.refuting),
             },
-            "table": _table(self.table) if self.table else None,
-            "tables": [_table(table) for table in self.tables],
+            "table": tables[0] if tables else None,
+            "tables": tables,
             "read": self.read._asdict() if self.read else None,
             "copies": [copy.as_dict() for copy in self.copies],
             "files": [{**file._asdict(), "equal": file.equal} for file in self.files],
             "findings": [asdict(finding) for finding in self.findings],
-            "sources": [_source(source) for source in self.worst_first()[:JSON_SOURCES]],
+            "sources": [{**one._asdict(), "copies": [copy._asdict() for copy in one.copies]} for one in worst],
             "seconds": round(self.seconds, 3),
         }
-
-
-def _table(table: TableReport) -> dict[str, Any]:
-    segments = [{**segment._asdict(), "equal": segment.equal} for segment in table.segments[-JSON_SEGMENTS:]]
-    return {**table._asdict(), "segments": segments}
-
-
-def _source(source: SourceReport) -> dict[str, Any]:
-    return {**source._asdict(), "copies": [copy._asdict() for copy in source.copies]}

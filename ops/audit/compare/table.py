@@ -1,56 +1,136 @@
-"""One table against the log: sums of each source on both sides, of what is new since the last proof.
+"""Compares one table with the log: sums of each source on both sides, over the data that is new since the last proof.
 
-What the log says that the table must hold comes from the partitions as they are read (`partition.LogSide`); what the
-table holds comes from its files. A file that was proven, and is there as it was, counts as what was found in it then.
+The expected rows come from the partitions as they are read (`partition.LogSide`), the actual rows from the table's
+files. A proven file that is unchanged counts with the sums that were found in it then.
 
-* Nothing was taken away: each source's new chunks must be its new rows.
-* Files are gone (a compaction, a repair): all sums together must be the same. If they are not, every file is read, and
-  each source is compared over all that was ever proven of it.
+* No file was removed: each source's new chunks must equal its new rows.
+* Files were removed (by a compaction or a repair): the sum over all sources must be the same. If it is not, every file
+  is read, and each source is compared over all data that was ever proven of it.
 
-Sources that differ are looked at chunk by chunk (`naming`). What differs is not kept, so the next audit finds it again.
+Sources that differ are compared chunk by chunk (`pinpoint`). They are not added to the proof, so the next audit finds
+the difference again. The segment of a row follows from its own ``event_time``; that each row is a line of a chunk, and
+each line a row, is proven before. So the digest of a segment is one of lines of the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
-from logferry.loaders.notes import Note
-from logferry.loaders.storage.ledger import DROP, LedgerEntry
-from logferry.ops.audit.compare.proven_file import KeptTable
-from logferry.ops.audit.compare.report import SegmentReport, TableReport
+from logferry.gateway.contract.names import TopicPartition, printed_topic_id
+from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry
+from logferry.loaders.planning.segment_states import Segment
+from logferry.loaders.storage.left_out_table import LeftOutChunk
+from logferry.ops.audit.compare.centres import Centre, start_offsets
+from logferry.ops.audit.compare.proven_file import ProvenTable
+from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.lines import identity_of
 from logferry.ops.audit.digests.ranges import Ranges
 from logferry.ops.audit.digests.sums import Cell, Tally, shown, totals
 from logferry.ops.audit.log.partition import LogSide, PartitionLog
-from logferry.ops.audit.segments import compare_segments
-from logferry.ops.audit.tables.file_rows import FileFacts, Sorter, pooled
-from logferry.ops.audit.tables.ledger_check import Loaded, Place, last_drop
-from logferry.ops.audit.tables.table_reader import FileId, Tables
+from logferry.ops.audit.tables.file_rows import FileFacts, RowClassifier, pooled
+from logferry.ops.audit.tables.ledger_check import (
+    LoadedRanges,
+    check_ledger,
+    home_of,
+    is_moved,
+    last_drop,
+    ranges_elsewhere,
+)
+from logferry.ops.audit.tables.table_reader import FileId, TableReader
+
+
+async def begin_comparison(
+    tables: TableReader,
+    here: Centre,
+    centres: Mapping[str, Centre],
+    proven: ProvenTable | None,
+    findings: Findings,
+    *,
+    prefix: str,
+    is_whole: bool,
+) -> TableComparison | None:
+    """Reads the ledger of a table; None if it is broken. Adds the topics that it was loaded from to its home's.
+
+    ``here``: the audited data centre. ``is_whole``: all its topics are audited. Raises KafkaError.
+    """
+    ledger = str(tables.paths.ledger)
+    if tables.broken:
+        findings.add(Finding("ledger-broken", ledger, tables.broken))
+        return None
+    last, entries = tables.last, tables.entries
+    home = home_of(entries, last)
+    centre = centres.get(home or here.dc, here)
+    moved = is_moved(entries, last) and home == centre.dc
+    home = centre.dc
+    named = {r.topic for entry in entries if entry.dc == home for r in entry.ranges}
+    if is_whole or centre is not here:
+        # Also topics of other data centres whose copies were loaded there.
+        for name in sorted(named & centre.views.keys()):
+            if not (centre is here and name.startswith(f"{home}.")):
+                centre.topics[name] = centre.views[name]
+    ids = {topic: printed_topic_id(view.id) for topic, view in centre.topics.items()}
+    if is_whole:
+        for topic in sorted(name for name in named - ids.keys() if name.startswith(f"{home}.")):
+            detail = "the topic does not exist any more: its rows cannot be compared"
+            findings.add(Finding("loaded-topic-gone", topic, detail, refutes=False))
+    dcs = list(dict.fromkeys(entry.dc for entry in entries))
+    loaded = {dc: ranges_elsewhere(entries, last, dc) for dc in dcs}
+    loaded[home] = check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
+    found = TableComparison(tables, loaded, home, moved, _valid_proof(tables, home, moved, proven, findings), findings)
+    if moved:
+        found.begins, unknown = await start_offsets(loaded, centres, home, prefix)
+        for topic, partition in unknown:
+            detail = f"the table was relocated to {home}, and the offset of its first rows in the log there is unknown"
+            findings.add(Finding("moved-not-comparable", f"{topic}-{partition}", detail, refutes=False))
+            loaded[home].strange.add(topic)
+    return found
+
+
+def _valid_proof(
+    tables: TableReader, home: str, moved: bool, proven: ProvenTable | None, findings: Findings
+) -> ProvenTable:
+    """The earlier proof as far as it holds for this table, else an empty one."""
+    path, nothing = str(tables.paths.main), ProvenTable(tables.id, -1, home, {} if moved else None)
+    if proven is None:
+        return nothing
+    if proven.table_id != tables.id:
+        detail = f"an earlier audit proved another table here, up to batch {proven.batch}; the table was recreated"
+        findings.add(Finding("table-recreated", path, detail))
+        return nothing
+    if proven.batch > tables.last:
+        detail = f"an earlier audit proved it up to batch {proven.batch}, now it ends with {tables.last}: restored"
+        findings.add(Finding("table-put-back", path, detail))
+    # A relocated table is compared with another log, and after some repairs other chunks are left out: both are
+    # compared from the beginning.
+    is_other = (proven.home, proven.firsts is not None) != (home, moved)
+    return nothing if is_other or proven.notes != left_out_digest(tables.left_out, proven.seen) else proven
 
 
 @dataclass
-class TableProof:
-    """``loaded``: what the ledger says, by the data centre whose offsets it names; ``home``: the one whose log is
-    compared. ``moved``: its rows were read in several, and their offsets are not compared; the log of ``home`` must
-    have everything. ``kept``: of earlier audits.
+class TableComparison:
+    """``loaded``: the ledger's ranges, by the data centre of their offsets; ``home``: the one whose log is compared.
 
-    After `compare`: ``expected`` and ``rows``: of each source, all that was ever proven with it; ``bad``: where they
-    differ. ``changed``: files that are gone or changed.
+    ``moved``: the rows were read in several data centres, and their offsets are not compared; the log of ``home`` must
+    hold everything. ``proven``: the proof of earlier audits.
+
+    After `compare`: ``expected`` and ``rows`` are the sums of each source over all audits; ``bad`` holds those that
+    differ; ``changed`` names files that were removed or changed.
     """
 
-    tables: Tables
-    loaded: dict[str, Loaded]
+    tables: TableReader
+    loaded: dict[str, LoadedRanges]
     home: str
     moved: bool
-    kept: KeptTable
+    proven: ProvenTable
     findings: Findings
-    begins: dict[Place, int] = field(default_factory=dict)
-    sides: dict[Place, LogSide] = field(default_factory=dict)
-    seen: dict[Place, Ranges] = field(default_factory=dict)
+    begins: dict[TopicPartition, int] = field(default_factory=dict)
+    sides: dict[TopicPartition, LogSide] = field(default_factory=dict)
+    seen: dict[TopicPartition, Ranges] = field(default_factory=dict)
     files: dict[FileId, FileFacts] = field(default_factory=dict)
     expected: dict[Cell, Tally] = field(default_factory=dict)
     rows: dict[Cell, Tally] = field(default_factory=dict)
@@ -65,20 +145,20 @@ class TableProof:
 
     # ---- the log's side ------------------------------------------------------------------------------------------
 
-    def side(self, dc: str, place: Place, chains_from: int) -> LogSide | None:
-        """What is to be read of a partition; None: the table has nothing of its topic. ``chains_from``: up to there
-        earlier audits read the log."""
+    def side(self, dc: str, place: TopicPartition, chains_from: int) -> LogSide | None:
+        """The part of a partition that the table needs; None: the table holds no rows of the topic. ``chains_from``:
+        the end of the log that earlier audits read."""
         loaded = self.loaded[self.home]
         if dc != self.home or not any(topic == place[0] for topic, _ in loaded.upto):
             return None
         covers = loaded.covers(place)
         if self.moved:
-            # All before the end, wherever it was read.
+            # Everything before the end, from whichever data centre it was read.
             covers = Ranges()
             covers.add(self.begins.get(place, 0), loaded.end(place))
-        wanted = covers.minus(self.kept.seen.get(place, Ranges()))
-        # Where nothing new is loaded, what is not was counted before.
-        before = 0 if wanted else self.kept.not_loaded.get(place, 0)
+        wanted = covers.minus(self.proven.seen.get(place, Ranges()))
+        # Without newly loaded chunks, those not loaded yet were counted by earlier audits.
+        before = 0 if wanted else self.proven.not_loaded.get(place, 0)
         side = LogSide(
             wanted, loaded.end(place), 0 if wanted else chains_from, self.tables.whole_chunks, not_loaded=before
         )
@@ -94,28 +174,25 @@ class TableProof:
         self.sides[place] = side
         return side
 
-    def read(self, logs: Mapping[Place, PartitionLog]) -> None:
-        """Called when the partitions of the home were read."""
+    def read(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
+        """Called after the partitions of the home were read."""
         for place, side in self.sides.items():
             log = logs[place]
             fresh = side.wanted.within(0, log.reached).minus(log.removed)
-            self.seen[place] = self.kept.seen.get(place, Ranges()).copy()
+            self.seen[place] = self.proven.seen.get(place, Ranges()).copy()
             self.seen[place].update(fresh)
-            for offset in sorted(offset for offset in side.left_out if offset in fresh):
-                self._not_left_out(place, offset)
-        for place, ranges in self.kept.seen.items():
+            missing = {offset for offset in side.left_out if offset in fresh}
+            notes = [note for note in self.tables.left_out if (note.topic, note.partition) == place]
+            for note in sorted((note for note in notes if note.offset in missing), key=lambda one: one.offset):
+                said = f"the table lists seqno {note.seqno} as left out, because it arrived by {note.kept}"
+                detail = f"{said}; the log does not have it"
+                where = f"{note.topic}-{note.partition}"
+                self.findings.add(Finding("left-out-without-record", where, detail, note.source_id, note.offset))
+        for place, ranges in self.proven.seen.items():
             self.seen.setdefault(place, ranges)
 
-    def _not_left_out(self, place: Place, offset: int) -> None:
-        for note in self.tables.left_out:
-            if (note.topic, note.partition, note.offset) == (*place, offset):
-                said = f"the table says that it left out seqno {note.seqno}, for it came by {note.kept}"
-                detail = f"{said}; the log has it not"
-                where = f"{note.topic}-{note.partition}"
-                self.findings.add(Finding("left-out-without-record", where, detail, note.source_id, offset))
-
     def _firsts(self) -> dict[Cell, int] | None:
-        """The first seqno that was ever read of each source."""
+        """The first seqno of each source that any audit read."""
         if not self.moved:
             return None
         found = {
@@ -123,12 +200,12 @@ class TableProof:
             for place, side in self.sides.items()
             for source_id, seqno in side.firsts.items()
         }
-        return {**found, **(self.kept.firsts or {})}
+        return {**found, **(self.proven.firsts or {})}
 
     # ---- the rows' side ------------------------------------------------------------------------------------------
 
     def compare(self, advance: Callable[[int, int], None]) -> None:
-        """Reads what is new of the table and compares. Raises Unavailable."""
+        """Reads the table's new files and compares. Raises Unavailable."""
         new = {
             Cell(*place, source_id): tally
             for place, side in self.sides.items()
@@ -136,14 +213,14 @@ class TableProof:
             if tally
         }
         there = self.tables.files()
-        known = {file: facts for file, facts in self.kept.files.items() if there.get(file) == facts.stat}
-        gone = {file: facts for file, facts in self.kept.files.items() if file not in known}
+        known = {file: facts for file, facts in self.proven.files.items() if there.get(file) == facts.stat}
+        gone = {file: facts for file, facts in self.proven.files.items() if file not in known}
         self.changed = [f"{file.table}/{file.name}" for file in gone]
         fresh: dict[Cell, Tally] = {}
         self.files = {**known, **self._facts(there.keys() - known.keys(), there, fresh, advance)}
-        expected = _plus(self.kept.cells, new)
+        expected = _plus(self.proven.cells, new)
         if not gone:
-            self.rows = _plus(self.kept.cells, fresh)
+            self.rows = _plus(self.proven.cells, fresh)
             self.bad = _differing(expected, self.rows)
         else:
             compared = totals(facts.compared for facts in self.files.values())
@@ -162,27 +239,26 @@ class TableProof:
         cells: dict[Cell, Tally],
         advance: Callable[[int, int], None],
     ) -> dict[FileId, FileFacts]:
-        sorter = Sorter(self.loaded, self.home, self.seen, self.tables.last, self._firsts())
+        classifier = RowClassifier(self.loaded, self.home, self.seen, self.tables.last, self._firsts())
         wanted = set(wanted)
-        total, done = self.tables.count(wanted), 0
         found: dict[FileId, FileFacts] = {}
         for file, rows in self.tables.read(wanted):
-            found[file] = sorter.take(file, there[file], rows, cells)
-            self.files_read += 1
-            done += found[file].rows
-            advance(done, total)
-        self.rows_read += done
-        sorter.tell(self.findings)
+            found[file] = classifier.take(file, there[file], rows, cells)
+            self.rows_read += found[file].rows
+            advance(len(found), len(wanted))
+        self.files_read += len(found)
+        for finding in classifier.strays.values():
+            self.findings.add(finding)
         return found
 
     @property
     def drops(self) -> list[LedgerEntry]:
         """The batches that dropped old rows since the last audit, oldest first."""
         entries = (entry for entry in self.tables.entries if entry.kind == DROP)
-        return [entry for entry in entries if self.kept.batch < entry.batch <= self.tables.last]
+        return [entry for entry in entries if self.proven.batch < entry.batch <= self.tables.last]
 
-    def dropped(self, place: Place) -> Ranges:
-        """The offsets of which rows may have been dropped at any time."""
+    def dropped(self, place: TopicPartition) -> Ranges:
+        """The offsets whose rows may have been dropped."""
         found = Ranges()
         if self.moved and last_drop(self.tables.entries, self.tables.last) >= 0:
             found.add(0, self.loaded[self.home].end(place))
@@ -190,24 +266,24 @@ class TableProof:
         return self.loaded[self.home].dropped.get(place, found)
 
     def accept(self, cell: Cell) -> None:
-        """The rows of a source are what they must be, though fewer than its lines."""
+        """Accepts the rows of a source although they are fewer than its lines."""
         self.expected[cell] = self.rows.get(cell, Tally())
         del self.bad[cell]
 
     def segments(self) -> list[SegmentReport]:
-        """The windows, and whether the table of segments says of each what the rows say. Raises Unavailable."""
-        if self.tables.window_s is None:
+        """Compares the rows of each segment with the segment table. Raises Unavailable."""
+        if self.tables.segment_s is None:
             return []
-        windows: dict[int, Tally] = {}
+        segments: dict[int, Tally] = {}
         for facts in self.files.values():
-            for start, tally in facts.windows.items():
-                windows.setdefault(start, Tally()).add(tally.lines, tally.size_bytes, tally.digest)
-        return compare_segments(self.path, windows, self.tables.segments(), self.findings)
+            for start, tally in facts.segments.items():
+                segments[start] = segments.get(start, Tally()).plus(tally)
+        return compare_segments(self.path, segments, self.tables.segments(), self.findings)
 
-    def report(self) -> TableReport:
+    def report(self) -> TableAuditReport:
         """Raises Unavailable."""
         facts = self.files.values()
-        return TableReport(
+        return TableAuditReport(
             path=self.path,
             batches=self.tables.last + 1,
             rows=sum(one.rows for one in facts),
@@ -218,21 +294,21 @@ class TableProof:
             segments=tuple(self.segments()),
         )
 
-    def to_keep(self, retired: Callable[[Cell], bool]) -> KeptTable:
-        """What the next audit goes on from. ``retired``: sources of which nothing is left in the log."""
+    def to_state(self, retired: Callable[[Cell], bool]) -> ProvenTable:
+        """The proof that the next audit resumes from. ``retired``: sources without any record left in the log."""
         if self.bad:
-            return self.kept
+            return self.proven
         cells = {cell: tally for cell, tally in self.expected.items() if tally}
         if not self.moved:
             cells = pooled(cells, lambda cell: not retired(cell))
         not_loaded = {place: side.not_loaded for place, side in self.sides.items()}
         head = (self.tables.id, self.tables.last, self.home, self._firsts())
-        notes = notes_digest(self.tables.left_out, self.seen)
-        return KeptTable(*head, self.seen, cells, self.files, not_loaded, notes)
+        notes = left_out_digest(self.tables.left_out, self.seen)
+        return ProvenTable(*head, self.seen, cells, self.files, not_loaded, notes)
 
 
-def notes_digest(notes: Iterable[Note], seen: Mapping[Place, Ranges]) -> str:
-    """Which of the chunks that were read the table has left out: a repair may leave out others."""
+def left_out_digest(notes: Iterable[LeftOutChunk], seen: Mapping[TopicPartition, Ranges]) -> str:
+    """Identifies the chunks that the table left out, of those that were read: a repair may leave out others."""
     digest = blake2b(digest_size=8)
     for note in notes:
         if note.offset in seen.get((note.topic, note.partition), ()):
@@ -246,9 +322,36 @@ def _plus(one: Mapping[Cell, Tally], other: Mapping[Cell, Tally]) -> dict[Cell, 
 
 def _differing(expected: Mapping[Cell, Tally], rows: Mapping[Cell, Tally]) -> dict[Cell, tuple[Tally, Tally]]:
     nothing = Tally()
-    found = {}
-    for cell in expected.keys() | rows.keys():
-        pair = expected.get(cell, nothing), rows.get(cell, nothing)
-        if pair[0] != pair[1]:
-            found[cell] = pair
-    return found
+    pairs = {cell: (expected.get(cell, nothing), rows.get(cell, nothing)) for cell in expected.keys() | rows.keys()}
+    return {cell: pair for cell, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def compare_segments(
+    table: str, actual: Mapping[int, Tally], segments: Mapping[int, Segment], findings: Findings
+) -> list[SegmentReport]:
+    """In order of time. ``actual``: of the rows; ``segments``: of the segment table; by their start in Unix seconds."""
+    reports = []
+    for start in sorted(actual.keys() | segments.keys()):
+        tally, segment = actual.get(start, Tally()), segments.get(start)
+        name = _name(start)
+        if segment is None:
+            detail = f"segment {name}: {tally.lines} rows, but the segment table does not list the segment"
+            findings.add(Finding("segment-missing", table, detail, count=tally.lines))
+        elif (tally.lines, tally.size_bytes) != (segment.rows, segment.bytes):
+            detail = (
+                f"segment {name}: the table has {tally.lines} rows of {tally.size_bytes} bytes, the segment table "
+                f"states {segment.rows} of {segment.bytes}"
+            )
+            findings.add(Finding("segment-differs", table, detail, count=abs(tally.lines - segment.rows) or 1))
+        stated = ("", 0, 0, 0) if segment is None else (segment.state, segment.version, segment.rows, segment.bytes)
+        state, version, rows, size = stated
+        actually = (tally.lines, tally.size_bytes, shown(tally.digest))
+        reports.append(SegmentReport(name, state, version, *actually, rows, size))
+    return reports
+
+
+def _name(start: int) -> str:
+    try:
+        return datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{start} s since 1970"

@@ -1,24 +1,25 @@
-"""What an audit found, each with where it is. Pure.
+"""Findings of an audit, each with its place. Pure.
 
-A finding either refutes the promise or is a note: something that the reader must know to judge the verdict, such
-as what retention removed and could therefore not be compared. All are counted; of each kind only the first
-`KEPT` are kept in full, because a table that lost a file of rows has a million of them.
+A finding either refutes the guarantee or is a note: a fact that the reader needs to judge the verdict, such as data
+that retention removed and that could not be compared. All findings are counted. Of each kind only the first
+`MAX_KEPT` are kept in full, because a table that lost a file of rows has a million of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
-KEPT: Final = 200
+MAX_KEPT: Final = 200
 
 
 @dataclass(slots=True)
 class Finding:
-    """``first`` and ``last``: the offsets that it concerns, where there are some; ``count``: records, lines or
-    sources. ``where``: a topic, ``topic-partition``, table or file."""
+    """``kind``: one of those in ops/docs/reference/findings.md, held equal by a test. ``first`` and ``last``: the
+    offsets concerned, where there are any; ``count``: records, lines or sources. ``where``: a topic,
+    ``topic-partition``, table or file."""
 
     kind: str
     where: str
@@ -31,7 +32,7 @@ class Finding:
 
     @property
     def span(self) -> str:
-        """The offsets in words, empty where there are none."""
+        """The offsets as text, empty where there are none."""
         if self.first is None:
             return ""
         return f"offset {self.first}" if self.last in (None, self.first) else f"offsets {self.first} to {self.last}"
@@ -40,13 +41,10 @@ class Finding:
         place = " ".join(part for part in (self.where, self.span, self.source_id) if part)
         return f"{self.kind}: {place}: {self.detail}"
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(slots=True)
 class Findings:
-    """``counts`` and ``refuting`` are complete; iterating gives what was kept, in the order in which it came."""
+    """``counts`` and ``refuting`` are complete; iteration yields the kept findings in the order of `add`."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refuting: Counter[str] = field(default_factory=Counter)
@@ -56,7 +54,7 @@ class Findings:
         self.counts[finding.kind] += 1
         if finding.refutes:
             self.refuting[finding.kind] += 1
-        if self.counts[finding.kind] <= KEPT:
+        if self.counts[finding.kind] <= MAX_KEPT:
             self._kept.append(finding)
 
     def __iter__(self) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ class Ranges:
         return index >= 0 and offset < self.ends[index]
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether some offset of [start, end) is among them."""
+        """Whether any offset of [start, end) is in the ranges."""
         index = bisect_right(self.starts, end - 1) - 1
         return start < end and index >= 0 and self.ends[index] > start
 
@@ -27,38 +27,35 @@ class Ranges:
         """Merges the range in."""
         if start >= end:
             return
-        pairs = sorted([*zip(self.starts, self.ends, strict=True), (start, end)])
-        merged: list[tuple[int, int]] = []
+        pairs = sorted([*self, (start, end)])
+        self.starts, self.ends = [], []
         for low, high in pairs:
-            if merged and low <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+            if self.ends and low <= self.ends[-1]:
+                self.ends[-1] = max(high, self.ends[-1])
             else:
-                merged.append((low, high))
-        self.starts, self.ends = [low for low, _ in merged], [high for _, high in merged]
+                self.starts.append(low)
+                self.ends.append(high)
 
     def minus(self, other: Ranges) -> Ranges:
-        """What is among these and not among the others."""
+        """The numbers in these ranges that are not in the others."""
         found = Ranges()
-        cuts = list(zip(other.starts, other.ends, strict=True))
-        for start, end in zip(self.starts, self.ends, strict=True):
-            at = start
-            for low, high in cuts:
-                if high <= at or low >= end:
-                    continue
-                found.add(at, low)
-                at = max(at, high)
+        for at, end in self:
+            for low, high in other:
+                if at < high and low < end:
+                    found.add(at, low)
+                    at = max(at, high)
             found.add(at, end)
         return found
 
     def within(self, start: int, end: int) -> Ranges:
         """The part of them in [start, end)."""
         found = Ranges()
-        for low, high in zip(self.starts, self.ends, strict=True):
+        for low, high in self:
             found.add(max(low, start), min(high, end))
         return found
 
     def update(self, other: Ranges) -> None:
-        for low, high in zip(other.starts, other.ends, strict=True):
+        for low, high in other:
             self.add(low, high)
 
     def copy(self) -> Ranges:

@@ -1,28 +1,30 @@
-"""Sums over lines that two sides can be compared by, in whatever order each side has them. Pure.
+"""Order-independent sums over lines, by which two sides are compared. Pure.
 
-A chunk's digest (see `lines`) is multiplied by an odd number of 128 bits that stands for its identity, modulo 2^128,
-and the products are added up. So rows of any chunks can be added in any order and in any parts, a row under another
-chunk's name does not cancel out, and a sum can be taken off again when the file with those rows is gone. Two different
-sets of rows have the same sum by an accident of about one in 2^128; it is not meant to withstand an attacker.
+A chunk's digest (see `lines`) is multiplied by an odd number of 128 bits that identifies it, modulo 2^128, and the
+products are added. So rows of any chunks can be added in any order and in any parts, and a row under another chunk's
+identity does not cancel out. Two different sets of rows have the same sum with a probability of about 1 in 2^128; the
+sums are not designed to withstand an attacker.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from logferry.ops.audit.digests.lines import MODULUS, Sum
+from logferry.ops.audit.digests.lines import MODULUS, LineSum
 
 _IDENTITY: Final = struct.Struct("<qqi")
 _CHUNK: Final = struct.Struct("<q")
-# The offset where none is compared.
+# The offset of rows whose offsets are not compared.
 ANY_OFFSET: Final = -1
 
 
 class Cell(NamedTuple):
-    """What is compared by itself: one source in one partition. ``source_id`` None: what no gateway wrote."""
+    """The unit of comparison: one source in one partition. ``source_id`` None: records that no gateway wrote."""
 
     topic: str
     partition: int
@@ -51,11 +53,6 @@ class Tally:
             self.lines + other.lines, self.size_bytes + other.size_bytes, (self.digest + other.digest) % MODULUS
         )
 
-    def minus(self, other: Tally) -> Tally:
-        return Tally(
-            self.lines - other.lines, self.size_bytes - other.size_bytes, (self.digest - other.digest) % MODULUS
-        )
-
     def __bool__(self) -> bool:
         return bool(self.lines or self.size_bytes or self.digest)
 
@@ -65,14 +62,14 @@ class Tally:
         return [self.lines, self.size_bytes, f"{self.digest:x}"]
 
     @classmethod
-    def of_list(cls, said: list[Any]) -> Tally:
+    def of_list(cls, values: list[Any]) -> Tally:
         """Raises ValueError, TypeError."""
-        lines, size_bytes, digest = said
+        lines, size_bytes, digest = values
         return cls(int(lines), int(size_bytes), int(digest, 16))
 
 
 def weight_of(source_id: str | None, seqno: int | None, offset: int) -> int:
-    """The odd number of 128 bits that stands for a chunk. A record that no gateway wrote is its offset alone."""
+    """The odd number of 128 bits that identifies a chunk; of a record that no gateway wrote, its offset alone."""
     if source_id is None or seqno is None:
         raw = _IDENTITY.pack(-1, offset, 1)
     else:
@@ -80,23 +77,19 @@ def weight_of(source_id: str | None, seqno: int | None, offset: int) -> int:
     return int.from_bytes(blake2b(raw, digest_size=16).digest(), "little") | 1
 
 
-def weighed(total: Sum, weight: int) -> int:
+def weighed(total: LineSum, weight: int) -> int:
     return total.digest * weight % MODULUS
 
 
 def chunk_digest(seqno: int, data: bytes) -> int:
-    """Of a chunk as it is carried from file to file, log to log; added up over a source, modulo 2^128."""
+    """The digest of a chunk in a file or log; the digests of a source are added modulo 2^128."""
     return int.from_bytes(blake2b(_CHUNK.pack(seqno) + data, digest_size=16).digest(), "little")
 
 
 def shown(digest: int) -> str:
-    """As it is shown to people and machines: 32 hexadecimal digits."""
+    """The external form of a digest: 32 hexadecimal digits."""
     return f"{digest:032x}"
 
 
-def totals(tallies: Any) -> Tally:
-    """The sum of any tallies."""
-    found = Tally()
-    for tally in tallies:
-        found.add(tally.lines, tally.size_bytes, tally.digest)
-    return found
+def totals(tallies: Iterable[Tally]) -> Tally:
+    return reduce(Tally.plus, tallies, Tally())

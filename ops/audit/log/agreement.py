@@ -1,27 +1,93 @@
-"""Whether the log and the states of one topic's sources agree. Pure.
+"""The states of the audited topics' sources, and their comparison with the log. Pure.
 
 A lane writes chunks and the state of their source in one transaction, so the recorded seqno of each source is the
-last one in the log. A state above the log: acknowledged chunks are not there. A log above the state: a transaction
-was committed in part, and the source's next chunk may be recorded twice.
+last one in the log. A state above the log means that acknowledged chunks are lost. A log above the state means that
+a transaction was committed in part, and that the source's next chunk may be recorded twice.
 
-The log may go on while it is audited; the order of looking makes the comparison exact nevertheless. First the end
-of each partition (the fence), then the states, then the partitions' ends again: what lies below the fence was
-decided before the states were read, and whatever a state speaks of lies below the later end.
+The log may grow during the audit. The order of reading makes the comparison exact: first the end of each partition
+(the fence), then the states, then the ends again. Records below the fence were decided before the states were read;
+every record that a state refers to lies below the later end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from logferry.gateway.lanes.dedup import SourceState
+from logferry.gateway.contract.names import lane_of
+from logferry.gateway.contract.source_state import FENCE_KEY, SourceIdentity, SourceState
+from logferry.gateway.kafka.metadata_request import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.partition import PartitionLog
-from logferry.ops.audit.states import Known
 
-_FORGOTTEN: Final = "the gateway was told to forget it, or it was silent for too long: only its log could be judged"
+_FORGOTTEN: Final = "the source was deleted or expired: only its log could be checked"
+
+
+class RecordedState(NamedTuple):
+    """The state of one source."""
+
+    source: SourceIdentity
+    state: SourceState
+
+
+StatesByTopic = dict[str, list[RecordedState]]
+
+
+@dataclass(slots=True)
+class SourceStates:
+    """Records are applied in offset order.
+
+    ``topics``: states of other topics are skipped; None: none is skipped. ``forgotten``: (topic, source) of tombstones,
+    while Kafka retains them. ``reborn``: those of them that were recorded again, with the base of each time.
+    """
+
+    topic: str
+    lanes: int
+    topics: frozenset[str] | None
+    findings: Findings
+    forgotten: set[tuple[str, str]] = field(default_factory=set)
+    reborn: dict[tuple[str, str], list[int | None]] = field(default_factory=dict)
+    _by_key: dict[bytes, RecordedState] = field(default_factory=dict)
+    _dropped: set[bytes] = field(default_factory=set)
+
+    def apply(self, lane: int, offset: int, key: bytes, value: bytes | None) -> None:
+        """A record that cannot be decoded, or that is stored in a lane other than its key's, is a finding."""
+        if key == FENCE_KEY and value is None:
+            return
+        try:
+            source = SourceIdentity.of_state_key(key)
+            if self.topics is not None and source.topic not in self.topics:
+                return
+            state = None if value is None else SourceState.decode(value)
+        except (ValueError, IndexError, struct.error) as error:
+            self._add("state-unreadable", lane, offset, None, str(error))
+            return
+        owner = lane_of(source.key, self.lanes)
+        if owner != lane:
+            detail = f"a state in lane {lane}, but the key belongs to lane {owner}: two lanes may write this source"
+            self._add("state-in-wrong-lane", lane, offset, source.source_id, detail)
+            return
+        if state is None:
+            self._by_key.pop(key, None)
+            self._dropped.add(key)
+            self.forgotten.add((source.topic, source.source_id))
+            return
+        self._by_key[key] = RecordedState(source, state)
+        if state.recorded is not None and key in self._dropped:
+            self._dropped.remove(key)
+            self.reborn.setdefault((source.topic, source.source_id), []).append(state.base)
+
+    def by_topic(self) -> StatesByTopic:
+        found: StatesByTopic = {}
+        for one in self._by_key.values():
+            found.setdefault(one.source.topic, []).append(one)
+        return found
+
+    def _add(self, kind: str, lane: int, offset: int, source_id: str | None, detail: str) -> None:
+        self.findings.add(Finding(kind, f"{self.topic}-{lane}", detail, source_id, offset, offset))
 
 
 @dataclass(slots=True)
@@ -36,25 +102,45 @@ class _Topic:
         self.findings.add(Finding(kind, where, detail, source_id, refutes=refutes))
 
 
+def compare_topics(
+    topics: Mapping[str, TopicMetadata],
+    logs: Mapping[tuple[str, int], PartitionLog],
+    states: SourceStates,
+    known: StatesByTopic,
+    existing: Collection[str],
+    expired_ms: int,
+    findings: Findings,
+) -> None:
+    """Compares all audited topics. ``existing``: every topic of the cluster, read after the states."""
+    for topic, view in topics.items():
+        own = {p.partition: logs[topic, p.partition] for p in view.partitions}
+        forgotten = [source_id for name, source_id in states.forgotten if name == topic]
+        compare(topic, view.id, own, known.get(topic, ()), forgotten, expired_ms, findings)
+    for topic in sorted(known.keys() - set(existing)):
+        recorded = sum(one.state.recorded is not None for one in known[topic])
+        detail = f"the topic does not exist any more; chunks of {recorded} sources were recorded in it"
+        findings.add(Finding("topic-gone", topic, detail, count=recorded, refutes=False))
+
+
 def compare(
     name: str,
     topic_id: bytes,
     logs: Mapping[int, PartitionLog],
-    known: Iterable[Known],
+    known: Iterable[RecordedState],
     forgotten: Iterable[str],
     expired_ms: int,
     findings: Findings,
 ) -> None:
-    """``logs``: all partitions of the topic, read up to their ends. ``forgotten``: sources that were forgotten on
-    purpose or expired, as far as Kafka still knows; those silent since ``expired_ms`` may have been, too.
+    """``logs``: all partitions of the topic, read up to their ends. ``forgotten``: sources that were deleted or
+    expired, as far as Kafka still has their tombstones; sources silent since ``expired_ms`` may have expired, too.
     """
     topic = _Topic(name, logs, expired_ms, findings)
-    states: dict[str, list[Known]] = {}
+    states: dict[str, list[RecordedState]] = {}
     for one in known:
         if one.state.topic_id == topic_id:
             states.setdefault(one.source.source_id, []).append(one)
         else:
-            detail = f"it speaks of an older topic of this name, up to seqno {one.state.recorded}"
+            detail = f"the state belongs to an older topic of this name, up to seqno {one.state.recorded}"
             topic.add("state-of-older-topic", None, one.source.source_id, detail, refutes=False)
     chains: dict[str, dict[int, Chain]] = {}
     for partition, log in logs.items():
@@ -65,7 +151,9 @@ def compare(
         _source(topic, source_id, chains.get(source_id, {}), states.get(source_id, []), source_id in dropped)
 
 
-def _source(topic: _Topic, source_id: str, chains: dict[int, Chain], known: list[Known], forgotten: bool) -> None:
+def _source(
+    topic: _Topic, source_id: str, chains: dict[int, Chain], known: list[RecordedState], forgotten: bool
+) -> None:
     pinned: dict[int, list[SourceState]] = {}
     for one in known:
         pinned.setdefault(one.state.partition, []).append(one.state)
@@ -77,7 +165,7 @@ def _source(topic: _Topic, source_id: str, chains: dict[int, Chain], known: list
         topic.add("source-in-two-partitions", None, source_id, f"it has chunks in the partitions {places}")
     elif known and len(chains) == 1 and not chains.keys() <= pinned.keys():
         (partition, chain), pins = next(iter(chains.items())), sorted(pinned)
-        detail = f"its chunks (offsets {chain.first_offset} to {chain.last_offset}) belong into partition {pins[0]}"
+        detail = f"its chunks (offsets {chain.first_offset} to {chain.last_offset}) belong to partition {pins[0]}"
         topic.add("source-in-wrong-partition", partition, source_id, detail)
         return
     if not known:
@@ -96,12 +184,12 @@ def _without_state(topic: _Topic, partition: int, source_id: str, chain: Chain, 
     if forgotten or chain.last_ms < topic.expired_ms:
         topic.add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
     else:
-        detail = f"the log has chunks up to seqno {chain.last}, and there is no state of the source"
+        detail = f"the log has chunks up to seqno {chain.last}, but the source has no state"
         topic.add("state-missing", partition, source_id, detail)
 
 
 def _pinned(topic: _Topic, partition: int, source_id: str, chain: Chain | None, states: list[SourceState]) -> None:
-    """The states that say: this source is in this partition (several only under several keys)."""
+    """``states``: those that name this partition for the source (several only under several keys)."""
     recorded = max((state.recorded for state in states if state.recorded is not None), default=None)
     log = topic.logs.get(partition)
     is_cut = log is not None and log.is_cut
@@ -112,14 +200,14 @@ def _pinned(topic: _Topic, partition: int, source_id: str, chain: Chain | None, 
             detail = f"recorded up to seqno {recorded}; all of it was removed by retention, so it cannot be compared"
             topic.add("removed-by-retention", partition, source_id, detail, refutes=False)
         else:
-            detail = f"recorded up to seqno {recorded}, but the log has nothing of it: acknowledged and lost"
+            detail = f"recorded up to seqno {recorded}, but the log has no chunk of it: acknowledged and lost"
             topic.add("state-ahead", partition, source_id, detail)
         return
     if recorded is not None and recorded > chain.last:
         detail = f"recorded up to seqno {recorded}, but the log ends with {chain.last}: acknowledged and lost"
         topic.add("state-ahead", partition, source_id, detail)
     elif not _is_reached(chain, recorded, is_cut):
-        detail = f"the log goes up to seqno {chain.last}, the state only to {recorded}: committed in part"
+        detail = f"the log ends with seqno {chain.last}, the state with {recorded}: committed in part"
         topic.add("state-behind", partition, source_id, detail)
     is_whole = is_cut or chain.head_seen or states[0].base == chain.base
     if len(states) == 1 and recorded is not None and not is_whole:
@@ -128,7 +216,7 @@ def _pinned(topic: _Topic, partition: int, source_id: str, chain: Chain | None, 
 
 
 def _is_reached(chain: Chain, recorded: int | None, is_cut: bool) -> bool:
-    """Whether the state is one that the source had between the fence and the end."""
+    """Whether the source had this state at some time between the fence and the end."""
     if recorded == chain.settled or recorded in chain.later:
         return True
     return is_cut and chain.settled is None and recorded is not None and recorded < chain.first

@@ -1,18 +1,18 @@
-"""The rule that the log of one source must keep, record by record. Pure.
+"""The rule for the records of one source in the log, and its breaks. Pure.
 
-In offset order the seqnos rise, and each ``prev`` that a writer gave is the seqno before it. What breaks that:
+In offset order the seqnos rise, and each ``prev`` that a writer gave is the seqno before it. The breaks are:
 
 * double: a seqno that the log had passed already;
-* out-of-order: a seqno that the log had passed, but had left out: it lies in an earlier gap or before the base;
-* gap: ``prev`` lies above the last seqno, so that something between them is not there;
-* overlap: ``prev`` lies below the last seqno, so that the same part of the source is there twice.
+* out-of-order: a seqno that the log had passed, but had left out: it is in an earlier gap or before the base;
+* gap: ``prev`` is above the last seqno, so that a part between them is missing;
+* overlap: ``prev`` is below the last seqno, so that a part of the source is in the log twice.
 
-After a break the chain goes on from the highest seqno, so that one wrong record is one break (a record in the
-wrong place is two: the gap where it is missing, and itself). Without ``prev`` a gap cannot be seen.
+After a break the chain continues from the highest seqno, so that one wrong record is one break (a misplaced record is
+two: the gap where it is missing, and the record itself). Without ``prev`` a gap cannot be detected.
 
-A source that the gateway was told to forget (or that expired) may begin anew, at the ``prev`` that its next state
-names as the base. That is no break; but what it had recorded before and records again is a double, and for such a
-source all that it ever recorded is kept as ranges to see it.
+A source that was deleted or expired may begin again, at the ``prev`` that its next state names as the base. That is
+not a break. But a seqno that it had recorded before is a double, so the chain of such a source holds all its recorded
+seqnos as ranges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEPT_HOLES: Final = 64
 
 
 class Break(NamedTuple):
-    """``kind``: one of the words above, or ``begins-anew``, which is none; ``detail`` names the seqnos."""
+    """``kind``: one of the above, or ``chain-restarted``, which is not a break; ``detail`` names the seqnos."""
 
     kind: str
     detail: str
@@ -34,8 +34,8 @@ class Break(NamedTuple):
 
 
 @dataclass(slots=True)
-class Forgotten:
-    """A source that was forgotten. ``bases``: with which ``prev`` it may begin anew, once for each time; ``used``:
+class ForgottenSource:
+    """A source that was deleted or expired. ``bases``: each ``prev`` with which it may begin again; ``used``: those
     with which it did."""
 
     bases: list[int | None]
@@ -43,7 +43,7 @@ class Forgotten:
     used: list[int | None] = field(default_factory=list)
 
     def cover(self, seqno: int, prev: int | None, size_bytes: int) -> bool:
-        """Whether some of what this chunk stands for was recorded before. At most its bytes: seqnos may jump."""
+        """Whether a part of this chunk was recorded before. It covers at most its bytes: seqnos may jump."""
         begin = max(seqno - 1 if prev is None else prev, seqno - max(1, size_bytes))
         before = self.covered.overlaps(begin, seqno)
         self.covered.add(begin, seqno)
@@ -52,11 +52,11 @@ class Forgotten:
 
 @dataclass(slots=True)
 class Chain:
-    """One source in one partition, so far. ``base``: the ``prev`` of its first record, which is taken as given.
+    """One source in one partition, so far. ``base``: the ``prev`` of its first record, which is not checked.
 
-    ``settled``: the highest seqno below the fence, an offset at which the log stood before the states were read;
-    ``later``: the seqnos above it. ``cut``: a part of the log was removed while it was read, so that the next
-    record may lie above a gap that means nothing. ``head_seen``: a record follows the base that the state names.
+    ``settled``: the highest seqno below the fence, the end of the log before the states were read; ``later``: the
+    seqnos above it. ``cut``: retention removed a part of the log while it was read, so that a gap before the next
+    record is not a break. ``head_seen``: a record follows the base that the state names.
     """
 
     base: int | None
@@ -74,19 +74,19 @@ class Chain:
     later: list[int] = field(default_factory=list)
     cut: bool = False
     head_seen: bool = False
-    forgotten: Forgotten | None = None
+    forgotten: ForgottenSource | None = None
     holes: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
     def begin(
-        cls, offset: int, seqno: int, prev: int | None, size_bytes: int = 0, forgotten: Forgotten | None = None
+        cls, offset: int, seqno: int, prev: int | None, size_bytes: int = 0, forgotten: ForgottenSource | None = None
     ) -> Chain:
         if forgotten is not None:
             forgotten.cover(seqno, prev, size_bytes)
         return cls(prev, seqno, seqno, offset, offset, forgotten=forgotten)
 
     def follow(self, offset: int, seqno: int, prev: int | None, size_bytes: int = 0) -> Break | None:
-        """Takes the next record over, and says what it breaks. Records and sizes are counted by the caller."""
+        """Adds the next record, and returns its break. Records and sizes are counted by the caller."""
         broken = self._judge(seqno, prev)
         if self.forgotten is not None:
             broken = self._after_forgetting(self.forgotten, broken, seqno, prev, size_bytes)
@@ -97,9 +97,9 @@ class Chain:
         self.cut = False
         return broken
 
-    def go_on(self, reborn: list[int | None] | None) -> None:
-        """For the next audit: what lay above the fence is settled by then. ``reborn``: with which bases its states
-        have begun anew, if they have."""
+    def settle_for_next(self, reborn: list[int | None] | None) -> None:
+        """Called by the next audit: the seqnos above the old fence are settled by then. ``reborn``: the bases with
+        which its states began again, None if they did not."""
         self.settled = max([*self.later, *([] if self.settled is None else [self.settled])], default=None)
         self.later.clear()
         if reborn is None:
@@ -107,7 +107,7 @@ class Chain:
         if self.forgotten is None:
             covered = Ranges()
             covered.add(self.first - 1 if self.base is None else self.base, self.last)
-            self.forgotten = Forgotten([], covered)
+            self.forgotten = ForgottenSource([], covered)
             for low, high in self.holes:
                 covered = covered.minus(Ranges([low], [high]))
             self.forgotten.covered = covered
@@ -118,25 +118,25 @@ class Chain:
         self.forgotten.bases = left
 
     def note(self, seqno: int, *, is_settled: bool) -> None:
-        """Called for each record: what the states are compared with."""
+        """Called for each record: the states are compared with these seqnos."""
         if is_settled:
             self.settled = seqno if self.settled is None else max(self.settled, seqno)
         else:
             self.later.append(seqno)
 
     def _after_forgetting(
-        self, forgotten: Forgotten, broken: Break | None, seqno: int, prev: int | None, size_bytes: int
+        self, forgotten: ForgottenSource, broken: Break | None, seqno: int, prev: int | None, size_bytes: int
     ) -> Break | None:
-        reached = self.last
+        after = f"seqno {seqno} after {self.last}"
         if broken is not None and prev in forgotten.bases:
             forgotten.bases.remove(prev)
             forgotten.used.append(prev)
             self.base, self.last, self.settled = prev, seqno, None
             self.later.clear()
             self.holes.clear()
-            broken = Break("begins-anew", f"seqno {seqno} after {reached}: the source was forgotten between", False)
+            broken = Break("chain-restarted", f"{after}: the source was deleted or expired between", False)
         if forgotten.cover(seqno, prev, size_bytes):
-            return Break("double", f"seqno {seqno} after {reached}: recorded again after the source was forgotten")
+            return Break("double", f"{after}: recorded again after the source was deleted or expired")
         return broken
 
     def _judge(self, seqno: int, prev: int | None) -> Break | None:
@@ -149,12 +149,12 @@ class Chain:
                 return None
             if len(self.holes) < _KEPT_HOLES:
                 self.holes.append((self.last, prev))
-            return Break("gap", f"prev is {prev}, but the log had reached {self.last}: what lies between is not there")
-        return Break("overlap", f"prev is {prev}, but the log had reached {self.last}: cut anew and recorded twice")
+            return Break("gap", f"prev is {prev}, but the log had reached {self.last}: the part between is missing")
+        return Break("overlap", f"prev is {prev}, but the log had reached {self.last}: a part is recorded twice")
 
     def _passed(self, seqno: int, prev: int | None) -> Break:
         if self.base is not None and seqno <= self.base:
-            return Break("out-of-order", f"seqno {seqno} lies before the first chunk, which follows {self.base}")
+            return Break("out-of-order", f"seqno {seqno} is before the first chunk, which follows {self.base}")
         for index, (below, upto) in enumerate(self.holes):
             if below < seqno <= upto:
                 begin = below if prev is None else max(prev, below)

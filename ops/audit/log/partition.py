@@ -1,69 +1,58 @@
-"""What an audit makes of the records of one partition: a chain for each source, and sums for the table. Pure."""
+"""The records of one partition: the chain of each source, and sums for the tables. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from logferry.gateway.contract.chunk import Chunk, Malformed, chunk_of_record
-from logferry.gateway.fetch import KafkaRecord
+from logferry.gateway.contract.chunk import Chunk, chunk_of_record
+from logferry.gateway.contract.names import Malformed
+from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import MODULUS, Line, count_lines, identity_of, rows_of, sum_of, whole_record
+from logferry.ops.audit.digests.lines import MODULUS, ChunkLine, count_lines, identity_of, rows_of, sum_of, whole_record
 from logferry.ops.audit.digests.ranges import Ranges
 from logferry.ops.audit.digests.sums import ANY_OFFSET, Tally, chunk_digest, weighed, weight_of
-from logferry.ops.audit.log.chain import Break, Chain, Forgotten
+from logferry.ops.audit.log.chain import Break, Chain, ForgottenSource
+
+if TYPE_CHECKING:
+    from logferry.ops.audit.log.original_files import OriginalFiles
 
 
-class Span(NamedTuple):
-    """Offsets of one partition: ``start`` the first one retained, ``fence`` its end before the states were read,
-    ``end`` its end after that (the high watermark then)."""
+class AuditSpan(NamedTuple):
+    """Offsets of one partition. ``start``: the first retained one; ``fence``: the end before the states were read;
+    ``end``: the end after that, as high watermark."""
 
     start: int
     fence: int
     end: int
 
 
-class Expected(NamedTuple):
-    """Of a topic's sources: the base that the state names, and where forgotten ones may begin anew."""
+class ExpectedSources(NamedTuple):
+    """Of a topic's sources: the base of each state, and the bases with which deleted ones may begin again."""
 
     bases: Mapping[str, int | None]
     reborn: Mapping[str, list[int | None]]
 
 
-class Tail(NamedTuple):
-    """A record by its bytes: 64 bits of them."""
+class LastRecord(NamedTuple):
+    """A record, identified by 64 bits of a hash of its bytes."""
 
     offset: int
     digest: int
 
 
-class Originals(Protocol):
-    """Who compares chunks with the files that they came from."""
-
-    def take(
-        self,
-        topic: str,
-        source_id: str,
-        chunk: Chunk,
-        recorded_ms: int,
-        *,
-        is_first: bool = True,
-        is_new: bool = True,
-    ) -> None: ...
-
-
 @dataclass(slots=True)
 class LogSide:
-    """What the log says that one table must hold of one partition.
+    """The rows of one partition that one table must hold, according to the log.
 
-    ``wanted``: the offsets of its batches that no audit has read yet; of them ``tallies`` takes the lines of each
-    source. ``left_out``: offset → identity of chunks of which the table has the copy that came by another data centre.
-    ``behind``: where its last batch ends; ``not_loaded``: how many chunks came after that, counted from
-    ``counted_from`` on. ``by_offset`` False: of a table that moved, whose rows name offsets of several data centres:
-    chunks are what they are by source and seqno alone; ``copies``: those that are left out, ``firsts``: the first one
-    that was read of each source.
+    ``wanted``: the offsets of its batches that no audit has read yet; ``tallies``: sums of their lines by source.
+    ``left_out``: offset → identity of chunks whose copy, which arrived by another data centre, is in the table.
+    ``behind``: the end of its last batch; ``not_loaded``: the number of chunks after that, counted from
+    ``counted_from``. ``by_offset`` False: a relocated table, whose rows have offsets of several data centres: a chunk
+    is identified by source and seqno alone; ``copies``: those that are left out, ``firsts``: the first seqno of each
+    source that was read.
     """
 
     wanted: Ranges
@@ -101,7 +90,7 @@ class LogSide:
             return True
         return False
 
-    def _add(self, source_id: str | None, weight: int, lines: list[Line]) -> None:
+    def _add(self, source_id: str | None, weight: int, lines: list[ChunkLine]) -> None:
         total = sum_of(lines)
         size = sum(len(line.text) for line in lines)
         self.tallies.setdefault(source_id, Tally()).add(total.lines, size, weighed(total, weight))
@@ -109,26 +98,26 @@ class LogSide:
 
 @dataclass(slots=True)
 class PartitionLog:
-    """The records of one partition from ``chains_from`` on are judged as those of their sources; from wherever reading
-    began they are counted for the tables.
+    """Records from ``chains_from`` on are checked against the chains of their sources; all records that are read are
+    counted for the tables.
 
-    ``removed``: offsets that retention had removed before they could be read. ``expected``: what the states say of
-    the sources. ``is_own``: its gateway's states are known; of a copy from elsewhere the order is not judged.
-    ``tail``: the last record that an earlier audit proved, and its digest; it must still be there. ``known``: the
-    sources that earlier audits read; ``again``: those of them that are read again, for files that are new.
+    ``removed``: offsets that retention removed before they could be read. ``expected``: the sources according to their
+    states. ``is_own``: its gateway's states are known; the order of a copy is not checked. ``tail``: the last record
+    that an earlier audit proved; it must be unchanged. ``known``: the sources that earlier audits read; ``again``:
+    those of them that are read again, for new files.
     """
 
     topic: str
     partition: int
-    span: Span
+    span: AuditSpan
     findings: Findings
     sides: Sequence[LogSide] = ()
-    originals: Originals | None = None
-    expected: Expected = field(default_factory=lambda: Expected({}, {}))
+    originals: OriginalFiles | None = None
+    expected: ExpectedSources = field(default_factory=lambda: ExpectedSources({}, {}))
     chains: dict[str, Chain] = field(default_factory=dict)
     chains_from: int = 0
     is_own: bool = True
-    tail: Tail | None = None
+    tail: LastRecord | None = None
     known: frozenset[str] = frozenset()
     again: frozenset[str] = frozenset()
     removed: Ranges = field(default_factory=Ranges)
@@ -136,7 +125,7 @@ class PartitionLog:
     is_rewritten: bool = False
     records: int = 0
     read_bytes: int = 0
-    last: Tail | None = None
+    last: LastRecord | None = None
     found: list[Finding] = field(default_factory=list)
     _runs: dict[str, Finding] = field(default_factory=dict)
 
@@ -149,11 +138,11 @@ class PartitionLog:
 
     @property
     def is_cut(self) -> bool:
-        """Retention removed something: a source may start in the middle, or have nothing left."""
+        """Retention removed records: a source may start in the middle, or have no record left."""
         return bool(self.removed)
 
     def reading_from(self, concerns: Callable[[str], bool]) -> int:
-        """The first offset that has to be read. ``concerns``: which sources are read again from their beginning."""
+        """The first offset to read. ``concerns``: whether a source is read again from its beginning."""
         self.again = frozenset(source_id for source_id in self.known if concerns(source_id))
         begins = [self.chains_from, *(side.wanted.start for side in self.sides if side.wanted)]
         begins += [self.chains[source_id].first_offset for source_id in self.again]
@@ -162,7 +151,7 @@ class PartitionLog:
         return min(begins)
 
     def take(self, records: Iterable[KafkaRecord]) -> None:
-        """The next records in offset order."""
+        """Takes the next records in offset order."""
         newest: KafkaRecord | None = None
         for record in records:
             if record.offset >= self.span.end:
@@ -179,7 +168,7 @@ class PartitionLog:
                 for side in self.sides:
                     side.take_foreign(record.offset, record.value or b"")
                 if is_new:
-                    self._tell(Finding("foreign-record", self.where, str(error), None, record.offset, record.offset))
+                    self._report(Finding("foreign-record", self.where, str(error), None, record.offset, record.offset))
                 continue
             for side in self.sides:
                 side.take(record.offset, source_id, chunk)
@@ -188,10 +177,10 @@ class PartitionLog:
             elif source_id in self.again and self.originals is not None:
                 self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_new=False)
         if newest is not None:
-            self.last = Tail(newest.offset, record_digest(newest))
+            self.last = LastRecord(newest.offset, record_digest(newest))
 
     def overtaken(self, start: int, end: int) -> None:
-        """Retention removed [start, end) before it was read: the next record of a source may follow on one of it."""
+        """Retention removed [start, end) before it was read: the next record of a source may follow one of these."""
         self.removed.add(start, end)
         for chain in self.chains.values():
             chain.cut = True
@@ -212,11 +201,11 @@ class PartitionLog:
 
     def _rewritten(self, offset: int) -> None:
         self.tail, self.is_rewritten = None, True
-        detail = "an earlier audit proved another record here: the log was cut back and written anew"
+        detail = "an earlier audit proved another record here: the log was truncated and rewritten"
         self.findings.add(Finding("log-rewritten", self.where, detail, None, offset, offset))
 
-    def _tell(self, finding: Finding) -> None:
-        """Findings of the log stay true: the next audit, which does not read it again, has them, too."""
+    def _report(self, finding: Finding) -> None:
+        """Findings of the log are part of its proof: the next audit repeats them without reading the log again."""
         self.found.append(finding)
         self.findings.add(finding)
 
@@ -225,7 +214,7 @@ class PartitionLog:
         chain = self.chains.get(source_id)
         if chain is None:
             reborn = self.expected.reborn.get(source_id)
-            forgotten = None if reborn is None else Forgotten(list(reborn))
+            forgotten = None if reborn is None else ForgottenSource(list(reborn))
             chain = Chain.begin(record.offset, chunk.seqno, chunk.prev, size, forgotten)
             self.chains[source_id] = chain
         else:
@@ -247,7 +236,7 @@ class PartitionLog:
             self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_first=is_first)
 
     def _broken(self, offset: int, source_id: str, broken: Break) -> None:
-        """Breaks of one kind in consecutive records of a source are one finding with a range."""
+        """Combines breaks of one kind in consecutive records of a source into one finding with a range."""
         run = self._runs.get(source_id)
         if run is not None and run.kind == broken.kind:
             run.last = offset
@@ -255,7 +244,7 @@ class PartitionLog:
             return
         run = Finding(broken.kind, self.where, broken.detail, source_id, offset, offset, refutes=broken.refutes)
         self._runs[source_id] = run
-        self._tell(run)
+        self._report(run)
 
 
 def record_digest(record: KafkaRecord) -> int:
@@ -268,10 +257,10 @@ def record_digest(record: KafkaRecord) -> int:
 def decoded(record: KafkaRecord) -> tuple[str, Chunk]:
     """Raises Malformed for a record that no gateway wrote."""
     if record.key is None or record.value is None:
-        raise Malformed("record: it has no key or no value; it was not written by a gateway")
+        raise Malformed("record: no key or no value; another program wrote it")
     chunk = chunk_of_record(record.value, record.headers)
     if chunk.seqno < 0 or (chunk.prev is not None and chunk.prev < 0):
-        raise Malformed(f"record: seqno {chunk.seqno} with prev {chunk.prev}")
+        raise Malformed(f"record: seqno {chunk.seqno} or prev {chunk.prev} is negative; another program wrote it")
     try:
         return record.key.decode(), chunk
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Kafka as an audit reads it: every committed record up to an end that was taken before.
+"""Reads Kafka for the audit: every committed record up to an end that was taken before.
 
-The ends are high watermarks: what was written by then, also by a transaction whose outcome is still open. Reading
-waits until that is decided (a transaction ends by itself when its time-out is over). So what one topic says of
-another, taken in the right order, can be compared although the gateway goes on writing.
+The ends are high watermarks, which include open transactions. Reading waits until these are decided (Kafka aborts a
+transaction after its timeout). So one topic can be compared with another while the gateway continues to write, if both
+are read in the right order.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, TopicPartition, errors
-from logferry.gateway.fetch import Fetched
-from logferry.gateway.kafka.client import EARLIEST, Kafka
+from aiokafka import AIOKafkaConsumer, errors, structs
+from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.kafka.broker_connection import start_or_explain
+from logferry.gateway.kafka.client import EARLIEST, KafkaClient
+from logferry.gateway.kafka.record_batch import FetchedRecords
 from logferry.ops.cli.problems import Unavailable
-
-Place = tuple[str, int]
 
 _FETCH_BYTES: Final = 4 << 20
 _WAIT_MS: Final = 500
@@ -25,12 +25,12 @@ _DECIDED_WITHIN_S: Final = 90.0
 
 
 @asynccontextmanager
-async def connected(options: dict[str, Any]) -> AsyncIterator[Kafka]:
+async def connected(options: dict[str, Any]) -> AsyncIterator[KafkaClient]:
     """``options``: of Kafka's clients. Raises Unavailable when Kafka does not answer, now or later."""
-    kafka = Kafka(options, "logferry-audit")
+    kafka = KafkaClient(options, "logferry-audit")
     try:
         try:
-            await kafka.start()
+            await start_or_explain(kafka)
             yield kafka
         finally:
             await kafka.close()
@@ -39,7 +39,7 @@ async def connected(options: dict[str, Any]) -> AsyncIterator[Kafka]:
         raise Unavailable(f"Kafka at {where} cannot be read: {str(error) or type(error).__name__}") from error
 
 
-async def high_watermarks(kafka: Kafka, places: list[Place]) -> dict[Place, int]:
+async def high_watermarks(kafka: KafkaClient, places: list[TopicPartition]) -> dict[TopicPartition, int]:
     """The ends of partitions, open transactions included."""
     options: dict[str, Any] = kafka.options
     consumer = AIOKafkaConsumer(
@@ -47,15 +47,15 @@ async def high_watermarks(kafka: Kafka, places: list[Place]) -> dict[Place, int]
     )
     await consumer.start()
     try:
-        found = await consumer.end_offsets([TopicPartition(*place) for place in places]) if places else {}
+        found = await consumer.end_offsets([structs.TopicPartition(*place) for place in places]) if places else {}
     finally:
         await consumer.stop()
     return {(place.topic, place.partition): end for place, end in found.items()}
 
 
 async def committed(
-    kafka: Kafka, place: Place, start: int, end: int, overtaken: Callable[[int, int], None]
-) -> AsyncIterator[Fetched]:
+    kafka: KafkaClient, place: TopicPartition, start: int, end: int, overtaken: Callable[[int, int], None]
+) -> AsyncIterator[FetchedRecords]:
     """Everything committed in [start, end), and perhaps more at the end of the last fetch.
 
     ``overtaken`` is called with a range of offsets that retention removed before they could be read.
@@ -83,6 +83,6 @@ async def committed(
             return
         elif loop.time() > deadline:
             raise Unavailable(
-                f"{topic}-{partition}: a transaction at offset {fetched.last_stable} stays open; nothing after it "
+                f"{topic}-{partition}: a transaction at offset {fetched.last_stable} stays open; no record after it "
                 "can be read. End it (kafka-transactions.sh find-hanging) and run the audit again"
             )

@@ -1,19 +1,19 @@
-"""What is to be audited: which topics of which data centre, and where their states are. Pure."""
+"""The scope of an audit: the data centre, its topics, and its state topic. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from logferry.gateway.kafka.metadata_request import TopicView
-from logferry.ops.cli.problems import WrongUse
+from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.ops.cli.problems import UsageError
 
-Views = Mapping[str, TopicView]
+Views = Mapping[str, TopicMetadata]
 
 
 def only_dc(views: Views, prefix: str) -> str:
-    """The data centre whose gateway keeps its states in this cluster. Raises WrongUse unless there is exactly one.
+    """The data centre whose gateway stores its states in this cluster. Raises UsageError unless there is exactly one.
 
-    A mirror brings the states of other gateways along; its own state topic names the data centre that it works for.
+    A mirror also copies the states of other gateways; its own state topic names the data centre that it serves.
     """
     begin, end = f"{prefix}.gateway.", ".state"
     found = _named(views, begin, end)
@@ -23,31 +23,31 @@ def only_dc(views: Views, prefix: str) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise WrongUse(f"this Kafka has no state topic {begin}<dc>{end}: no gateway ever ran on it")
-    raise WrongUse(f"this Kafka serves the gateways of {', '.join(found)}: say which one by --dc")
+        raise UsageError(f"this Kafka has no state topic {begin}<dc>{end}; check --bootstrap and the prefix")
+    raise UsageError(f"this Kafka serves the gateways of {', '.join(found)}; select one with --dc")
 
 
 def _named(views: Views, begin: str, end: str) -> list[str]:
     return sorted(name[len(begin) : -len(end)] for name in views if name.startswith(begin) and name.endswith(end))
 
 
-def state_topic_of(views: Views, dc: str, prefix: str) -> TopicView:
+def state_topic_of(views: Views, dc: str, prefix: str) -> TopicMetadata:
     name = f"{prefix}.gateway.{dc}.state"
     if name not in views:
-        raise WrongUse(f"there is no state topic {name}: no gateway of {dc} ever ran on this Kafka")
+        raise UsageError(f"this Kafka has no state topic {name}; check --bootstrap, --dc and the prefix")
     return views[name]
 
 
-def audited_topics(views: Views, dc: str, wanted: Sequence[str]) -> dict[str, TopicView]:
-    """By full name, sorted. ``wanted``: as writers name them, or full names; none: all of the data centre."""
+def audited_topics(views: Views, dc: str, wanted: Sequence[str]) -> dict[str, TopicMetadata]:
+    """By full name, sorted. ``wanted``: as writers name them, or full names; empty: all of the data centre."""
     begin = f"{dc}."
     if not wanted:
         found = sorted(name for name in views if name.startswith(begin))
         if not found:
-            raise WrongUse(f"there are no topics of {dc} in this Kafka: nothing to audit")
+            raise UsageError(f"this Kafka has no topics of {dc}; check --dc")
         return {name: views[name] for name in found}
     names = sorted({topic if topic.startswith(begin) else begin + topic for topic in wanted})
     missing = [name for name in names if name not in views]
     if missing:
-        raise WrongUse(f"there is no topic {', '.join(missing)} in this Kafka")
+        raise UsageError(f"this Kafka has no topic {', '.join(missing)}; see `logferry topics list`")
     return {name: views[name] for name in names}

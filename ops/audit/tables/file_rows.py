@@ -1,55 +1,57 @@
-"""The rows of a table, file by file: what each file holds of which chunks, and rows that belong to none. Pure."""
+"""The rows of a table, file by file: the sums of each file by source, and rows that belong to no chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
+from logferry.gateway.contract.names import TopicPartition
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.lines import WHOLE_RECORD, sum_of
 from logferry.ops.audit.digests.ranges import Ranges
 from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Tally, weighed, weight_of
-from logferry.ops.audit.tables.ledger_check import Loaded, Place
-from logferry.ops.audit.tables.table_reader import MAIN, ChunkRows, FileId, Stat, stands
+from logferry.ops.audit.tables.ledger_check import LoadedRanges
+from logferry.ops.audit.tables.table_reader import MAIN, ChunkRows, FileId, FileStat, is_active
 
-AGAIN: Final = Stat(-1, -1)
+K = TypeVar("K")
+AGAIN: Final = FileStat(-1, -1)
 
-# ``compared``: rows of chunks that were read from the log. ``removed``: of records that retention removed before any
-# audit read them, or whose topic was created anew. ``elsewhere``: of a data centre's offsets that is not audited.
-# ``underway``: rows of the quarantine whose batch is not in the main table yet. ``outside``: of no batch at all.
+# ``compared``: rows of chunks that were read from the log. ``removed``: rows of records that retention removed before
+# any audit read them, or whose topic was recreated. ``elsewhere``: with offsets of a data centre that is not audited.
+# ``underway``: rows of the quarantine whose batch is not in the main table yet. ``outside``: rows of no batch.
 Kind = Literal["compared", "removed", "elsewhere", "underway", "outside"]
 
 
 @dataclass(slots=True)
 class FileFacts:
-    """``rows``: that stand in it. ``compared``: those that were held against the log; ``left``: those that cannot be.
+    """``rows``: the active ones. ``compared``: those that were compared with the log; ``left``: those that cannot be.
 
-    ``windows``: the rows of each window of the segments, by its start in seconds.
+    ``segments``: the rows of each segment, by its start in Unix seconds.
     """
 
-    stat: Stat
+    stat: FileStat
     rows: int = 0
     compared: Tally = field(default_factory=Tally)
     left: int = 0
-    windows: dict[int, Tally] = field(default_factory=dict)
+    segments: dict[int, Tally] = field(default_factory=dict)
 
 
 @dataclass
-class Sorter:
-    """Says of rows which chunks they are to be held against.
+class RowClassifier:
+    """Decides for each row whether it is compared with the log.
 
-    ``home``: the data centre whose log they are compared with. ``seen``: the offsets of each partition there that were
-    read, by this audit or by those that it goes on from. ``firsts``: of a table that moved, whose rows name offsets of
-    several data centres: the first seqno that was read of each source; None: offsets are compared.
+    ``home``: the data centre of that log. ``seen``: the offsets of each partition there that this audit or an earlier
+    one read. ``firsts``: of a relocated table, whose rows have offsets of several data centres: the first seqno of each
+    source that was read; None: offsets are compared.
     """
 
-    loaded: Mapping[str, Loaded]
+    loaded: Mapping[str, LoadedRanges]
     home: str
-    seen: Mapping[Place, Ranges]
+    seen: Mapping[TopicPartition, Ranges]
     last: int
     firsts: Mapping[Cell, int] | None = None
-    strays: dict[tuple[str, Place], Finding] = field(default_factory=dict)
+    strays: dict[tuple[str, TopicPartition], Finding] = field(default_factory=dict)
 
     def kind_of(self, row: ChunkRows) -> Kind:
         place = (row.topic, row.partition)
@@ -66,7 +68,7 @@ class Sorter:
             return "compared" if self._was_read(row, place) else "removed"
         return "underway" if row.offset in loaded.planned.get(place, ()) else "outside"
 
-    def _was_read(self, row: ChunkRows, place: Place) -> bool:
+    def _was_read(self, row: ChunkRows, place: TopicPartition) -> bool:
         seen = self.seen.get(place)
         if not seen:
             return False
@@ -78,34 +80,30 @@ class Sorter:
         first = self.firsts.get(cell_of(row))
         return first is not None and row.seqno is not None and row.seqno >= first
 
-    def take(self, file: FileId, stat: Stat, rows: Iterable[ChunkRows], cells: dict[Cell, Tally]) -> FileFacts:
-        """``cells``: gets what is compared, by source."""
+    def take(self, file: FileId, stat: FileStat, rows: Iterable[ChunkRows], cells: dict[Cell, Tally]) -> FileFacts:
+        """Adds the compared rows to ``cells``, by source."""
         facts = FileFacts(stat)
         for row in rows:
             if not row.is_for(self.last):
                 facts.stat = AGAIN
-            if not stands(row, self.last):
+            if not is_active(row, self.last):
                 continue
             number = len(row.lines)
             facts.rows += number
             tally = tally_of(row, by_offset=self.firsts is None)
-            if row.window is not None and file.table == MAIN:
-                _add(facts.windows, row.window, tally)
+            if row.segment is not None and file.table == MAIN:
+                _add(facts.segments, row.segment, tally)
             kind = self.kind_of(row)
             if kind == "compared":
-                facts.compared.add(tally.lines, tally.size_bytes, tally.digest)
+                facts.compared = facts.compared.plus(tally)
                 _add(cells, cell_of(row), tally)
             elif kind in ("removed", "elsewhere"):
                 facts.left += number
             else:
                 facts.stat = AGAIN
                 if kind == "outside":
-                    stray(self.strays, "rows-outside-ledger", "rows that no batch of the ledger accounts for", row)
+                    add_stray(self.strays, "rows-outside-ledger", "no batch of the ledger accounts for these rows", row)
         return facts
-
-    def tell(self, findings: Findings) -> None:
-        for finding in self.strays.values():
-            findings.add(finding)
 
 
 def is_whole_record(row: ChunkRows) -> bool:
@@ -123,38 +121,32 @@ def tally_of(row: ChunkRows, *, by_offset: bool) -> Tally:
     return Tally(total.lines, sum(len(line.text) for line in row.lines), weighed(total, weight))
 
 
-def _add(tallies: dict[Cell, Tally] | dict[int, Tally], key: Cell | int, tally: Tally) -> None:
-    found: Tally = tallies.setdefault(key, Tally())  # type: ignore[arg-type]
-    found.add(tally.lines, tally.size_bytes, tally.digest)
+def _add(tallies: dict[K, Tally], key: K, tally: Tally) -> None:
+    tallies[key] = tallies.get(key, Tally()).plus(tally)
 
 
-def stray(strays: dict[tuple[str, Place], Finding], kind: str, detail: str, row: ChunkRows) -> None:
+def add_stray(strays: dict[tuple[str, TopicPartition], Finding], kind: str, detail: str, row: ChunkRows) -> None:
     """One finding for each kind and partition, with the range of offsets."""
     key = (kind, (row.topic, row.partition))
-    found = strays.get(key)
-    if found is None:
-        where = f"{row.topic}-{row.partition}"
-        strays[key] = Finding(kind, where, detail, row.source_id, row.offset, row.offset, len(row.lines))
-        return
-    assert found.first is not None
-    assert found.last is not None
-    found.first, found.last = min(found.first, row.offset), max(found.last, row.offset)
+    where, offset = f"{row.topic}-{row.partition}", row.offset
+    found = strays.setdefault(key, Finding(kind, where, detail, row.source_id, offset, offset, 0))
+    found.first, found.last = min(found.first or 0, offset), max(found.last or 0, offset)
     found.count += len(row.lines)
     if found.source_id != row.source_id:
         found.source_id = None
 
 
-def beyond_the_log(loaded: Loaded, ends: Mapping[Place, int], findings: Findings) -> None:
-    """The ledger names offsets that the log does not reach: the log was cut back, or it is another one."""
+def beyond_the_log(loaded: LoadedRanges, ends: Mapping[TopicPartition, int], findings: Findings) -> None:
+    """Reports offsets of the ledger that the log does not reach: the log was truncated, or it is another one."""
     for (topic, partition), ranges in sorted(loaded.committed.items()):
         end = ends.get((topic, partition), 0)
         if ranges.end > end:
-            detail = f"loaded up to {ranges.end}, but the log ends at {end}: it was cut back"
+            detail = f"loaded up to {ranges.end}, but the log ends at {end}: it was truncated"
             findings.add(Finding("ledger-beyond-log", f"{topic}-{partition}", detail, first=end, last=ranges.end - 1))
 
 
 def pooled(cells: Mapping[Cell, Tally], is_known: Callable[[Cell], bool]) -> dict[Cell, Tally]:
-    """The rows of sources of which nothing is kept any more count together, as those of no source."""
+    """Sums the rows of all sources that are not known any more as rows of no source."""
     found: dict[Cell, Tally] = {}
     for cell, tally in cells.items():
         _add(found, cell if is_known(cell) else cell._replace(source_id=None), tally)

@@ -1,4 +1,4 @@
-"""What the ledger of a table says was loaded, and whether it can be true. Pure.
+"""The ranges that the ledger of a table names as loaded, and whether they are consistent. Pure.
 
 The entries of the batches 0 to the last one are all there, and the ranges of each topic-partition lie end to end:
 a gap is a part of the log that no batch ever read, an overlap one that two batches did.
@@ -6,52 +6,42 @@ a gap is a part of the log that no batch ever read, an overlap one that two batc
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from logferry.gateway.contract.names import TopicPartition
+from logferry.loaders.planning.ledger_entry import DROP, MOVE, LedgerEntry
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.ledger import DROP, MOVE, LedgerEntry
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.ranges import Ranges
 
-Place = tuple[str, int]
-
 
 @dataclass(slots=True)
-class Loaded:
-    """``committed``: what the table must hold. ``planned``: what a loader may have begun to write.
+class LoadedRanges:
+    """``committed``: offsets that the table must hold. ``planned``: offsets that a loader may have begun to write.
 
-    ``strange``: topics whose entries speak of another incarnation than Kafka's, so that offsets mean nothing.
-    ``dcs``: whose offsets there are. ``topics``: those that are audited; ``others``: that the ledger has besides.
-    ``first``: where the first batch of each partition begins; ``upto``: where the last one ends. ``dropped``: the
-    offsets of which rows may have been dropped since, because they were old.
+    ``strange``: topics whose entries name another incarnation than Kafka's, so that offsets cannot be compared.
+    ``topics``: the audited ones; ``others``: further topics of the ledger. ``first``: the
+    start of each partition's first batch; ``upto``: the end of its last one. ``dropped``: the offsets whose rows
+    retention may have dropped since.
     """
 
-    last: int
-    entries: int
-    committed: dict[Place, Ranges] = field(default_factory=dict)
-    planned: dict[Place, Ranges] = field(default_factory=dict)
+    committed: dict[TopicPartition, Ranges] = field(default_factory=dict)
+    planned: dict[TopicPartition, Ranges] = field(default_factory=dict)
     strange: set[str] = field(default_factory=set)
-    dcs: set[str] = field(default_factory=set)
     topics: frozenset[str] = frozenset()
     others: set[str] = field(default_factory=set)
-    first: dict[Place, int] = field(default_factory=dict)
-    upto: dict[Place, int] = field(default_factory=dict)
-    dropped: dict[Place, Ranges] = field(default_factory=dict)
+    first: dict[TopicPartition, int] = field(default_factory=dict)
+    upto: dict[TopicPartition, int] = field(default_factory=dict)
+    dropped: dict[TopicPartition, Ranges] = field(default_factory=dict)
 
-    def covers(self, place: Place) -> Ranges:
-        """The offsets of the batches that can be compared."""
+    def covers(self, place: TopicPartition) -> Ranges:
+        """The comparable offsets of the batches."""
         return Ranges() if place[0] in self.strange else self.committed.get(place, Ranges())
 
-    def end(self, place: Place) -> int:
+    def end(self, place: TopicPartition) -> int:
         """Up to where the partition is loaded; a batch that read nothing of it says so, too."""
         return 0 if place[0] in self.strange else self.upto.get(place, 0)
-
-
-def printed_id(topic_id: bytes) -> str:
-    """A topic's id as Kafka's tools print it, and the ledger holds it."""
-    return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
 
 
 def check_ledger(
@@ -62,29 +52,31 @@ def check_ledger(
     dc: str,
     ids: Mapping[str, str],
     findings: Findings,
-) -> Loaded:
+) -> LoadedRanges:
     """``last``: the last batch of the table as it is audited; ``last_now``: as it was after the ledger was read.
 
     ``ids``: the printed ids of the audited topics. Only offsets of this ``dc`` are judged. Where a table moved, a batch
     that was planned in the old place may have been read in the new one: then the entry of the move has its ranges.
     """
-    found = Loaded(last, len(entries), dcs={entry.dc for entry in entries}, topics=frozenset(ids))
+    found = LoadedRanges(topics=frozenset(ids))
     there = {entry.batch for entry in entries}
     for batch in range(last + 1):
         if batch not in there:
-            detail = f"batch {batch} has no entry, though the table holds batch {last}: what it loaded is not known"
+            detail = (
+                f"batch {batch} has no entry, but the table holds batch {last}: the offsets of that batch are unknown"
+            )
             findings.add(Finding("ledger-missing", ledger, detail))
     if entries and entries[-1].batch > last_now + 1:
-        detail = f"the ledger goes up to batch {entries[-1].batch}, the table to {last_now}: the table was put back"
+        detail = f"the ledger ends with batch {entries[-1].batch}, the table with {last_now}: the table was restored"
         findings.add(Finding("ledger-ahead", ledger, detail))
-    before: dict[Place, tuple[int, Range]] = {}
+    before: dict[TopicPartition, tuple[int, Range]] = {}
     read_elsewhere = {entry.batch - 1 for entry in entries if entry.kind == MOVE and any(r.size for r in entry.ranges)}
     dropped = last_drop(entries, last)
     for entry in entries:
         if entry.dc != dc:
             continue
         if entry.kind == MOVE:
-            # What was loaded in between has other offsets; that nothing is missing or twice shows in the rows.
+            # Batches in between have other offsets; the comparison of the rows shows that none is missing or doubled.
             before.clear()
         for r in entry.ranges:
             if r.topic not in ids:
@@ -107,12 +99,14 @@ def check_ledger(
             if r.topic in ids and r.topic_id == ids[r.topic] and entry.batch <= last:
                 found.committed.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
     for topic in sorted(found.strange):
-        detail = "entries speak of an older topic of this name, or of another cluster: its rows cannot be compared"
+        detail = "entries name an older topic of this name, or another cluster: its rows cannot be compared"
         findings.add(Finding("loaded-from-older-topic", topic, detail, refutes=False))
     return found
 
 
-def _follow(ledger: str, batch: int, r: Range, before: dict[Place, tuple[int, Range]], findings: Findings) -> None:
+def _follow(
+    ledger: str, batch: int, r: Range, before: dict[TopicPartition, tuple[int, Range]], findings: Findings
+) -> None:
     previous = before.get((r.topic, r.partition))
     before[r.topic, r.partition] = (batch, r)
     where = f"{r.topic}-{r.partition}"
@@ -130,8 +124,8 @@ def _follow(ledger: str, batch: int, r: Range, before: dict[Place, tuple[int, Ra
         findings.add(Finding("ledger-overlap", where, detail, first=r.start, last=earlier.end - 1))
 
 
-def loaded_there(entries: Sequence[LedgerEntry], last: int, dc: str) -> Loaded:
-    """What was loaded by offsets of a data centre whose Kafka is not asked."""
+def ranges_elsewhere(entries: Sequence[LedgerEntry], last: int, dc: str) -> LoadedRanges:
+    """The loaded ranges with offsets of a data centre whose Kafka is not read."""
     ids = {r.topic: r.topic_id for entry in entries if entry.dc == dc for r in entry.ranges}
     return check_ledger("", entries, last, last, dc, ids, Findings())
 

@@ -1,4 +1,4 @@
-"""A figure of a benchmark: a ratio to something measured in the same run, printed and kept as one JSON line."""
+"""Figures of benchmarks: mostly ratios to a peer measured in the same run; printed and appended to bench.jsonl."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-_FILE: Final = Path(__file__).resolve().parents[2] / "bench.jsonl"
+_FILE: Final = Path(__file__).resolve().parents[3] / "bench.jsonl"
 
 Side = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``ours`` and ``theirs``: medians over the rounds, by quantity. ``ratio`` or ``value`` is the result."""
+    """``ours`` and ``theirs``: medians over the rounds, by quantity. The result is ``ratio`` or ``value``."""
 
     name: str
     unit: str
@@ -38,9 +38,9 @@ def medians(rounds: list[Side]) -> Side:
 def alternate(
     rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side], warm_up: int = 3
 ) -> tuple[list[Side], list[Side]]:
-    """Runs both in turn, so that a machine whose speed drifts does not favour one; the first ones warm up.
+    """Runs both in turn, so that a drifting machine speed favours neither. The first rounds warm up.
 
-    A broker runs for weeks, and for its first minute it spends more on compiling itself than on the records.
+    In its first minute a broker spends more time on JIT compilation than on records.
     """
     mine, others = [], []
     for number in range(warm_up + rounds):
@@ -54,7 +54,12 @@ def median_ratio(ours: list[Side], theirs: list[Side], key: str) -> float:
     return round(statistics.median(a[key] / b[key] for a, b in zip(ours, theirs, strict=True)), 3)
 
 
-def keep(figure: Figure) -> None:
+def compared(name: str, unit: str, ours: list[Side], theirs: list[Side], key: str) -> Figure:
+    """The figure whose result is the median ratio of ``key``."""
+    return Figure(name, unit, medians(ours), medians(theirs), len(ours), median_ratio(ours, theirs, key))
+
+
+def append_figure(figure: Figure) -> None:
     """Appends the figure to ``bench.jsonl`` at the root."""
     row: dict[str, Any] = {key: value for key, value in asdict(figure).items() if value is not None}
     row["at"] = datetime.now(UTC).isoformat(timespec="seconds")
@@ -62,7 +67,7 @@ def keep(figure: Figure) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def show(figures: list[Figure]) -> None:
+def print_figures(figures: list[Figure]) -> None:
     table = Table(show_lines=True)
     for column in ("benchmark", "result", "unit", "ours", "theirs", "rounds"):
         table.add_column(column, no_wrap=True)

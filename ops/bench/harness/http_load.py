@@ -1,22 +1,20 @@
-"""A load generator that costs little: prebuilt requests on raw keep-alive connections, one in flight each.
+"""A cheap load generator: prebuilt requests on raw keep-alive connections, one in flight per connection.
 
-It must not be what is measured, so there is no HTTP library in it: it knows the one request that it sends and
-the answers that a gateway gives.
+It must not dominate the measurement. So it uses no HTTP library; it knows its one request and the gateway's answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
 
 
 @dataclass(slots=True)
-class Tally:
-    """What the load did. ``latencies_s``: of each answered request."""
+class LoadTally:
+    """Counts of a load. ``latencies_s``: of each answered request."""
 
     requests: int = 0
     bytes: int = 0
@@ -24,7 +22,7 @@ class Tally:
     latencies_s: list[float] = field(default_factory=list)
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One keep-alive connection, one request at a time."""
 
     def __init__(self) -> None:
@@ -68,14 +66,16 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-async def connect(url: str) -> Connection:
+async def connect(url: str) -> LoadConnection:
     parts = urlsplit(url)
-    _, protocol = await asyncio.get_running_loop().create_connection(Connection, parts.hostname or "", parts.port or 80)
+    _, protocol = await asyncio.get_running_loop().create_connection(
+        LoadConnection, parts.hostname or "", parts.port or 80
+    )
     return protocol
 
 
-async def owner(url: str, topic: str, source: str) -> str:
-    """The worker that owns the source: follows one redirect."""
+async def find_owner(url: str, topic: str, source: str) -> str:
+    """URL of the worker that owns the source; follows one redirect."""
     connection = await connect(url)
     head = (
         f"POST /v1/topics/{topic}/sources/{source}/session HTTP/1.1\r\nHost: bench\r\n"
@@ -89,41 +89,15 @@ async def owner(url: str, topic: str, source: str) -> str:
     return location.split("/v1/", 1)[0]
 
 
-async def write_source(
-    url: str,
-    topic: str,
-    source: str,
-    payloads: list[bytes],
-    go_on: Callable[[], bool],
-    tally: Tally,
-    pause_s: float,
-    stamp_created: bool,
-) -> None:
-    """One source: chunk after chunk, each with prev, until told to stop. ``pause_s``: at least so long per chunk."""
-    connection = await connect(await owner(url, topic, source))
-    number = 0
-    while go_on():
-        body = payloads[number % len(payloads)]
-        prev = f"&prev={number}" if number else ""
-        created = f"&created_ms={int(time.time() * 1000)}" if stamp_created else ""
-        head = (
-            f"POST /v1/topics/{topic}/sources/{source}/chunks?seqno={number + 1}{prev}{created} HTTP/1.1\r\n"
-            f"Host: bench\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        started = time.perf_counter()
-        status, _, _answer = await connection.ask(head.encode(), body)
-        took = time.perf_counter() - started
-        if status == 200:
-            number += 1
-            tally.requests += 1
-            tally.bytes += len(body)
-            tally.latencies_s.append(took)
-        else:
-            tally.refused += 1
-            await asyncio.sleep(0.05)
-        if pause_s > took:
-            await asyncio.sleep(pause_s - took)
-    connection.close()
+async def read_page(
+    connection: LoadConnection, topic: str, partition: int, offset: int, more: str = ""
+) -> tuple[int, bytes]:
+    """The next offset, and the chunks from ``offset`` on."""
+    path = f"/v1/topics/{topic}/partitions/{partition}/chunks?offset={offset}{more}&max_bytes=4000000"
+    status, head, body = await connection.ask(f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode(), b"")
+    if status != 200:
+        raise RuntimeError(f"reading answered {status}: {body[:200]!r}")
+    return int(head.lower().split(b"x-next-offset: ", 1)[1].split(b"\r\n", 1)[0]), body
 
 
 async def run(
@@ -135,23 +109,41 @@ async def run(
     pause_s: float = 0,
     *,
     stamp_created: bool = False,
-) -> tuple[Tally, float]:
-    """So many sources for so long. Returns the tally and the seconds from the first request to the last answer."""
-    tally = Tally()
+    headers: str = "",
+) -> tuple[LoadTally, float]:
+    """All sources write chunks for ``seconds``, each with prev. ``pause_s``: minimum time per chunk of a source.
+
+    ``headers``: further lines of each head. Returns the tally and the time from first request to last answer.
+    """
+    tally = LoadTally()
     started = time.perf_counter()
     until = started + seconds
-    writers = (
-        write_source(
-            urls[n % len(urls)],
-            topic,
-            f"s-{n}",
-            payloads[n % len(payloads) :] + payloads[: n % len(payloads)],
-            lambda: time.perf_counter() < until,
-            tally,
-            pause_s,
-            stamp_created,
-        )
-        for n in range(sources)
-    )
-    await asyncio.gather(*writers)
+
+    async def write(source: int) -> None:
+        connection = await connect(await find_owner(urls[source % len(urls)], topic, f"s-{source}"))
+        number = 0
+        while time.perf_counter() < until:
+            body = payloads[(source + number) % len(payloads)]
+            prev = f"&prev={number}" if number else ""
+            created = f"&created_ms={int(time.time() * 1000)}" if stamp_created else ""
+            head = (
+                f"POST /v1/topics/{topic}/sources/s-{source}/chunks?seqno={number + 1}{prev}{created} HTTP/1.1\r\n"
+                f"Host: bench\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+            )
+            asked = time.perf_counter()
+            status, _, _answer = await connection.ask(head.encode(), body)
+            took = time.perf_counter() - asked
+            if status == 200:
+                number += 1
+                tally.requests += 1
+                tally.bytes += len(body)
+                tally.latencies_s.append(took)
+            else:
+                tally.refused += 1
+                await asyncio.sleep(0.05)
+            if pause_s > took:
+                await asyncio.sleep(pause_s - took)
+        connection.close()
+
+    await asyncio.gather(*map(write, range(sources)))
     return tally, time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""rsyslog as a peer of the push-client: ``imfile`` to ``omkafka``, from Debian's packages, set up to be fast."""
+"""rsyslog as a peer of the push-client: ``imfile`` to ``omkafka`` from Debian's packages, configured for speed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 
 _MODULE_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu/rsyslog", "/usr/lib/aarch64-linux-gnu/rsyslog", "/usr/lib/rsyslog")
 
-# Records are the lines as they are. A batch of the producer may be as large as 1 MiB and waits 50 ms for more.
-# imfile notes its positions every 1,000 lines: without that a kill doubles everything.
+# A record is a line. A producer batch has up to 1 MiB and waits up to 50 ms. imfile saves its positions every 1,000
+# lines: otherwise a kill would double all lines.
 _CONFIGURATION: Final = """
 global(workDirectory="{work}" net.enableDNS="off")
 main_queue(queue.type="LinkedList" queue.size="100000" queue.dequeueBatchSize="4096")
@@ -27,24 +27,26 @@ ruleset(name="out") {{
 """
 
 
-class Missing(Exception):
-    """Something that a benchmark compares with is not installed; the text says how to get it."""
+class PeerMissing(Exception):
+    """A peer of a benchmark is not installed; the text says how to install it."""
 
 
-def find() -> str:
-    """The path of ``rsyslogd``. Raises `Missing` when it, or its module for Kafka, is not there."""
+def find_rsyslogd() -> str:
+    """The path of ``rsyslogd``. Raises `PeerMissing` when it, or its module for Kafka, is not there."""
     found = shutil.which("rsyslogd") or shutil.which("rsyslogd", path="/usr/sbin:/sbin")
     if found is None or not any((Path(folder) / "omkafka.so").exists() for folder in _MODULE_FOLDERS):
-        raise Missing("rsyslog with omkafka is not there; on Debian: apt-get install rsyslog rsyslog-kafka")
+        raise PeerMissing("rsyslog with omkafka is not installed; on Debian: apt-get install rsyslog rsyslog-kafka")
     return found
 
 
 def start(folder: Path, pattern: Path, topic: str, bootstrap: str) -> subprocess.Popen[bytes]:
-    """Follows the files; started again on the same folder, it goes on where its state says."""
+    """Follows the files; restarted on the same folder, it resumes from its state."""
     folder.mkdir(parents=True, exist_ok=True)
     brokers = ",".join(f'"{broker}"' for broker in bootstrap.split(","))
     file = folder / "rsyslog.conf"
     file.write_text(_CONFIGURATION.format(work=folder, pattern=pattern, topic=topic, brokers=brokers))
     (folder / "pid").unlink(missing_ok=True)
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen([find(), "-n", "-f", str(file), "-i", str(folder / "pid")], stdout=log, stderr=log)
+        return subprocess.Popen(
+            [find_rsyslogd(), "-n", "-f", str(file), "-i", str(folder / "pid")], stdout=log, stderr=log
+        )

@@ -1,4 +1,4 @@
-"""The data that the benchmarks write: access-log lines, made from a seed, cut into chunks of whole lines."""
+"""The data of the benchmarks: access-log lines from a seed, in chunks of whole lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def access_line(rng: random.Random, second: int) -> str:
 
 
 def chunks(count: int, size_bytes: int, seed: int = 1) -> list[bytes]:
-    """So many chunks of whole lines, each just at or below the size."""
+    """``count`` chunks of whole lines, each as large as fits into ``size_bytes``."""
     rng = random.Random(seed)
     found = []
     for number in range(count):

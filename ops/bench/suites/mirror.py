@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
-from logferry.ops.bench.harness.figures import Figure, Side, medians
-from logferry.ops.bench.harness.kafka_clients import DELIMITER
-from logferry.ops.bench.harness.mirror_maker import mirror_maker, ours_of
+from logferry.ops.bench.harness.figures import Figure, Side, alternate, medians
+from logferry.ops.bench.harness.kafka_clients import DELIMITER, create_topic, run_tool, temporary_kafka
+from logferry.ops.bench.harness.mirror_maker import MakeMirror, mirror_maker, our_mirror
 from logferry.ops.bench.harness.usage import cpu_s, peak_rss_mb
 from logferry.ops.bench.harness.workload import chunks, payload_file
-from logferry.ops.runtime.jars import kafka_jars
-from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.kafka_cluster import LONG_RUN, Cluster
-from logferry.ops.stack.processes import Child
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 _ROUNDS: Final = 3
 _PARTITIONS: Final = 4
@@ -32,7 +26,7 @@ _DEADLINE_S: Final = 600.0
 
 
 class _Data(NamedTuple):
-    """``batch_bytes``: of the producer that writes them; ``stored``: what the batches take in Kafka."""
+    """Records of one benchmark. ``batch_bytes``: batch size of their producer."""
 
     name: str
     record_bytes: int
@@ -44,7 +38,7 @@ class _Data(NamedTuple):
         return f"dc1.{self.name}"
 
 
-# A batch each, as a producer of such records writes them; the same as a gateway writes them, in batches of up to 1 MiB.
+# Large records in a batch each, as a producer writes them; the same in batches of up to 1 MiB, as a gateway does.
 _DATA: Final = (
     _Data("64k", 65_536, "none", 16_384),
     _Data("64k-in-batches", 65_536, "none", 1 << 20),
@@ -52,32 +46,23 @@ _DATA: Final = (
 )
 
 
-async def _create(bootstrap: str, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, _PARTITIONS, 1)])
-    finally:
-        await admin.close()
-
-
 def _fill(bootstrap: str, data: _Data, folder: Path) -> None:
     file = payload_file(folder / data.name, chunks(2000, data.record_bytes), DELIMITER.encode())
-    asyncio.run(_create(bootstrap, data.topic))
-    command = [str(find_java().executable), "-Xmx512m", "-cp", ":".join(map(str, kafka_jars()))]
-    command += ["org.apache.kafka.tools.ProducerPerformance", "--topic", data.topic, "--throughput", "-1"]
-    command += ["--num-records", str(_BYTES // data.record_bytes)]
-    command += ["--payload-file", str(file), "--payload-delimiter", DELIMITER, "--producer-props"]
-    command += [f"bootstrap.servers={bootstrap}", f"compression.type={data.codec}", f"batch.size={data.batch_bytes}"]
-    subprocess.run([*command, "linger.ms=100"], capture_output=True, timeout=300, check=True)
+    asyncio.run(create_topic(bootstrap, data.topic, _PARTITIONS))
+    run_tool(
+        "ProducerPerformance",
+        *("--topic", data.topic, "--throughput", "-1", "--num-records", str(_BYTES // data.record_bytes)),
+        *("--payload-file", str(file), "--payload-delimiter", DELIMITER, "--producer-props", "linger.ms=100"),
+        *(f"bootstrap.servers={bootstrap}", f"compression.type={data.codec}", f"batch.size={data.batch_bytes}"),
+    )
 
 
 Last = dict[TopicPartition, tuple[int, int]]
-"""Of each partition: its end, and the time of its last record."""
+"""Per partition: end offset, and timestamp of the last record."""
 
 
 async def _last(consumer: AIOKafkaConsumer, ends: dict[TopicPartition, int]) -> Last:
-    """A control record may stand at the end, so a few offsets before it are read, too."""
+    """Reads the last few offsets of each partition, because a control record may be at the end."""
     found: Last = {}
     for partition, end in ends.items():
         consumer.seek(partition, max(0, end - 3))
@@ -88,21 +73,16 @@ async def _last(consumer: AIOKafkaConsumer, ends: dict[TopicPartition, int]) -> 
 
 
 async def _original(bootstrap: str, partitions: list[TopicPartition]) -> Last:
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
-    await consumer.start()
-    try:
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
         consumer.assign(partitions)
         return await _last(consumer, await consumer.end_offsets(partitions))
-    finally:
-        await consumer.stop()
 
 
 async def _watch(bootstrap: str, original: Last, on_first: Callable[[], None]) -> float:
     """Seconds from the first committed record in the copy to the last one."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", fetch_max_wait_ms=50)
-    await consumer.start()
-    began, deadline = 0.0, time.perf_counter() + _DEADLINE_S
-    try:
+    options = {"isolation_level": "read_committed", "fetch_max_wait_ms": 50}
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap, **options) as consumer:
+        began, deadline = 0.0, time.perf_counter() + _DEADLINE_S
         consumer.assign(list(original))
         while time.perf_counter() < deadline:
             await asyncio.sleep(_LOOK_S)
@@ -118,37 +98,32 @@ async def _watch(bootstrap: str, original: Last, on_first: Callable[[], None]) -
                 copied = await _last(consumer, ends)
                 if all(copied[partition][1] == last_ms for partition, (_, last_ms) in original.items()):
                     return now - began
-    finally:
-        await consumer.stop()
     raise RuntimeError(f"not mirrored within {_DEADLINE_S:.0f} s")
 
 
-def _run(make: Callable[[Cluster, Cluster, str, Path], Child], there: Cluster, data: _Data) -> Side:
-    """One copy into a new cluster; what it took from the first record to the last."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with Cluster("here", folder / "here", heap="1g", jvm=LONG_RUN) as here:
-            partitions = [TopicPartition(data.topic, number) for number in range(_PARTITIONS)]
-            original = asyncio.run(_original(there.bootstrap, partitions))
-            # Made before, so that the first record is seen when it is there.
-            asyncio.run(_create(here.bootstrap, data.topic))
-            child = make(there, here, data.name, folder)
-            started = time.perf_counter()
-            child.start()
-            at_first: list[float] = []
+def _run(make: MakeMirror, there: KafkaCluster, data: _Data) -> Side:
+    """One copy into a new cluster: cost from the first record to the last."""
+    with temporary_kafka("here") as (here, folder):
+        partitions = [TopicPartition(data.topic, number) for number in range(_PARTITIONS)]
+        original = asyncio.run(_original(there.bootstrap, partitions))
+        # Created in advance, so that the first record is noticed at once.
+        asyncio.run(create_topic(here.bootstrap, data.topic, _PARTITIONS))
+        child = make(there, here, data.name, folder)
+        started = time.perf_counter()
+        child.start()
+        at_first: list[float] = []
 
-            def note() -> None:
-                at_first.extend((cpu_s([child.pid or 0]), time.perf_counter() - started))
+        def note() -> None:
+            at_first.extend((cpu_s([child.pid or 0]), time.perf_counter() - started))
 
-            try:
-                took = asyncio.run(_watch(here.bootstrap, original, note))
-                pid = child.pid
-                if pid is None:
-                    raise child.failed("ended")
-                cpu = cpu_s([pid]) - at_first[0]
-                peak = peak_rss_mb(pid)
-            finally:
-                child.stop(10)
+        try:
+            took = asyncio.run(_watch(here.bootstrap, original, note))
+            pid = child.pid
+            if pid is None:
+                raise child.failed("ended")
+            cpu, peak = cpu_s([pid]) - at_first[0], peak_rss_mb(pid)
+        finally:
+            child.stop(10)
     return {
         f"mb_s_{data.name}": _BYTES / took / 1e6,
         f"cpu_s_per_gb_{data.name}": cpu / (_BYTES / 1e9),
@@ -159,17 +134,15 @@ def _run(make: Callable[[Cluster, Cluster, str, Path], Child], there: Cluster, d
 
 @functools.cache
 def _measured() -> tuple[Side, Side]:
-    """Medians of both, over all data."""
-    ours: list[Side] = []
-    theirs: list[Side] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with Cluster("there", folder / "there", heap="1g", jvm=LONG_RUN) as there:
-            for data in _DATA:
-                _fill(there.bootstrap, data, folder)
-            for _ in range(_ROUNDS):
-                ours.append(functools.reduce(lambda a, b: a | b, (_run(ours_of, there, data) for data in _DATA)))
-                theirs.append(functools.reduce(lambda a, b: a | b, (_run(mirror_maker, there, data) for data in _DATA)))
+    """Medians of both mirrors, over all data."""
+    with temporary_kafka("there") as (there, folder):
+
+        def copies(make: MakeMirror) -> Side:
+            return {key: value for data in _DATA for key, value in _run(make, there, data).items()}
+
+        for data in _DATA:
+            _fill(there.bootstrap, data, folder)
+        ours, theirs = alternate(_ROUNDS, lambda _: copies(our_mirror), lambda _: copies(mirror_maker), warm_up=0)
     return medians(ours), medians(theirs)
 
 
@@ -189,10 +162,10 @@ def mirror_throughput_vs_mm2() -> Figure:
 
 
 def mirror_cpu_vs_mm2() -> Figure:
-    """CPU seconds a GB of the mirror's process alone, from the first record to the last; the worst ratio."""
+    """CPU seconds per GB of the mirror's process alone, from the first record to the last; the worst ratio."""
     return _figure("mirror_cpu_vs_mm2", "CPU s/GB ours / theirs", "cpu_s_per_gb", max)
 
 
 def mirror_rss_vs_mm2() -> Figure:
-    """The largest resident size; the worst ratio."""
+    """Peak resident memory; the worst ratio."""
     return _figure("mirror_rss_vs_mm2", "MB ours / theirs", "peak_rss_mb", max)

@@ -103,7 +103,7 @@ class Reader:
         return True
 
     def _commit(self, positions: dict[Partition, int]) -> None:
-        """Through any worker. One that is refused is no matter: its chunks come again, to somebody."""
+        """Through any worker. A rejected commit does no harm: its chunks come again, to one of the readers."""
         body = {
             "generation": self._generation,
             "positions": [{"topic": t, "partition": n, "offset": at} for (t, n), at in positions.items()],

@@ -1,6 +1,6 @@
 """A program on the library's reader, to be killed at any instant. Arguments: MODE STORE TOPIC URL…
 
-It keeps its output and, in the same transaction, the reader's position; started again it goes on from there.
+It keeps its output and, in the same transaction, the reader's position; started again it continues from there.
 ``chunks`` and ``lines`` read without a consumer, ``consumer`` shares the partitions and commits now and then.
 """
 
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
     found = store.execute("select text from position").fetchone()
     consumer = "library-crash" if mode == "consumer" else None
     with Reader(urls, topic, consumer=consumer, start=found[0] if found else "earliest") as reader:
-        items: Iterator[Chunk] | Iterator[Line] = reader.lines() if mode == "lines" else reader
+        items: Iterator[Chunk | Line] = reader.lines() if mode == "lines" else reader
         for number, item in enumerate(items, start=1):
             store.execute("begin")
             store.execute("insert into output values (?, ?, ?, ?, ?, ?, ?)", _row(item))

@@ -1,5 +1,5 @@
 """The library under faults: gateway workers killed and connections cut while its writers write, its readers killed
-while they read. What is stored, in Kafka and by the readers, is held against what the writers were told.
+while they read. What is stored, in Kafka and by the readers, is compared with the answers that the writers got.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiokafka import AIOKafkaConsumer
 from logferry.client.transport.redirects import Outcome
-from logferry.client.writing.requests import Target
-from logferry.client.writing.send_window import Job
+from logferry.client.writing.requests import WriteTarget
+from logferry.client.writing.send_window import SendJob
 from logferry.ops.stack.processes import Child
 from logferry.ops.stack.stack import Stack
 
@@ -28,6 +27,7 @@ from tests.crash.client import library_reader
 from tests.support.checker import Stored, digest, read_back, violations
 from tests.support.clients import LibraryLoad
 from tests.support.faults import CuttingProxy
+from tests.support.kafka import make_topic
 
 _PATIENCE_S = 90
 
@@ -38,22 +38,15 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-async def make_topic(stack: Stack, name: str) -> str:
-    async with aiohttp.ClientSession() as session:
-        async with session.put(f"{stack.urls()[0]}/v1/topics/{name}", json={"partitions": 4}) as response:
-            assert response.status in (200, 201), await response.text()
-    return f"dc1.{name}"
-
-
 def learn_of_proxies(patch: pytest.MonkeyPatch, proxies: list[CuttingProxy]) -> None:
     """A session's answer names the worker itself; its proxy is to be used all the same."""
-    learned, urls = Target.learned, {proxy.target: proxy.url for proxy in proxies}
+    learned, urls = WriteTarget.learned, {proxy.target: proxy.url for proxy in proxies}
 
-    def through_its_proxy(target: Target, job: Job, outcome: Outcome) -> Outcome:
+    def through_its_proxy(target: WriteTarget, job: SendJob, outcome: Outcome) -> Outcome:
         found = learned(target, job, outcome)
         return found._replace(url=urls.get(found.url or "", found.url))
 
-    patch.setattr(Target, "learned", through_its_proxy)
+    patch.setattr(WriteTarget, "learned", through_its_proxy)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +55,7 @@ def learn_of_proxies(patch: pytest.MonkeyPatch, proxies: list[CuttingProxy]) -> 
 async def test_writers_with_workers_killed_and_connections_cut(
     stack: Stack, topic_name: str, monkeypatch: pytest.MonkeyPatch, victims: tuple[str, ...]
 ) -> None:
-    topic = await make_topic(stack, topic_name)
+    topic = await make_topic(stack.urls()[0], topic_name)
     async with AsyncExitStack() as behind:
         proxies = [
             await behind.enter_async_context(CuttingProxy(url, seed)) for seed, url in enumerate(stack.urls(), start=5)
@@ -104,21 +97,21 @@ class Program:
         wanted = len(self.rows()) + more
         async with asyncio.timeout(_PATIENCE_S):
             while len(self.rows()) < wanted:
-                assert self.child.exit_status in (None, -9), self.child.said()
+                assert self.child.exit_status in (None, -9), self.child.log_tail()
                 await asyncio.sleep(0.03)
 
     async def complete(self, expected: Counter[Any]) -> None:
         """Waits until there are as many rows as there have to be."""
         async with asyncio.timeout(_PATIENCE_S):
             while len(self.rows()) < expected.total():
-                assert self.child.exit_status in (None, -9), self.child.said()
+                assert self.child.exit_status in (None, -9), self.child.log_tail()
                 await asyncio.sleep(0.1)
 
 
 @pytest.mark.long
 async def test_readers_killed_while_workers_are_killed(stack: Stack, topic_name: str, tmp_path: Path) -> None:
     """Each program has every chunk, or every line, exactly once, and in the order of its partition."""
-    topic = await make_topic(stack, topic_name)
+    topic = await make_topic(stack.urls()[0], topic_name)
     rng = random.Random(11)
     programs = [Program(mode, tmp_path, topic_name, stack.urls()) for mode in ("chunks", "lines", "consumer")]
     try:
@@ -140,6 +133,7 @@ async def test_readers_killed_while_workers_are_killed(stack: Stack, topic_name:
             expected = lines if program.mode == "lines" else chunks
             await program.complete(expected)
             rows = program.rows()
+            found: Counter[tuple[object, ...]]
             if program.mode == "lines":
                 found = Counter((part, at, line, data) for part, at, _, _, line, data, _ in rows)
             else:

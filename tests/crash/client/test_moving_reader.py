@@ -9,10 +9,8 @@ import aiohttp
 import pytest
 from logferry.ops.stack.stack import Stack
 
-from tests.load import Load
-from tests.mirrored import differences_in_the_end, read_log, true_pairs
-from tests.mirroring import make_topic
-from tests.moving import MovingReader, chunks_of, have_moved
+from tests.support.clients import Load, MovingReader, chunks_of, have_moved
+from tests.support.mirror import differences_in_the_end, make_topic, read_log, true_pairs
 
 _PARTITIONS = 2
 

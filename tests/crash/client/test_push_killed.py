@@ -48,7 +48,7 @@ class Writers(threading.Thread):
         self.records: list[Record] = []
         self._chance = random.Random(seed)
         self._ended = threading.Event()
-        self._open: dict[Path, tuple[int, hashlib._Hash]] = {}
+        self._open: dict[Path, tuple[int, hashlib.blake2b]] = {}
 
     def run(self) -> None:
         began = time.monotonic()
@@ -100,13 +100,13 @@ def until_recorded(stack: Stack, topic: str, more: int) -> None:
     target = recorded(stack, topic) + more
     deadline = time.monotonic() + BOUND_S
     while recorded(stack, topic) < target:
-        assert time.monotonic() < deadline, f"nothing goes on within {BOUND_S} s"
+        assert time.monotonic() < deadline, f"no progress within {BOUND_S} s"
         time.sleep(0.1)
 
 
 async def stored(bootstrap: str, topic: str) -> list[Record]:
     """Of each source; its chunks have to meet end to end, in the order of the log."""
-    found: dict[bytes, tuple[int, hashlib._Hash]] = {}
+    found: dict[bytes, tuple[int, hashlib.blake2b]] = {}
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     )

@@ -24,8 +24,9 @@ from logferry.ops.stack.processes import Child
 from logferry.ops.stack.stack import Stack
 
 from tests.crash.client import killed_reader
-from tests.load import Load
 from tests.support.checker import Stored, read_back, violations
+from tests.support.clients import Load
+from tests.support.kafka import make_topic
 
 _PATIENCE_S = 90
 _PROGRAM = Path(killed_reader.__file__)
@@ -78,7 +79,7 @@ class Readers:
 
     def check(self) -> None:
         for child in self.children:
-            assert child.exit_status in (None, -9), child.said()
+            assert child.exit_status in (None, -9), child.log_tail()
 
 
 def same(readers: Readers, stored: list[Stored]) -> None:
@@ -89,16 +90,9 @@ def same(readers: Readers, stored: list[Stored]) -> None:
     assert have == {(r.partition, r.offset): (r.source, r.seqno, r.digest) for r in stored}
 
 
-async def make_topic(stack: Stack, name: str) -> str:
-    async with aiohttp.ClientSession() as session:
-        async with session.put(f"{stack.urls()[0]}/v1/topics/{name}", json={"partitions": 4}) as response:
-            assert response.status in (200, 201), await response.text()
-    return f"dc1.{name}"
-
-
 async def test_readers_and_a_worker_killed_under_load(stack: Stack, topic_name: str, tmp_path: Path) -> None:
     rng = random.Random(7)
-    topic = await make_topic(stack, topic_name)
+    topic = await make_topic(stack.urls()[0], topic_name)
     after, beside = (Readers(mode, tmp_path, topic, stack.urls()) for mode in ("after", "beside"))
     try:
         for child in after.children + beside.children:
@@ -160,7 +154,7 @@ async def kafka_agrees(stack: Stack, readers: Readers, topic: str) -> None:
 
 
 async def test_the_brokers_restart_is_survived_by_sessions(stack: Stack, topic_name: str, tmp_path: Path) -> None:
-    topic = await make_topic(stack, topic_name)
+    topic = await make_topic(stack.urls()[0], topic_name)
     beside = Readers("beside", tmp_path, topic, stack.urls())
     try:
         for child in beside.children:

@@ -1,6 +1,6 @@
 """A gateway worker with one guard switched off, for the proof that the crash tests would notice.
 
-``python tests/crash/broken_worker.py GUARD --config FILE --worker I``, GUARD one of the names below.
+``python tests/crash/gateway/broken_worker.py GUARD --config FILE --worker I``, GUARD one of the names below.
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ from collections.abc import Callable
 from logferry.gateway.__main__ import main
 from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import Chunk
-from logferry.gateway.identity import LaneIdentity
+from logferry.gateway.contract.source_state import SourceState
+from logferry.gateway.kafka.types import LaneIdentity
 from logferry.gateway.lanes import transaction
-from logferry.gateway.lanes.dedup import Advance, Refusal, SourceState
+from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import Advance
 
 
 def no_deduplication() -> None:
     """What was recorded before is recorded again."""
 
     def record_all(
-        state: SourceState, chunks: list[Chunk], session: int | None, now_ms: int, max_jump: int | None = None
+        state: SourceState,
+        chunks: list[Chunk],
+        session: int | None,
+        now_ms: int,
+        max_jump: int | None = None,
+        token: str | None = None,
     ) -> Advance | Refusal:
         after = state._replace(recorded=max(chunks[-1].seqno, state.recorded or 0), written_ms=now_ms)
         return Advance(after, chunks, 0)
 
-    transaction.decide_write = record_all
+    transaction.decide_write = record_all  # type: ignore[attr-defined]
 
 
 def no_fence() -> None:

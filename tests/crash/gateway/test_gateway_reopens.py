@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from logferry.gateway.kafka.transactional_producer import TRANSACTION_TIMEOUT_MS
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.kafka.transaction_coordinator import TRANSACTION_TIMEOUT_MS
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.load import ALL_KINDS, Load
 from tests.support.checker import read_back, violations
+from tests.support.clients import ALL_KINDS, Load
 from tests.support.gateway import gateway
 
 # A transaction gives up after 20 s; after half a minute a broker knows of none for a moment.
@@ -20,7 +20,7 @@ _FROZEN_S = 34
 
 @pytest.mark.long
 async def test_a_worker_without_a_rival_is_fenced_by_the_time_out_of_its_transaction(
-    kafka: Cluster, topic_name: str, tmp_path: Path
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     """Frozen in the middle of transactions for longer than Kafka keeps them open, it must come back by itself."""
     with gateway(kafka, tmp_path, "alone", workers=1) as running:
@@ -40,14 +40,17 @@ async def test_a_worker_without_a_rival_is_fenced_by_the_time_out_of_its_transac
 @pytest.mark.long
 async def test_kafka_freezes_for_longer_than_a_transaction_may_take(topic_name: str, tmp_path: Path) -> None:
     (tmp_path / "workers").mkdir()
-    with Cluster("frozen", tmp_path / "kafka") as kafka, gateway(kafka, tmp_path / "workers", "frozen", 2) as running:
+    with (
+        KafkaCluster("frozen", tmp_path / "kafka") as kafka,
+        gateway(kafka, tmp_path / "workers", "frozen", 2) as running,
+    ):
         topic = await running.make_topic(topic_name, 4)
         pids = running.pids
         async with Load(topic_name, running.urls, seed=23, kinds=ALL_KINDS) as load:
             for _ in range(2):
                 await load.acknowledged(300)
                 kafka.kill(1, signal.SIGSTOP)
-                await asyncio.sleep(_FROZEN_S)
+                await asyncio.sleep(_FROZEN_S)  # the fault itself
                 kafka.kill(1, signal.SIGCONT)
                 await load.acknowledged(300, within_s=120)
         assert running.pids == pids

@@ -11,21 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.ports import free_block
 from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import Worker, configuration
+from logferry.ops.stack.service_workers import ServiceWorker, configuration
 
-from tests.load import Load
 from tests.support.checker import read_back, violations
-from tests.support.faults import CuttingProxy
+from tests.support.clients import Load
+from tests.support.faults import CuttingProxy, wait_all_lanes
 
 _BROKEN_WORKER = Path(__file__).with_name("broken_worker.py")
-_SESSION_S = 6.0
 
 
 @contextmanager
-def broken_workers(guard: str, kafka: Cluster, folder: Path) -> Iterator[list[Worker]]:
+def broken_workers(guard: str, kafka: KafkaCluster, folder: Path) -> Iterator[list[ServiceWorker]]:
     """Two workers without the guard, on the session's broker, in a gateway of their own."""
     port = free_block(2)
     file = folder / "gateway.toml"
@@ -43,7 +42,7 @@ def broken_workers(guard: str, kafka: Cluster, folder: Path) -> Iterator[list[Wo
     )
     workers = []
     for number in range(2):
-        worker = Worker(f"broken-{number}", file, number, port + number, folder / f"worker-{number}.log")
+        worker = ServiceWorker(f"broken-{number}", file, number, port + number, folder / f"worker-{number}.log")
         command = [sys.executable, str(_BROKEN_WORKER), guard, "--config", str(file), "--worker", str(number)]
         worker.child = Child(worker.child.name, command, folder / f"worker-{number}.log")
         worker.child.start()
@@ -54,7 +53,7 @@ def broken_workers(guard: str, kafka: Cluster, folder: Path) -> Iterator[list[Wo
         stop_together([worker.child for worker in workers], 10)
 
 
-def _ready(workers: list[Worker]) -> list[str]:
+def _ready(workers: list[ServiceWorker]) -> list[str]:
     """Waits until the workers serve their lanes; their URLs."""
     deadline = time.monotonic() + 60
     while not all(worker.is_ready() for worker in workers):
@@ -71,7 +70,7 @@ async def _make_topic(url: str, name: str) -> str:
 
 
 async def test_without_deduplication_cut_connections_double_chunks(
-    kafka: Cluster, topic_name: str, tmp_path: Path
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     with broken_workers("deduplication", kafka, tmp_path) as workers:
         urls = await asyncio.to_thread(_ready, workers)
@@ -83,7 +82,7 @@ async def test_without_deduplication_cut_connections_double_chunks(
     assert any("doubled" in violation for violation in found)
 
 
-async def test_without_the_fence_a_frozen_worker_does_damage(kafka: Cluster, tmp_path: Path) -> None:
+async def test_without_the_fence_a_frozen_worker_does_damage(kafka: KafkaCluster, tmp_path: Path) -> None:
     """A worker is frozen in the middle of its transactions; unfenced, it commits them after the lanes have moved."""
     with broken_workers("fence", kafka, tmp_path) as workers:
         urls = await asyncio.to_thread(_ready, workers)
@@ -93,7 +92,7 @@ async def test_without_the_fence_a_frozen_worker_does_damage(kafka: Cluster, tmp
             async with Load(f"unfenced-{attempt}", urls, seed=attempt, sources=32) as load:
                 await load.acknowledged(300)
                 workers[0].child.send(signal.SIGSTOP)
-                await asyncio.sleep(_SESSION_S)
+                await wait_all_lanes(urls[1:])
                 await load.acknowledged(300)
                 workers[0].child.send(signal.SIGCONT)
                 await load.acknowledged(600)

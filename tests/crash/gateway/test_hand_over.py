@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import aiohttp
 import pytest
-from logferry.gateway.contract.chunk import lane_of
+from logferry.gateway.contract.names import lane_of
 from logferry.ops.stack.stack import Stack
 
-from tests.load import Load
 from tests.support.checker import read_back, violations
+from tests.support.clients import Load
 
 LANES = 8
 # So many that some are in every lane.
@@ -45,7 +45,7 @@ async def test_each_worker_in_turn_is_stopped_and_comes_back(stack: Stack, topic
                     moving = {int(lane) for lane in (await response.json())["lanes"]}
                 worker, started = stack.child(f"gateway-{number}"), time.monotonic()
                 worker.send(signal.SIGTERM)
-                assert await asyncio.to_thread(worker.ends_by_itself, 30)
+                assert await asyncio.to_thread(worker.wait_for_end, 30)
                 await load.acknowledged(1000)
                 await asyncio.to_thread(stack.wait_ready)
                 await load.acknowledged(300)

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from logferry.ops.runtime.jars import kafka_jars
 from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.checker import History, read_back, violations
 from tests.support.served_gateway import Gateway
@@ -32,9 +32,9 @@ LIMITS = f"[limits]\nprocess_bytes = {PROCESS_BYTES}\nlane_bytes = {4 * MIB}\nre
 
 
 @pytest.fixture
-def slow_kafka(tmp_path: Path) -> Iterator[Cluster]:
+def slow_kafka(tmp_path: Path) -> Iterator[KafkaCluster]:
     """A broker that takes so much from each producer, and no more."""
-    with Cluster("slow", tmp_path / "kafka") as cluster:
+    with KafkaCluster("slow", tmp_path / "kafka") as cluster:
         command = [str(find_java().executable), "-cp", ":".join(map(str, kafka_jars())), "kafka.admin.ConfigCommand"]
         command += ["--bootstrap-server", cluster.bootstrap, "--alter", "--entity-type", "clients", "--entity-default"]
         command += ["--add-config", f"producer_byte_rate={KAFKA_BYTES_PER_S}"]
@@ -44,7 +44,7 @@ def slow_kafka(tmp_path: Path) -> Iterator[Cluster]:
 
 @dataclass
 class Pusher:
-    """A source that sends again at once, whatever it is told."""
+    """A source that sends again at once, whatever the answer."""
 
     name: str
     url: str
@@ -61,7 +61,7 @@ class Pusher:
             while not await self._attempt(session, seqno, data):
                 if time.monotonic() >= until_s + 60:
                     raise TimeoutError(f"{self.name} is not let in, though nobody else is there any more")
-                await asyncio.sleep(self.rng.uniform(0.1, 0.5))
+                await asyncio.sleep(self.rng.uniform(0.1, 0.5))  # a client's pause before the next attempt
             self.recorded = seqno
 
     async def _attempt(self, session: aiohttp.ClientSession, seqno: int, data: bytes) -> bool:
@@ -100,7 +100,7 @@ def rss_bytes(pid: int) -> int:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_a_minute_of_several_times_what_kafka_takes(slow_kafka: Cluster, tmp_path: Path) -> None:
+async def test_a_minute_of_several_times_what_kafka_takes(slow_kafka: KafkaCluster, tmp_path: Path) -> None:
     history, samples = History(), []
     async with Gateway(tmp_path, slow_kafka.bootstrap, 1, LIMITS) as gateway:
         assert (await gateway.ask("PUT", "/v1/topics/overload", data='{"partitions": 4}'))[0] == 201
@@ -115,7 +115,7 @@ async def test_a_minute_of_several_times_what_kafka_takes(slow_kafka: Cluster, t
             try:
                 while not all(task.done() for task in tasks):
                     samples.append((time.monotonic() - started, rss_bytes(pid)))
-                    await asyncio.wait(tasks, timeout=0.5)
+                    await asyncio.wait(tasks, timeout=0.5)  # the interval of the samples
                 await asyncio.gather(*tasks)
             finally:
                 for task in tasks:

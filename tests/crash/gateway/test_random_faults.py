@@ -1,5 +1,5 @@
 """Faults in a random order for minutes: two nodes with two workers each, three brokers, 32 sources behind cutting
-proxies, and eight more whose topic is deleted and created anew.
+proxies, and eight more whose topic is deleted and recreated.
 
 The seed is printed; `LOGFERRY_SEED` replays a run, `LOGFERRY_FAULT_SECONDS` changes its length.
 """
@@ -19,10 +19,10 @@ import aiohttp
 import pytest
 from logferry.ops.stack.stack import Stack
 
-from tests.load import Load
 from tests.support.checker import read_back, violations
+from tests.support.clients import Load
 from tests.support.faults import CuttingProxy
-from tests.support.kafka import create_anew, delete_topic
+from tests.support.kafka import delete_topic, recreate_topic
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
@@ -75,7 +75,7 @@ class Faults:
     async def worker_frozen(self) -> None:
         worker = self._worker()
         self.stack.kill(worker, signal.SIGSTOP)
-        await asyncio.sleep(_FROZEN_S)
+        await asyncio.sleep(_FROZEN_S)  # the fault: longer than a session
         self.stack.kill(worker, signal.SIGCONT)
 
     async def broker_restarted(self) -> None:
@@ -103,7 +103,7 @@ class Faults:
         topic, bootstrap = f"dc1.{self.removed.topic}", self.stack.cluster().bootstrap
         gone = await delete_topic(bootstrap, topic)
         self.removed.history.topic_removed()
-        await create_anew(bootstrap, topic, self.stack.urls(), 4, gone)
+        await recreate_topic(bootstrap, topic, self.stack.urls(), 4, gone)
 
 
 async def test_random_faults(stack: Stack, topic_name: str) -> None:

@@ -1,41 +1,35 @@
-"""Old rows dropped by a command that is killed, beside loaders that go on: just those go, and the windows say so."""
+"""Old rows dropped by a command that is killed, beside loads: exactly those rows go, and their segments are DROPPED."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.segment_states import DROPPED
-from logferry.loaders.storage.ledger import DROP, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.striking import WAIT_S, loaders
-from tests.support.loader import LoaderProcess, Topic, chunks_of, loader_env, stored
+from tests.support.loader import WAIT_S, LoaderProcess, Topic, chunks_of, loader_env, stored
+from tests.support.loader_faults import seeded
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 
-SETTINGS = r"""segments = { wait_s = 0 }
+SETTINGS = r"""segments = { late_wait_s = 0 }
 parser.format = "regex"
 parser.pattern = '(?<at>\S+) .*'
 parser.event_time = { column = "at", formats = ["iso"] }
 """
 NOW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
 OLD = NOW - timedelta(days=10)
-
-
-@pytest.fixture
-def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[..., LoaderProcess]]:
-    with loaders(kafka.bootstrap, tmp_path) as begin:
-        yield begin
 
 
 def lines(start: datetime, count: int, word: str) -> list[bytes]:
@@ -47,17 +41,25 @@ def drops(table: Path) -> int:
 
 
 def drop(table: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "logferry.loaders.commands.compact", str(table), "--keep", "5", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "logferry.loaders.commands.table",
+        "compact",
+        str(table),
+        "--retain-days",
+        "5",
+        "--json",
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=loader_env())
 
 
-async def test_killed_while_loads_go_on(
-    start: Callable[..., LoaderProcess], kafka: Cluster, topic_name: str, tmp_path: Path
+async def test_killed_while_loads_continue(
+    start: Callable[..., LoaderProcess], kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ):
     table, topic = tmp_path / "logs", Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create(partitions=2)
-    dice = random.Random(seed := random.randrange(1 << 32))
-    print(f"seed {seed}")
+    dice = seeded()
     new: list[bytes] = []
     for round_ in range(5):
         fresh = lines(NOW - timedelta(hours=2), 400, f"new {round_}")
@@ -72,7 +74,7 @@ async def test_killed_while_loads_go_on(
         before, victim, deadline = drops(table), drop(table), time.monotonic() + WAIT_S
         while drops(table) == before and victim.poll() is None:
             assert time.monotonic() < deadline
-        await asyncio.sleep(dice.random() * 0.05 * (round_ > 1))
+        await asyncio.sleep(dice.random() * 0.05 * (round_ > 1))  # killed at the step, or somewhat later
         victim.kill()
         victim.communicate()
         assert loader.process.poll() is not None or loader.finish()[0] == 0
@@ -82,8 +84,8 @@ async def test_killed_while_loads_go_on(
         have = Counter(row["text"].encode() for row in stored(table))
         assert all(have[line] == 1 for line in new)
     last = drop(table)
-    _, err = last.communicate()
-    assert last.returncode == 0, err
+    _, said = last.communicate()
+    assert last.returncode == 0, said
     assert Counter(row["text"].encode() for row in stored(table)) == Counter(new)
     assert drops(table) > 1
     cutoffs = {entry.cutoff for entry in read_ledger(table) if entry.kind == DROP}

@@ -1,6 +1,6 @@
-"""What the loader stands on goes away in mid-load and comes back: Kafka's process, and the room on the disk.
+"""Services of the loader fail in mid-load and return: Kafka is killed, the disk is full.
 
-A load that follows goes on by itself, and the table is exact. The disk is full for one process alone: the kernel lets
+A following load continues by itself, and the table is exact. The disk is full for one process alone: the kernel lets
 it write no file beyond a size, and says so in the midst of a write.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.striking import data_files, wait_for
-from tests.support.loader import LoaderProcess, Sent, Topic, check_kept, chunks_of
+from tests.support.loader import LoaderProcess, Sent, Topic, check_kept, chunks_of, data_files, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -36,7 +36,7 @@ def logs(round_: int) -> list[Sent]:
 
 
 class Following:
-    """A loader that follows, and what it has said."""
+    """A following loader and its output."""
 
     def __init__(self, bootstrap: str, table: Path, scratch: Path) -> None:
         self.loader = LoaderProcess(bootstrap, table, TOPIC, "--follow", scratch=scratch, as_json=False)
@@ -50,7 +50,7 @@ class Following:
             self.said += line.decode()
 
     def end(self) -> int:
-        """Its exit status when it is asked to stop."""
+        """Stops it by a signal. Returns its exit status."""
         self.loader.process.terminate()
         self._reader.join(60)
         return self.loader.finish()[0]
@@ -63,8 +63,8 @@ class Following:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster("dc1", tmp_path / "kafka") as cluster:
+def cluster(tmp_path: Path) -> Iterator[KafkaCluster]:
+    with KafkaCluster("dc1", tmp_path / "kafka") as cluster:
         yield cluster
 
 
@@ -74,7 +74,7 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def following(cluster: Cluster, table: Path, tmp_path: Path) -> Iterator[Following]:
+def following(cluster: KafkaCluster, table: Path, tmp_path: Path) -> Iterator[Following]:
     found = Following(cluster.bootstrap, table, tmp_path)
     yield found
     found.kill()
@@ -84,7 +84,7 @@ def loaded(table: Path) -> int:
     return last_batch(open_table(table))
 
 
-async def test_kafka_is_killed_and_started_again(cluster: Cluster, following: Following, table: Path):
+async def test_kafka_is_killed_and_started_again(cluster: KafkaCluster, following: Following, table: Path):
     topic = Topic(cluster.bootstrap, TOPIC)
     await topic.create(2)
     for round_ in range(3):
@@ -92,7 +92,7 @@ async def test_kafka_is_killed_and_started_again(cluster: Cluster, following: Fo
         files = data_files(table)
         wait_for(lambda files=files: data_files(table) > files, "a batch under way", following.loader)  # type: ignore[misc]
         cluster.kill(1)
-        await asyncio.sleep(AWAY_S)
+        await asyncio.sleep(AWAY_S)  # the fault itself
         await asyncio.to_thread(cluster.restart, 1)
     await topic.write(logs(9), partitions=2)
     rows = sum(chunk.data.count(b"\n") - 1 for _, chunk in topic.committed)
@@ -107,7 +107,7 @@ def count(table: Path) -> int:
 
 
 @pytest.mark.parametrize("who", ["jvm", "python"])
-async def test_the_disk_is_full_for_a_while(who: str, cluster: Cluster, following: Following, table: Path):
+async def test_the_disk_is_full_and_has_room_again(who: str, cluster: KafkaCluster, following: Following, table: Path):
     """Of the JVM, which writes rows; of Python, which commits."""
     topic = Topic(cluster.bootstrap, TOPIC)
     await topic.create(2)

@@ -6,25 +6,32 @@ Nothing in the loader helps these tests: they watch the tables' folders, and str
 from __future__ import annotations
 
 import asyncio
-import os
-import random
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from logferry.loaders.commands import compact as compact_command
-from logferry.loaders.notes import read_notes
+from logferry.loaders.commands.table import main as table_command
+from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.storage.compact import compact
-from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table, read_ledger
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.left_out_table import read_left_out
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.striking import STEPS, data_files, loaders, wait_for
-from tests.support.loader import LoaderProcess, Sent, Topic, check_exact, check_kept, chunks_of
+from tests.support.loader import (
+    STEPS,
+    LoaderProcess,
+    Sent,
+    Topic,
+    check_exact,
+    check_kept,
+    data_files,
+    wait_for,
+)
+from tests.support.loader_faults import RacingLoaders, frozen, logs, seeded
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -36,32 +43,8 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def logs(sources: int, lines: int, round_: int = 0) -> list[Sent]:
-    """Lines of several sources, a bad one in each chunk, a megabyte or so in all."""
-    sent: list[Sent] = []
-    for source in range(sources):
-        parts = [
-            b"".join(b"%d %d %s\n" % (part, line, b"x" * 60) for line in range(lines)) + b"\xff\n" for part in range(20)
-        ]
-        sent += chunks_of(f"web{source}", *parts, start=round_ * 100_000_000)
-    return sent
-
-
-@pytest.fixture
-def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[[Path, str], LoaderProcess]]:
-    with loaders(kafka.bootstrap, tmp_path) as begin:
-        yield begin
-
-
-@pytest.fixture
-async def topic(kafka: Cluster, topic_name: str) -> Topic:
-    topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
-    await topic.create(partitions=2)
-    return topic
-
-
 async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path):
-    """Each run takes up what the one before left, and is killed itself one step later; the last one finishes."""
+    """Each run resumes the work of the one before and is killed one step later. The last run finishes."""
     table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
     await topic.write(logs(8, 300), partitions=2)
 
@@ -105,13 +88,11 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
-async def test_killed_again_and_again_at_one_step(
+async def test_killed_repeatedly_at_one_step(
     step: str, start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
 ):
     table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
+    dice = seeded()
     for round_ in range(4):
         await topic.write(logs(8, 200, round_), partitions=2)
         before = STEPS[step](paths)
@@ -131,22 +112,13 @@ async def test_two_racing_and_killed_at_random(
     start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
 ):
     table = tmp_path / "logs"
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
-    racers = [start(table, topic.name) for _ in range(2)]
+    dice = seeded()
+    racers = RacingLoaders(dice, [lambda: start(table, topic.name)] * 2)
     for round_ in range(8):
         await topic.write(logs(8, 200, round_), partitions=2)
-        await asyncio.sleep(3 + dice.random() * 9)
-        victim = dice.randrange(2)
-        racers[victim].kill(python=dice.random() < 0.7, jvm=dice.random() < 0.7)
-        for i, racer in enumerate(racers):
-            if i == victim or racer.process.poll() is not None:
-                racer.kill()
-                racer.finish()
-                racers[i] = start(table, topic.name)
-    for racer in racers:
-        assert racer.finish()[0] in (0, 3)
+        await asyncio.sleep(3 + dice.random() * 9)  # killed at any instant
+        racers.kill_one()
+    racers.finish()
     status, summary, err = start(table, topic.name).finish()
     assert status == 0, (summary, err)
     check_kept(table, topic.committed)
@@ -154,32 +126,27 @@ async def test_two_racing_and_killed_at_random(
 
 @pytest.mark.long
 @pytest.mark.parametrize("by", ["hand", "command"])
-async def test_a_frozen_loader_that_wakes_up_after_all_was_done_and_tidied(
+async def test_a_frozen_loader_that_wakes_after_its_batch_was_loaded_and_compacted(
     by: str, start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
 ):
-    """Stopped in mid-write; others finish; table and quarantine are compacted and their history dropped; it goes on."""
+    """Stopped in mid-write; others finish; table and quarantine are compacted and lose their history; it continues."""
     table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
     await topic.write(logs(8, 300), partitions=2)
     zombie = start(table, topic.name)
     wait_for(lambda: data_files(paths.main) > 0, "the first file of rows", zombie)
-    jvm = zombie.jvm()
-    assert jvm is not None
-    os.kill(jvm, signal.SIGSTOP)
-    os.kill(zombie.process.pid, signal.SIGSTOP)
-    assert last_batch(open_table(paths.main)) == -1, "it was stopped too late to show anything"
-    await topic.write(logs(8, 300, round_=1), partitions=2)
-    status, _, err = start(table, topic.name).finish()
-    assert status == 0, err
-    check_kept(table, topic.committed)
-    tidied = last_batch(open_table(paths.main))
-    if by == "hand":
-        for path in (paths.main, paths.quarantine):
-            tidy(path)
-    else:
-        assert compact_command.main([str(table)]) == 0
-    check_kept(table, topic.committed)
-    os.kill(jvm, signal.SIGCONT)
-    os.kill(zombie.process.pid, signal.SIGCONT)
+    with frozen(zombie):
+        assert last_batch(open_table(paths.main)) == -1, "it was stopped too late to show anything"
+        await topic.write(logs(8, 300, round_=1), partitions=2)
+        status, _, err = start(table, topic.name).finish()
+        assert status == 0, err
+        check_kept(table, topic.committed)
+        tidied = last_batch(open_table(paths.main))
+        if by == "hand":
+            for path in (paths.main, paths.quarantine):
+                tidy(path)
+        else:
+            assert table_command(["compact", str(table)]) == 0
+        check_kept(table, topic.committed)
     status, summary, err = zombie.finish()
     check_kept(table, topic.committed)
     # Delta cannot tell it what became of its batch, for the history is gone; the table can.
@@ -192,10 +159,10 @@ async def test_a_frozen_loader_that_wakes_up_after_all_was_done_and_tidied(
 
 
 @pytest.mark.long
-async def test_a_frozen_loader_whose_batch_nobody_did_finds_its_files_after_a_compaction(
+async def test_a_frozen_loader_finds_the_files_of_its_batch_after_a_compaction(
     start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
 ):
-    """Whatever is not named goes, however young it is, but for what belongs to a batch that is not in the table yet."""
+    """A compaction removes every unnamed file, however young, except those of a batch that is not in the table yet."""
     table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
     await topic.write(logs(8, 100), partitions=2)
     assert start(table, topic.name).finish()[0] == 0
@@ -203,15 +170,10 @@ async def test_a_frozen_loader_whose_batch_nobody_did_finds_its_files_after_a_co
     before, files = last_batch(open_table(table)), data_files(paths.main)
     zombie = start(table, topic.name)
     wait_for(lambda: data_files(paths.main) > files, "the first file of rows", zombie)
-    jvm = zombie.jvm()
-    assert jvm is not None
-    os.kill(jvm, signal.SIGSTOP)
-    os.kill(zombie.process.pid, signal.SIGSTOP)
-    assert last_batch(open_table(table)) == before, "it was stopped too late to show anything"
-    removed = sum(tidied.removed for tidied in compact(table, timedelta(0)))
-    assert removed > 0
-    os.kill(jvm, signal.SIGCONT)
-    os.kill(zombie.process.pid, signal.SIGCONT)
+    with frozen(zombie):
+        assert last_batch(open_table(table)) == before, "it was stopped too late to show anything"
+        removed = sum(tidied.removed for tidied in compact(table, timedelta(0)))
+        assert removed > 0
     status, summary, err = zombie.finish()
     assert status == 0, (summary, err)
     assert summary["tables"][0]["batches"][0]["ours"]
@@ -223,11 +185,9 @@ async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
     start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
 ):
     table = tmp_path / "logs"
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
+    dice = seeded()
     await topic.write(logs(8, 200), partitions=2)
-    racers = [start(table, topic.name) for _ in range(2)]
+    racers = RacingLoaders(dice, [lambda: start(table, topic.name)] * 2)
     ended, merged = threading.Event(), []
 
     def compact_again_and_again() -> None:
@@ -241,17 +201,9 @@ async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
         try:
             for round_ in range(1, 7):
                 await topic.write(logs(8, 200, round_), partitions=2)
-                await asyncio.sleep(3 + dice.random() * 6)
-                victim = dice.randrange(2)
-                racers[victim].kill(python=dice.random() < 0.7, jvm=dice.random() < 0.7)
-                for i, racer in enumerate(racers):
-                    if i == victim or racer.process.poll() is not None:
-                        racer.kill()
-                        racer.finish()
-                        racers[i] = start(table, topic.name)
-            for racer in racers:
-                status, summary, err = racer.finish()
-                assert status in (0, 3), (summary, err)
+                await asyncio.sleep(3 + dice.random() * 6)  # killed at any instant
+                racers.kill_one()
+            racers.finish()
         finally:
             ended.set()
         compacting.result()
@@ -282,17 +234,15 @@ def tidy(path: Path) -> None:
 
 @pytest.mark.long
 async def test_racing_and_killed_while_sources_move(
-    start: Callable[[Path, str], LoaderProcess], kafka: Cluster, topic_name: str, tmp_path: Path
+    start: Callable[[Path, str], LoaderProcess], kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ):
     """Two data centres, chunks in both, two loaders that are killed at random: each chunk once."""
     table = tmp_path / "logs"
     centres = [Topic(kafka.bootstrap, f"dc{i}.{topic_name}") for i in (1, 2)]
     for topic in centres:
         await topic.create(partitions=2)
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
-    racers = [start(table, f"*.{topic_name}") for _ in range(2)]
+    dice = seeded()
+    racers = RacingLoaders(dice, [lambda: start(table, f"*.{topic_name}")] * 2)
     sent: list[Sent] = []
     for round_ in range(6):
         chunks = logs(6, 100, round_)
@@ -302,20 +252,12 @@ async def test_racing_and_killed_while_sources_move(
         copies = dice.sample([*sent, *chunks], min(len(chunks) // 4, len(chunks)))
         await there.write([one for one in copies if one not in there.committed], partitions=2)
         sent += chunks
-        await asyncio.sleep(2 + dice.random() * 5)
-        victim = dice.randrange(2)
-        racers[victim].kill(python=dice.random() < 0.7, jvm=dice.random() < 0.7)
-        for i, racer in enumerate(racers):
-            if i == victim or racer.process.poll() is not None:
-                racer.kill()
-                racer.finish()
-                racers[i] = start(table, f"*.{topic_name}")
-    for racer in racers:
-        status, summary, err = racer.finish()
-        assert status in (0, 3), (summary, err)
+        await asyncio.sleep(2 + dice.random() * 5)  # killed at any instant
+        racers.kill_one()
+    racers.finish()
     status, summary, err = start(table, f"*.{topic_name}").finish()
     assert status == 0, (summary, err)
     check_exact(table, sent)
     twice = sum(len(topic.committed) for topic in centres) - len(sent)
-    left_out = read_notes(TablePaths.of(table).moved, last_batch(open_table(table)))
+    left_out = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(table)))
     assert len(left_out) == twice > 0

@@ -7,7 +7,6 @@ originals.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.contract.chunk import chunk_of_record
-from logferry.loaders.storage.ledger import LOAD, MOVE, TablePaths, last_batch, open_table, read_ledger
+from logferry.loaders.planning.ledger_entry import LOAD, MOVE, TablePaths
+from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.ops.stack.stack import Stack
 
-from tests.striking import commits, wait_for
 from tests.support.checker import committed_records
-from tests.support.loader import LoaderProcess, Sent, check_exact, chunks_of, stored
-from tests.two_centres import Places, both_ways
+from tests.support.loader import LoaderProcess, Sent, check_exact, chunks_of, commits, stored, wait_for
+from tests.support.loader_faults import seeded
+from tests.support.mirror import Places, both_ways
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -70,7 +70,7 @@ async def write(places: Places, dc: str, is_over: asyncio.Event, seed: int) -> N
         chunks = [one for n in range(3) for one in chunks_of(f"{dc}-{n}", *parts, start=position)]
         await topic.write(chunks, partitions=2, commit=dice.random() < 0.8)
         position += 1000
-        await asyncio.sleep(dice.random() * 0.4)
+        await asyncio.sleep(dice.random() * 0.4)  # the pace of the writer
 
 
 async def truth(places: Places) -> list[Sent]:
@@ -87,7 +87,7 @@ def place_of(table: Path) -> str:
 
 
 def ended(loader: LoaderProcess) -> None:
-    """Nothing is refused but what must be."""
+    """Checks its exit status: killed, stopped, finished, or refused because another loader was first."""
     status, summary, err = loader.finish()
     said = [table["error"] or "" for table in summary.get("tables", [])]
     raced = any("this is dc" in text or "wrote batch" in text for text in said)
@@ -95,18 +95,17 @@ def ended(loader: LoaderProcess) -> None:
 
 
 async def until(loader: LoaderProcess, condition: Callable[[], bool], seconds: float) -> None:
-    """Until it is so, the loader has ended, or the time is over."""
+    """Returns when the condition holds, the loader has ended, or the time is over."""
     deadline = time.monotonic() + seconds
     while loader.process.poll() is None and not condition() and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 
 async def test_to_and_fro_under_load_killed_at_random(places: Places, start: Start):
-    seed = int(os.environ.get("LOGFERRY_SEED", random.randrange(1 << 32)))
-    print(f"seed {seed}")
-    dice, table = random.Random(seed), places.table
+    dice, table = seeded(), places.table
     paths = TablePaths.of(table)
     is_over = asyncio.Event()
+    seed = dice.randrange(1 << 32)
     writers = [asyncio.create_task(write(places, dc, is_over, seed)) for dc in OTHER]
     first = start("dc1")
     await asyncio.to_thread(wait_for, lambda: last_batch(open_table(paths.main)) >= 0, "the first batch", first)
@@ -123,7 +122,7 @@ async def test_to_and_fro_under_load_killed_at_random(places: Places, start: Sta
             racer.kill()
         if dice.random() < 0.4:
             places.stack.kill(f"{dice.choice(['dc1', 'dc2'])}/mirror-0")
-        mover = start(OTHER[here], "--move-to", OTHER[here], "--wait", "60", "--yes")
+        mover = start(OTHER[here], "move", "--to", OTHER[here], "--wait", "60", "--yes")
         if round_ % 3:
             # Just as its entry is written, or the planned batch before it, or somewhere.
             entries = commits(paths.ledger)
@@ -149,7 +148,7 @@ async def test_to_and_fro_under_load_killed_at_random(places: Places, start: Sta
     assert {row["dc"] for row in stored(table)} == {"dc1", "dc2"}
 
 
-async def test_out_of_a_data_centre_that_is_gone(places: Places, start: Start, stack: Stack):
+async def test_a_move_out_of_a_dead_data_centre(places: Places, start: Start, stack: Stack):
     """Its loader is killed with a batch planned, then its Kafka for good: the batch is finished out of the copies."""
     table, paths = places.table, TablePaths.of(places.table)
     is_over = asyncio.Event()
@@ -169,7 +168,7 @@ async def test_out_of_a_data_centre_that_is_gone(places: Places, start: Start, s
     await places.mirrored()
     sent = await truth(places)
     stack.kill("dc1/kafka-1")
-    status, summary, err = await asyncio.to_thread(start("dc2", "--move-to", "dc2", "--yes").finish)
+    status, summary, err = await asyncio.to_thread(start("dc2", "move", "--to", "dc2", "--yes").finish)
     assert status == 0, (summary, err)
     status, summary, err = await asyncio.to_thread(start("dc2").finish)
     assert status == 0, (summary, err)

@@ -1,4 +1,4 @@
-"""Loaders that load a range again, killed at each step, racing and frozen: the table ends as Kafka holds it, always.
+"""Loaders that reload a range, killed at each step, racing and frozen: the table ends with exactly the rows of Kafka.
 
 Before each reload the table is damaged by hand: rows gone, forged and doubled, lines of the quarantine gone.
 """
@@ -6,48 +6,32 @@ Before each reload the table is damaged by hand: rows gone, forged and doubled, 
 from __future__ import annotations
 
 import asyncio
-import os
-import random
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from logferry.loaders.storage.ledger import RELOAD, TablePaths, last_batch, open_table, read_ledger
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
+from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 
-from tests.striking import STEPS, data_files, loaders, wait_for
-from tests.support.loader import LoaderProcess, Sent, Topic, check_kept, chunks_of, quarantine, stored
+from tests.support.loader import (
+    STEPS,
+    LoaderProcess,
+    Topic,
+    check_kept,
+    data_files,
+    quarantine,
+    stored,
+    wait_for,
+)
+from tests.support.loader_faults import RacingLoaders, frozen, logs, seeded
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 
 
-def logs(sources: int, lines: int, round_: int = 0) -> list[Sent]:
-    sent: list[Sent] = []
-    for source in range(sources):
-        parts = [
-            b"".join(b"%d %d %s\n" % (part, line, b"x" * 60) for line in range(lines)) + b"\xff\n" for part in range(20)
-        ]
-        sent += chunks_of(f"web{source}", *parts, start=round_ * 100_000_000)
-    return sent
-
-
-@pytest.fixture
-def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[..., LoaderProcess]]:
-    with loaders(kafka.bootstrap, tmp_path) as begin:
-        yield begin
-
-
-@pytest.fixture
-async def topic(kafka: Cluster, topic_name: str) -> Topic:
-    topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
-    await topic.create(partitions=2)
-    return topic
-
-
 def damage(table: Path) -> None:
-    """Where no loader is at work."""
+    """Damages the table by hand, while no loader runs."""
     main = str(table)
     DeltaTable(main).delete("line % 7 = 3")
     DeltaTable(main).update(updates={"text": "'forged'"}, predicate="line = 1")
@@ -56,7 +40,7 @@ def damage(table: Path) -> None:
 
 
 def what(table: Path) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
-    rows = sorted((r["source_id"], r["seqno"], r["line"], r["text"]) for r in stored(table))
+    rows: list[tuple[object, ...]] = sorted((r["source_id"], r["seqno"], r["line"], r["text"]) for r in stored(table))
     return rows, sorted((r["source_id"], r["seqno"], r["line"], r["bytes"]) for r in quarantine(table))
 
 
@@ -65,8 +49,7 @@ async def test_killed_at_each_step_under_live_input(
     step: str, start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path
 ):
     table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
-    dice = random.Random(seed := random.randrange(1 << 32))
-    print(f"seed {seed}")
+    dice = seeded()
     unfinished = 0
     for round_ in range(3):
         await topic.write(logs(8, 100, 2 * round_), partitions=2)
@@ -77,9 +60,9 @@ async def test_killed_at_each_step_under_live_input(
         damaged, positions, last = what(table), read_ledger(table)[-1].ranges, last_batch(open_table(table))
         await topic.write(logs(4, 50, 2 * round_ + 1), partitions=2)
         before = STEPS[step](paths)
-        victim = start(table, topic.name, "", "--reload", topic.name, "--yes")
+        victim = start(table, topic.name, "", "reload", "--from", topic.name, "--yes")
         wait_for(lambda before=before: STEPS[step](paths) > before, step, victim)  # type: ignore[misc]
-        await asyncio.sleep(dice.random() * 0.3 * (round_ > 0))
+        await asyncio.sleep(dice.random() * 0.3 * (round_ > 0))  # killed at the step, or somewhat later
         victim.kill()
         victim.finish()
         entry = read_ledger(table)[-1]
@@ -96,42 +79,33 @@ async def test_killed_at_each_step_under_live_input(
 async def test_racing_with_loads_and_killed_at_random(
     start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path
 ):
-    """Two reloads of other ranges, loads that go on, input that goes on."""
+    """Two reloads of different ranges, beside loads and live input."""
     table = tmp_path / "logs"
-    dice = random.Random(seed := random.randrange(1 << 32))
-    print(f"seed {seed}")
+    dice = seeded()
     await topic.write(logs(8, 200), partitions=2)
     status, _, err = start(table, topic.name).finish()
     assert status == 0, err
     damage(table)
     ends = {r.partition: r.end for r in read_ledger(table)[-1].ranges}
     kinds: list[tuple[str, ...]] = [
-        ("--reload", f"{topic.name}:0", "--yes"),
+        ("reload", "--from", f"{topic.name}:0", "--yes"),
         (),
-        ("--reload", f"{topic.name}:1=0..{ends[1] // 2}", "--reload", f"{topic.name}:0=5..9", "--yes"),
+        ("reload", "--from", f"{topic.name}:1=0..{ends[1] // 2}", f"{topic.name}:0=5..9", "--yes"),
     ]
-    racers = [start(table, topic.name, "", *options) for options in kinds]
+    racers = RacingLoaders(dice, [partial(start, table, topic.name, "", *options) for options in kinds])
     for round_ in range(6):
         await topic.write(logs(6, 100, 1 + round_), partitions=2)
-        await asyncio.sleep(3 + dice.random() * 7)
-        victim = dice.randrange(len(racers))
-        racers[victim].kill(python=dice.random() < 0.7, jvm=dice.random() < 0.7)
-        for i, racer in enumerate(racers):
-            if i == victim or racer.process.poll() is not None:
-                racer.kill()
-                racer.finish()
-                racers[i] = start(table, topic.name, "", *kinds[i])
-    for racer in racers:
-        status, summary, err = racer.finish()
-        assert status in (0, 3), (summary, err)
-    for options in ((), ("--reload", f"{topic.name}:1=0..{ends[1]}", "--yes")):
+        await asyncio.sleep(3 + dice.random() * 7)  # killed at any instant
+        racers.kill_one()
+    racers.finish()
+    for options in ((), ("reload", "--from", f"{topic.name}:1=0..{ends[1]}", "--yes")):
         status, summary, err = start(table, topic.name, "", *options).finish()
         assert status == 0, (summary, err)
     check_kept(table, topic.committed)
     assert sum(entry.kind == RELOAD for entry in read_ledger(table)) > 1
 
 
-async def test_a_frozen_reload_that_wakes_up_after_others_have_done_it(
+async def test_a_frozen_reload_that_wakes_after_another_loader_has_done_it(
     start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path
 ):
     table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
@@ -140,21 +114,16 @@ async def test_a_frozen_reload_that_wakes_up_after_others_have_done_it(
     assert status == 0, err
     damage(table)
     files, batch = data_files(paths.main), last_batch(open_table(table)) + 1
-    zombie = start(table, topic.name, "", "--reload", topic.name, "--yes")
+    zombie = start(table, topic.name, "", "reload", "--from", topic.name, "--yes")
     wait_for(lambda: data_files(paths.main) > files, "the first file of rows", zombie)
-    jvm = zombie.jvm()
-    assert jvm is not None
-    os.kill(jvm, signal.SIGSTOP)
-    os.kill(zombie.process.pid, signal.SIGSTOP)
-    assert last_batch(open_table(table)) == batch - 1, "it was stopped too late to show anything"
-    await topic.write(logs(8, 50, 1), partitions=2)
-    status, _, err = start(table, topic.name).finish()
-    assert status == 0, err
-    check_kept(table, topic.committed)
-    for path in (paths.main, paths.quarantine):
-        DeltaTable(str(path)).optimize.compact()
-    os.kill(jvm, signal.SIGCONT)
-    os.kill(zombie.process.pid, signal.SIGCONT)
+    with frozen(zombie):
+        assert last_batch(open_table(table)) == batch - 1, "it was stopped too late to show anything"
+        await topic.write(logs(8, 50, 1), partitions=2)
+        status, _, err = start(table, topic.name).finish()
+        assert status == 0, err
+        check_kept(table, topic.committed)
+        for path in (paths.main, paths.quarantine):
+            DeltaTable(str(path)).optimize.compact()
     status, summary, err = zombie.finish()
     assert status == 0, (summary, err)
     assert [(done["batch"], done["ours"]) for done in summary["tables"][0]["batches"]] == [(batch, False)]

@@ -1,17 +1,16 @@
-"""Loaders that read the quarantine again, killed at each step and racing: each line is in one place, always."""
+"""Loaders that read the quarantine again, killed at each step and racing: each line is in exactly one table."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.storage.ledger import last_batch, open_table
 
-from tests.striking import STEPS, loaders, wait_for
-from tests.support.loader import LoaderProcess, Topic, chunks_of, quarantine, stored
+from tests.support.loader import STEPS, LoaderProcess, Topic, chunks_of, quarantine, stored, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 
@@ -21,10 +20,8 @@ SOURCES, CHUNKS, LINES = 6, 10, 300
 
 
 @pytest.fixture
-async def topic(kafka: Cluster, topic_name: str) -> Topic:
+async def topic(topic: Topic) -> Topic:
     """Every third line can be read by the mended parser only, and every 50th by none."""
-    topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
-    await topic.create(partitions=2)
     for source in range(SOURCES):
         parts = [
             b"".join(b"? %d" % n * (n % 50 == 7) + b"word %d" % n + b" more" * (n % 3 == 0) + b"\n" for n in numbers)
@@ -34,14 +31,8 @@ async def topic(kafka: Cluster, topic_name: str) -> Topic:
     return topic
 
 
-@pytest.fixture
-def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[..., LoaderProcess]]:
-    with loaders(kafka.bootstrap, tmp_path) as begin:
-        yield begin
-
-
 def counted(table: Path, topic: Topic) -> tuple[int, int]:
-    """(rows, lines in the quarantine), after it was seen that each line is once in one of them."""
+    """Checks that each line is once in one of the tables. Returns (rows, lines in the quarantine)."""
     sent = Counter(
         (source_id, chunk.seqno, line) for source_id, chunk in topic.committed for line in chunk.data.splitlines()
     )
@@ -64,14 +55,14 @@ async def test_killed_at_each_step(start: Callable[..., LoaderProcess], topic: T
     for step in ("ledger", "quarantine", "mid-write", "commit"):
         seen = STEPS[step](paths)
         batch = last_batch(open_table(table))
-        victim = start(table, topic.name, MENDED, "--requarantine")
+        victim = start(table, topic.name, MENDED, "requarantine")
         wait_for(lambda seen=seen, step=step: STEPS[step](paths) > seen, step, victim)  # type: ignore[misc]
         victim.kill()
         victim.finish()
         found = counted(table, topic)
         if last_batch(open_table(table)) == batch:
             assert found == before, f"{step}: the batch is not in the table, so nothing has moved"
-    status, summary, err = start(table, topic.name, MENDED, "--requarantine").finish()
+    status, summary, err = start(table, topic.name, MENDED, "requarantine").finish()
     assert status == 0, (summary, err)
     assert counted(table, topic) == (TOTAL - HOPELESS, HOPELESS)
 
@@ -81,7 +72,7 @@ async def test_racing_beside_a_load(start: Callable[..., LoaderProcess], topic: 
     status, _, err = start(table, topic.name, BROKEN).finish()
     assert status == 0, err
     await topic.write(chunks_of("late", *(b"late %d\n" % n for n in range(600))), partitions=2)
-    racers = [start(table, topic.name, MENDED, "--requarantine") for _ in range(2)]
+    racers = [start(table, topic.name, MENDED, "requarantine") for _ in range(2)]
     racers.append(start(table, topic.name, MENDED))
     for racer in racers:
         status, summary, err = racer.finish()

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import READY
-from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
+from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.stack.kafka_cluster import Cluster
 
-from tests.striking import STEPS, commits, loaders, wait_for
-from tests.support.loader import LoaderProcess, Sent, Topic, check_exact, chunks_of, stored
+from tests.support.loader import (
+    STEPS,
+    LoaderProcess,
+    Sent,
+    Topic,
+    check_exact,
+    chunks_of,
+    commits,
+    stored,
+    wait_for,
+)
+from tests.support.loader_faults import RacingLoaders, seeded
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 
 SETTINGS = r"""
-segments = { wait_s = 0, idle_s = 1 }
+segments = { late_wait_s = 0, source_idle_s = 1 }
 [tables.parser]
 format = "regex"
 pattern = '(?<at>\S+) (?<what>.*)'
@@ -32,19 +41,6 @@ STEPS = {
     "sources": lambda paths: commits(paths.sources),
     "segments": lambda paths: commits(paths.segments),
 }
-
-
-@pytest.fixture
-def start(kafka: Cluster, tmp_path: Path) -> Iterator[Callable[..., LoaderProcess]]:
-    with loaders(kafka.bootstrap, tmp_path) as begin:
-        yield begin
-
-
-@pytest.fixture
-async def topic(kafka: Cluster, topic_name: str) -> Topic:
-    topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
-    await topic.create(partitions=2)
-    return topic
 
 
 def logs(round_: int) -> list[Sent]:
@@ -93,29 +89,19 @@ async def test_killed_at_each_step(start: Callable[..., LoaderProcess], topic: T
 
 async def test_two_racing_and_killed_at_random(start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path):
     table = tmp_path / "logs"
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
-    racers = [start(table, topic.name, SETTINGS) for _ in range(2)]
+    dice = seeded()
+    racers = RacingLoaders(dice, [lambda: start(table, topic.name, SETTINGS)] * 2)
     for round_ in range(6):
         await topic.write(logs(round_), partitions=2)
-        await asyncio.sleep(2 + dice.random() * 6)
-        victim = dice.randrange(2)
-        racers[victim].kill(python=dice.random() < 0.7, jvm=dice.random() < 0.7)
-        for i, racer in enumerate(racers):
-            if i == victim or racer.process.poll() is not None:
-                racer.kill()
-                racer.finish()
-                racers[i] = start(table, topic.name, SETTINGS)
-    for racer in racers:
-        status, summary, err = racer.finish()
-        assert status in (0, 3), (summary, err)
+        await asyncio.sleep(2 + dice.random() * 6)  # killed at any instant
+        racers.kill_one()
+    racers.finish()
     check_segments(table)
     await settled(start, table, topic)
 
 
 async def settled(start: Callable[..., LoaderProcess], table: Path, topic: Topic) -> None:
-    """Once all is loaded and the sources are silent, three looks make every hour READY."""
+    """Once all is loaded and the sources are silent, three checks make every hour READY."""
     states: set[str] = set()
     for _ in range(3):
         status, summary, err = start(table, topic.name, SETTINGS).finish()

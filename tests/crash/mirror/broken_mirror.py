@@ -1,7 +1,7 @@
 """A worker of the mirror that dies at a step, or lacks something that makes it exact.
 
-``python tests/crash/broken_mirror.py WHAT --config FILE --worker I``, WHAT one of `STEPS`, of `FAULTS`, or `RIVAL`:
-nothing is missing then, but it is in a group of its own and believes that every lane is its own.
+``python tests/crash/mirror/broken_mirror.py WHAT --config FILE --worker I``, WHAT one of `STEPS`, of
+`FAULTS`, or `RIVAL`: nothing is missing then, but it is in a group of its own and believes that every lane is its own.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from logferry.gateway.contract.offset_history import Run
-from logferry.gateway.identity import LaneIdentity
-from logferry.gateway.kafka.transactional_producer import Part, TransactionalProducer
-from logferry.gateway.lanes.transaction import Record
+from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.contract.offset_history import MirrorCheckpoint, OffsetRange
+from logferry.gateway.kafka.transactional_producer import PartitionBatches, TransactionalProducer
+from logferry.gateway.kafka.types import LaneIdentity, Record
 from logferry.mirror.__main__ import main
 from logferry.mirror.config import MirrorConfig
-from logferry.mirror.copy.coalesce import Written
-from logferry.mirror.lanes import lane
+from logferry.mirror.copy.coalesce import CoalescedBatch
+from logferry.mirror.lanes import transaction
+from logferry.mirror.lanes.transaction import LaneTransactions
 
-# In the order of a transaction: nothing is written; the batches are; the history and the progress too; committed.
-STEPS = ("fetched", "produced", "booked", "committed")
-# The fence is switched off; the history says the next offset; the progress is committed after its records, and the
+# In the order of a transaction: nothing is written; the batches are; history and checkpoints too; committed.
+STEPS = ("fetched", "produced", "recorded", "committed")
+# The fence is switched off; the history says the next offset; the checkpoint is committed after its records, and the
 # worker dies in between.
-FAULTS = ("no-fence", "pairs-off-by-one", "progress-late")
+FAULTS = ("no-fence", "history-off-by-one", "checkpoint-late")
 RIVAL = "rival"
 # Some transactions pass before it dies.
 _PASS = 12
@@ -40,12 +41,12 @@ def die_at(step: str) -> None:
         if now == step and next(passed) >= _PASS:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    async def dying_write(self: TransactionalProducer, parts: Sequence[Part]) -> None:
-        is_book = any(part.topic == self.lane.state[0] for part in parts)
-        if not is_book:
+    async def dying_write(self: TransactionalProducer, parts: Sequence[PartitionBatches]) -> None:
+        is_state = any(part.topic == self.lane.state[0] for part in parts)
+        if not is_state:
             at("fetched")
         await write(self, parts)
-        at("booked" if is_book else "produced")
+        at("recorded" if is_state else "produced")
 
     async def dying_commit(self: TransactionalProducer) -> None:
         await commit(self)
@@ -66,32 +67,42 @@ def no_fence() -> None:
     MirrorConfig.lane = unfenced  # type: ignore[method-assign]
 
 
-def pairs_off_by_one() -> None:
-    right = lane.runs_of
+def history_off_by_one() -> None:
+    right = transaction.copied_ranges
 
-    def wrong(found: list[Written], part: Part) -> Iterator[Run]:
-        return (run._replace(local=run.local + 1) for run in right(found, part))
+    def wrong(found: list[CoalescedBatch], part: PartitionBatches) -> Iterator[OffsetRange]:
+        return (span._replace(local=span.local + 1) for span in right(found, part))
 
-    lane.runs_of = wrong
+    transaction.copied_ranges = wrong
 
 
-def progress_late() -> None:
+def checkpoint_late() -> None:
     # Each lane by itself: where nothing is known of a partition that has records, a worker stops it.
-    passed, keep_books = Counter[int](), lane.MirrorLane._keep_books
+    passed, write_state = Counter[int](), LaneTransactions.write_state
 
     async def late(
-        self: lane.MirrorLane, producer: TransactionalProducer, chapters: list[Record], states: list[Record]
+        self: LaneTransactions, blocks: list[Record], checkpoints: Mapping[TopicPartition, MirrorCheckpoint]
     ) -> None:
-        await producer.commit()
-        passed[self.number] += 1
-        if passed[self.number] > _PASS:
+        await self.producer.commit()
+        number = self.producer.lane.number
+        passed[number] += 1
+        if passed[number] > _PASS:
             os.kill(os.getpid(), signal.SIGKILL)
-        await keep_books(self, producer, chapters, states)
+        await write_state(self, blocks, checkpoints)
 
-    lane.MirrorLane._keep_books = late  # type: ignore[method-assign]
+    LaneTransactions.write_state = late  # type: ignore[method-assign]
 
 
 def rival() -> None:
+    """The group is its own; what the lanes have in Kafka is that of both."""
+    shared, lane = MirrorConfig.group.fget, MirrorConfig.lane  # type: ignore[attr-defined]
+
+    def shared_lane(self: MirrorConfig, number: int) -> LaneIdentity:
+        return lane(self, number)._replace(transactional_id=f"{shared(self)}.lane-{number}")
+
+    MirrorConfig.state_topic = property(lambda self: f"{shared(self)}.state")  # type: ignore[assignment]
+    MirrorConfig.history_topic = property(lambda self: f"{shared(self)}.pairs")  # type: ignore[assignment]
+    MirrorConfig.lane = shared_lane  # type: ignore[method-assign]
     MirrorConfig.group = property(lambda self: f"rival-{os.getpid()}")  # type: ignore[assignment]
 
 
@@ -100,7 +111,7 @@ if __name__ == "__main__":
     if what == RIVAL:
         rival()
     elif what in FAULTS:
-        {"no-fence": no_fence, "pairs-off-by-one": pairs_off_by_one, "progress-late": progress_late}[what]()
+        {"no-fence": no_fence, "history-off-by-one": history_off_by_one, "checkpoint-late": checkpoint_late}[what]()
     else:
         die_at(what)
     sys.exit(main(sys.argv[2:]))

@@ -10,14 +10,21 @@ import aiohttp
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from logferry.gateway.kafka.client import Kafka
-from logferry.mirror.__main__ import main as mirror_main
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.ops.cli.main import main as command
 from logferry.ops.stack.stack import Stack
 
-from tests.load import Load
-from tests.mirrored import Log, differences_in_the_end, pairs_by_history, read_log, true_pairs
-from tests.mirroring import make_topic, stopped
 from tests.support.checker import read_back, violations
+from tests.support.clients import Load
+from tests.support.mirror import (
+    Log,
+    differences_in_the_end,
+    make_topic,
+    pairs_by_history,
+    read_log,
+    stopped,
+    true_pairs,
+)
 from tests.support.raw_load import RawLoad
 
 pytestmark = pytest.mark.long
@@ -95,7 +102,7 @@ class CutBack:
                 await producer.send_and_wait(self.topic, value, partition=0)
 
     async def led_by(self, node: int) -> None:
-        kafka = Kafka({"bootstrap_servers": self._kafka.bootstrap}, "tests")
+        kafka = KafkaClient({"bootstrap_servers": self._kafka.bootstrap}, "tests")
         await kafka.start()
         try:
             async with asyncio.timeout(60):
@@ -126,7 +133,7 @@ def values(log: Log) -> list[bytes | None]:
 async def test_an_original_that_is_cut_back_is_not_gone_on_from_in_silence(
     stack: Stack, meanwhile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The lost records stay in the copy. What came in their place comes when somebody says so, nothing twice."""
+    """The lost records stay in the copy. What came in their place comes when an operator resumes it, nothing twice."""
     original = CutBack(stack, f"cut-{meanwhile}")
     here = stack.cluster("dc2").bootstrap
     await original.create()
@@ -160,11 +167,11 @@ async def test_an_original_that_is_cut_back_is_not_gone_on_from_in_silence(
             for name in mirrors:
                 await asyncio.to_thread(stack.restart, name)
         stop = await stopped(stack.mirror_urls("dc2"), original.topic)
-        assert stop["kind"] == "cut-back"
+        assert stop["kind"] == "log-truncated"
         assert values(await read_log(here, original.topic)) == [b"0", b"1", b"lost 2", b"lost 3"]
-        command = ["resume", original.topic, "0", "--from", "2", "--url", stack.mirror_urls("dc2")[0]]
-        assert await asyncio.to_thread(mirror_main, command) == 0
-        assert "goes on at 2" in capsys.readouterr().out
+        resume = ["mirror", "resume", original.topic, "0", "--from", "2", "--url", stack.mirror_urls("dc2")[0]]
+        assert await asyncio.to_thread(command, resume) == 0
+        assert "resumes at 2" in capsys.readouterr().out
         await has(b"0", b"1", b"lost 2", b"lost 3", b"other 2", b"other 3", b"other 4")
         await original.write(b"other 5")
         await has(b"0", b"1", b"lost 2", b"lost 3", b"other 2", b"other 3", b"other 4", b"other 5")

@@ -10,15 +10,14 @@ import aiohttp
 import pytest
 from logferry.ops.stack.stack import Stack
 
-from tests.load import Load
-from tests.mirrored import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
-from tests.mirroring import make_topic
 from tests.support.checker import read_back, violations
+from tests.support.clients import Load
+from tests.support.faults import wait_all_lanes
+from tests.support.mirror import differences, differences_in_the_end, make_topic, pairs_by_history, read_log, true_pairs
 from tests.support.raw_load import RawLoad
 
 _PARTITIONS = 6
 _WIDE = 64
-_FROZEN_S = 7.0
 PAIRS = "logferry.mirror.dc2.pairs"
 
 
@@ -73,7 +72,7 @@ async def test_workers_killed_and_frozen_under_load(stack: Stack) -> None:
             stack.kill(f"dc2/{name}")
         await mirrored_more(stack, topic, 300)
         stack.kill("dc2/mirror-1", signal.SIGSTOP)
-        await asyncio.sleep(_FROZEN_S)
+        await wait_all_lanes(stack.mirror_urls("dc2")[:1])
         await mirrored_more(stack, topic, 300)
         stack.kill("dc2/mirror-1", signal.SIGCONT)
         await mirrored_more(stack, topic, 300)

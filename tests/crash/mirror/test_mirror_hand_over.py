@@ -13,8 +13,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from logferry.ops.stack.stack import Stack
 
-from tests.mirrored import differences_in_the_end
-from tests.mirroring import make_topic
+from tests.support.mirror import differences_in_the_end, make_topic
 
 # Two in each lane.
 _PARTITIONS = 8
@@ -57,7 +56,7 @@ class Flow:
         for number in itertools.count():
             for place in self._places:
                 await self._producer.send(place.topic, b"%d" % number, partition=place.partition)
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_EVERY_S)  # the pace of the writer
 
     async def _watch(self) -> None:
         ends: dict[TopicPartition, int] = {}
@@ -103,7 +102,7 @@ async def test_killed_and_stopped(stack: Stack) -> None:
             began = time.monotonic()
             await flow.all_move(began)
             stack.kill(name, signal.SIGTERM)
-            assert await asyncio.to_thread(stack.child(name).ends_by_itself, 30)
+            assert await asyncio.to_thread(stack.child(name).wait_for_end, 30)
             await flow.all_move(time.monotonic())
             stopped += flow.pauses_s(began)
             await asyncio.to_thread(stack.restart, name)

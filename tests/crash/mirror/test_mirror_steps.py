@@ -12,10 +12,18 @@ import pytest
 from logferry.ops.stack.stack import Stack
 
 from tests.crash.mirror.broken_mirror import RIVAL, STEPS
-from tests.load import Load
-from tests.mirrored import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
-from tests.mirroring import Mirror, make_topic
 from tests.support.checker import read_back, violations
+from tests.support.clients import Load
+from tests.support.faults import wait_all_lanes, wait_shared_lanes
+from tests.support.mirror import (
+    Mirror,
+    differences,
+    differences_in_the_end,
+    make_topic,
+    pairs_by_history,
+    read_log,
+    true_pairs,
+)
 
 # Of each of two rivals, before they have fought enough.
 _FENCES = 10
@@ -34,7 +42,7 @@ async def test_killed_between_every_two_steps(stack: Stack, tmp_path: Path) -> N
     async with Load("steps", stack.urls("dc1"), seed=21, sources=32) as load:
         for step in STEPS:
             dying = mirror.start(step)
-            assert await asyncio.to_thread(dying.child.ends_by_itself, 60), f"it did not die when it had {step}"
+            assert await asyncio.to_thread(dying.child.wait_for_end, 60), f"it did not die when it had {step}"
             assert dying.child.exit_status == -signal.SIGKILL
     whole = mirror.start()
     try:
@@ -82,7 +90,7 @@ async def fenced(url: str) -> int:
 
 @pytest.mark.long
 async def test_without_the_fence_a_frozen_worker_does_damage(stack: Stack, tmp_path: Path) -> None:
-    """A worker is frozen in the middle of its transactions; unfenced, it commits them after another went on."""
+    """A worker is frozen in the middle of its transactions; unfenced, it commits them after another continued."""
     topic = await make_topic(stack, "unfenced")
     there, here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
     mirror = Mirror(stack, tmp_path, "unfenced", workers=2)
@@ -91,9 +99,10 @@ async def test_without_the_fence_a_frozen_worker_does_damage(stack: Stack, tmp_p
     try:
         async with Load("unfenced", stack.urls("dc1"), seed=22, sources=32) as load:
             for _ in range(8):
+                await wait_shared_lanes([workers[1].url])
                 await load.acknowledged(400)
                 workers[0].child.send(signal.SIGSTOP)
-                await asyncio.sleep(7)  # past its session: the group must miss it, which nobody can be asked for
+                await wait_all_lanes([workers[1].url])
                 await load.acknowledged(400)
                 workers[0].child.send(signal.SIGCONT)
                 await load.acknowledged(400)
@@ -115,7 +124,7 @@ async def test_a_history_that_is_wrong_by_one_is_noticed(stack: Stack, tmp_path:
     topic = await make_topic(stack, "wrong-pairs")
     there, here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
     mirror = Mirror(stack, tmp_path, "wrong-pairs")
-    worker = mirror.start("pairs-off-by-one")
+    worker = mirror.start("history-off-by-one")
     try:
         async with Load("wrong-pairs", stack.urls("dc1"), seed=23, sources=8) as load:
             await load.acknowledged(100)
@@ -134,8 +143,8 @@ async def test_a_progress_that_is_committed_after_its_records_is_noticed(stack: 
     there, here = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
     mirror = Mirror(stack, tmp_path, "late-progress")
     async with Load("late-progress", stack.urls("dc1"), seed=24, sources=16) as load:
-        dying = mirror.start("progress-late")
-        assert await asyncio.to_thread(dying.child.ends_by_itself, 60)
+        dying = mirror.start("checkpoint-late")
+        assert await asyncio.to_thread(dying.child.wait_for_end, 60)
         assert dying.child.exit_status == -signal.SIGKILL
         await load.acknowledged(100)
     whole = mirror.start()

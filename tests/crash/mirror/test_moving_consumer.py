@@ -1,6 +1,6 @@
 """A plain consumer that moves to and fro between data centres by its committed positions: never a gap.
 
-Positions are carried from the original to the copy. Back at the original it goes on where it left that, so it reads
+Positions are carried from the original to the copy. Back at the original it continues where it left that, so it reads
 some records again.
 """
 
@@ -13,11 +13,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from logferry.ops.stack.stack import Stack
 
-from tests.load import Load
-from tests.mirrored import differences_in_the_end, read_log
-from tests.mirroring import make_topic
-from tests.moving import chunks_of
-from tests.positions import committed
+from tests.support.clients import Load, chunks_of
+from tests.support.kafka import committed
+from tests.support.mirror import differences_in_the_end, make_topic, read_log
 
 _GROUP = "mover"
 _STINTS = 3
@@ -31,7 +29,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 class Mover:
-    """Reads partition 0 in one data centre, commits what it has, leaves the group, and goes on in the other one."""
+    """Reads partition 0 in one data centre, commits what it has, leaves the group, and continues in the other one."""
 
     def __init__(self, stack: Stack, topic: str) -> None:
         self._stack, self._topic = stack, topic
@@ -99,6 +97,6 @@ async def test_each_record_at_least_once_and_never_a_gap(stack: Stack) -> None:
             again += max(0, reached - places[0])
             reached = max(reached, places[-1] + 1)
     assert reached == len(log)
-    # Each time it came to dc2 for the first time it did not begin anew there.
+    # Each time it came to dc2 for the first time it did not start again there.
     assert all(at[stint[0]] > 0 for stint in mover.stints[1:] if stint)
     print(f"{len(log)} records, {again} again")

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from logferry.ops.audit import main
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.audit.command import main
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import World
 
 
 @pytest.fixture
-async def world(kafka: Cluster, topic_name: str) -> World:
+async def world(kafka: KafkaCluster, topic_name: str) -> World:
     found = World(kafka.bootstrap, topic_name)
     await found.create()
     return found
@@ -44,7 +44,7 @@ async def test_exact(world: World, tmp_path: Path):
     assert done.stdout.splitlines()[-1].startswith("exact: 15 chunks of 3 sources, 60 lines, ")
     assert done.stdout.splitlines()[-1].endswith("nothing lost, nothing doubled")
     assert "not-sent-yet" in done.stdout
-    assert "2 batches, 60 rows: 60 held against the log" in done.stdout
+    assert "2 batches, 60 rows: 60 compared with the log" in done.stdout
 
 
 async def test_refuted(world: World, tmp_path: Path):
@@ -88,14 +88,14 @@ async def test_json(world: World, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--topic", "missing"], 2, "there is no topic dc1.missing"),
+        (["--topic", "missing"], 2, "this Kafka has no topic dc1.missing"),
         (["--dc", "DC 1"], 2, "dc: 'DC 1' is not"),
-        (["--dc", "dc8"], 2, "no gateway of dc8 ever ran"),
-        (["--file", "/nowhere/access.log"], 2, "--file /nowhere/access.log: there is no such file"),
+        (["--dc", "dc8"], 2, ".gateway.dc8.state; check --bootstrap, --dc and the prefix"),
+        (["--file", "/nowhere/access.log"], 2, "--file /nowhere/access.log: no such file"),
         (["--config", "/nowhere/gateway.toml", "--bootstrap", "127.0.0.1:1"], 2, "No such file"),
         (["--unknown"], 2, "unrecognized arguments"),
         (["--bootstrap", "127.0.0.1:1"], 3, "Kafka at 127.0.0.1:1 cannot be read"),
-        (["--table", "/nowhere/t"], 3, "there is no Delta table"),
+        (["--table", "/nowhere/t"], 3, "no Delta table"),
     ],
 )
 async def test_what_cannot_be_done(world: World, tmp_path: Path, arguments: list[str], status: int, said: str):

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import DC, Plan, World
 
 
 @pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     """The Kafka of dc2."""
-    with Cluster("far", tmp_path_factory.mktemp("far")) as cluster:
+    with KafkaCluster("far", tmp_path_factory.mktemp("far")) as cluster:
         yield cluster
 
 
@@ -50,10 +50,10 @@ class Chain:
         # Its own transaction, so that offsets differ.
         await self.mirror(self.plan.records[:8])
         self.here.load().write(self.table)
-        keep, files = self.folder / "kept", self.folder / "*.log"
+        state_file, files = self.folder / "audit.state", self.folder / "*.log"
         self.config = self.folder / "audit.toml"
         self.config.write_text(
-            f'dc = "{DC}"\nprefix = "{self.here.prefix}"\ntopics = ["{self.here.name}"]\nkeep = "{keep}"\n'
+            f'dc = "{DC}"\nprefix = "{self.here.prefix}"\ntopics = ["{self.here.name}"]\nstate_file = "{state_file}"\n'
             f'files = ["{files}"]\ntables = ["{self.table}"]\n[kafka]\nbootstrap_servers = "{self.here.bootstrap}"\n'
             f'[[copies]]\ndc = "dc2"\n[copies.kafka]\nbootstrap_servers = "{self.there.bootstrap}"\n'
         )
@@ -84,7 +84,7 @@ class Chain:
 
 
 @pytest.fixture
-async def chain(kafka: Cluster, far: Cluster, topic_name: str, tmp_path: Path) -> Chain:
+async def chain(kafka: KafkaCluster, far: KafkaCluster, topic_name: str, tmp_path: Path) -> Chain:
     found = Chain(kafka.bootstrap, far.bootstrap, topic_name, tmp_path)
     await found.begin()
     return found
@@ -157,10 +157,10 @@ async def test_settings_that_cannot_be_used(chain: Chain):
     assert chain.told()["exact"]
     right = chain.config.read_text()
     for before, after, said in (
-        ('dc = "dc2"', 'dc = "dc1"', "dc1 is the data centre of the originals itself"),
+        ('dc = "dc2"', 'dc = "dc1"', "dc1 is the audited data centre"),
         ("[[copies]]", "speed = 7\n[[copies]]", "kafka.speed: Extra inputs are not permitted"),
-        (str(chain.table), "/nowhere/t", "there is no Delta table"),
-        (f'["{chain.here.name}"]', "[]", "it is of an audit of topics"),
+        (str(chain.table), "/nowhere/t", "no Delta table"),
+        (f'["{chain.here.name}"]', "[]", "written by an audit of topics"),
     ):
         assert before in right
         chain.config.write_text(right.replace(before, after))

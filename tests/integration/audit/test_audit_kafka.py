@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from logferry.gateway.contract.chunk import Chunk, lane_of, record_headers
-from logferry.gateway.fetch import CorruptBatch
-from logferry.gateway.kafka.client import Kafka
-from logferry.gateway.kafka.metadata_request import ClusterView, TopicView
-from logferry.gateway.lanes.dedup import Source, SourceState
-from logferry.ops.audit import audit
+from logferry.gateway.contract.chunk import Chunk, record_headers
+from logferry.gateway.contract.names import lane_of
+from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.metadata_request import ClusterMetadata, TopicMetadata
+from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords
 from logferry.ops.audit.compare.report import Report
-from logferry.ops.cli.problems import Unavailable, WrongUse
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.audit.log.read import committed
+from logferry.ops.cli.problems import Unavailable, UsageError
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.support.audit import LANES, PARTITIONS, Plan, Planned, World
+from tests.support.audit import LANES, PARTITIONS, Plan, Planned, World, audited
 
 
 @pytest.fixture
-async def world(kafka: Cluster, topic_name: str) -> World:
+async def world(kafka: KafkaCluster, topic_name: str) -> World:
     found = World(kafka.bootstrap, topic_name)
     await found.create()
     return found
@@ -95,7 +97,7 @@ def all_elsewhere(plan: Plan) -> None:
         plan.records[index] = record._replace(partition=(record.partition + 1) % PARTITIONS)
 
 
-def cut_anew(plan: Plan) -> None:
+def cut_again(plan: Plan) -> None:
     index = plan.of("web1")[3]
     chunk = plan.records[index].chunk
     assert chunk.prev is not None
@@ -129,7 +131,7 @@ def state_of_nothing(plan: Plan) -> None:
         (swap, ["gap", "out-of-order"]),
         (elsewhere, ["source-in-two-partitions", "state-ahead"]),
         (all_elsewhere, ["source-in-wrong-partition"]),
-        (cut_anew, ["overlap"]),
+        (cut_again, ["overlap"]),
         (state_ahead, ["state-ahead"]),
         (state_behind, ["state-behind"]),
         (no_state, ["state-missing"]),
@@ -203,7 +205,7 @@ async def test_a_lost_chunk_is_found_beside_retention(world: World):
     assert refuting(await world.audit()) == ["state-ahead"]
 
 
-async def test_states_of_an_older_topic_are_said(world: World):
+async def test_states_of_an_older_topic_are_reported(world: World):
     plan = world.plan()
     plan.records.clear()
     for source_id in ("web1", "api1", "web3"):
@@ -214,7 +216,7 @@ async def test_states_of_an_older_topic_are_said(world: World):
     assert notes(report) == ["state-of-older-topic"] * 3
 
 
-async def test_two_keys_are_said(world: World):
+async def test_two_keys_are_reported(world: World):
     plan = world.plan(["web1"])
     (source,) = plan.states
     other = (plan.records[0].partition + 1) % PARTITIONS
@@ -230,8 +232,8 @@ async def forget(world: World, plan: Plan) -> None:
     await world.write(Plan([], dict.fromkeys(plan.states)))
 
 
-async def test_a_source_that_was_forgotten_and_goes_on(world: World):
-    """Its state is made anew with a base in the middle of the log, and its seqnos fall: no damage."""
+async def test_a_source_that_was_forgotten_and_continues(world: World):
+    """Its state is recreated with a base in the middle of the log, and its seqnos fall: no damage."""
     plan = world.plan(["web1"])
     wrong = plan.records[3]
     plan.records[3] = wrong._replace(chunk=wrong.chunk._replace(seqno=10**15))
@@ -240,7 +242,7 @@ async def test_a_source_that_was_forgotten_and_goes_on(world: World):
     plan.state("web1", base=plan.records[4].chunk.prev)
     await world.write(Plan(plan.records[4:], plan.states))
     report = await world.audit()
-    assert notes(report) == ["begins-anew"]
+    assert notes(report) == ["chain-restarted"]
     assert report.exact
 
 
@@ -263,8 +265,15 @@ async def test_a_source_that_was_forgotten_and_is_silent(world: World):
     assert notes(report) == ["state-forgotten"]
 
 
-async def test_an_open_transaction_is_waited_for(world: World):
+async def test_an_open_transaction_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch):
     """Chunks and states of a transaction under way: the audit judges when its outcome is known."""
+    reading = asyncio.Event()
+
+    def reads(*arguments: Any) -> AsyncIterator[FetchedRecords]:
+        reading.set()
+        return committed(*arguments)
+
+    monkeypatch.setattr("logferry.ops.audit.audit.committed", reads)
     plan = world.plan()
     producer = AIOKafkaProducer(bootstrap_servers=world.bootstrap, transactional_id=world.name)
     await producer.start()
@@ -278,8 +287,9 @@ async def test_an_open_transaction_is_waited_for(world: World):
         await producer.send(world.state_topic, state.encode(), key=source.state_key(), partition=lane)
     await producer.flush()
     audited = asyncio.create_task(world.audit())
-    done, _ = await asyncio.wait([audited], timeout=1)
-    assert not done
+    async with asyncio.timeout(60):
+        await reading.wait()
+    assert not audited.done()
     await producer.commit_transaction()
     await producer.stop()
     report = await audited
@@ -301,32 +311,34 @@ async def test_a_damaged_batch_is_found(world: World, monkeypatch: pytest.Monkey
 
 async def test_a_source_that_wrote_nothing_yet(world: World):
     plan = world.plan()
-    plan.states[Source(world.topic, None, "web9")] = SourceState(world.topic_id, 0, None, None, 5, 1)
+    plan.states[SourceIdentity(world.topic, None, "web9")] = SourceState(world.topic_id, 0, None, None, 5, 1)
     await world.write(plan)
     assert (await world.audit()).exact
 
 
-def gone(views: dict[str, TopicView], topic: str) -> None:
+def gone(views: dict[str, TopicMetadata], topic: str) -> None:
     del views[topic]
 
 
-def anew(views: dict[str, TopicView], topic: str) -> None:
+def recreated(views: dict[str, TopicMetadata], topic: str) -> None:
     views[topic] = views[topic]._replace(id=b"x" * 16)
 
 
-def grown(views: dict[str, TopicView], topic: str) -> None:
+def grown(views: dict[str, TopicMetadata], topic: str) -> None:
     views[topic] = views[topic]._replace(partitions=views[topic].partitions * 2)
 
 
-@pytest.mark.parametrize(("change", "said"), [(gone, "was deleted"), (anew, "was deleted"), (grown, "more partitions")])
+@pytest.mark.parametrize(
+    ("change", "said"), [(gone, "was deleted"), (recreated, "was deleted"), (grown, "more partitions")]
+)
 async def test_a_topic_that_changes_while_it_is_read_is_not_judged(
-    world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, TopicView], str], None], said: str
+    world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, TopicMetadata], str], None], said: str
 ):
     await world.write(world.plan())
     looks = 0
-    describe = Kafka.describe
+    describe = KafkaClient.describe
 
-    async def changed_at_the_second_look(kafka: Kafka, topics: list[str] | None = None) -> ClusterView:
+    async def changed_at_the_second_look(kafka: KafkaClient, topics: list[str] | None = None) -> ClusterMetadata:
         nonlocal looks
         view = await describe(kafka, topics)
         looks += topics is None
@@ -334,7 +346,7 @@ async def test_a_topic_that_changes_while_it_is_read_is_not_judged(
             change(view.topics, world.topic)
         return view
 
-    monkeypatch.setattr(Kafka, "describe", changed_at_the_second_look)
+    monkeypatch.setattr(KafkaClient, "describe", changed_at_the_second_look)
     with pytest.raises(Unavailable, match=said):
         await world.audit()
     assert looks == 2
@@ -344,22 +356,22 @@ async def test_a_topic_that_changes_while_it_is_read_is_not_judged(
 
 
 async def test_a_topic_that_is_not_there(world: World):
-    with pytest.raises(WrongUse, match=r"no topic dc1\.missing"):
-        await audit(world.bootstrap, "dc1", topics=["missing"], prefix=world.prefix)
+    with pytest.raises(UsageError, match=r"no topic dc1\.missing"):
+        await audited(world.bootstrap, "dc1", topics=["missing"], prefix=world.prefix)
 
 
 async def test_a_data_centre_without_states(world: World):
-    with pytest.raises(WrongUse, match=r"no state topic .*\.dc7\.state"):
-        await audit(world.bootstrap, "dc7", prefix=world.prefix)
+    with pytest.raises(UsageError, match=r"no state topic .*\.dc7\.state"):
+        await audited(world.bootstrap, "dc7", prefix=world.prefix)
 
 
 async def test_kafka_is_away(world: World):
     with pytest.raises(Unavailable, match=r"Kafka at 127\.0\.0\.1:1"):
-        await audit("127.0.0.1:1", "dc1")
+        await audited("127.0.0.1:1", "dc1")
 
 
 async def test_the_only_data_centre_is_found(world: World):
     await world.write(world.plan())
-    report = await audit(world.bootstrap, topics=[world.name], prefix=world.prefix)
+    report = await audited(world.bootstrap, topics=[world.name], prefix=world.prefix)
     assert report.dc == "dc1"
     assert report.exact

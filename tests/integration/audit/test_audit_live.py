@@ -1,4 +1,4 @@
-"""The audit while everything goes on: it must not blame what is merely under way."""
+"""The audit beside live writers and loaders: it must not report data under way as damage."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import aiohttp
 import pytest
-from logferry.ops.audit import audit
 from logferry.ops.stack.stack import Stack
 
-from tests.load import Load
+from tests.support.audit import audited
+from tests.support.clients import Load
 
 _ROUNDS = 8
 
@@ -33,13 +33,13 @@ async def test_audits_of_a_gateway_under_load_while_a_worker_is_killed(stack: St
             await load.acknowledged(100)
             if number == _ROUNDS // 2:
                 stack.kill("gateway-0")
-            report = await audit(bootstrap, "dc1", topics=[topic_name])
+            report = await audited(bootstrap, "dc1", topics=[topic_name])
             assert report.exact, [str(finding) for finding in report.findings]
             chunks.append(report.chunks)
         await asyncio.to_thread(stack.wait_ready)
     assert chunks == sorted(chunks)
     assert chunks[-1] > chunks[0]
-    report = await audit(bootstrap, "dc1", topics=[topic_name])
+    report = await audited(bootstrap, "dc1", topics=[topic_name])
     assert report.exact
     assert not len(report.findings)
     assert report.chunks >= load.history.acknowledged()

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from logferry.loaders.batches.execute import Loader
 from logferry.loaders.commands.compact import drop_old
 from logferry.loaders.commands.reload import reload_table
 from logferry.loaders.config import TableJob
-from logferry.loaders.planning.reload_plan import Target
+from logferry.loaders.planning.reload_plan import ReloadTarget
 from logferry.loaders.planning.segment_states import DROPPED
-from logferry.loaders.runs.table_run import Loader, load_table, requarantine_table
+from logferry.loaders.runs.table_run import load_table, requarantine_table
 from logferry.loaders.storage.compact import compact
 from logferry.ops.audit.compare.report import Report
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import World
 
@@ -34,7 +35,7 @@ ODD = [
 
 
 async def test_what_the_loader_wrote_is_exact(
-    kafka: Cluster, topic_name: str, tmp_path: Path, loader: Callable[..., Loader]
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, loader: Callable[..., Loader]
 ):
     world = World(kafka.bootstrap, topic_name)
     await world.create()
@@ -56,7 +57,7 @@ async def test_what_the_loader_wrote_is_exact(
 
 
 async def test_damage_of_what_the_loader_wrote(
-    kafka: Cluster, topic_name: str, tmp_path: Path, loader: Callable[..., Loader]
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, loader: Callable[..., Loader]
 ):
     world = World(kafka.bootstrap, topic_name)
     await world.create()
@@ -93,15 +94,15 @@ class Kept:
     """A table with segments, audited after each step by what the audits before have proven."""
 
     def __init__(self, world: World, table: Path) -> None:
-        self.world, self.table, self.keep = world, table, table.with_name("audit.kept")
+        self.world, self.table, self.state_file = world, table, table.with_name("audit.state")
 
     def job(self, parser: dict[str, Any]) -> TableJob:
-        rules = {"wait_s": 0, "idle_s": 3600}
+        rules = {"late_wait_s": 0, "source_idle_s": 3600}
         raw = {"path": self.table, "topics": [self.world.topic], "max_records": 7, "segments": rules, "parser": parser}
         return TableJob.model_validate(raw)
 
     async def audit(self, **options: Any) -> Report:
-        return await self.world.audit(table=self.table, keep=self.keep, **options)
+        return await self.world.audit(table=self.table, state_file=self.state_file, **options)
 
     async def exact(self, *notes: str) -> Report:
         report = await self.audit()
@@ -114,7 +115,7 @@ class Kept:
 
 
 @pytest.fixture
-async def kept(kafka: Cluster, topic_name: str, tmp_path: Path) -> Kept:
+async def kept(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Kept:
     world = World(kafka.bootstrap, topic_name)
     await world.create()
     await world.write(world.plan(["web1", "api1"], content=hours_of), transactional_id=world.name)
@@ -149,7 +150,7 @@ async def test_every_kind_of_batch_leaves_a_table_proven(kept: Kept, loader: Cal
     DeltaTable(str(kept.table)).delete("source_id = 'web2' and line = 0")
     damaged = await kept.audit()
     assert dict(damaged.findings.refuting) == {"missing-row": 5, "segment-differs": 2}
-    reload_table(loader(), kept.job(MENDED), [Target.parse(kept.world.topic)], lambda _: True)
+    reload_table(loader(), kept.job(MENDED), [ReloadTarget.parse(kept.world.topic)], lambda _: True)
     await kept.exact()
 
     dropped, _ = drop_old(kept.table, timedelta(hours=24), now=datetime.now(UTC))
@@ -168,7 +169,7 @@ async def test_every_kind_of_batch_leaves_a_table_proven(kept: Kept, loader: Cal
 @pytest.mark.long
 @pytest.mark.parametrize("parser", ["chunk", "access", "json", "logfmt"])
 async def test_tables_of_each_parser_are_exact(
-    kafka: Cluster, topic_name: str, tmp_path: Path, loader: Callable[..., Loader], parser: str
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, loader: Callable[..., Loader], parser: str
 ):
     """Whatever columns it makes: the line is there, or it is in the quarantine; of whole chunks, each is a row."""
     world = World(kafka.bootstrap, topic_name)
@@ -182,10 +183,10 @@ async def test_tables_of_each_parser_are_exact(
     raw = {"path": tmp_path / "t", "topics": [world.topic], "max_records": 3, "parser": {"format": parser, **columns}}
     job = TableJob.model_validate(raw)
     list(load_table(loader(), job))
-    report = await world.audit(table=job.path, keep=tmp_path / "kept")
+    report = await world.audit(table=job.path, state_file=tmp_path / "audit.state")
     assert report.exact, [str(finding) for finding in report.findings]
     assert report.table is not None
     assert report.table.compared == report.table.rows == (5 if parser == "chunk" else report.lines)
     DeltaTable(str(job.path)).delete("seqno >= 0")
-    again = await world.audit(table=job.path, keep=tmp_path / "kept")
+    again = await world.audit(table=job.path, state_file=tmp_path / "audit.state")
     assert set(again.findings.refuting) == {"missing-row"}

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logferry.gateway.contract.names import printed_topic_id
+from logferry.loaders.planning.ledger_entry import MOVE
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.ledger import MOVE, new_entry
+from logferry.loaders.storage.ledger import new_entry
 from logferry.ops.audit.compare.report import Report
-from logferry.ops.audit.tables.ledger_check import printed_id
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import DC, PARTITIONS, Load, World
 
@@ -20,7 +21,7 @@ SHIFT = 3
 
 
 @pytest.fixture
-async def world(kafka: Cluster, topic_name: str) -> World:
+async def world(kafka: KafkaCluster, topic_name: str) -> World:
     found = World(kafka.bootstrap, topic_name)
     await found.create()
     await found.write(found.plan())
@@ -33,7 +34,7 @@ def moved(world: World, skipped: int = 0) -> Load:
     (whole,) = load.entries
     cuts = {r.partition: r.end // 2 for r in whole.ranges}
     there = [Range(world.topic, p, "its copy", 0, cut + SHIFT) for p, cut in cuts.items()]
-    own = printed_id(world.topic_id)
+    own = printed_topic_id(world.topic_id)
     begins = {p: cut + skipped for p, cut in cuts.items()}
     load.entries = [
         new_entry(0, "dc9", "lines/1", "run", there),
@@ -57,9 +58,9 @@ def refuting(report: Report) -> dict[str, int]:
 async def test_it_is_proven_by_the_log_where_it_is_now(world: World, tmp_path: Path):
     load = moved(world)
     assert {row["dc"] for row in load.rows} == {DC, "dc9"}
-    table, keep = load.write(tmp_path / "t"), tmp_path / "kept"
+    table, state_file = load.write(tmp_path / "t"), tmp_path / "audit.state"
     for _ in range(2):
-        report = await world.audit(table=table, keep=keep)
+        report = await world.audit(table=table, state_file=state_file)
         assert report.exact, [str(finding) for finding in report.findings]
         assert report.table is not None
         assert (report.table.rows, report.table.compared, report.table.not_comparable) == (60, 60, 0)

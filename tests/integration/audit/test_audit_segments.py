@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from logferry.loaders.planning.segment_states import ACTIVE, READY, Rules, Segment
-from logferry.loaders.storage.ledger import TablePaths
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.segment_states import ACTIVE, READY, Segment, SegmentRules
 from logferry.loaders.storage.segment_table import create_segments, put_segments
 from logferry.ops.audit.compare.report import Report
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import CHUNKS, TIMED, Load, World
 
@@ -21,7 +21,7 @@ NEXT = HOUR + timedelta(hours=1)
 
 
 @pytest.fixture
-async def world(kafka: Cluster, topic_name: str) -> World:
+async def world(kafka: KafkaCluster, topic_name: str) -> World:
     found = World(kafka.bootstrap, topic_name)
     await found.create()
     await found.write(found.plan())
@@ -50,7 +50,7 @@ def segments_of(given: list[dict[str, Any]], **changes: Any) -> list[Segment]:
 
 def write(load: Load, table: Path, segments: list[Segment]) -> Path:
     load.write(table, main=TIMED)
-    create_segments(TablePaths.of(table).segments, Rules(window_s=3600))
+    create_segments(TablePaths.of(table).segments, SegmentRules(window_s=3600))
     put_segments(TablePaths.of(table).segments, 1, "run", segments)
     return table
 
@@ -83,20 +83,20 @@ async def test_damage_of_segments_is_named(world: World, tmp_path: Path):
     found = refuting(await world.audit(table=write(load, tmp_path / "moved", right)))
     assert found == [
         f"segment-differs: segment 2026-11-20T10:00:00Z: the table has 29 rows of {right[0].bytes - size} bytes, the "
-        f"table of segments says 30 of {right[0].bytes}",
+        f"segment table states 30 of {right[0].bytes}",
         f"segment-differs: segment 2026-11-20T11:00:00Z: the table has 31 rows of {right[1].bytes + size} bytes, the "
-        f"table of segments says 30 of {right[1].bytes}",
+        f"segment table states 30 of {right[1].bytes}",
     ]
 
     wrong = segments_of(timed(world.load()).rows, rows=31)
     found = refuting(await world.audit(table=write(timed(world.load()), tmp_path / "wrong", wrong)))
     assert len(found) == 1
     assert "2026-11-20T10:00:00Z: the table has 30 rows" in found[0]
-    assert "says 31" in found[0]
+    assert "states 31" in found[0]
 
     found = refuting(await world.audit(table=write(timed(world.load()), tmp_path / "missing", right[:1])))
     assert found == [
-        "segment-missing: segment 2026-11-20T11:00:00Z: 30 rows, of which the table of segments says nothing"
+        "segment-missing: segment 2026-11-20T11:00:00Z: 30 rows, but the segment table does not list the segment"
     ]
 
     late = [*right, right[0]._replace(rows=99, batch=2)]
@@ -108,16 +108,16 @@ async def test_damage_of_segments_is_named(world: World, tmp_path: Path):
 async def test_segments_are_kept_by_file(world: World, tmp_path: Path):
     """A later audit reads no row again, and yet compares all segments; rows that moved by a rewrite are found."""
     load = timed(world.load())
-    table, keep = write(load, tmp_path / "t", segments_of(load.rows)), tmp_path / "kept"
-    assert (await world.audit(table=table, keep=keep)).exact
-    again = await world.audit(table=table, keep=keep)
+    table, state_file = write(load, tmp_path / "t", segments_of(load.rows)), tmp_path / "audit.state"
+    assert (await world.audit(table=table, state_file=state_file)).exact
+    again = await world.audit(table=table, state_file=state_file)
     assert again.read is not None
     assert (again.read.rows, again.exact) == (0, True)
     assert again.table is not None
     assert [segment.rows for segment in again.table.segments] == [30, 30]
     place = f"source_id = '{load.rows[0]['source_id']}' and seqno = {load.rows[0]['seqno']} and line = 0"
     DeltaTable(str(table)).update(predicate=place, new_values={"event_time": NEXT})
-    moved = refuting(await world.audit(table=table, keep=keep))
+    moved = refuting(await world.audit(table=table, state_file=state_file))
     assert [text.split(":")[0] for text in moved] == ["segment-differs"] * 2, "rows and lines are the same"
 
 

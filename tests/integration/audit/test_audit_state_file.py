@@ -1,4 +1,4 @@
-"""Audits that go on from what an earlier one has proven: they read what is new, and find what went wrong meanwhile."""
+"""Audits that continue from the proof of an earlier one: they read new data, and find damage since then."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
+from logferry.gateway.contract.names import printed_topic_id
+from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.ledger import APP, DROP, Ledger, TablePaths, new_entry
+from logferry.loaders.storage.ledger import APP, Ledger, new_entry
 from logferry.ops.audit.compare.report import ReadReport, Report
-from logferry.ops.audit.tables.ledger_check import printed_id
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import DC, MAIN, PARTITIONS, QUARANTINE, Plan, World, commit, rows_of
 
@@ -29,7 +30,7 @@ class Site:
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world, self.folder = world, folder
-        self.table, self.keep = folder / "t", folder / "audit.kept"
+        self.table, self.state_file = folder / "t", folder / "audit.state"
         self.loaded = [0] * PARTITIONS
         self.batch = -1
         self.plan = Plan([], {})
@@ -46,7 +47,7 @@ class Site:
         report = await self.audit()
         assert report.exact, [str(finding) for finding in report.findings]
         assert report.read is not None
-        assert (report.read.goes_on, report.read.records) == (False, 9)
+        assert (report.read.incremental, report.read.records) == (False, 9)
 
     async def write(self, records: list[Any]) -> None:
         plan = Plan(records, {})
@@ -64,7 +65,8 @@ class Site:
         self.batch += 1
         world = self.world
         ends = [max((s.offset + 1 for s in world.stored if s.partition == p), default=0) for p in range(PARTITIONS)]
-        ranges = [Range(world.topic, p, printed_id(world.topic_id), self.loaded[p], ends[p]) for p in range(PARTITIONS)]
+        topic_id = printed_topic_id(world.topic_id)
+        ranges = [Range(world.topic, p, topic_id, self.loaded[p], ends[p]) for p in range(PARTITIONS)]
         paths = TablePaths.of(self.table)
         Ledger(paths.ledger).put(new_entry(self.batch, DC, "lines/1", "run", ranges))
         rows = [
@@ -79,18 +81,19 @@ class Site:
         """As retention does: a batch of the ledger, and the rows go."""
         self.batch += 1
         world, cutoff = self.world, datetime(2026, 9, 1, tzinfo=UTC)
-        ranges = [Range(world.topic, p, printed_id(world.topic_id), end, end) for p, end in enumerate(self.loaded)]
+        topic_id = printed_topic_id(world.topic_id)
+        ranges = [Range(world.topic, p, topic_id, end, end) for p, end in enumerate(self.loaded)]
         paths = TablePaths.of(self.table)
         Ledger(paths.ledger).put(new_entry(self.batch, DC, "lines/1", "run", ranges, kind=DROP, cutoff=cutoff))
         properties = CommitProperties(app_transactions=[Transaction(APP, self.batch)])
         self.delta().delete(where, commit_properties=properties)
 
     async def audit(self, **options: Any) -> Report:
-        return await self.world.audit(table=self.table, keep=self.keep, **options)
+        return await self.world.audit(table=self.table, state_file=self.state_file, **options)
 
     def kept(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What the kept file says, without its checksum."""
-        head, *documents = (json.loads(line) for line in self.keep.read_text().splitlines()[:-1])
+        head, *documents = (json.loads(line) for line in self.state_file.read_text().splitlines()[:-1])
         return head, documents
 
     def delta(self) -> DeltaTable:
@@ -98,7 +101,7 @@ class Site:
 
 
 @pytest.fixture
-async def site(kafka: Cluster, topic_name: str, tmp_path: Path) -> Site:
+async def site(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Site:
     found = Site(World(kafka.bootstrap, topic_name), tmp_path)
     await found.begin()
     return found
@@ -117,7 +120,7 @@ async def test_the_next_audit_reads_what_is_new(site: Site):
     """Of each partition the last record is looked at once more: that it is still there."""
     again = await site.audit()
     assert again.exact
-    assert read(again).goes_on
+    assert read(again).incremental
     assert (read(again).records, read(again).files, read(again).rows) == (PARTITIONS, 0, 0)
     await site.write_rest()
     site.load_rest()
@@ -195,7 +198,7 @@ async def test_what_is_wrong_in_a_new_batch_is_found_until_it_is_mended(
 
 
 @pytest.mark.long
-async def test_a_double_in_the_log_is_told_by_each_audit(site: Site):
+async def test_a_double_in_the_log_is_reported_by_each_audit(site: Site):
     """It cannot be mended, and it is read once."""
     await site.write([site.plan.records[4]])
     site.load_rest()
@@ -218,7 +221,7 @@ async def test_a_chunk_that_is_missing_after_what_was_proven(site: Site):
 
 
 async def test_rows_taken_out_of_a_proven_file_are_found(site: Site):
-    """Delta writes the file anew without them; the one that was proven is gone, so the sums are compared."""
+    """Delta rewrites the file without them. The proven file is gone, so the audit compares the sums."""
     row = site.world.stored[0]
     site.delta().delete(f"source_id = '{row.source_id}' and seqno = {row.chunk.seqno} and line = 1")
     second = await site.audit()
@@ -259,7 +262,7 @@ async def test_a_loss_in_what_the_log_has_no_more(site: Site):
     assert refuting(report) == {"missing-row": 1}
     (found,) = (finding for finding in report.findings if finding.refutes)
     assert found.source_id == row.source_id
-    assert "the log has not the records any more" in found.detail
+    assert "the records are not in the log any more" in found.detail
     assert "gone or changed since the last audit: main/" in found.detail
     whole = await site.audit(full=True)
     assert whole.exact, "a full audit has nothing to compare them with"
@@ -267,7 +270,7 @@ async def test_a_loss_in_what_the_log_has_no_more(site: Site):
     assert whole.table.not_comparable == 35
 
 
-async def test_rows_that_retention_dropped_are_told_and_not_blamed(site: Site):
+async def test_rows_that_retention_dropped_are_reported_and_not_blamed(site: Site):
     site.drop("line = 1")
     second = await site.audit()
     assert second.exact, [str(finding) for finding in second.findings]
@@ -317,7 +320,7 @@ async def test_a_file_changed_behind_the_tables_back(site: Site):
     for document in documents:
         if document.get("file", ["", ""])[1] == path.name:
             document["is"][:2] = [path.stat().st_size, path.stat().st_mtime_ns]
-    rewrite(site.keep, head, documents)
+    rewrite(site.state_file, head, documents)
     assert refuting(await site.audit()) == {}
     assert refuting(await site.audit(full=True)) == {"changed-row": 1}
 
@@ -330,41 +333,41 @@ async def test_a_ledger_that_says_less_than_was_proven(site: Site):
 
 
 @pytest.mark.long
-async def test_a_table_made_anew(site: Site):
-    for path in TablePaths.of(site.table).every:
+async def test_a_recreated_table(site: Site):
+    for path in TablePaths.of(site.table):
         path.rename(path.with_name(f"old-{path.name}")) if path.exists() else None
     site.world.load().write(site.table)
-    assert refuting(await site.audit()) == {"table-made-anew": 1}
+    assert refuting(await site.audit()) == {"table-recreated": 1}
     assert (await site.audit()).exact, "said once"
 
 
 @pytest.mark.long
-async def test_a_log_that_was_cut_back_and_written_anew(site: Site):
+async def test_a_log_that_was_truncated_and_rewritten(site: Site):
     """As after an unclean election: other records at the offsets that were proven."""
     head, documents = site.kept()
     for document in documents:
         if document.get("tail"):
             document["tail"][1] += 1
-    rewrite(site.keep, head, documents)
+    rewrite(site.state_file, head, documents)
     assert refuting(await site.audit()) == {"log-rewritten": 2}
-    assert refuting(await site.audit()) == {"log-rewritten": 2}, "until somebody has looked at it"
+    assert refuting(await site.audit()) == {"log-rewritten": 2}, "until the operator has run a full audit"
     assert (await site.audit(full=True)).exact
     assert (await site.audit()).exact
     for document in documents:
         if document.get("tail"):
             document["end"], document["tail"] = document["end"] + 7, [document["end"] + 6, 1]
-    rewrite(site.keep, head, documents)
+    rewrite(site.state_file, head, documents)
     assert refuting(await site.audit()) == {"log-cut-back": 2}
 
 
 @pytest.mark.long
-async def test_a_topic_that_was_deleted_and_created_anew(site: Site):
+async def test_a_recreated_topic(site: Site):
     head, documents = site.kept()
     for document in documents:
         if "at" in document:
             document["id"] = "older"
-    rewrite(site.keep, head, documents)
-    assert refuting(await site.audit()) == {"topic-created-anew": 1}
+    rewrite(site.state_file, head, documents)
+    assert refuting(await site.audit()) == {"topic-recreated": 1}
     assert (await site.audit()).exact, "said once"
 
 

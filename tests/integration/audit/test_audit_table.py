@@ -9,18 +9,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.gateway.contract.chunk import Chunk
-from logferry.loaders.notes import Note, notes_table
+from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.ledger import Ledger, TablePaths, new_entry
+from logferry.loaders.storage.ledger import Ledger, new_entry
+from logferry.loaders.storage.left_out_table import LeftOutChunk, left_out_rows
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.cli.problems import Unavailable
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import DC, QUARANTINE, Load, World, commit
 
 
 @pytest.fixture
-async def world(kafka: Cluster, topic_name: str) -> World:
+async def world(kafka: KafkaCluster, topic_name: str) -> World:
     """Stored: three sources with five chunks of four lines, one of which is not UTF-8."""
     found = World(kafka.bootstrap, topic_name)
     await found.create()
@@ -206,7 +207,7 @@ async def test_rows_of_a_compacted_table_in_another_order(world: World, tmp_path
 
 
 async def test_a_record_that_stands_in_the_log_twice_is_not_the_tables_fault(
-    kafka: Cluster, topic_name: str, tmp_path: Path
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ):
     world = World(kafka.bootstrap, topic_name)
     await world.create()
@@ -225,11 +226,11 @@ async def test_a_chunk_of_which_the_table_has_the_copy(world: World, tmp_path: P
     ]
     table = load.write(tmp_path / "t")
     assert refuting(await world.audit(table=table)) == ["missing-row"]
-    notes = TablePaths.of(table).moved
-    note = Note(0, row["topic"], row["partition"], row["offset"], row["source_id"], row["seqno"], "dc9.other")
-    write_deltalake(str(notes), notes_table([note, note._replace(batch=99, offset=77)]))
+    notes = TablePaths.of(table).left_out
+    note = LeftOutChunk(0, row["topic"], row["partition"], row["offset"], row["source_id"], row["seqno"], "dc9.other")
+    write_deltalake(str(notes), left_out_rows([note, note._replace(batch=99, offset=77)]))
     assert (await world.audit(table=table)).exact
-    write_deltalake(str(notes), notes_table([note._replace(offset=note.offset + 1)]), mode="append")
+    write_deltalake(str(notes), left_out_rows([note._replace(offset=note.offset + 1)]), mode="append")
     assert refuting(await world.audit(table=table)) == ["left-out-without-record"]
 
 
@@ -290,7 +291,7 @@ async def test_a_table_that_was_put_back_behind_its_ledger(world: World, tmp_pat
     assert "ledger-ahead" in refuting(await world.audit(table=table))
 
 
-async def test_a_topic_that_was_created_anew_cannot_be_compared(world: World, tmp_path: Path):
+async def test_a_recreated_topic_cannot_be_compared(world: World, tmp_path: Path):
     load = world.load()
     load.entries = [
         entry._replace(ranges=tuple(r._replace(topic_id="older") for r in entry.ranges)) for entry in load.entries
@@ -324,7 +325,7 @@ async def test_rows_of_another_data_centres_offsets(world: World, tmp_path: Path
 
 
 async def test_no_table(world: World, tmp_path: Path):
-    with pytest.raises(Unavailable, match="there is no Delta table"):
+    with pytest.raises(Unavailable, match="no Delta table; check --table"):
         await world.audit(table=tmp_path / "nothing")
 
 
@@ -335,7 +336,7 @@ async def test_a_table_that_lost_a_file(world: World, tmp_path: Path):
         await world.audit(table=table)
 
 
-async def test_an_empty_chunk_has_no_rows(kafka: Cluster, topic_name: str, tmp_path: Path):
+async def test_an_empty_chunk_has_no_rows(kafka: KafkaCluster, topic_name: str, tmp_path: Path):
     world = World(kafka.bootstrap, topic_name)
     await world.create()
     plan = world.plan(["web1"])

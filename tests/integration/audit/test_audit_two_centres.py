@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from logferry.ops.audit import audit
-from logferry.ops.audit.audit import Copy
+from logferry.gateway.config import KafkaSettings
 from logferry.ops.audit.compare.report import Report
+from logferry.ops.audit.config import CopySettings
 from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 
-from tests.load import Load
+from tests.support.audit import audited
+from tests.support.clients import Load
 from tests.support.loader import stored
-from tests.two_centres import Places, both_ways, loader_at
+from tests.support.mirror import Places, both_ways, loader_at
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -38,9 +39,14 @@ async def test_a_table_that_moves_there_and_back(
 
     async def proven(**options: Any) -> Report:
         await places.mirrored()
-        copies = [Copy("dc2", {"bootstrap_servers": there}, [name])]
-        settings: dict[str, Any] = {"topics": [name], "copies": copies, "keep": tmp_path / "kept", **options}
-        return await audit(here, "dc1", table=places.table, **settings)
+        copies = [CopySettings(dc="dc2", kafka=KafkaSettings(bootstrap_servers=there), topics=[name])]
+        settings: dict[str, Any] = {
+            "topics": [name],
+            "copies": copies,
+            "state_file": tmp_path / "audit.state",
+            **options,
+        }
+        return await audited(here, "dc1", table=places.table, **settings)
 
     async with Load(name, stack.urls("dc1"), seed=7, sources=4) as load:
         await load.acknowledged(100)

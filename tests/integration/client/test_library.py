@@ -24,9 +24,8 @@ from logferry.client import (
     Unknown,
     Writer,
 )
-from logferry.client.reading import link
-from logferry.client.reading import start_positions as opening
-from logferry.client.reading.decode import Lines
+from logferry.client.reading import requests, start_positions
+from logferry.client.reading.decode import NdjsonDecoder
 
 from tests.support.gateway import Gateway
 from tests.support.relay import Relay
@@ -82,7 +81,8 @@ class Plain:
 
 @pytest.fixture(params=[Plain, AsyncReader], ids=["plain", "asyncio"])
 def face(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    return request.param
+    chosen: Callable[..., Any] = request.param
+    return chosen
 
 
 def fill(workers: Gateway, topic: str, chunks: int = 20, start: int = 1) -> list[tuple[str, int, bytes]]:
@@ -125,8 +125,8 @@ async def test_without_msgpack_it_is_the_same(
 ) -> None:
     from logferry.client.aio import reader as aio_reader
 
-    for module in (link, opening, aio_reader):
-        monkeypatch.setattr(module, "decoder", Lines)
+    for module in (requests, start_positions, aio_reader):
+        monkeypatch.setattr(module, "best_decoder", NdjsonDecoder)
     await workers.make_topic(topic_name, 2)
     written = await asyncio.to_thread(fill, workers, topic_name)
     async with face(workers.urls, topic_name, follow=False, gzip=True) as reader:
@@ -160,7 +160,7 @@ async def test_started_again_from_a_stored_position_nothing_is_lost_or_doubled(
         assert sorted(map(of, found)) == written
 
 
-async def test_it_follows_and_goes_on_when_its_connections_are_cut(face, workers: Gateway, topic_name: str) -> None:
+async def test_it_follows_and_continues_when_its_connections_are_cut(face, workers: Gateway, topic_name: str) -> None:
     await workers.make_topic(topic_name, 4)
     written = await asyncio.to_thread(fill, workers, topic_name)
     with Relay(workers.urls[0]) as relay:
@@ -176,7 +176,7 @@ async def test_it_follows_and_goes_on_when_its_connections_are_cut(face, workers
     assert sorted(map(of, found)) == sorted(written + more)
 
 
-async def test_a_consumer_goes_on_where_it_has_committed(face, workers: Gateway, topic_name: str) -> None:
+async def test_a_consumer_continues_where_it_has_committed(face, workers: Gateway, topic_name: str) -> None:
     await workers.make_topic(topic_name, 4)
     written = await asyncio.to_thread(fill, workers, topic_name)
     options = {"consumer": f"c-{topic_name}"}
@@ -210,7 +210,7 @@ async def test_a_consumer_whose_session_is_cut_sees_nothing_twice(face, workers:
 
 @pytest.mark.parametrize("face", [Plain, pytest.param(AsyncReader, marks=pytest.mark.long)])
 async def test_two_readers_of_a_consumer_share(face, workers: Gateway, topic_name: str) -> None:
-    """The first has to give partitions up, and is told so when it commits; what it did not commit the other gets."""
+    """The first reader loses partitions and learns it at its commit. The other one gets the uncommitted chunks."""
     await workers.make_topic(topic_name, 4)
     written = await asyncio.to_thread(fill, workers, topic_name)
     first = face(workers.urls, topic_name, consumer=f"c-{topic_name}")
@@ -219,7 +219,7 @@ async def test_two_readers_of_a_consumer_share(face, workers: Gateway, topic_nam
         seen = [of(chunk) for chunk in await until(first, len(written))]
         async with second:
             shared = [of(chunk) for chunk in await until(second, 1)]
-            with pytest.raises(Superseded):  # noqa: PT012  it is told when it gets there
+            with pytest.raises(Superseded):  # noqa: PT012  raised by one of the commits
                 async with asyncio.timeout(PATIENCE_S):
                     while True:
                         assert await first.read(0.1) is None, "twice in one process"
@@ -257,7 +257,8 @@ async def test_from_a_time_the_end_and_a_partition(face, workers: Gateway, topic
     before = await asyncio.to_thread(fill, workers, topic_name)
     async with face(workers.urls, topic_name, follow=False) as reader:
         offsets = [chunk async for chunk in reader]
-    await asyncio.sleep(0.01)  # Kafka's clock counts in ms
+    # Kafka's clock counts in ms: the time between differs from the times of the chunks before and after it.
+    await asyncio.sleep(0.01)
     between = datetime.now(UTC)
     await asyncio.sleep(0.01)
     async with face(workers.urls, topic_name, start="latest") as latest:
@@ -279,11 +280,7 @@ async def test_from_a_time_the_end_and_a_partition(face, workers: Gateway, topic
 async def test_partitions_that_are_added_are_read(
     face, workers: Gateway, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from logferry.client.aio import reader as aio_reader
-    from logferry.client.reading import fetching
-
-    for module in (fetching, aio_reader):
-        monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.2)
+    monkeypatch.setattr("logferry.client.reading.reader_core.LOOK_INTERVAL_S", 0.2)
     await workers.make_topic(topic_name, 1)
     async with face(workers.urls, topic_name, start="latest") as reader:
         await workers.make_topic(topic_name, 8)
@@ -293,7 +290,7 @@ async def test_partitions_that_are_added_are_read(
     assert len({chunk.partition for chunk in found}) > 1
 
 
-async def test_what_cannot_be_read_is_told(face, workers: Gateway, topic_name: str) -> None:
+async def test_topics_and_positions_that_cannot_be_read_raise(face, workers: Gateway, topic_name: str) -> None:
     full = await workers.make_topic(topic_name, 1)
     with pytest.raises(Rejected, match="unknown-topic"):
         async with face(workers.urls, f"{topic_name}-not"):

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgpack
@@ -38,7 +39,7 @@ def topic(stack: Stack, topic_name: str) -> str:
 
 
 class Push:
-    """The client on a folder of its own; `start` again after a kill goes on from its state."""
+    """The client on a folder of its own; `start` after a kill continues from its state."""
 
     def __init__(self, stack: Stack, topic: str, root: Path) -> None:
         self.logs = root / "logs"
@@ -73,7 +74,7 @@ def push(stack: Stack, topic: str, tmp_path: Path) -> Iterator[Push]:
 
 def stored(stack: Stack, topic: str) -> dict[str, bytes]:
     """What is readable of each source; the chunks have to meet end to end, each once."""
-    sources: dict[str, list[list[object]]] = {}
+    sources: dict[str, list[list[Any]]] = {}
     for partition in range(PARTITIONS):
         offset: str | None = "earliest"
         while offset is not None:
@@ -126,7 +127,7 @@ def test_logs_of_real_life_arrive_byte_for_byte(stack: Stack, topic: str, push: 
     assert sorted(stored(stack, topic).values()) == held(push.logs) != []
 
 
-def test_it_goes_on_through_kills_of_itself_of_gateways_and_broker(stack: Stack, topic: str, push: Push) -> None:
+def test_it_continues_through_kills_of_itself_of_gateways_and_broker(stack: Stack, topic: str, push: Push) -> None:
     """Eight files are written and rotated while client, workers and broker are killed. More: test_push_killed.py."""
     chance = random.Random(5)
     names = [f"{letter}.log" for letter in "abcdefgh"]
@@ -146,7 +147,7 @@ def test_it_goes_on_through_kills_of_itself_of_gateways_and_broker(stack: Stack,
                 path.rename(path.with_name(f"{name}.{number}"))
             with path.open("ab") as file:
                 file.writelines(b"%s %d %d\n" % (name.encode(), number, chance.randrange(1 << 60)) for _ in range(200))
-        time.sleep(0.1)  # the pace of the writers: it is not waited for anything
+        time.sleep(0.1)  # the pace of the writers
     push.stop()
     stack.wait_ready()
     push.once()
@@ -173,16 +174,16 @@ def test_a_topic_that_is_not_there_is_named(stack: Stack, tmp_path: Path) -> Non
 
 
 def test_the_gateway_knows_how_far_a_file_is_and_that_it_is_gone(stack: Stack, topic: str, push: Push) -> None:
-    def sources() -> list[dict[str, object]]:
+    def sources() -> list[dict[str, Any]]:
         with urllib.request.urlopen(f"{stack.urls()[0]}/v1/topics/{quote(topic)}/sources", timeout=BOUND_S) as answer:
-            rows: list[dict[str, object]] = json.load(answer)["sources"]
+            rows: list[dict[str, Any]] = json.load(answer)["sources"]
         return rows
 
     (push.logs / "a.log").write_bytes(b"one\n")
-    push.start("--heartbeat-s", "0.2", "--rotated-s", "0.2")
+    push.start("--heartbeat-s", "0.2", "--rotated-timeout-s", "0.2")
     until(lambda: [(row["position"], row["size"], row["finished"]) for row in sources()] == [(4, 4, False)])
     (push.logs / "a.log").unlink()
-    until(lambda: sources()[0]["finished"])
+    until(lambda: sources()[0]["finished"] is True)
     assert [(row["position"], row["size"], row["finished"]) for row in sources()] == [(4, 4, True)]
 
 

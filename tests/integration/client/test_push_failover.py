@@ -33,7 +33,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 class Writer(threading.Thread):
-    """Writes lines to files at about 1 MB/s together and rotates them, until it is told to finish."""
+    """Writes lines to files at about 1 MB/s together and rotates them, until it is stopped."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def create(url: str, topic: str) -> None:
 
 
 def stored(stack: Stack, dc: str, topic: str) -> tuple[Rows, list[str]]:
-    """By source and seqno, the bytes; each once, in order. And the sources that went on behind a gap, as they say."""
+    """By source and seqno, the bytes; each once, in order. And the sources that say that they resumed behind a gap."""
     rows: Rows = {}
     resumed = []
     last: dict[str, int] = {}

@@ -5,56 +5,43 @@ Nothing here is skipped: where there is no older Python than the one of the test
 
 import asyncio
 import os
-import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from logferry.client import __version__
 from logferry.ops.runtime.build_pyz import build
-from model.fake_gateway import FakeGateway, Served
 
-ROOT = Path(__file__).parents[2]
-OLDEST = (3, 9)
+from tests.support.fake_gateway import FakeGateway, Served
+from tests.support.interpreters import interpreters, version_of
+
+ROOT = Path(__file__).parents[3]
 LIBRARY = [*sorted((ROOT / "client").glob("writing/*.py")), *sorted((ROOT / "client").glob("reading/*.py"))]
 CARRIED = [
     *sorted((ROOT / "client").glob("*.py")),
+    *sorted((ROOT / "client" / "agent").glob("*.py")),
+    *sorted((ROOT / "client" / "files").glob("*.py")),
+    *sorted((ROOT / "client" / "transport").glob("*.py")),
     *LIBRARY,
     ROOT / "gateway" / "__init__.py",
-    ROOT / "gateway" / "contract.py",
+    *(ROOT / "gateway" / "contract" / f"{name}.py" for name in ("__init__", "names", "chunk")),
 ]
-
-
-def version(python: str) -> tuple[int, ...]:
-    """Of a Python that runs; (0,) for one that does not."""
-    code = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
-    try:
-        done = subprocess.run([python, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
-    except OSError:
-        return (0,)
-    return tuple(map(int, done.stdout.split("."))) if re.fullmatch(r"\d+\.\d+\.\d+\n", done.stdout) else (0,)
 
 
 @pytest.fixture(scope="module")
 def pythons() -> dict[str, tuple[int, ...]]:
-    """Those on PATH, beside it by pyenv or uv, and the one that runs the tests: from 3.9 on, with their versions."""
-    names = [f"python3.{minor}" for minor in range(OLDEST[1], sys.version_info.minor)]
-    pythons = [found for name in names if (found := shutil.which(name))]
-    for home in (".pyenv/versions", ".local/share/uv/python"):
-        pythons += [str(path) for path in Path.home().glob(f"{home}/*/bin/python3")]
-    versions = {python: version(python) for python in [*pythons, sys.executable]}
-    return {python: found for python, found in versions.items() if found >= OLDEST}
+    return interpreters()
 
 
 @pytest.fixture(scope="module")
-def oldest(pythons) -> str:
+def oldest(pythons: dict[str, tuple[int, ...]]) -> str:
     return min(pythons, key=lambda python: pythons[python])
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory) -> Path:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the client and the contract, and nothing else of ours."""
     folder = tmp_path_factory.mktemp("bare")
     for path in CARRIED:
@@ -76,7 +63,7 @@ def test_every_module_compiles_and_imports(oldest, bare):
     modules = [str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in CARRIED]
     imports = "\n".join(f"import logferry.{name}" for name in modules if not name.endswith(("__main__", "__init__")))
     done = run(oldest, bare, "-c", imports)
-    assert done.returncode == 0, f"{oldest} {version(oldest)}: {done.stderr}"
+    assert done.returncode == 0, f"{oldest} {version_of(oldest)}: {done.stderr}"
 
 
 def test_it_sends_files_byte_for_byte(oldest, bare, tmp_path):
@@ -95,9 +82,9 @@ def test_it_sends_files_byte_for_byte(oldest, bare, tmp_path):
             oldest, bare, "-m", "logferry.client", "--once", "--url", served.url, "--topic", "t", "--host", "h",
             "--state-dir", str(tmp_path / "state"), str(tmp_path / "**" / "*.log"),
         )  # fmt: skip
-    assert done.returncode == 0, f"{oldest} {version(oldest)}: {done.stderr}"
+    assert done.returncode == 0, f"{oldest} {version_of(oldest)}: {done.stderr}"
     assert sorted(stored.content() for stored in gateway.sources.values()) == sorted(logs.values())
-    print(f"ran under Python {'.'.join(map(str, version(oldest)))} ({oldest})")
+    print(f"ran under Python {'.'.join(map(str, version_of(oldest)))} ({oldest})")
 
 
 LIBRARY_PROGRAM = """
@@ -121,13 +108,13 @@ for options in ({}, {"consumer": topic}):
 def test_the_library_writes_and_reads(oldest, bare, workers, topic_name):
     asyncio.run(workers.make_topic(topic_name, 2))
     done = run(oldest, bare, "-c", LIBRARY_PROGRAM, workers.urls[1], topic_name)
-    assert (done.returncode, done.stderr) == (0, ""), f"{oldest} {version(oldest)}"
+    assert (done.returncode, done.stderr) == (0, ""), f"{oldest} {version_of(oldest)}"
     expected = [("a", number + 1, str(number)) for number in range(50)] + [("log", 1, "told")]
     assert done.stdout == " ".join(map(str, expected)) + "\n" + " ".join(map(str, expected)) + "\n"
 
 
 @pytest.fixture(scope="module")
-def pyz(tmp_path_factory) -> Path:
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("dist") / "logferry-push.pyz"
     build(target)
     return target
@@ -161,12 +148,17 @@ def test_the_single_file_is_executable_and_the_same_each_time(pyz, tmp_path):
         names = archive.namelist()
     assert "tomli/LICENSE" in names
     assert "LICENSE" in names
-    assert not [name for name in names if not name.endswith((".py", "LICENSE"))]
+    assert not [name for name in names if not name.endswith((".py", "LICENSE", ".dist-info/METADATA"))]
+
+
+def test_the_single_file_knows_its_version(oldest, pyz):
+    done = subprocess.run([oldest, "-I", pyz, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"logferry {__version__}\n", done.stderr
 
 
 def test_it_loads_little(oldest, bare):
     """Its start takes a tenth of a second; the modules named here would each add to that, and to its memory."""
-    code = "import sys, logferry.client.agent; print(*sorted(sys.modules))"
+    code = "import sys, logferry.client.agent.agent; print(*sorted(sys.modules))"
     loaded = set(run(oldest, bare, "-c", code).stdout.split())
     assert "logferry.client.agent.watch" in loaded
     slow = {"asyncio", "urllib.request", "multiprocessing", "typing_extensions", "subprocess", "unittest"}

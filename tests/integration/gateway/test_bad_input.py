@@ -19,7 +19,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from logferry.gateway.contract.chunk import MSGPACK
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.bad_input import (
     CHUNK,
@@ -38,7 +38,7 @@ from tests.support.gateway import Gateway, gateway
 
 
 @pytest.fixture(scope="module")
-def small(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def small(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """Two workers with small limits."""
     limits = {
         "chunk_bytes": CHUNK,

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import cramjam
 import msgpack
 import pytest
-from logferry.gateway.contract.chunk import MAX_SEQNO, MSGPACK, Chunk, pack_chunk, partition_of
+from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
+from logferry.gateway.contract.names import MAX_SEQNO, partition_of
 
-from tests.asking import log_of, open_session, write
 from tests.support.checker import digest, read_back
-from tests.support.gateway import Answer, Gateway, source_path
+from tests.support.gateway import Answer, Gateway, log_of, open_session, source_path, write
 
 KEYS = (
     *("dc", "topic", "partition", "offset", "source_id"),
@@ -256,7 +256,7 @@ async def test_pipelined_chunks_in_any_order_are_never_lost(workers: Gateway, to
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-async def test_a_session_says_where_to_go_on(workers: Gateway, topic: str, worker: int) -> None:
+async def test_a_session_returns_the_position_to_continue_from(workers: Gateway, topic: str, worker: int) -> None:
     first = await open_session(workers, topic, "a", worker=worker)
     assert first == {
         "source_id": "a",

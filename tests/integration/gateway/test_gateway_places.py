@@ -7,12 +7,11 @@ import itertools
 from pathlib import Path
 
 import pytest
-from logferry.gateway.contract.chunk import partition_of
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.contract.names import partition_of
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.asking import log_of, open_session, write
 from tests.support.checker import read_back
-from tests.support.gateway import Gateway, gateway, source_path
+from tests.support.gateway import Gateway, gateway, log_of, open_session, source_path, write
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ async def test_a_redirect_for_those_who_asked_for_it(workers: Gateway, topic: st
 
 
 async def test_workers_are_reached_under_the_name_that_they_advertise(
-    kafka: Cluster, tmp_path: Path, topic_name: str
+    kafka: KafkaCluster, tmp_path: Path, topic_name: str
 ) -> None:
     with gateway(kafka, tmp_path, f"named-{topic_name[-6:]}", advertised_host="localhost") as workers:
         await workers.make_topic(topic_name)
@@ -144,7 +143,9 @@ async def test_topics_are_created_described_and_grown(workers: Gateway, topic_na
     assert missing.problem == "unknown-topic"
     wanted = {"partitions": 2, "retention_ms": 86_400_000}
     created = await workers.ask("PUT", path, json=wanted, expect=201)
+    assert len(created.document["id"]) == 22
     assert created.document == {
+        "id": created.document["id"],
         "topic": f"dc1.{topic_name}",
         "dc": "dc1",
         "name": topic_name,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from logferry.gateway.contract.chunk import Chunk, partition_of
-from logferry.gateway.kafka import transactional_producer as transactional
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.contract.names import partition_of
+from logferry.gateway.contract.source_state import SourceIdentity
+from logferry.gateway.kafka import transactional_producer
 from logferry.gateway.kafka.transactional_producer import NotCommitted
-from logferry.gateway.lanes.dedup import Source
-from logferry.gateway.lanes.group_commit import LaneProducer
-from logferry.gateway.lanes.transaction import Draft, Write
-from logferry.gateway.replay import replay
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.lanes.group_commit import GroupCommit
+from logferry.gateway.lanes.lane import replay
+from logferry.gateway.lanes.transaction import Draft, WriteChunks
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.producer import Lane, lane
 
@@ -20,8 +21,8 @@ _PARTITIONS = 6
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster("three", tmp_path_factory.mktemp("three"), brokers=3) as cluster:
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    with KafkaCluster("three", tmp_path_factory.mktemp("three"), brokers=3) as cluster:
         yield cluster
 
 
@@ -32,17 +33,17 @@ def source_of(partition: int) -> str:
 def draft_of(world: Lane, number: int, *partitions: int) -> Draft:
     draft = world.draft(number, source=source_of(partitions[0]))
     for partition in partitions[1:]:
-        source = Source(world.facts.name, None, source_of(partition))
-        draft.add(Write(world.facts, source, None, [Chunk(number, None, None, {}, b"%d " % number)], 10))
+        source = SourceIdentity(world.facts.name, None, source_of(partition))
+        draft.add(WriteChunks(world.facts, source, None, [Chunk(number, None, None, {}, b"%d " % number)], 10))
     return draft
 
 
-async def test_commits_nothing_without_it_and_goes_on_when_it_is_back(
-    three: Cluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+async def test_commits_nothing_without_it_and_continues_when_it_is_back(
+    three: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional, "_TRANSACTION_DEADLINE_S", 5)
+    monkeypatch.setattr(transactional_producer, "_TRANSACTION_DEADLINE_S", 5)
     async with lane(three, topic_name, _PARTITIONS) as world:
-        producer: LaneProducer = await world.producer()
+        producer: GroupCommit = await world.producer()
         await producer.transact(draft_of(world, 1, 0))
         leaders = [await world.kafka.leader(world.facts.name, number) for number in range(_PARTITIONS)]
         needed = {leaders[0], await world.kafka.leader(world.config.state_topic, 0)}
@@ -60,7 +61,7 @@ async def test_commits_nothing_without_it_and_goes_on_when_it_is_back(
         assert await world.committed(3) == [1, 3, 4]
         table = await replay(world.kafka, world.config.state_topic, 0)
         recorded = {
-            partition: table.get(Source(world.facts.name, None, source_of(partition)), world.facts.id)
+            partition: table.get(SourceIdentity(world.facts.name, None, source_of(partition)), world.facts.id)
             for partition in (0, away)
         }
         assert {partition: state and state.recorded for partition, state in recorded.items()} == {0: 4, away: 4}

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.config import Graphite
-from logferry.gateway.observing import graphite_prefix
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.service.worker import graphite_prefix
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.faults import wait_unread
 from tests.support.served_gateway import Gateway
 
 # name → its labels, all of which have few values whatever callers send.
@@ -54,7 +55,7 @@ async def samples(gateway: Gateway, worker: int = 0) -> dict[str, dict[tuple[str
     return found
 
 
-async def test_everything_is_counted_by_bounded_labels(kafka: Cluster, tmp_path: Path) -> None:
+async def test_everything_is_counted_by_bounded_labels(kafka: KafkaCluster, tmp_path: Path) -> None:
     topic = f"metrics-{time.time_ns()}"
     full, chunks = f"dc1.{topic}", f"/v1/topics/{topic}/sources/{{}}/chunks?seqno={{}}"
     async with Gateway(tmp_path, kafka.bootstrap, 1) as gateway:
@@ -91,7 +92,7 @@ async def test_everything_is_counted_by_bounded_labels(kafka: Cluster, tmp_path:
         assert found["logferry_in_flight_bytes"][()] == 0
 
 
-async def test_fences_and_forwards_are_counted(kafka: Cluster, tmp_path: Path) -> None:
+async def test_fences_and_forwards_are_counted(kafka: KafkaCluster, tmp_path: Path) -> None:
     """A worker that is frozen past its session is shut out of its lanes by the other, and says so when it wakes."""
     topic = f"fences-{time.time_ns()}"
     chunks = f"/v1/topics/{topic}/sources/{{}}/chunks?seqno={{}}"
@@ -108,7 +109,7 @@ async def test_fences_and_forwards_are_counted(kafka: Cluster, tmp_path: Path) -
             late = [gateway.ask("POST", chunks.format(number, 3), worker=1, data=b"x") for number in range(16)]
             waiting = [asyncio.create_task(request) for request in late]
             # On waking it finds these before it hears of what happened.
-            await asyncio.wait(waiting, timeout=0.5)
+            await wait_unread(gateway.urls[1], len(waiting))
         finally:
             frozen.send(signal.SIGCONT)
         await asyncio.gather(*waiting)
@@ -135,7 +136,7 @@ def test_a_place_for_each_worker(prefix: str, host: str, expected: str) -> None:
     assert graphite_prefix(Graphite(host="x", prefix=prefix), "dc1", 3, host) == expected
 
 
-async def test_graphite_gets_the_same_and_may_go_away(kafka: Cluster, tmp_path: Path) -> None:
+async def test_graphite_gets_the_same_and_may_go_away(kafka: KafkaCluster, tmp_path: Path) -> None:
     received: asyncio.Queue[str] = asyncio.Queue()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,8 +159,8 @@ async def test_graphite_gets_the_same_and_may_go_away(kafka: Cluster, tmp_path: 
         assert found["logferry_connections"] >= 0
         await server.wait_closed()
         for _ in range(200):
-            if "graphite_away" in gateway.said():
+            if "graphite_unreachable" in gateway.said():
                 break
             await asyncio.sleep(0.1)
-        assert gateway.said().count("graphite_away") == 1
+        assert gateway.said().count("graphite_unreachable") == 1
         assert (await gateway.ask("GET", "/readyz"))[0] == 200

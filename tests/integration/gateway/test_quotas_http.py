@@ -1,4 +1,4 @@
-"""Quotas from outside: who writes too much is told how long to wait, and the others do not notice."""
+"""Quotas from outside: a caller over its rate gets the time to wait, and the others do not notice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.served_gateway import Gateway
 
@@ -24,7 +24,7 @@ TABLES += '[[quotas]]\ntopic = "few-*"\nchunks_per_s = 50\n'
 
 
 @pytest.fixture
-async def gateway(kafka: Cluster, tmp_path: Path) -> AsyncIterator[Gateway]:
+async def gateway(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[Gateway]:
     async with Gateway(tmp_path, kafka.bootstrap, 1, TABLES) as gateway:
         for topic in ("quota-a", "quota-b", "few-chunks"):
             status, document, _ = await gateway.ask("PUT", f"/v1/topics/{topic}", "free", data='{"partitions": 2}')
@@ -59,10 +59,10 @@ async def test_a_token_over_its_bytes_is_refused_and_what_was_refused_is_not_rec
     assert await recorded(gateway, "quota-a", source) == 1
     assert await recorded(gateway, "quota-b", source) is None
     assert (await write("free", "quota-a", source, 2, 10 * RATE))[0] == 200
-    # After the wait that was told it goes on.
+    # After that wait it continues.
     await asyncio.sleep(int(headers["Retry-After"]))
     assert (await write("limited", "quota-a", source, 3, 10))[0] == 200
-    _, metrics, _ = await gateway.ask("GET", "/metrics")
+    _, metrics, _ = await gateway.ask("GET", "/metrics", "free")
     lines = dict(line.rsplit(" ", 1) for line in metrics.decode().splitlines() if not line.startswith("#"))
     assert float(lines['logferry_throttled_total{name="limited",scope="token"}']) == 2
     assert 2 < float(lines['logferry_throttled_seconds_total{name="limited",scope="token"}']) <= 8

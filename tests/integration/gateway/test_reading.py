@@ -160,7 +160,7 @@ async def test_times(workers: Gateway, topic: str) -> None:
     assert (found, next_offset) == ([], (await rows(workers, topic, "offset=latest"))[1])
 
 
-async def test_a_cursor_goes_on_where_the_answer_ended(workers: Gateway, topic: str) -> None:
+async def test_a_cursor_continues_where_the_answer_ended(workers: Gateway, topic: str) -> None:
     for seqno in range(3):
         await write(workers, topic, seqno, b"x")
     first = await ask(workers, topic, "max_bytes=1")
@@ -240,7 +240,8 @@ async def test_a_waiting_read_gets_the_chunk_when_it_is_written(workers: Gateway
     await write(workers, topic, 1, b"x")
     _, end = await rows(workers, topic, "offset=latest")
     waiting = asyncio.create_task(rows(workers, topic, f"offset={end}&wait_ms=30000", worker))
-    await asyncio.sleep(0.3)
+    # This read is asked for later and answered: the worker has the waiting one.
+    assert await rows(workers, topic, f"offset={end}", worker) == ([], end)
     assert not waiting.done()
     await write(workers, topic, 2, b"y")
     assert seqnos(await waiting) == [2]
@@ -250,7 +251,6 @@ async def test_a_waiting_read_is_not_woken_by_what_it_does_not_want(workers: Gat
     waiting = asyncio.create_task(rows(workers, topic, "wait_ms=30000&source_prefix=b"))
     for seqno in range(3):
         await write(workers, topic, seqno, b"x")
-    await asyncio.sleep(0.2)
     assert not waiting.done()
     await write(workers, topic, 1, b"y", source="b1")
     found, next_offset = await waiting
@@ -258,7 +258,7 @@ async def test_a_waiting_read_is_not_woken_by_what_it_does_not_want(workers: Gat
     assert next_offset > found[0]["offset"]
 
 
-async def test_waiting_in_vain_ends(workers: Gateway, topic: str) -> None:
+async def test_a_wait_without_a_chunk_ends(workers: Gateway, topic: str) -> None:
     await write(workers, topic, 1, b"x")
     _, end = await rows(workers, topic, "offset=latest")
     started = time.monotonic()
@@ -266,10 +266,21 @@ async def test_waiting_in_vain_ends(workers: Gateway, topic: str) -> None:
     assert time.monotonic() - started >= 0.7
 
 
+async def wait_connections(workers: Gateway, wanted: int) -> None:
+    """Returns when the first worker has so many connections of callers."""
+    async with asyncio.timeout(30):
+        while True:
+            lines = (await workers.ask("GET", "/metrics")).body.decode().splitlines()
+            (count,) = (float(line.split()[1]) for line in lines if line.startswith("logferry_connections "))
+            if count >= wanted:
+                return
+            await asyncio.sleep(0.02)
+
+
 async def test_many_waiting_reads_do_not_stand_in_the_way(workers: Gateway, topic: str) -> None:
     """Also more of them than there are connections for waiting: everybody is served."""
     waiting = [asyncio.create_task(rows(workers, topic, "wait_ms=20000")) for _ in range(300)]
-    await asyncio.sleep(0.5)
+    await wait_connections(workers, len(waiting))
     async with asyncio.timeout(10):
         assert await rows(workers, topic, "offset=latest") == ([], 0)
         await write(workers, topic, 1, b"x")

@@ -6,23 +6,16 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import trustme
-from aiokafka import AIOKafkaConsumer
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
-from logferry.gateway.contract.chunk import lane_of
-from logferry.gateway.http.auth import new_token
-from logferry.ops.stack.kafka_cluster import Cluster
-from logferry.ops.stack.ports import free_ports
+from logferry.gateway.contract.names import lane_of
+from logferry.gateway.token_command import new_token
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.served_gateway import Gateway
 
@@ -43,7 +36,7 @@ def entries(*names: str) -> str:
 
 
 @pytest.fixture
-async def gateway(kafka: Cluster, tmp_path: Path) -> AsyncIterator[Gateway]:
+async def gateway(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[Gateway]:
     """Two workers with all the tokens; the topic nginx exists, squid does not."""
     async with Gateway(tmp_path, kafka.bootstrap, 2, entries(*NAMES)) as gateway:
         status, document, _ = await gateway.ask(
@@ -61,9 +54,10 @@ def chunk(source: str, seqno: int = 10, topic: str = "nginx") -> str:
 
 
 async def test_each_may_do_what_was_granted_and_nothing_else(gateway: Gateway) -> None:
-    source, read = "/v1/topics/nginx/sources/web1%2Fa", "/v1/topics/dc1.nginx/partitions/0/chunks"
+    # Each token opens a session of a source of its own: another one's is in use.
+    source, read = "/v1/topics/nginx/sources/web1%2F{name}", "/v1/topics/dc1.nginx/partitions/0/chunks"
     beat = {"method": "POST", "path": source + "/heartbeat", "data": "{}"}
-    table = [
+    table: list[tuple[dict[str, Any], set[str]]] = [
         # what, who gets it (200 or 201); all the others get 403
         ({"method": "POST", "path": chunk("web1%2Fa"), "data": b"x\n"}, {"writer", "own"}),
         ({"method": "POST", "path": chunk("web2%2Fa"), "data": b"x\n"}, {"writer"}),
@@ -82,7 +76,9 @@ async def test_each_may_do_what_was_granted_and_nothing_else(gateway: Gateway) -
     for request, allowed in table:
         for worker in range(2):
             for name in NAMES:
-                status, document, _ = await gateway.ask(**request, token=SECRET[name], worker=worker)
+                path = request["path"].format(name=name)
+                asked = {**request, "path": path}
+                status, document, _ = await gateway.ask(**asked, token=SECRET[name], worker=worker)
                 assert (status == 403) == (name not in allowed), (request, name, document)
                 assert status in (200, 403), (request, name, document)
                 if status == 403:
@@ -91,6 +87,37 @@ async def test_each_may_do_what_was_granted_and_nothing_else(gateway: Gateway) -
                 status, document, headers = await gateway.ask(**request, token=token, worker=worker)
                 assert (status, document["type"].rpartition("/")[2]) == (401, "unauthenticated")
                 assert headers["WWW-Authenticate"].startswith("Bearer")
+
+
+async def test_a_session_is_authority_over_its_source(gateway: Gateway) -> None:
+    """Another writer of the topic can neither silence the source nor take it; its own writer notices nothing."""
+    source = "/v1/topics/nginx/sources/web1%2Fowned"
+    status, opened, _ = await gateway.ask("POST", source + "/session", SECRET["own"])
+    assert status == 200
+    session, writes = opened["session"], source + "/chunks?seqno="
+    highest = 2**63 - 1
+    for worker in range(2):
+        for query in (str(highest), f"{highest}&session={session}", f"{highest}&prev=0", "5"):
+            status, document, _ = await gateway.ask("POST", writes + query, SECRET["writer"], worker, data=b"theft")
+            assert (status, document["type"].rpartition("/")[2]) == (409, "superseded")
+        status, document, headers = await gateway.ask("POST", source + "/session", SECRET["writer"], worker)
+        assert (status, document["type"].rpartition("/")[2]) == (503, "source-in-use")
+        assert 800 < int(headers["Retry-After"]) <= 900
+        status, _, _ = await gateway.ask(
+            "POST", source + "/heartbeat", SECRET["writer"], worker, data='{"finished": true}'
+        )
+        assert status == 409
+        # Of the session's own token, but outside of the session: a mistake.
+        status, document, _ = await gateway.ask("POST", writes + str(highest), SECRET["own"], worker, data=b"mistake")
+        assert (status, document["type"].rpartition("/")[2]) == (400, "bad-request")
+    status, document, _ = await gateway.ask("POST", f"{writes}10&prev=0&session={session}", SECRET["own"], data=b"mine")
+    assert (status, document["written"], document["recorded_seqno"]) == (200, 1, 10)
+    status, document, _ = await gateway.ask("POST", f"{writes}20&prev=10", SECRET["own"], data=b"also mine")
+    assert (status, document["written"]) == (200, 1)
+    status, _, _ = await gateway.ask("DELETE", source, SECRET["admin"])
+    assert status == 200
+    status, document, _ = await gateway.ask("POST", writes + "1", SECRET["writer"], data=b"free again")
+    assert (status, document["written"]) == (200, 1)
 
 
 async def test_a_token_learns_nothing_of_another_topic(gateway: Gateway) -> None:
@@ -151,7 +178,7 @@ async def test_the_token_goes_along_when_a_request_is_handed_on(gateway: Gateway
     assert status == 401
 
 
-async def test_tokens_are_re_read_while_requests_go_on(gateway: Gateway) -> None:
+async def test_tokens_are_re_read_while_requests_continue(gateway: Gateway) -> None:
     connector = aiohttp.TCPConnector(limit=1, force_close=False)
     async with aiohttp.ClientSession(connector=connector) as session:
         headers = {"Authorization": f"Bearer {SECRET['writer']}"}
@@ -199,7 +226,8 @@ async def test_who_loses_its_right_is_not_read_to_any_longer(gateway: Gateway, t
 
 async def test_metrics_name_no_source_and_no_token(gateway: Gateway) -> None:
     await gateway.ask("POST", chunk("web1%2Fvery-special"), SECRET["writer"], data=b"x\n")
-    status, body, _ = await gateway.ask("GET", "/metrics")
+    assert (await gateway.ask("GET", "/metrics"))[0] == 401
+    status, body, _ = await gateway.ask("GET", "/metrics", SECRET["admin"])
     assert status == 200
     for word in ("very-special", *SECRET.values()):
         assert word not in body.decode()
@@ -213,12 +241,12 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def certificate(authority: trustme.CA, folder: Path, name: str = "worker") -> str:
+def certificate(authority: trustme.CA, folder: Path) -> str:
     issued = authority.issue_cert("127.0.0.1", "localhost")
-    issued.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
-    issued.private_key_pem.write_to_path(folder / f"{name}.key")
+    issued.cert_chain_pems[0].write_to_path(folder / "worker.pem")
+    issued.private_key_pem.write_to_path(folder / "worker.key")
     authority.cert_pem.write_to_path(folder / "ca.pem")
-    files = {"certificate": f"{name}.pem", "key": f"{name}.key", "ca": "ca.pem"}
+    files = {"certificate": "worker.pem", "key": "worker.key", "ca": "ca.pem"}
     return "[tls]\n" + "".join(f'{setting} = "{folder / file}"\n' for setting, file in files.items())
 
 
@@ -228,7 +256,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-async def test_tls_to_and_between_workers(kafka: Cluster, tmp_path: Path, authority: trustme.CA) -> None:
+async def test_tls_to_and_between_workers(kafka: KafkaCluster, tmp_path: Path, authority: trustme.CA) -> None:
     tls = certificate(authority, tmp_path)
     tables = tls + entries("admin", "writer")
     async with Gateway(tmp_path, kafka.bootstrap, 2, tables, "https", trusting(authority)) as gateway:
@@ -236,7 +264,7 @@ async def test_tls_to_and_between_workers(kafka: Cluster, tmp_path: Path, author
         for number in range(16):
             status, document, _ = await gateway.ask("POST", chunk(f"tls-{number}"), SECRET["writer"], data=b"x\n")
             assert status == 200, document
-        _, metrics, _ = await gateway.ask("GET", "/metrics")
+        _, metrics, _ = await gateway.ask("GET", "/metrics", SECRET["admin"])
         assert b'logferry_forwards_total{how="forward"}' in metrics
         status, session, _ = await gateway.ask("POST", "/v1/topics/nginx/sources/tls-1/session", SECRET["writer"])
         assert (status, session["url"] in gateway.urls) == (200, True)
@@ -271,7 +299,7 @@ async def shown(url: str, authority: trustme.CA) -> bytes:
 
 
 async def test_a_worker_does_not_hand_on_to_one_whose_certificate_it_cannot_verify(
-    kafka: Cluster, tmp_path: Path, authority: trustme.CA
+    kafka: KafkaCluster, tmp_path: Path, authority: trustme.CA
 ) -> None:
     tls = certificate(authority, tmp_path)
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -279,114 +307,3 @@ async def test_a_worker_does_not_hand_on_to_one_whose_certificate_it_cannot_veri
         await gateway.ask("PUT", "/v1/topics/nginx", data='{"partitions": 4}')
         statuses = {(await gateway.ask("POST", chunk(f"cut-{number}"), data=b"x\n"))[0] for number in range(16)}
         assert statuses == {200, 503}
-
-
-# ---- Kafka's own security -------------------------------------------------------------------------------------
-
-PASSWORD = "the password of the broker"
-
-
-def pkcs8(key: bytes) -> bytes:
-    """Java knows no other form."""
-    return load_pem_private_key(key, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-@pytest.fixture
-def secured(tmp_path: Path, authority: trustme.CA) -> Iterator[tuple[Cluster, str]]:
-    """A broker with a listener that wants TLS, a client's certificate and a password; and that listener's address."""
-    data = tmp_path / "kafka"
-    with Cluster("secured", data) as plain:
-        broker = plain.bootstrap
-    (port,) = free_ports(1)
-    properties = dict(
-        line.split("=", 1)
-        for line in next(data.rglob("server.properties")).read_text().splitlines()
-        if "=" in line and not line.startswith("#")
-    )
-    issued = authority.issue_cert("127.0.0.1")
-    one_line = {
-        "ssl.keystore.certificate.chain": issued.cert_chain_pems[0].bytes() + authority.cert_pem.bytes(),
-        "ssl.keystore.key": pkcs8(issued.private_key_pem.bytes()),
-        "ssl.truststore.certificates": authority.cert_pem.bytes(),
-    }
-    login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_gateway="{PASSWORD}";'
-    own = {
-        **{name: value.decode().replace("\n", "\\n") for name, value in one_line.items()},
-        "ssl.keystore.type": "PEM",
-        "ssl.truststore.type": "PEM",
-        "ssl.client.auth": "required",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "plain.sasl.jaas.config": login,
-    }
-    settings = {
-        "listeners": f"{properties['listeners']},SECURED://127.0.0.1:{port}",
-        "advertised.listeners": f"{properties['advertised.listeners']},SECURED://127.0.0.1:{port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL",
-        "inter.broker.listener.name": "PLAINTEXT",
-        **{f"listener.name.secured.{name}": value for name, value in own.items()},
-    }
-    with Cluster("secured", data, settings=settings) as cluster:
-        assert cluster.bootstrap == broker, "the ports changed between the two starts"
-        yield cluster, f"127.0.0.1:{port}"
-
-
-async def test_kafka_over_tls_with_a_password_and_a_certificate(
-    secured: tuple[Cluster, str], tmp_path: Path, authority: trustme.CA
-) -> None:
-    cluster, address = secured
-    certificate(authority, tmp_path, "client")
-    (tmp_path / "password").write_text(PASSWORD + "\n")
-    settings = {
-        "bootstrap_servers": address,
-        "security_protocol": "SASL_SSL",
-        "sasl_mechanism": "PLAIN",
-        "sasl_username": "gateway",
-        "sasl_password_file": tmp_path / "password",
-        "ca_file": tmp_path / "ca.pem",
-        "cert_file": tmp_path / "client.pem",
-        "key_file": tmp_path / "client.key",
-    }
-    tables = "[kafka]\n" + "".join(f'{name} = "{value}"\n' for name, value in settings.items())
-    async with Gateway(tmp_path, address, 2, tables) as gateway:
-        status, document, _ = await gateway.ask("PUT", "/v1/topics/nginx", data='{"partitions": 2}')
-        assert status == 201, document
-        for number in range(8):
-            status, document, _ = await gateway.ask("POST", chunk(f"s{number}"), data=b"x\n")
-            assert status == 200, document
-    assert PASSWORD not in gateway.said()
-    consumer = AIOKafkaConsumer("dc1.nginx", bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest")
-    await consumer.start()
-    try:
-        found = [(await consumer.getone()).key for _ in range(8)]
-    finally:
-        await consumer.stop()
-    assert sorted(found) == [b"s%d" % number for number in range(8)]
-
-
-async def test_a_wrong_password_ends_the_start_with_a_word_and_without_the_password(
-    secured: tuple[Cluster, str], tmp_path: Path, authority: trustme.CA
-) -> None:
-    _, address = secured
-    certificate(authority, tmp_path, "client")
-    (tmp_path / "password").write_text("a wrong one")
-    tables = f"""[kafka]
-bootstrap_servers = "{address}"
-security_protocol = "SASL_SSL"
-sasl_mechanism = "PLAIN"
-sasl_username = "gateway"
-sasl_password_file = "{tmp_path / "password"}"
-ca_file = "{tmp_path / "ca.pem"}"
-cert_file = "{tmp_path / "client.pem"}"
-key_file = "{tmp_path / "client.key"}"
-"""
-    gateway = Gateway(tmp_path, "", 1, tables)
-    (worker,) = gateway.workers
-    worker.start()
-    try:
-        assert await asyncio.to_thread(worker.ends_by_itself, 60)
-    finally:
-        worker.stop(5)
-    assert worker.exit_status == 3
-    assert "kafka_away" in gateway.said()
-    assert "Authentication failed" in gateway.said()
-    assert "a wrong one" not in gateway.said()

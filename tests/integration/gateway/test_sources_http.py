@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from logferry.gateway.contract.chunk import lane_of, partition_of
-from logferry.gateway.lanes.dedup import Source
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.contract.names import lane_of, partition_of
+from logferry.gateway.contract.source_state import SourceIdentity
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.asking import log_of, open_session, write
-from tests.support.gateway import LANES, Answer, Gateway, gateway, source_path
+from tests.support.gateway import LANES, Answer, Gateway, gateway, log_of, open_session, source_path, write
 
 _PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
-def workers(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def workers(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """Two workers of these tests alone: they are killed."""
     with gateway(kafka, tmp_path_factory.mktemp("sources"), "sources", max_seqno_jump=1000) as running:
         yield running
@@ -119,7 +118,7 @@ async def test_sessions_and_pins_outlive_the_workers_and_the_growth_of_the_topic
 # ---- forgotten -----------------------------------------------------------------------------------------------
 
 
-async def test_a_source_that_is_forgotten_begins_anew(workers: Gateway, topic: str) -> None:
+async def test_a_forgotten_source_starts_again(workers: Gateway, topic: str) -> None:
     await write(workers, topic, "a", "seqno=900")
     await write(workers, topic, "b", "seqno=900")
     for worker, forgotten in ((1, True), (0, False)):
@@ -137,7 +136,7 @@ async def test_a_source_that_is_forgotten_begins_anew(workers: Gateway, topic: s
 
 
 async def test_silent_sources_expire_by_tombstones_and_those_that_are_heard_of_stay(
-    kafka: Cluster, tmp_path: Path, topic_name: str
+    kafka: KafkaCluster, tmp_path: Path, topic_name: str
 ) -> None:
     with gateway(kafka, tmp_path, f"expire-{topic_name[-6:]}", source_retention_ms=1500) as workers:
         await workers.make_topic(topic_name, 4)
@@ -158,7 +157,7 @@ async def test_silent_sources_expire_by_tombstones_and_those_that_are_heard_of_s
 
 async def last_state(workers: Gateway, topic: str, source: str) -> bytes | None:
     """The last record of the source in the state topic; a tombstone is None."""
-    key, found = Source(f"dc1.{topic}", None, source).state_key(), []
+    key, found = SourceIdentity(f"dc1.{topic}", None, source).state_key(), []
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     async with AIOKafkaConsumer(workers.state_topic, bootstrap_servers=workers.kafka.bootstrap, **options) as consumer:
         ends = await consumer.end_offsets(consumer.assignment())
@@ -173,7 +172,8 @@ async def last_state(workers: Gateway, topic: str, source: str) -> bytes | None:
 
 
 async def test_a_seqno_far_above_what_is_recorded_is_refused(workers: Gateway, topic: str) -> None:
-    await write(workers, topic, "a", "seqno=5000")  # the first may be anything
+    await write(workers, topic, "a", "seqno=5000", expect=400)
+    await write(workers, topic, "a", "seqno=5000&prev=4900")  # the first may begin anywhere, if it says so
     for worker in (0, 1):
         refused = await write(workers, topic, "a", "seqno=6001", worker=worker, expect=400)
         assert refused.problem == "bad-request"
@@ -182,7 +182,7 @@ async def test_a_seqno_far_above_what_is_recorded_is_refused(workers: Gateway, t
 
 
 async def test_a_lane_takes_so_many_sources_and_serves_those_it_knows(
-    kafka: Cluster, tmp_path: Path, topic_name: str
+    kafka: KafkaCluster, tmp_path: Path, topic_name: str
 ) -> None:
     name = f"few-{topic_name[-6:]}"
     with gateway(kafka, tmp_path, name, workers=1, lanes=1, limits={"lane_sources": 3}) as workers:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import requests
-from logferry.gateway.contract.chunk import lane_of
-from logferry.gateway.http.auth import new_token
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.contract.names import lane_of
+from logferry.gateway.token_command import new_token
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.checker import digest, read_back
 from tests.support.served_gateway import Gateway
@@ -52,7 +52,7 @@ def by_urllib(url: str, token: str, file: Path) -> Any:
 
 
 @pytest.fixture
-async def gateway(kafka: Cluster, tmp_path: Path) -> AsyncIterator[Gateway]:
+async def gateway(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[Gateway]:
     token, sha256 = new_token()
     tables = f'[[tokens]]\nname = "all"\nsha256 = "{sha256}"\nwrite = ["*"]\nadmin = ["*"]\n'
     async with Gateway(tmp_path, kafka.bootstrap, 2, tables) as gateway:
@@ -63,7 +63,7 @@ async def gateway(kafka: Cluster, tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @pytest.mark.parametrize("post", [by_curl, by_curl_from_a_pipe, by_requests, by_urllib])
 async def test_a_chunk_with_a_token_at_any_worker(
-    gateway: Gateway, kafka: Cluster, tmp_path: Path, topic_name: str, post: Post
+    gateway: Gateway, kafka: KafkaCluster, tmp_path: Path, topic_name: str, post: Post
 ) -> None:
     if "curl" in post.__name__ and shutil.which("curl") is None:
         pytest.skip("there is no curl on this machine")

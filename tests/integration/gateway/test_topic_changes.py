@@ -1,4 +1,4 @@
-"""Topics that change under the gateway: grown under load, deleted and created anew, with a limit of their own.
+"""Topics that change under the gateway: grown under load, deleted and recreated, with a limit of their own.
 
 What was recorded in a topic that is gone says nothing of the new one of the same name: a chunk must never be called
 a duplicate because the older topic held it.
@@ -15,10 +15,11 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError
-from logferry.gateway.contract.chunk import MSGPACK, lane_of
+from logferry.gateway.contract.chunk import MSGPACK
+from logferry.gateway.contract.names import lane_of
 
-from tests.load import Load
 from tests.support.checker import read_back, violations
+from tests.support.clients import Load
 from tests.support.gateway import LANES, Answer, Gateway, source_path
 
 _RETRIABLE = (429, 500, 503)
@@ -67,7 +68,7 @@ async def seqnos(workers: Gateway, topic: str) -> list[tuple[str, int]]:
     return [(record.source, record.seqno) for record in await read_back(workers.kafka.bootstrap, topic)]
 
 
-# ---- created anew ------------------------------------------------------------------------------------------------
+# ---- recreated ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -105,8 +106,8 @@ async def test_a_session_of_the_older_topic_is_not_one_of_the_new(
     assert (await write(workers, topic, "a", f"seqno=1&session={answer.document['session']}")).document["written"] == 1
 
 
-async def test_writers_go_on_in_the_new_topic(workers: Gateway, admin: AIOKafkaAdminClient, topic_name: str) -> None:
-    """Deleted and created anew while sixteen sources write: what is acknowledged afterwards is in the new topic."""
+async def test_writers_continue_in_the_new_topic(workers: Gateway, admin: AIOKafkaAdminClient, topic_name: str) -> None:
+    """Deleted and recreated while sixteen sources write: what is acknowledged afterwards is in the new topic."""
     topic = f"dc1.{topic_name}"
     await create(admin, topic)
     acknowledged: dict[str, list[int]] = {f"s{n}": [] for n in range(16)}
@@ -148,7 +149,7 @@ async def test_writers_go_on_in_the_new_topic(workers: Gateway, admin: AIOKafkaA
 
 
 async def test_a_deleted_topic_fails_alone(workers: Gateway, admin: AIOKafkaAdminClient, topic_name: str) -> None:
-    """Others of the same lane go on, also while its writers try again and again."""
+    """Others of the same lane continue, also while its writers try again and again."""
     gone, kept = f"dc1.{topic_name}-gone", f"dc1.{topic_name}-kept"
     for topic in (gone, kept):
         await create(admin, topic)
@@ -230,7 +231,7 @@ async def test_a_limit_below_every_chunk(workers: Gateway, admin: AIOKafkaAdminC
 # ---- grown and created under load --------------------------------------------------------------------------------
 
 
-async def test_growth_under_load_moves_nobody(workers: Gateway, topic_name: str) -> None:
+async def test_growth_under_load_moves_no_source(workers: Gateway, topic_name: str) -> None:
     topic = await workers.make_topic(topic_name, 2)
     async with Load(topic_name, workers.urls, seed=11) as load:
         for partitions in (3, 7):

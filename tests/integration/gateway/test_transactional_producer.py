@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiokafka import errors
+from logferry.gateway.contract.source_state import FENCE_KEY
+from logferry.gateway.kafka import hanging_transactions, transactional_producer
 from logferry.gateway.kafka.produce_request import CommitRequest, ProduceRequest
 from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted
-from logferry.gateway.lanes.group_commit import LaneProducer
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.lanes import replay
+from logferry.gateway.lanes.group_commit import GroupCommit
+from logferry.gateway.lanes.replay import replay_states
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.producer import LIMIT, lane
 
@@ -19,7 +24,7 @@ _EPOCHS = 1 << 15
 
 
 def lose_answers(
-    producer: LaneProducer, monkeypatch: pytest.MonkeyPatch, of: type, sent: bool, times: int = 1
+    producer: GroupCommit, monkeypatch: pytest.MonkeyPatch, of: type, sent: bool, times: int = 1
 ) -> list[Any]:
     """The next answers to requests of the type get lost on their way, or the requests do (``sent`` false)."""
     lost: list[Any] = []
@@ -38,7 +43,9 @@ def lose_answers(
     return lost
 
 
-async def test_what_is_committed_can_be_read_and_offsets_are_those_of_the_log(kafka: Cluster, topic_name: str) -> None:
+async def test_what_is_committed_can_be_read_and_offsets_are_those_of_the_log(
+    kafka: KafkaCluster, topic_name: str
+) -> None:
     async with lane(kafka, topic_name) as world:
         producer = await world.producer()
         first = await producer.transact(world.draft(1, 2, 3))
@@ -48,7 +55,7 @@ async def test_what_is_committed_can_be_read_and_offsets_are_those_of_the_log(ka
         assert await world.committed(4) == [1, 2, 3, 4]
 
 
-async def test_more_than_a_batch_goes_in_several_and_each_has_its_offset(kafka: Cluster, topic_name: str) -> None:
+async def test_more_than_a_batch_goes_in_several_and_each_has_its_offset(kafka: KafkaCluster, topic_name: str) -> None:
     async with lane(kafka, topic_name) as world:
         producer = await world.producer()
         offsets = await producer.transact(world.draft(1, 2, 3, 4, 5, size=200_000))
@@ -56,7 +63,7 @@ async def test_more_than_a_batch_goes_in_several_and_each_has_its_offset(kafka: 
         assert await world.committed(5) == [1, 2, 3, 4, 5]
 
 
-async def test_a_fence_shuts_the_older_producer_out(kafka: Cluster, topic_name: str) -> None:
+async def test_a_fence_shuts_the_older_producer_out(kafka: KafkaCluster, topic_name: str) -> None:
     async with lane(kafka, topic_name) as world:
         older = await world.producer()
         await older.transact(world.draft(1))
@@ -67,10 +74,58 @@ async def test_a_fence_shuts_the_older_producer_out(kafka: Cluster, topic_name: 
         assert await world.committed(2) == [1, 3]
 
 
+async def test_a_fence_ends_with_a_record_that_no_replay_may_miss(
+    kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lane(kafka, topic_name) as world:
+        older = await world.producer()
+        await older.transact(world.draft(1))
+        newer = await world.producer()
+        topic, number = newer.lane.state
+        fetched = await newer._kafka.fetch(topic, number, newer.state_end - 1, max_bytes=1 << 16, wait_ms=5000)
+        assert [(record.key, record.value) for record in fetched.records] == [(FENCE_KEY, None)]
+        applied: list[bytes] = []
+        await replay_states(newer._kafka, topic, number, lambda key, _: applied.append(key), up_to=newer.state_end)
+        assert applied.count(FENCE_KEY) == 2
+        monkeypatch.setattr(replay, "_DEADLINE_S", 1.0)
+        with pytest.raises(errors.LeaderNotAvailableError, match="does not have the offset"):
+            await replay_states(newer._kafka, topic, number, lambda *_: None, up_to=newer.state_end + 9)
+
+
+async def test_a_connection_that_broke_between_two_transactions_is_noticed_in_the_next(
+    kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker may have been away, and a marker missing. Idle connections break as well: the lane stays open."""
+    looks: list[Any] = []
+    complete = hanging_transactions.complete_hanging
+
+    async def noted(*given: Any, **options: Any) -> dict[tuple[str, int], str]:
+        looks.append(given[3])
+        return await complete(*given, **options)
+
+    async with lane(kafka, topic_name) as world:
+        producer = await world.producer()
+        await producer.transact(world.draft(1))
+        monkeypatch.setattr(transactional_producer, "complete_hanging", noted)
+        for connection in producer._channels._open.values():
+            connection._transport.abort()
+        async with asyncio.timeout(30):
+            while True:
+                if producer._channels.losses:
+                    break
+                await asyncio.sleep(0.01)
+        await producer.transact(world.draft(2))
+        assert looks == [{(world.facts.name, 0), producer.lane.state}]
+        assert not producer.is_troubled
+        await producer.transact(world.draft(3))
+        assert len(looks) == 1
+        assert await world.committed(3) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("sent", [True, False])
 @pytest.mark.parametrize("of", [ProduceRequest, CommitRequest])
 async def test_a_request_whose_answer_is_lost_is_sent_again_and_counts_once(
-    kafka: Cluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, of: type, sent: bool
+    kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, of: type, sent: bool
 ) -> None:
     async with lane(kafka, topic_name) as world:
         producer = await world.producer()
@@ -83,24 +138,24 @@ async def test_a_request_whose_answer_is_lost_is_sent_again_and_counts_once(
 
 
 async def test_a_commit_after_a_fence_is_refused_though_everything_was_produced(
-    kafka: Cluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with lane(kafka, topic_name) as world:
         older = await world.producer()
-        commit = older._commit
+        commit = older._coordinator.commit
 
-        async def commit_late() -> None:
+        async def commit_late() -> int:
             await world.producer()
-            await commit()
+            return await commit()
 
-        monkeypatch.setattr(older, "_commit", commit_late)
+        monkeypatch.setattr(older._coordinator, "commit", commit_late)
         with pytest.raises(Fenced):
             await older.transact(world.draft(1))
         await (await world.producer()).transact(world.draft(2))
         assert await world.committed(1) == [2]
 
 
-async def test_a_topic_created_anew_under_the_name_is_not_written_to(kafka: Cluster, topic_name: str) -> None:
+async def test_a_recreated_topic_of_the_name_is_not_written_to(kafka: KafkaCluster, topic_name: str) -> None:
     async with lane(kafka, topic_name) as world:
         producer = await world.producer()
         other = world.facts._replace(id=bytes(range(16)))
@@ -112,27 +167,31 @@ async def test_a_topic_created_anew_under_the_name_is_not_written_to(kafka: Clus
         assert await world.committed(1) == [2]
 
 
-async def test_a_batch_that_the_topic_does_not_take_names_the_topic(kafka: Cluster, topic_name: str) -> None:
+async def test_a_batch_that_the_topic_does_not_take_names_the_topic(kafka: KafkaCluster, topic_name: str) -> None:
     async with lane(kafka, topic_name) as world:
         producer = await world.producer()
         draft = world.draft(1)
-        [records] = draft.records.values()
-        key, _, headers = records[0]
-        records[0] = (key, random.Random(1).randbytes(2 * LIMIT), headers)
+        [chunks] = draft.chunks.values()
+        key, chunk = chunks[0]
+        chunks[0] = key, chunk._replace(data=random.Random(1).randbytes(2 * LIMIT))
         with pytest.raises(NotCommitted) as raised:
             await producer.transact(draft)
         assert raised.value.topic == world.facts.name
         assert isinstance(raised.value.cause, errors.MessageSizeTooLargeError)
 
 
+def producer_id(producer: GroupCommit) -> int:
+    return producer.producers[producer.lane.transactional_id].producer_id
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-async def test_the_epochs_of_a_producer_id_end_and_the_next_id_goes_on(kafka: Cluster, topic_name: str) -> None:
+async def test_the_epochs_of_a_producer_id_end_and_the_next_id_continues(kafka: KafkaCluster, topic_name: str) -> None:
     """Each transaction takes an epoch; there are 32,768 of them, a quarter of an hour's worth under load."""
     async with lane(kafka, topic_name) as world:
         producer = await world.producer()
-        first_id, written = producer._producer_id, 0
-        while producer._producer_id == first_id:
+        first_id, written = producer_id(producer), 0
+        while producer_id(producer) == first_id:
             written += 1
             assert written <= _EPOCHS, "the epochs went past their end"
             await producer.settled()

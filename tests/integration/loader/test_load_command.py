@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.ports import free_ports
 
-from tests.support.loader import LoaderProcess, Topic, check_exact, chunks_of, loader_env, run_module
+from tests.support.loader import LoaderProcess, Topic, check_exact, chunks_of, loader_env, run_module, run_table
 
 pytestmark = pytest.mark.spark
 
 
-async def test_two_tables_by_configuration_and_one_of_them_refused(kafka: Cluster, topic_name: str, tmp_path: Path):
+async def test_two_tables_by_configuration_and_one_of_them_refused(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+):
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create(partitions=2)
     await topic.write(chunks_of("a", b"1\n2\n") + chunks_of("b", b"\xff\n"), partitions=2)
@@ -54,7 +56,7 @@ def test_kafka_away(tmp_path: Path):
     assert not table.exists()
 
 
-async def test_following_until_a_signal(kafka: Cluster, topic_name: str, tmp_path: Path):
+async def test_following_until_a_signal(kafka: KafkaCluster, topic_name: str, tmp_path: Path):
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
@@ -68,7 +70,7 @@ async def test_following_until_a_signal(kafka: Cluster, topic_name: str, tmp_pat
     finally:
         loader.process.kill()
     assert (status, summary["rows"]) == (0, 2), err
-    assert "ends after the batches" in err
+    assert "ends after the batches in progress" in err
     check_exact(tmp_path / "t", topic.committed)
 
 
@@ -79,23 +81,23 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.long
-async def test_state_and_reset(kafka: Cluster, topic_name: str, tmp_path: Path):
+async def test_state_and_reset(kafka: KafkaCluster, topic_name: str, tmp_path: Path):
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create()
     await topic.write(chunks_of("a", b"1\n", b"2\n"))
     table = str(tmp_path / "t")
-    load = ["--table", table, "--topics", topic.name, "--bootstrap", kafka.bootstrap, "--master", "local[1]"]
-    assert run_module(load).returncode == 0
-    refused = run_module([*load, "--reset", f"{topic.name}=earliest"])
+    job = ["--topics", topic.name, "--bootstrap", kafka.bootstrap, "--master", "local[1]"]
+    assert run_module(["--table", table, *job]).returncode == 0
+    refused = run_table(["reset", table, *job, "--to", f"{topic.name}=earliest"])
     assert refused.returncode == 2
     assert f"{topic.name} 0: 3 → 0: 3 offsets will be loaded again" in refused.stdout
-    assert "call it again with --yes" in refused.stdout
-    agreed = run_module([*load, "--reset", f"{topic.name}:0=1", "--yes"])
+    assert "repeat with --yes" in refused.stdout
+    agreed = run_table(["reset", table, *job, "--to", f"{topic.name}:0=1", "--yes"])
     assert agreed.returncode == 0
-    state = run_module(["--state", "--table", table], dict(os.environ))
+    state = run_table(["state", table], dict(os.environ))
     assert state.returncode == 0
     assert "holds batch 1 (reset, lines/1, offsets of dc1" in state.stdout
-    facts = json.loads(run_module(["--state", "--table", table, "--json"], dict(os.environ)).stdout)
+    facts = json.loads(run_table(["state", table, "--json"], dict(os.environ)).stdout)
     assert [position["offset"] for position in facts[0]["positions"]] == [1]
 
 
@@ -106,24 +108,42 @@ WRONG_USE = {
     "no address": (TABLE, "missing: --bootstrap"),
     "an option that is none": (["--tabel", "x"], "unrecognized arguments"),
     "a data centre that is none": ([*TABLE, *BOOTSTRAP, "--dc", "DC 1"], "dc: "),
-    "file and options": (["--config", "x.toml", *TABLE], "--config stands alone"),
+    "file and options": (["--config", "x.toml", *TABLE], "--config excludes --table"),
     "no file": (["--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file"),
-    "two things at once": ([*TABLE, *BOOTSTRAP, "--follow", "--requarantine"], "exclude each other"),
-    "a limit for ever": ([*TABLE, *BOOTSTRAP, "--follow", "--stop-s", "5"], "--stop-s bounds a load --once"),
-    "a move to elsewhere": ([*TABLE, *BOOTSTRAP, "--move-to", "dc2", "--dc", "dc1"], "takes the configuration of dc2"),
-    "a move and more": ([*TABLE, *BOOTSTRAP, "--move-to", "dc2", "--follow"], "exclude each other"),
-    "waiting for nothing": ([*TABLE, *BOOTSTRAP, "--wait", "5"], "--wait is for the mirror"),
+    "two things at once": ([*TABLE, *BOOTSTRAP, "--follow", "--once"], "exclude each other"),
+    "a limit without an end": ([*TABLE, *BOOTSTRAP, "--follow", "--stop-s", "5"], "--follow and --stop-s exclude"),
     "a setting without a value": (
         [*TABLE, *BOOTSTRAP, "--spark-conf", "spark.x"],
-        "--spark-conf 'spark.x': NAME=VALUE",
+        "--spark-conf 'spark.x': NAME=VALUE expected",
     ),
-    "a setting that is ours": ([*TABLE, *BOOTSTRAP, "--spark-conf", "spark.master=x"], "that is set by the loader"),
-    "nothing to agree to": ([*TABLE, *BOOTSTRAP, "--yes"], "--yes agrees to a --reset"),
-    "a place that is none": ([*TABLE, *BOOTSTRAP, "--reset", "dc1.a"], "--reset 'dc1.a': TOPIC="),
-    "the state of nothing": (["--state"], "--table PATH, or --config FILE"),
+    "a setting that is ours": ([*TABLE, *BOOTSTRAP, "--spark-conf", "spark.master=x"], "this is set by the loader"),
+    "the work of another command": ([*TABLE, *BOOTSTRAP, "--reset", "dc1.a=latest"], "unrecognized arguments"),
     "a format that is none": ([*TABLE, *BOOTSTRAP, "--parser", "xml"], "tables.0.parser.format"),
     "jars that are none": ([*TABLE, *BOOTSTRAP, "--jars", "/nowhere/a.jar"], "/nowhere/a.jar is not a file"),
 }
+
+
+JOB = ["t", "--topics", "dc1.a", *BOOTSTRAP]
+WRONG_TABLE_USE = {
+    "no command": ([], "required: COMMAND"),
+    "a command that is none": (["statee", "t"], "invalid choice: 'statee'"),
+    "the state of nothing": (["state"], "missing: PATH of a table (or --config FILE)"),
+    "no table": (["reset", "--to", "dc1.a=latest", "--topics", "dc1.a", *BOOTSTRAP], "missing: PATH"),
+    "file and options": (["reset", *JOB, "--to", "dc1.a=latest", "--config", "x.toml"], "--config excludes --topics"),
+    "a position that is none": (["reset", *JOB, "--to", "dc1.a"], "reset target 'dc1.a': TOPIC="),
+    "nothing to reset": (["reset", *JOB], "required: --to"),
+    "an option of loads": (["reload", *JOB, "--from", "dc1.a", "--stop-records", "5"], "unrecognized arguments"),
+    "a move to elsewhere": (["move", *JOB, "--to", "dc2", "--dc", "dc1"], "needs the configuration of dc2"),
+    "two tables to wait for": (["segments", "wait", "t", "u", "2026-11-20"], "the PATH of one table"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TABLE_USE)
+def test_wrong_use_of_a_table_command(case: str):
+    arguments, said = WRONG_TABLE_USE[case]
+    ended = run_table(arguments, dict(os.environ))
+    assert ended.returncode == 2
+    assert said in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("case", WRONG_USE)
@@ -142,7 +162,7 @@ def test_no_jars_known():
 
 
 def test_no_java(tmp_path: Path):
-    """Said with what Spark's own launcher said."""
+    """The error quotes Spark's launcher."""
     env = {**loader_env(), "JAVA_HOME": str(tmp_path)}
     ended = run_module([*TABLE, *BOOTSTRAP], env)
     assert ended.returncode == 3

@@ -8,32 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders.batches.create_tables import add_quarantine_columns
 from logferry.loaders.batches.execute import BatchDone, Loader
-from logferry.loaders.commands import segments as segments_command
 from logferry.loaders.commands.compact import drop_old
+from logferry.loaders.commands.table import main as table_command
 from logferry.loaders.config import TableJob
+from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage import drop_rows as dropping
+from logferry.loaders.storage import drop_rows
 from logferry.loaders.storage.compact import compact
-from logferry.loaders.storage.ledger import DROP, Ledger, TablePaths, last_batch, new_entry, open_table, read_ledger
+from logferry.loaders.storage.ledger import Ledger, add_columns, last_batch, new_entry, open_table, read_ledger
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.storage.tables import QUARANTINE
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import SparkSession
 
 from tests.support.loader import Topic, chunks_of, quarantine, stored
+from tests.support.table_loads import LoaderDied
 
 pytestmark = pytest.mark.spark
 
 PARSER = {"format": "regex", "pattern": r"(?<at>\S+) (?<what>.*)", "event_time": {"column": "at", "formats": ["iso"]}}
 NOW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
 OLD = NOW - timedelta(days=10)
-
-
-class _Dead(Exception):
-    pass
 
 
 def lines(*times: datetime) -> bytes:
@@ -45,7 +43,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     parted: list[str],
     loader: Callable[..., Loader],
     spark: SparkSession,
-    kafka: Cluster,
+    kafka: KafkaCluster,
     topic_name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -54,19 +52,22 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     topic, table = Topic(kafka.bootstrap, f"dc1.{topic_name}"), tmp_path / "logs"
     await topic.create()
     raw: dict[str, Any] = {"path": table, "topics": [topic.name], "parser": PARSER, "partition_by": parted}
-    job = TableJob.model_validate({**raw, "segments": {"wait_s": 0, "idle_s": 3600}})
+    job = TableJob.model_validate({**raw, "segments": {"late_wait_s": 0, "source_idle_s": 3600}})
     times = [OLD + timedelta(minutes=20 * n) for n in range(9)] + [NOW - timedelta(minutes=n) for n in range(3)]
-    await topic.write(chunks_of("a", lines(*times[::2]), lines(*times[1::2]) + b"?\n"))
+    recorded_ms = int(OLD.timestamp() * 1000)
+    chunks = chunks_of("a", lines(*times[::2]), lines(*times[1::2]), b"?\n")
+    await topic.write(chunks[:2], recorded_ms=recorded_ms)
+    await topic.write(chunks[2:])
     list(load_table(loader(), job))
     before = last_batch(open_table(table))
     # The command dies before the rows go: nothing has, and the regular load does what was planned.
     with monkeypatch.context() as patch:
-        patch.setattr(dropping, "partition_columns", lambda *_: (_ for _ in ()).throw(_Dead))
-        with pytest.raises(_Dead):
-            dropping.drop(TablePaths.of(table), planned(table, OLD + timedelta(hours=2)), "dies")
+        patch.setattr(drop_rows, "partition_columns", lambda *_: (_ for _ in ()).throw(LoaderDied))
+        with pytest.raises(LoaderDied):
+            drop_rows.drop_rows(TablePaths.of(table), planned(table, OLD + timedelta(hours=2)), "dies")
     assert len(stored(table)) == 12
     late = lines(OLD + timedelta(minutes=5), NOW)
-    await topic.write(chunks_of("b", late))
+    await topic.write(chunks_of("b", late), recorded_ms=recorded_ms)
     done = [event for event in load_table(loader(), job) if isinstance(event, BatchDone)]
     assert (done[0].batch, done[1].rows) == (before + 1, 2)
     kept = sorted([*times[6:], OLD + timedelta(minutes=5), NOW])
@@ -78,11 +79,11 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     assert states[:2] == [DROPPED, DROPPED]
     assert states[2] != DROPPED
     window = OLD.strftime("%Y-%m-%dT%H")
-    assert segments_command.main(["wait", str(table), window]) == 1
+    assert table_command(["segments", "wait", str(table), window]) == 1
     assert f"{window} was dropped: 3 rows, " in capsys.readouterr().out
-    # What came late for it goes with the next one; the view and the loads go on.
+    # Late rows of that time go with the next one; the view and the loads continue.
     keep = timedelta(days=8) if parted else timedelta(days=10) - timedelta(hours=3)
-    _, found = drop_old(table, keep, now=NOW)
+    _, found = drop_old(table, keep, now=NOW, is_idle=True)
     assert found.rows == 4, "hours two and three, and the late row"
     assert len(list(compact(table, timedelta(0)))) > 3
     kept = [at for at in kept if at >= NOW - timedelta(days=9)]
@@ -96,7 +97,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
 def planned(table: Path, cutoff: datetime) -> Any:
     """What `drop_old` puts into the ledger."""
     paths, last = TablePaths.of(table), read_ledger(table)[-1]
-    add_quarantine_columns(paths)
+    add_columns(paths.quarantine, QUARANTINE)
     resting = [r._replace(start=r.end) for r in last.ranges]
     entry = new_entry(last.batch + 1, "dc1", last.parser, "dies", resting, kind=DROP, origin=last.origin, cutoff=cutoff)
     return Ledger(paths.ledger).put(entry)

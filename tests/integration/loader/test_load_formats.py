@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,43 +13,16 @@ from typing import Any
 
 import pytest
 from logferry.gateway.contract.chunk import record_headers
-from logferry.loaders.errors import ConfigError
-from logferry.loaders.parsing import access_log as access
-from logferry.loaders.parsing import formats
-from logferry.loaders.parsing import rows as parse
+from logferry.loaders.errors import LoaderConfigError
+from logferry.loaders.parsing import access_log, formats
+from logferry.loaders.parsing import rows as parsing_rows
 from logferry.loaders.parsing.settings import ACCESS, ParserSettings
 from pyspark.sql import SparkSession
 
-from tests.parsed import Parser
 from tests.support.loader import chunks_of
+from tests.support.table_rows import Parser
 
 pytestmark = pytest.mark.spark
-
-# When the chunks were made: 2023-11-14 22:13:20 UTC.
-MADE_MS = 1_700_000_000_000
-
-
-@pytest.fixture
-def read(spark: SparkSession, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Lines → what became of each: the row, or the reason that it is quarantined for."""
-    parser = Parser(spark, tmp_path)
-
-    def run(lines: Iterable[bytes], made_ms: int = MADE_MS, **settings: Any) -> dict[str, Any]:
-        told = list(lines)
-        (sent,) = chunks_of("web1", b"".join(line + b"\n" for line in told), created_ms=made_ms)
-        records = [(b"web1", sent.chunk.data, record_headers(sent.chunk))]
-        rows, bad = parser.parsed(records, ParserSettings.model_validate(settings))
-        found: dict[str, Any] = {row["text"]: row for row in rows}
-        for row in bad:
-            text = row["bytes"].decode(errors="replace")
-            assert text not in found, "in the table and in the quarantine"
-            assert row["parser"].startswith(settings["format"])
-            found[text] = row["reason"]
-        assert found.keys() == {line.decode(errors="replace") for line in told}
-        assert sorted(row["line"] for row in (*rows, *bad)) == list(range(len(told)))
-        return found
-
-    return run
 
 
 def columns(row: dict[str, Any], *names: str) -> tuple[Any, ...]:
@@ -82,8 +55,8 @@ def test_json(read: Callable[..., dict[str, Any]]):
         json.dumps({**good, "n": "many"}): formats.NOT_OBJECT,
         json.dumps({**good, "n": 2**40}): formats.NOT_OBJECT,
         json.dumps({**good, "in": 5}): formats.NOT_OBJECT,
-        json.dumps({**good, "at": "yesterday"}): parse.NO_TIME,
-        json.dumps({"user": "x"}): parse.NO_TIME,
+        json.dumps({**good, "at": "yesterday"}): parsing_rows.NO_TIME,
+        json.dumps({"user": "x"}): parsing_rows.NO_TIME,
     }
     found = read(
         [line.encode() for line in (*lines, *wrong)] + [b'{"at": "\xff"}'],
@@ -101,7 +74,7 @@ def test_json(read: Callable[..., dict[str, Any]]):
         datetime(2026, 11, 20, 9, 41, tzinfo=UTC),
     )
     assert {line: found[line] for line in wrong} == wrong
-    assert found['{"at": "\ufffd"}'] == parse.NOT_UTF8
+    assert found['{"at": "\ufffd"}'] == parsing_rows.NOT_UTF8
 
 
 COMBINED = (
@@ -114,7 +87,7 @@ ACCESS_WRONG = {
     "": formats.NO_FIT,
     "10.0.0.1 - - [10/Oct/2000:13:55:36 +0000] GET / 200 1": formats.NO_FIT,
     COMBINED + " more": formats.NO_FIT,
-    COMMON.replace("Oct", "Okt"): parse.NO_TIME,
+    COMMON.replace("Oct", "Okt"): parsing_rows.NO_TIME,
     COMMON.replace("10.0.0.1", "10.0.\x01.1"): formats.MARKED,
     COMMON[:-1] + "9" * 23: "body_bytes is not of the type bigint",
 }
@@ -215,19 +188,19 @@ def odd_access_lines(count: int) -> list[bytes]:
     return found
 
 
-def test_access_logs_are_told_alike_without_spark(read: Callable[..., dict[str, Any]]):
-    """What `logferry query` shows of lines that are not loaded yet is what the loader will make of them."""
+def test_access_logs_are_parsed_alike_without_spark(read: Callable[..., dict[str, Any]]):
+    """`logferry query` shows lines that are not loaded yet exactly as the loader will write them."""
     lines = sorted(set(odd_access_lines(4000)))
     names = (*ACCESS, "event_time")
     found = read(lines, format="access").items()
     rows = {line: {name: row[name] for name in names} for line, row in found if isinstance(row, dict)}
-    told = {line.decode(): access.columns(line.decode()) for line in lines}
+    told = {line.decode(): access_log.columns(line.decode()) for line in lines}
     assert rows == {line: row for line, row in told.items() if row is not None}
     assert 300 < len(rows) < len(lines) - 300
 
 
 def test_logfmt(read: Callable[..., dict[str, Any]]):
-    settings = {
+    settings: dict[str, Any] = {
         "format": "logfmt",
         "columns": {"level": "string", "took": "double", "n": "int"},
         "event_time": {"column": "ts", "formats": ["epoch_s"]},
@@ -248,8 +221,8 @@ def test_logfmt(read: Callable[..., dict[str, Any]]):
         "ts=1 =x": formats.NOT_LOGFMT,
         'ts=1 a="b"c': formats.NOT_LOGFMT,
         "ts=1 n=three": "n is not of the type int",
-        "level=info": parse.NO_TIME,
-        "ts=99999999999999999999 a=b": parse.NO_TIME,
+        "level=info": parsing_rows.NO_TIME,
+        "ts=99999999999999999999 a=b": parsing_rows.NO_TIME,
     }
     found = read([line.encode() for line in (*lines, *wrong)], **settings)
     for line, rest in lines.items():
@@ -320,7 +293,7 @@ def test_delimited_types(read: Callable[..., dict[str, Any]]):
 
 
 def test_chunks(spark: SparkSession, tmp_path: Path):
-    """Whatever bytes: one row, and nothing for the quarantine but what no gateway wrote."""
+    """Any bytes are one row. The quarantine gets only records that no gateway wrote."""
     sent = chunks_of("a", b"\xff\n\n\x00", b"", "ü".encode())
     records = [(b"a", s.chunk.data, record_headers(s.chunk)) for s in sent]
     rows, bad = Parser(spark, tmp_path).parsed([*records, (b"a", b"x", [])], ParserSettings(format="chunk"))
@@ -330,15 +303,15 @@ def test_chunks(spark: SparkSession, tmp_path: Path):
     assert "line" not in rows[0]
 
 
-def test_what_java_makes_nothing_of_is_said_before_anything_is_loaded(spark: SparkSession):
-    wrong = {
+def test_patterns_that_java_refuses_are_reported_before_the_load(spark: SparkSession):
+    wrong: dict[str, dict[str, Any]] = {
         "Unclosed group": {"pattern": "(?<a>x"},
         "EEE yyyy": {"pattern": "(?<a>x)", "event_time": {"column": "a", "formats": ["EEE yyyy"]}},
     }
     for said, settings in wrong.items():
-        with pytest.raises(ConfigError, match=said):
-            parse.check(spark, ParserSettings.model_validate({"format": "regex", **settings}))
-    parse.check(spark, ParserSettings(format="access"))
+        with pytest.raises(LoaderConfigError, match=said):
+            parsing_rows.check_parser(spark, ParserSettings.model_validate({"format": "regex", **settings}))
+    parsing_rows.check_parser(spark, ParserSettings(format="access"))
 
 
 def test_patterns_that_recurse_end_no_loader(read: Callable[..., dict[str, Any]]):
@@ -348,57 +321,3 @@ def test_patterns_that_recurse_end_no_loader(read: Callable[..., dict[str, Any]]
     assert found[long.decode()]["x"] == long.decode()
     assert found[longer.decode()] == formats.TOO_LONG
     assert found["a"]["x"] == "a"
-
-
-def ms(*moment: int) -> int:
-    return int(datetime(*moment, tzinfo=UTC).timestamp() * 1000)  # type: ignore[misc]
-
-
-def at(*moment: int) -> datetime:
-    return datetime(*moment, tzinfo=UTC)  # type: ignore[misc]
-
-
-TIMES = {
-    "no year, this one": ("Nov  3 04:05:06", "MMM d HH:mm:ss", "UTC", ms(2026, 11, 21), at(2026, 11, 3, 4, 5, 6)),
-    "no year, the one before": (
-        "Dec 31 23:59:59",
-        "MMM d HH:mm:ss",
-        "UTC",
-        ms(2026, 1, 1),
-        at(2025, 12, 31, 23, 59, 59),
-    ),
-    "a clock that is ahead": (
-        "Jan  1 00:00:05",
-        "MMM d HH:mm:ss",
-        "UTC",
-        ms(2026, 12, 31, 23),
-        at(2027, 1, 1, 0, 0, 5),
-    ),
-    "leap day": ("Feb 29 12:00:00", "MMM d HH:mm:ss", "UTC", ms(2026, 11, 21), at(2024, 2, 29, 12)),
-    "a zone's summer": ("2026-07-01 12:00:00", "yyyy-MM-dd HH:mm:ss", "Europe/Zurich", MADE_MS, at(2026, 7, 1, 10)),
-    "a zone's winter": ("2026-01-01 12:00:00", "yyyy-MM-dd HH:mm:ss", "Europe/Zurich", MADE_MS, at(2026, 1, 1, 11)),
-    "a text's own zone": ("2026-01-01 12:00 +0200", "yyyy-MM-dd HH:mm Z", "Europe/Zurich", MADE_MS, at(2026, 1, 1, 10)),
-    "iso without a zone": ("2026-01-01T12:00:00.5", "iso", "Europe/Zurich", MADE_MS, at(2026, 1, 1, 11, 0, 0, 500_000)),
-    "iso with one": ("2026-01-01 12:00:00-05:00", "iso", "Europe/Zurich", MADE_MS, at(2026, 1, 1, 17)),
-    "fractions": ("20260101120000,123", "yyyyMMddHHmmss,SSS", "UTC", MADE_MS, at(2026, 1, 1, 12, 0, 0, 123_000)),
-    "epoch": ("1700000000123", "epoch_ms", "UTC", MADE_MS, at(2023, 11, 14, 22, 13, 20, 123_000)),
-    "before 1970": ("-1", "epoch_ms", "UTC", MADE_MS, None),
-    "no such day": ("2026-02-30 12:00:00", "yyyy-MM-dd HH:mm:ss", "UTC", MADE_MS, None),
-    "something behind it": ("2026-02-03 12:00:00 x", "yyyy-MM-dd HH:mm:ss", "UTC", MADE_MS, None),
-    "nothing": ("", "yyyy-MM-dd HH:mm:ss", "UTC", MADE_MS, None),
-}
-
-
-@pytest.mark.parametrize(
-    "case", ["no year, the one before", *(pytest.param(c, marks=pytest.mark.long) for c in TIMES if "before" not in c)]
-)
-def test_times(case: str, read: Callable[..., dict[str, Any]]):
-    text, pattern, zone, made_ms, want = TIMES[case]
-    found = read(
-        [f"{text}|".encode()],
-        made_ms,
-        format="regex",
-        pattern=r"(?<t>.*)\|",
-        event_time={"column": "t", "formats": ["yyyy", pattern], "zone": zone},
-    )[f"{text}|"]
-    assert (found["event_time"] if want else found) == (want or parse.NO_TIME)

@@ -1,4 +1,4 @@
-"""Many tables in one run: in parallel, bounded, followed, told of, and put to other places by command."""
+"""Many tables in one run: in parallel, bounded, followed, reported, and moved to other positions by command."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from logferry.loaders.batches.execute import Loader
 from logferry.loaders.commands.reset import reset_table
 from logferry.loaders.commands.state import show, table_facts
 from logferry.loaders.config import Config
-from logferry.loaders.errors import ConfigError, KafkaAway
+from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError
 from logferry.loaders.planning.batch_size import Limits
-from logferry.loaders.planning.reset_plan import Move, Target
-from logferry.loaders.runs import table_run as load
+from logferry.loaders.planning.reset_plan import PositionChange, ResetTarget
+from logferry.loaders.runs import table_run
 from logferry.loaders.runs.report import Reporter
-from logferry.loaders.runs.run_tables import Tables
+from logferry.loaders.runs.run_tables import TableRunner
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.ledger import read_ledger
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from rich.console import Console
 
 from tests.support.loader import Topic, check_exact, chunks_of, stored
+from tests.support.table_loads import LoaderDied, die
 
 pytestmark = pytest.mark.spark
 
@@ -34,7 +35,7 @@ Start = Callable[..., Loader]
 WAIT_S = 60
 
 
-def config(kafka: Cluster, *tables: dict[str, Any], **more: Any) -> Config:
+def config(kafka: KafkaCluster, *tables: dict[str, Any], **more: Any) -> Config:
     raw = {"kafka": {"bootstrap_servers": kafka.bootstrap}, "tables": list(tables), "follow_s": 0.1, **more}
     return Config.model_validate(raw)
 
@@ -49,7 +50,7 @@ def said(report: Reporter) -> dict[str, Any]:
     return found
 
 
-async def topics(kafka: Cluster, *names: str) -> list[Topic]:
+async def topics(kafka: KafkaCluster, *names: str) -> list[Topic]:
     made = [Topic(kafka.bootstrap, name) for name in names]
     for topic in made:
         await topic.create()
@@ -64,7 +65,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-async def test_a_table_of_each_topic_and_one_that_fails(loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path):
+async def test_a_table_of_each_topic_and_one_that_fails(
+    loader: Start, kafka: KafkaCluster, topic_name: str, tmp_path: Path
+):
     name = topic_name[:60]
     one, other, moved = await topics(kafka, f"dc1.{name}-x", f"dc1.{name}-y", f"dc2.{name}-y")
     (tmp_path / "refused").mkdir()
@@ -76,7 +79,7 @@ async def test_a_table_of_each_topic_and_one_that_fails(loader: Start, kafka: Cl
         parallel=3,
     )
     report = reporter()
-    Tables(loader(), settings, report, threading.Event()).once(Limits())
+    TableRunner(loader(), settings, report, threading.Event()).once(Limits())
     check_exact(tmp_path / f"{name}-x", one.committed)
     check_exact(tmp_path / f"{name}-y", other.committed + moved.committed)
     tables = {Path(table["table"]).name: table for table in said(report)["tables"]}
@@ -85,21 +88,21 @@ async def test_a_table_of_each_topic_and_one_that_fails(loader: Start, kafka: Cl
 
 
 @pytest.mark.long
-async def test_a_bounded_run_and_the_next(loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path):
+async def test_a_bounded_run_and_the_next(loader: Start, kafka: KafkaCluster, topic_name: str, tmp_path: Path):
     (topic,) = await topics(kafka, f"dc1.{topic_name}")
     settings = config(kafka, {"path": tmp_path / "t", "topics": [topic.name], "max_records": 4})
     report = reporter()
-    Tables(loader(), settings, report, threading.Event()).once(Limits(offsets=6))
+    TableRunner(loader(), settings, report, threading.Event()).once(Limits(offsets=6))
     assert [r.size for entry in read_ledger(tmp_path / "t") for r in entry.reads] == [4, 2]
     found = said(report)
     assert (found["exit"], found["tables"][0]["left"]) == (0, 15), "20 chunks, and the end of their transaction"
     assert "the limit of 6 records" in found["tables"][0]["ended"]
-    Tables(loader(), settings, report, threading.Event()).once(Limits())
+    TableRunner(loader(), settings, report, threading.Event()).once(Limits())
     check_exact(tmp_path / "t", topic.committed)
 
 
-async def test_following_waits_for_what_is_away_and_goes_on(
-    loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_following_waits_for_an_absent_service_and_continues(
+    loader: Start, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (topic,) = await topics(kafka, f"dc1.{topic_name}")
     settings = config(
@@ -111,14 +114,14 @@ async def test_following_waits_for_what_is_away_and_goes_on(
 
     def away(wanted: Any) -> Any:
         if fails.is_set():
-            raise KafkaAway("no broker")
+            raise KafkaUnavailable("no broker")
         return views(wanted)
 
     monkeypatch.setattr(loads.kafka, "views", away)
-    thread = threading.Thread(target=Tables(loads, settings, report, stop).follow)
+    thread = threading.Thread(target=TableRunner(loads, settings, report, stop).follow)
     thread.start()
     try:
-        wait_for(lambda: len(report.tables) == 2 and all(isinstance(t.error, KafkaAway) for t in report.tables))
+        wait_for(lambda: len(report.tables) == 2 and all(isinstance(t.error, KafkaUnavailable) for t in report.tables))
         fails.clear()
         wait_for(lambda: report.tables[0].rows == 20)
         await topic.write(chunks_of("b", b"more\n"))
@@ -130,11 +133,13 @@ async def test_following_waits_for_what_is_away_and_goes_on(
     assert not thread.is_alive()
     check_exact(tmp_path / "t", topic.committed)
     found = said(report)
-    assert (found["exit"], found["tables"][0]["error"]) == (1, None), "dc1.z does not exist: somebody must look"
+    assert (found["exit"], found["tables"][0]["error"]) == (1, None), "dc1.z does not exist: the operator must act"
     assert [stop["reason"] for stop in found["tables"][1]["stopped"]] == ["dc1.z does not exist"]
 
 
-async def test_what_a_table_holds_is_told(loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path):
+async def test_the_state_reports_the_content_of_a_table(
+    loader: Start, kafka: KafkaCluster, topic_name: str, tmp_path: Path
+):
     (topic,) = await topics(kafka, f"dc1.{topic_name}")
     await topic.write(chunks_of("b", b"\xff\n\xff\nx\n"))
     (job,) = config(kafka, {"path": tmp_path / "t", "topics": [topic.name]}).tables
@@ -147,36 +152,28 @@ async def test_what_a_table_holds_is_told(loader: Start, kafka: Cluster, topic_n
     show(facts, Console(file=out, width=200))
     assert "holds batch 0 (load, lines/1, offsets of dc1" in out.getvalue()
     assert "quarantined: 2 · the line is not UTF-8" in out.getvalue()
-    with pytest.raises(ConfigError, match="no batch was ever loaded"):
+    with pytest.raises(LoaderConfigError, match="no batch was ever loaded"):
         table_facts(tmp_path / "nothing")
 
 
-class _Dead(Exception):
-    pass
-
-
-def _die(*_: object, **__: object) -> Any:
-    raise _Dead
-
-
 @pytest.mark.long
-async def test_another_place_by_command(
-    loader: Start, kafka: Cluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_reset_moves_positions_by_command(
+    loader: Start, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A table is stuck in a batch of a topic that was created anew; the other topic's part of it is loaded."""
+    """A table is stuck in a batch of a topic that was recreated; the other topic's part of it is loaded."""
     gone, stays = await topics(kafka, f"dc1.{topic_name}-gone", f"dc1.{topic_name}-stays")
     (job,) = config(kafka, {"path": tmp_path / "t", "topics": [gone.name, stays.name]}).tables
     with monkeypatch.context() as patch:
-        patch.setattr(load, "do_batch", _die)
-        with pytest.raises(_Dead):
+        patch.setattr(table_run, "do_batch", die)
+        with pytest.raises(LoaderDied):
             list(load_table(loader(), job))
     await gone.delete()
     await gone.create()
     await gone.write(chunks_of("new", b"new 1\n", b"new 2\n"))
-    told: list[Sequence[Move]] = []
-    targets = [Target.parse(f"{gone.name}=earliest")]
+    told: list[Sequence[PositionChange]] = []
+    targets = [ResetTarget.parse(f"{gone.name}=earliest")]
 
-    def refuse(moves: Sequence[Move]) -> bool:
+    def refuse(moves: Sequence[PositionChange]) -> bool:
         told.append(moves)
         return False
 
@@ -193,7 +190,7 @@ async def test_another_place_by_command(
     check_exact(tmp_path / "t", [*stays.committed, *new])
     assert [entry.kind for entry in read_ledger(tmp_path / "t")] == ["load", "reset", "load"]
     # And back: what is loaded again stands twice, as it was said.
-    (back,) = [Target.parse(f"{stays.name}:0=18")]
+    (back,) = [ResetTarget.parse(f"{stays.name}:0=18")]
     reset_table(loader(), job, [back], lambda moves: "2 offsets will be" not in moves[0].means)
     list(load_table(loader(), job))
     assert len(stored(tmp_path / "t")) == 20 + 2 + 2

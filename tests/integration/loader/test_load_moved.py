@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches import execute
+from logferry.loaders.batches.dedup import without_copies
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.notes import read_notes
+from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.left_out_table import read_left_out
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import Sent, Topic, check_exact, chunks_of, stored
+from tests.support.table_loads import LoaderDied, die
 
 pytestmark = pytest.mark.spark
 
@@ -26,7 +29,7 @@ Start = Callable[..., Loader]
 class Centres:
     """The same topic of two (or three) data centres, and the table that all are loaded into."""
 
-    def __init__(self, kafka: Cluster, name: str, table: Path) -> None:
+    def __init__(self, kafka: KafkaCluster, name: str, table: Path) -> None:
         self.one, self.two, self.three = (Topic(kafka.bootstrap, f"dc{i}.{name}") for i in (1, 2, 3))
         self.table = table
         self.job = TableJob(path=table, topics=[f"*.{name}"], max_records=1000)
@@ -36,20 +39,20 @@ class Centres:
         done = [event for event in load_table(loader, self.job) if isinstance(event, BatchDone)]
         return sum(batch.left_out for batch in done)
 
-    def notes(self) -> list[tuple[str, int, str]]:
+    def notes(self) -> list[tuple[str, int, str | None]]:
         last = last_batch(open_table(self.table))
-        return [(note.topic, note.seqno, note.kept) for note in read_notes(TablePaths.of(self.table).moved, last)]
+        return [(note.topic, note.seqno, note.kept) for note in read_left_out(TablePaths.of(self.table).left_out, last)]
 
 
 @pytest.fixture
-async def centres(kafka: Cluster, topic_name: str, tmp_path: Path) -> Centres:
+async def centres(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Centres:
     found = Centres(kafka, topic_name, tmp_path / "logs")
     await found.one.create()
     return found
 
 
 def numbered(source: str, *seqnos: int, text: str = "line") -> list[Sent]:
-    """Chunks with these seqnos, whatever was before; two lines each, the second of which is not UTF-8."""
+    """Chunks with these seqnos, without ``prev``. Each has two lines; the second is not UTF-8."""
     found = []
     for seqno in seqnos:
         (sent,) = chunks_of(source, f"{text} {seqno}\n".encode() + b"\xff%d\n" % seqno)
@@ -58,7 +61,7 @@ def numbered(source: str, *seqnos: int, text: str = "line") -> list[Sent]:
 
 
 async def test_the_copy_that_comes_later_is_left_out(loader: Start, centres: Centres):
-    """It moved, and its last chunks there had no answer: they are in both."""
+    """The source moved, and its last chunks had no answer: both data centres have them."""
     await centres.two.create()
     await centres.one.write([*numbered("a", 1, 2, 3, 4), *numbered("stays", 1, 2, 3)])
     assert centres.load(loader()) == 0
@@ -89,7 +92,7 @@ async def test_both_copies_in_one_batch(loader: Start, centres: Centres):
 
 @pytest.mark.long
 async def test_a_data_centre_that_comes_later(loader: Start, centres: Centres):
-    """Nobody kept what the table had of the sources: it is found out; lines in the quarantine count as well."""
+    """The table has no facts of its sources yet: the loader computes them, with the lines of the quarantine."""
     bad = chunks_of("bad", b"\xff\n", b"\xfe\n")
     await centres.one.write([*numbered("a", 1, 2), *bad])
     assert centres.load(loader()) == 0
@@ -101,57 +104,50 @@ async def test_a_data_centre_that_comes_later(loader: Start, centres: Centres):
 
 
 @pytest.mark.long
-async def test_beyond_the_time_that_is_set_a_copy_is_a_chunk_of_its_own(loader: Start, centres: Centres):
+async def test_beyond_the_configured_time_a_copy_is_loaded_as_a_chunk(loader: Start, centres: Centres):
     await centres.two.create()
     await centres.one.write(numbered("a", 1))
     centres.load(loader())
     await centres.two.write(numbered("a", 1))
     forgets = loader()
-    object.__setattr__(forgets, "moved_within", timedelta(milliseconds=1))
+    object.__setattr__(forgets, "duplicate_window", timedelta(milliseconds=1))
     assert centres.load(forgets) == 0
     assert len(stored(centres.table)) == 2
 
 
-class _Dead(Exception):
-    pass
-
-
-def _die(*_: object, **__: object) -> Any:
-    raise _Dead
-
-
-@pytest.mark.parametrize("window", ["commit_files", pytest.param("put_notes", marks=pytest.mark.long)])
-async def test_dead_before_the_commit(window: str, loader: Start, centres: Centres, monkeypatch: pytest.MonkeyPatch):
-    """Quarantine, sources and notes are written, the rows are not: the next run leaves out the very same."""
+@pytest.mark.parametrize("window", ["commit_files", pytest.param("commit_rows", marks=pytest.mark.long)])
+async def test_a_loader_that_dies_before_the_commit(
+    window: str, loader: Start, centres: Centres, monkeypatch: pytest.MonkeyPatch
+):
+    """Quarantine, sources and notes are written, the rows are not: the next run leaves out the same chunks."""
     await centres.two.create()
     await centres.one.write(numbered("a", 1, 2))
     centres.load(loader())
     await centres.two.write(numbered("a", 2, 3))
     await centres.one.write(numbered("a", 3, 4))
     with monkeypatch.context() as patch:
-        patch.setattr(batches, window, _die)
-        with pytest.raises(_Dead):
+        patch.setattr(execute, window, die)
+        with pytest.raises(LoaderDied):
             centres.load(loader("dies"))
-    assert centres.load(loader("goes on")) == 2
+    assert centres.load(loader("continues")) == 2
     check_exact(centres.table, numbered("a", 1, 2, 3, 4))
     assert len(centres.notes()) == 2, "noted once"
 
 
 @pytest.mark.long
 async def test_a_loader_that_comes_late(loader: Start, centres: Centres, monkeypatch: pytest.MonkeyPatch):
-    """Others have done its batch and one more when it looks for copies: the batch's own rows are none."""
+    """Others have written its batch and one more before it searches for copies: the batch's own rows are no copies."""
     await centres.two.create()
     await centres.one.write(numbered("a", 1, 2))
     centres.load(loader())
     await centres.two.write(numbered("a", 2, 3))
-    once = batches.once
 
     def others_first(*given: Any) -> Any:
-        monkeypatch.setattr(batches, "once", once)
+        monkeypatch.setattr(execute, "without_copies", without_copies)
         assert centres.load(loader("fast")) == 1
-        return once(*given)
+        return without_copies(*given)
 
-    monkeypatch.setattr(batches, "once", others_first)
+    monkeypatch.setattr(execute, "without_copies", others_first)
     done = [event for event in load_table(loader("slow"), centres.job) if isinstance(event, BatchDone)]
     assert [batch.ours for batch in done] == [False]
     check_exact(centres.table, numbered("a", 1, 2, 3))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
-from logferry.loaders.parsing import rows as parse
+from logferry.loaders.parsing import rows as parsing_rows
 from pyspark.sql import SparkSession
 
-from tests.parsed import RECORDED, Parser
 from tests.support.loader import Line, Sent, chunks_of, rows_of
+from tests.support.table_rows import RECORDED, Parser
 
 pytestmark = pytest.mark.spark
 
@@ -59,7 +59,7 @@ def check_lines(parser: Parser, sent: list[Sent]) -> None:
     have_bad = [_line(row, row["bytes"]) for row in bad]
     assert sorted(have_rows) == sorted(want_rows)
     assert sorted(have_bad) == sorted(want_bad)
-    assert {row["reason"] for row in bad} <= {parse.NOT_UTF8}
+    assert {row["reason"] for row in bad} <= {parsing_rows.NOT_UTF8}
     by_chunk: dict[tuple[Any, Any], list[Line]] = {}
     for line in have_rows + have_bad:
         by_chunk.setdefault((line.source_id, line.seqno), []).append(line)
@@ -169,7 +169,8 @@ def test_records_that_no_gateway_wrote_are_quarantined_whole(parser: Parser):
         assert reason in row["reason"], case
         assert (row["line"], row["newline"], row["attributes"]) == (None, None, None), case
         assert (row["key"], row["bytes"]) == (key, value), case
-        assert row["headers"] == (headers and [{"key": k, "value": v} for k, v in headers]), case
+        want = None if headers is None else [{"key": k, "value": v} for k, v in headers]
+        assert row["headers"] == want, case
         assert (row["topic"], row["partition"]) == ("dc1.a", 3)
 
 
@@ -178,7 +179,7 @@ def test_a_quarantined_line_has_all_that_a_row_has(parser: Parser):
     rows, bad = parser.parsed([(b"src", chunk.data, record_headers(chunk))])
     (row,) = rows
     (quarantined,) = bad
-    shared = [name for name in parse.schema().fieldNames() if name not in ("text", "line")]
+    shared = [name for name in parsing_rows.row_schema().fieldNames() if name not in ("text", "line")]
     assert {name: quarantined[name] for name in shared} == {name: row[name] for name in shared}
     assert (quarantined["line"], quarantined["bytes"]) == (1, b"\xff")
     assert (quarantined["key"], quarantined["headers"]) == (None, None)

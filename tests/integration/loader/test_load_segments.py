@@ -1,4 +1,4 @@
-"""Segments of real tables: the states that looks write, with late rows, loaders that die, and a real gateway."""
+"""Segments of real tables: states after each check, late rows, loaders that die, and a real gateway."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders.batches import execute as batches
+from logferry.loaders.batches import execute
 from logferry.loaders.batches.execute import BatchDone, Loader
-from logferry.loaders.commands import segments as segments_command
+from logferry.loaders.commands.table import main as table_command
 from logferry.loaders.config import GatewayAccess, TableJob
 from logferry.loaders.errors import ForeignTable
+from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, IMMUTABLE, READY, Segment
-from logferry.loaders.runs import table_run as load
-from logferry.loaders.runs.table_run import Waits, load_table
-from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table
-from logferry.loaders.storage.segment_table import read_segments
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.planning.source_facts import SourceKey
+from logferry.loaders.runs import segment_check, table_run
+from logferry.loaders.runs.segment_check import ReportedSource
+from logferry.loaders.runs.table_run import SegmentNotice, load_table
+from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.segment_table import last_check, read_segments
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.gateway import Gateway
 from tests.support.loader import Topic, chunks_of, stored
+from tests.support.table_loads import LoaderDied, die
 
 pytestmark = pytest.mark.spark
 
@@ -45,7 +49,7 @@ class Hours:
 
     def __init__(self, topic: Topic, table: Path, **settings: Any) -> None:
         self.topic, self.table = topic, table
-        rules = {"wait_s": 0, "idle_s": 3600, **settings}
+        rules = {"late_wait_s": 0, "source_idle_s": 3600, **settings}
         raw = {"path": table, "topics": [topic.name], "parser": PARSER, "segments": rules}
         self.job = TableJob.model_validate(raw)
         self.sent = 0
@@ -59,7 +63,7 @@ class Hours:
         return self.segments()
 
     def segments(self) -> dict[datetime, Segment]:
-        """And that their counts are those of the table's rows."""
+        """The segments, after a check that their counts are those of the rows."""
         found = read_segments(TablePaths.of(self.table).segments, last_batch(open_table(self.table)))
         rows: dict[datetime, list[dict[str, Any]]] = {}
         for row in stored(self.table):
@@ -76,7 +80,7 @@ class Hours:
 
 
 @pytest.fixture
-async def hours(kafka: Cluster, topic_name: str, tmp_path: Path) -> Hours:
+async def hours(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Hours:
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create()
     return Hours(topic, tmp_path / "logs")
@@ -87,11 +91,11 @@ async def test_an_hour_becomes_ready_and_gets_a_new_version(
 ):
     await hours.write("web1", lines(OLD, 1, 59), lines(NEW, 10))
     await hours.write("web2", lines(OLD, 30))
-    loads, command = loader(), segments_command.main
+    loads, command = loader(), table_command
     found = hours.load(loads)
     assert (found[OLD].state, found[OLD].rows, found[NEW].state) == (ACTIVE, 3, ACTIVE)
     window = OLD.strftime("%Y-%m-%dT%H")
-    assert command(["wait", str(hours.table), window, "--timeout-s", "0"]) == 1
+    assert command(["segments", "wait", str(hours.table), window, "--timeout-s", "0"]) == 1
     assert f"is ACTIVE in version 1: waits for web2 in {hours.topic.name}" in capsys.readouterr().out
     # The one that was behind has told more: the hour is closed in one look, and READY in another.
     await hours.write("web2", lines(NEW, 5))
@@ -100,56 +104,52 @@ async def test_an_hour_becomes_ready_and_gets_a_new_version(
     assert hours.segments()[NEW].state == ACTIVE
     last = last_batch(open_table(hours.table))
     assert hours.load(loads)[OLD].batch <= last == last_batch(open_table(hours.table)), "a look that changes nothing"
-    assert command(["wait", str(hours.table), window]) == 0
+    assert command(["segments", "wait", str(hours.table), window]) == 0
     assert "is READY: version 1, 3 rows" in capsys.readouterr().out
-    # A late row opens it anew, and the way is the same.
+    # A late row opens it again, and it takes the same way.
     await hours.write("web1", lines(OLD, 2))
     late = hours.load(loads)[OLD]
     assert (late.version, late.rows, late.late_rows) == (2, 4, 1)
-    assert command(["wait", str(hours.table), window, "--timeout-s", "0"]) == 1
+    assert command(["segments", "wait", str(hours.table), window, "--timeout-s", "0"]) == 1
     assert [hours.load(loads)[OLD].state for _ in range(2)][-1] == READY
-    assert command(["list", str(hours.table), "--json"]) == 0
+    assert command(["segments", "list", str(hours.table), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])["segments"]
-    assert [(one["window"], one["state"], one["version"]) for one in shown] == [
+    assert [(one["segment"], one["state"], one["version"]) for one in shown] == [
         (window, READY, 2),
         (NEW.strftime("%Y-%m-%dT%H"), ACTIVE, 1),
     ]
 
 
-class _Dead(Exception):
-    pass
-
-
-def _die(*_: object, **__: object) -> Any:
-    raise _Dead
-
-
 @pytest.mark.parametrize("window", ["commit_files", pytest.param("put_segments", marks=pytest.mark.long)])
-async def test_dead_before_the_commit(window: str, loader: Start, hours: Hours, monkeypatch: pytest.MonkeyPatch):
+async def test_a_loader_that_dies_before_the_commit(
+    window: str, loader: Start, hours: Hours, monkeypatch: pytest.MonkeyPatch
+):
     """Segments of a batch that the table does not hold do not count, and are counted once when it does."""
     await hours.write("web1", lines(OLD, 1), lines(NEW, 10))
     hours.load(loader())
     await hours.write("web1", lines(NEW, 11, 12))
     with monkeypatch.context() as patch:
-        patch.setattr(batches, window, _die)
-        with pytest.raises(_Dead):
+        patch.setattr(execute, window, die)
+        with pytest.raises(LoaderDied):
             hours.load(loader("dies"))
     assert hours.segments()[NEW].rows == 1
-    assert hours.load(loader("goes on"))[NEW].rows == 3
+    assert hours.load(loader("continues"))[NEW].rows == 3
 
 
 @pytest.mark.long
-async def test_a_look_of_a_loader_that_died_is_no_look(loader: Start, hours: Hours, monkeypatch: pytest.MonkeyPatch):
-    """Its batch is in the ledger; who does it instead has not looked, and changes no state by it."""
+async def test_a_loader_that_died_has_not_checked_the_sources(
+    loader: Start, hours: Hours, monkeypatch: pytest.MonkeyPatch
+):
+    """Its batch is in the ledger. The loader that finishes it has not checked the sources and changes no state."""
     await hours.write("web1", lines(OLD, 1), lines(NEW, 10))
     loads = loader()
     assert hours.load(loads)[OLD].state == ACTIVE
     with monkeypatch.context() as patch:
-        patch.setattr(load, "do_batch", _die)
-        with pytest.raises(_Dead):
+        patch.setattr(table_run, "do_batch", die)
+        with pytest.raises(LoaderDied):
             hours.load(loader("dies"))
     planned = last_batch(open_table(hours.table)) + 1
-    done = [event for event in load_table(loader("goes on"), hours.job) if isinstance(event, BatchDone)]
+    done = [event for event in load_table(loader("continues"), hours.job) if isinstance(event, BatchDone)]
     assert done[0].batch == planned
     assert hours.segments()[OLD].state == IMMUTABLE, "by its own look, after that"
     assert hours.load(loads)[OLD].state == READY
@@ -167,13 +167,13 @@ async def test_a_table_that_gets_segments_later(loader: Start, hours: Hours):
     await hours.write("web1", lines(NEW, 11))
     assert hours.load(loader())[NEW].rows == 2
     other = hours.job.segments.model_copy(update={"window_s": 86_400}) if hours.job.segments else None
-    with pytest.raises(ForeignTable, match="windows of 3600 s, the job says 86400"):
+    with pytest.raises(ForeignTable, match="segments of 3600 s, the job 86400 s"):
         list(load_table(loader(), hours.job.model_copy(update={"segments": other})))
 
 
 @pytest.fixture
 def hook() -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    """(address, what was posted there); refuses the first time."""
+    """(address, posted documents). Refuses the first request."""
     came: list[tuple[str, dict[str, Any]]] = []
     refused: list[bool] = []
 
@@ -198,7 +198,7 @@ def hook() -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
 
 
 @pytest.mark.long
-async def test_others_are_told_once_for_each_version(
+async def test_others_are_notified_once_for_each_version(
     loader: Start, hours: Hours, tmp_path: Path, hook: tuple[str, list[tuple[str, dict[str, Any]]]]
 ):
     url, came = hook
@@ -206,13 +206,13 @@ async def test_others_are_told_once_for_each_version(
     await told.write("web1", lines(OLD, 1), lines(NEW, 10))
     loads, waits = loader(), []
     for _ in range(5):
-        waits += [event for event in load_table(loads, told.job) if isinstance(event, Waits)]
+        waits += [event for event in load_table(loads, told.job) if isinstance(event, SegmentNotice)]
     (wait,) = waits
     assert "503" in wait.reason
     ((key, body),) = came
     window = OLD.strftime("%Y-%m-%dT%H")
     assert key == f"{told.table}/{window}-1"
-    assert (body["window"], body["version"], body["rows"]) == (window, 1, 1)
+    assert (body["segment"], body["version"], body["rows"]) == (window, 1, 1)
     assert json.loads((tmp_path / "ready" / window / "_SUCCESS").read_text()) == body
     await told.write("web1", lines(OLD, 2))
     for _ in range(4):
@@ -222,9 +222,9 @@ async def test_others_are_told_once_for_each_version(
 
 @pytest.mark.long
 async def test_heartbeats_through_a_real_gateway(
-    loader: Start, kafka: Cluster, workers: Gateway, topic_name: str, tmp_path: Path
+    loader: Start, kafka: KafkaCluster, workers: Gateway, topic_name: str, tmp_path: Path
 ):
-    """A source without news says that it has told all; one that owes holds up, though nothing of it was ever loaded."""
+    """A silent source is complete by its heartbeat. A source with unloaded chunks holds the segment open."""
     url = workers.urls[0]
     name = topic_name[-80:]
     call(f"{url}/v1/topics/{name}", {"partitions": 1}, "PUT")
@@ -248,6 +248,34 @@ async def test_heartbeats_through_a_real_gateway(
     assert await_late.state == ACTIVE
     call(f"{sources}/silent/heartbeat", {"position": 100, "size": 100})
     assert [told.load(loads)[NEW].state for _ in range(3)][-1] == READY
+
+
+async def test_chunks_that_were_removed_from_the_copy_of_another_data_centre(
+    loader: Start, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Their source is finished: nobody writes them again. A chunk of hours later shows that they will not come."""
+    topic = Topic(kafka.bootstrap, f"dc2.{topic_name}")
+    await topic.create(1)
+    table = Hours(topic, tmp_path / "logs")
+    reported: dict[SourceKey, ReportedSource] = {}
+
+    async def write(source: str, recorded: datetime, *parts: bytes) -> None:
+        chunks = chunks_of(source, *parts, start=7000)
+        await topic.write(chunks, recorded_ms=int(recorded.timestamp() * 1000))
+        report = ReportedSource(chunks[-1].chunk.seqno, recorded, None, None, source == "gone", frozenset({0}))
+        reported[SourceKey(topic.name, source)] = report
+
+    monkeypatch.setattr(segment_check, "ask_gateways", lambda *_: dict(reported))
+    before = datetime.now(UTC) - timedelta(hours=3)
+    await write("gone", before, lines(OLD, 1))
+    await topic.remove_before(0, 1)
+    await write("soon", before + timedelta(minutes=10), lines(OLD, 30), lines(NEW, 5))
+    loads = loader()
+    assert [table.load(loads)[OLD].state for _ in range(3)] == [ACTIVE] * 3
+    assert "more is recorded than loaded" in last_check(TablePaths.of(table.table).segments)["waits"]
+    await write("later", datetime.now(UTC), lines(NEW, 20))
+    assert [table.load(loads)[OLD].state for _ in range(2)] == [IMMUTABLE, READY]
+    assert table.segments()[OLD].rows == 1
 
 
 def call(url: str, body: dict[str, Any] | bytes, method: str = "POST") -> None:

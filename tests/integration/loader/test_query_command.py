@@ -1,4 +1,4 @@
-"""``logferry query`` as a user runs it: the table and its tail once each, formats, what is missing, what is wrong."""
+"""``logferry query`` as a user runs it: the table and its tail once each, formats, missing parts, errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from logferry.client import Reader, Writer
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.parsing import python_rows as plain
+from logferry.loaders.parsing import python_rows
+from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage.commit import put_rows
-from logferry.loaders.storage.ledger import Ledger, LedgerEntry, Origin, TablePaths, new_entry, open_table
-from logferry.ops.cli import main as cli
-from logferry.ops.commands import tail_kafka as newest_kafka
+from logferry.loaders.storage.commit import commit_rows
+from logferry.loaders.storage.ledger import Ledger, new_entry, open_table
+from logferry.loaders.storage.snapshot import snapshot_of
+from logferry.ops.audit.log.read import committed
+from logferry.ops.cli import main
+from logferry.ops.commands import tail_kafka
 from pyspark.sql import SparkSession
 
 from tests.support.gateway import Gateway
+from tests.support.kafka import delete_topic, recreate_topic
 from tests.support.loader import stored
 
 Ran = Callable[..., tuple[int, str, str]]
@@ -36,12 +40,19 @@ Ran = Callable[..., tuple[int, str, str]]
 class Loaded:
     """A topic of two partitions, and a table that holds its first chunks, loaded without Spark."""
 
-    def __init__(self, workers: Gateway, name: str, path: Path, dc: str = "dc1", parser: str = plain.LINES) -> None:
+    def __init__(
+        self, workers: Gateway, name: str, path: Path, dc: str = "dc1", parser: str = python_rows.LINES
+    ) -> None:
         self.workers, self.name, self.path, self.dc, self.parser = workers, name, path, dc, parser
         self.paths = TablePaths.of(path)
         self.ends: dict[int, int] = {}
         asyncio.run(workers.make_topic(name, 2))
+        self.topic_id = self.id_now()
         prepare(self.paths)
+
+    def id_now(self) -> str:
+        answer = asyncio.run(self.workers.ask("GET", f"/v1/topics/{self.topic}"))
+        return str(answer.document["id"])
 
     @property
     def topic(self) -> str:
@@ -53,17 +64,17 @@ class Loaded:
                 writer.write(data)
 
     def load(self, batch: int) -> LedgerEntry:
-        """All that is there by now."""
+        """All records that Kafka has now."""
         with Reader(self.workers.urls, self.topic, follow=False) as reader:
             fresh = [chunk for chunk in reader if chunk.offset >= self.ends.get(chunk.partition, 0)]
             after = {number: at.offset for (_, number), at in reader.position.items()}
-        ranges = [Range(self.topic, n, "an id", self.ends.get(n, 0), after.get(n, 0)) for n in (0, 1)]
-        origin = Origin("127.0.0.1:9", (f"*.{self.name}*",))
+        ranges = [Range(self.topic, n, self.topic_id, self.ends.get(n, 0), after.get(n, 0)) for n in (0, 1)]
+        origin = JobOrigin("127.0.0.1:9", (f"*.{self.name}*",))
         entry = Ledger(self.paths.ledger).put(new_entry(batch, self.dc, self.parser, "run", ranges, origin=origin))
         table = open_table(self.paths.main)
         assert table is not None
         schema = table.to_pyarrow_dataset().schema
-        put_rows(plain.rows(fresh, self.dc, plain.LINES, schema), self.paths.main, batch, "run")
+        commit_rows(python_rows.rows(fresh, self.dc, python_rows.LINES, schema), self.paths.main, batch, "run")
         self.ends = {r.partition: r.end for r in ranges}
         return entry
 
@@ -80,10 +91,10 @@ def loaded(workers: Gateway, topic_name: str, tmp_path: Path) -> Loaded:
 
 @pytest.fixture
 def ran(workers: Gateway, capfd: pytest.CaptureFixture[str]) -> Ran:
-    """``ran(sql, …)``: exit status, output, and what was said."""
+    """``ran(sql, …)``: exit status, output, and messages."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        status = cli.main(["query", *map(str, arguments), "--gateway", workers.urls[0]])
+        status = main.main(["query", *map(str, arguments), "--gateway", workers.urls[0]])
         output, said = capfd.readouterr()
         return status, output, said
 
@@ -103,18 +114,53 @@ def test_the_table_and_what_is_behind_it(ran: Ran, loaded: Loaded):
     assert texts(ran, loaded.path) == texts(ran, loaded.path, "--no-tail") == ["1", "2", "3", "4", "5", "6"]
 
 
-def test_the_tail_out_of_kafka_itself(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
+def test_the_tail_out_of_kafka_itself(ran: Ran, loaded: Loaded):
     kafka = ("--bootstrap", loaded.workers.kafka.bootstrap)
-    status, _, said = ran("SELECT 1", "--table", loaded.path, *kafka)
-    assert (status, "was created anew" in said) == (1, True)  # its id is not the ledger's
-    monkeypatch.setattr(newest_kafka, "printed_id", lambda _: "an id")
     assert texts(ran, loaded.path, *kafka) == ["1", "2", "3", "4", "5", "6"]
     assert ran("SELECT 1", "--table", loaded.path, "--bootstrap", "127.0.0.1:9")[0] == 3
 
 
+def test_a_topic_that_was_recreated_is_refused_whatever_it_holds(ran: Ran, loaded: Loaded):
+    """It has as many records as the one that was loaded, so its offsets do not show it."""
+    kafka = loaded.workers.kafka.bootstrap
+    gone = asyncio.run(delete_topic(kafka, loaded.topic))
+    asyncio.run(recreate_topic(kafka, loaded.topic, loaded.workers.urls, 2, gone))
+    loaded.write("a", b"7\n", b"8\n", b"9\n")
+    assert loaded.id_now() != loaded.topic_id
+    for options in ((), ("--bootstrap", kafka)):
+        status, _, said = ran("SELECT 1", "--table", loaded.path, *options)
+        assert (status, "was recreated" in said) == (1, True), said
+
+
+def test_a_tail_of_kafka_is_fetched_as_it_is_taken(loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
+    fetched: list[tuple[str, int]] = []
+
+    def counted(kafka: Any, place: tuple[str, int], *others: Any) -> Any:
+        fetched.append(place)
+        return committed(kafka, place, *others)
+
+    monkeypatch.setattr(tail_kafka, "committed", counted)
+    loaded.write("s0", b"x\n")
+    loaded.write("s1", b"x\n")
+    tail = tail_kafka.KafkaTail(tail_kafka.connection(loaded.workers.kafka.bootstrap, None))
+    chunks = tail.chunks(tail.ranges(snapshot_of(loaded.path), None))
+    next(chunks)
+    assert len(fetched) == 1
+    assert len([*chunks]) == 3
+    assert len(fetched) == 2
+
+
+def test_a_tail_of_many_batches_is_whole(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(python_rows, "_BATCH_BYTES", 1)
+    for number in range(20):
+        loaded.write(f"s{number}", b"x\n")
+    for options in ((), ("--bootstrap", loaded.workers.kafka.bootstrap)):
+        assert len(texts(ran, loaded.path, *options)) == 26
+
+
 def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
-    """After the version is pinned, and before the ledger is looked at."""
-    from logferry.loaders.storage import snapshot as pinned
+    """After the version is pinned, and before the ledger is read."""
+    from logferry.loaders.storage import snapshot
 
     batches: list[LedgerEntry] = []
 
@@ -124,7 +170,7 @@ def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Load
             batches.append(loaded.load(1))
         return opened
 
-    monkeypatch.setattr(pinned, "open_table", slow)
+    monkeypatch.setattr(snapshot, "open_table", slow)
     assert texts(ran, loaded.path) == ["1", "2", "3", "4", "5", "6"]
     assert len(batches) == 1
 
@@ -170,14 +216,18 @@ def test_types_of_an_answer(ran: Ran, loaded: Loaded):
     }
 
 
-def test_what_is_wrong_is_said(ran: Ran, loaded: Loaded, tmp_path: Path):
+def test_an_error_is_reported(ran: Ran, loaded: Loaded, tmp_path: Path):
     cases: list[tuple[list[object], int, str]] = [
         (["SELEC 1", "--table", loaded.path], 2, "syntax error"),
         (["SELECT nope FROM logs", "--table", loaded.path], 2, "nope"),
-        (["SELECT 1; SELECT 2", "--table", loaded.path], 2, "one statement is wanted, this is 2"),
-        (["", "--table", loaded.path], 2, "one statement is wanted, this is none"),
+        (["SELECT 1; SELECT 2", "--table", loaded.path], 2, "expected one SQL statement, got 2"),
+        (["", "--table", loaded.path], 2, "expected one SQL statement, got 0"),
         (["SELECT 1", "--table", tmp_path / "nothing"], 2, "is not a table"),
-        (["SELECT 1", "--table", loaded.path, "--topics", "dc1.unknown", "--url", "ftp://x"], 2, "is not like http"),
+        (
+            ["SELECT 1", "--table", loaded.path, "--topics", "dc1.unknown", "--url", "ftp://x"],
+            2,
+            "expected a URL like http",
+        ),
     ]
     for arguments, status, said in cases:
         found = ran(*arguments) if "--url" not in arguments else ran_plain(arguments)
@@ -197,7 +247,7 @@ def test_a_gateway_that_is_away(loaded: Loaded):
     status, output, said = ran_plain(away)
     assert (status, output) == (3, "")
     assert "no gateway answers at http://127.0.0.1:9" in said
-    assert "--no-tail answers from the table alone" in said
+    assert "or read the table alone with --no-tail" in said
     assert ran_plain([*away, "--no-tail"]) == (0, "n\n3\n", "")
 
 
@@ -207,18 +257,18 @@ def test_a_gateway_of_another_data_centre(ran: Ran, workers: Gateway, topic_name
     elsewhere.load(0)
     status, output, said = ran("SELECT 1", "--table", elsewhere.path)
     assert (status, output) == (2, "")
-    assert "is one of dc1, the table holds offsets of dc2" in said
+    assert "is a gateway of dc1, but the table holds offsets of dc2" in said
 
 
 def test_topics_that_do_not_continue_the_table(ran: Ran, loaded: Loaded):
-    """The ledger is ahead of what Kafka holds: its log was cut back."""
-    ranges = [Range(loaded.topic, n, "an id", 0, 1000) for n in (0, 1)]
-    origin = Origin("127.0.0.1:9", (loaded.topic,))
-    Ledger(loaded.paths.ledger).put(new_entry(1, "dc1", plain.LINES, "run", ranges, origin=origin))
-    put_rows(stored_schema(loaded).empty_table(), loaded.paths.main, 1, "run")
+    """The ledger is ahead of what Kafka holds: its log was truncated."""
+    ranges = [Range(loaded.topic, n, loaded.topic_id, 0, 1000) for n in (0, 1)]
+    origin = JobOrigin("127.0.0.1:9", (loaded.topic,))
+    Ledger(loaded.paths.ledger).put(new_entry(1, "dc1", python_rows.LINES, "run", ranges, origin=origin))
+    commit_rows(stored_schema(loaded).empty_table(), loaded.paths.main, 1, "run")
     status, _, said = ran("SELECT 1", "--table", loaded.path)
     assert status == 1
-    assert "its log was cut back" in said
+    assert "its log was truncated" in said
 
 
 def stored_schema(loaded: Loaded) -> Any:
@@ -236,15 +286,13 @@ def test_a_parser_of_its_own_is_answered_from_the_table_alone(
     parsed.write("a", b"2\n")
     status, output, said = ran("SELECT text FROM logs", "--table", parsed.path, "--format", "csv")
     assert (status, output) == (0, "text\n1\n")
-    assert "what is not loaded yet is left out: lines of the parser logfmt/1:3f2a9c01d4e7" in said
-    assert "up to batch 0, planned 20" in said
+    assert "records not loaded yet are left out, because the parser logfmt/1:3f2a9c01d4e7 needs Spark" in said
+    assert "ends with batch 0, planned 20" in said
     assert ran("SELECT 1 AS n", "--table", parsed.path, "--format", "csv", "--no-tail") == (0, "n\n1\n", "")
 
 
 def test_it_needs_no_spark_and_about_a_second(loaded: Loaded):
-    program = (
-        "import sys; sys.modules['pyspark'] = None; from logferry.ops.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+    program = "import sys; sys.modules['pyspark'] = None; from logferry.ops.cli.main import main; sys.exit(main())"
     sql = ["query", "SELECT count(*) AS n FROM logs", "--table", str(loaded.path), "--format", "csv"]
     started = time.monotonic()
     done = subprocess.run(

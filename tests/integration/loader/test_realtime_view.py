@@ -16,18 +16,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.batches.execute import Loader
-from logferry.loaders.config import TableJob
-from logferry.loaders.errors import ConfigError, TopicChanged
+from logferry.loaders.errors import LoaderConfigError, TopicChanged
+from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.query.realtime_view import Instant, pin, realtime
-from logferry.loaders.runs import table_run as load
+from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import LoadEvent, load_table
-from logferry.loaders.storage import snapshot as pinned
-from logferry.loaders.storage.ledger import TablePaths, open_table
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.storage import snapshot
+from logferry.loaders.storage.ledger import open_table
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.loader import Topic, chunks_of
-from tests.viewing import Record, Row, committed_records, truth
+from tests.support.table_loads import job
+from tests.support.table_rows import Record, Row, committed_records, truth
 
 pytestmark = [
     pytest.mark.spark,
@@ -39,20 +39,6 @@ Start = Callable[..., Loader]
 Whole = Callable[[DataFrame], list[dict[str, Any]]]
 
 ACCESS = b'1.2.3.4 - - [21/Nov/2026:10:00:0%d +0100] "GET /%d HTTP/1.1" 200 17 "-" "curl"\n'
-
-
-@pytest.fixture
-def topic(kafka: Cluster, topic_name: str) -> Topic:
-    return Topic(kafka.bootstrap, f"dc1.{topic_name}")
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
-
-
-def job(table: Path, *topics: str, max_records: int = 1000, **more: object) -> TableJob:
-    return TableJob.model_validate({"path": table, "topics": list(topics), "max_records": max_records, **more})
 
 
 @pytest.fixture
@@ -92,7 +78,7 @@ async def test_loads_between_any_two_looks_move_no_row(
             meanwhile.extend(load_table(loads, job(table, topic.name)))
         return opened
 
-    monkeypatch.setattr(pinned, "open_table", slow)
+    monkeypatch.setattr(snapshot, "open_table", slow)
     instant = pin(spark, table)
     assert len(meanwhile) == 2
     frame = instant.frame(spark)
@@ -167,12 +153,12 @@ async def test_a_chunk_that_came_by_two_data_centres_is_there_once(
 
 
 @pytest.mark.long
-async def test_a_copy_counts_as_one_for_as_long_as_the_job_says(
+async def test_a_copy_counts_as_one_for_the_configured_time(
     spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
 ):
-    """``moved_days`` of the job, which the ledger notes: here it is over at once, and both copies stay."""
+    """``duplicate_window_days`` of the job, which the ledger notes: here it is over at once, and both copies stay."""
     other, loads = Topic(topic.bootstrap, topic.name.replace("dc1.", "dc2.")), loader()
-    object.__setattr__(loads, "moved_within", timedelta(0))
+    object.__setattr__(loads, "duplicate_window", timedelta(0))
     await topic.create()
     await other.create()
     both = job(table, topic.name.replace("dc1.", "*."))
@@ -195,31 +181,31 @@ async def test_before_the_first_batch_all_is_tail(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(load, "do_batch", dies)
+        patch.setattr(table_run, "do_batch", dies)
         with pytest.raises(KeyboardInterrupt):
             list(load_table(loader(), job(table, topic.name)))
     await topic.write(chunks_of("b", b"2\n"))
     assert [row.text for row in rows(whole(realtime(spark, table)))] == ["1", "2"]
 
 
-async def test_what_cannot_be_told_is_refused(spark: SparkSession, loader: Start, topic: Topic, table: Path):
-    with pytest.raises(ConfigError, match="is not a table"):
+async def test_a_view_that_cannot_be_exact_is_refused(spark: SparkSession, loader: Start, topic: Topic, table: Path):
+    with pytest.raises(LoaderConfigError, match="is not a table"):
         realtime(spark, table)
     foreign = table.with_name("foreign")
     write_deltalake(str(foreign), pa.table({"text": ["x"]}))
-    with pytest.raises(ConfigError, match="not one of its tables"):
+    with pytest.raises(LoaderConfigError, match="it was not created by logferry load"):
         realtime(spark, foreign)
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     list(load_table(loader(), job(table, topic.name)))
-    newer = pinned.snapshot_of(table)
+    newer = snapshot.snapshot_of(table)
     older = replace(newer, entry=newer.entry._replace(origin=None))
-    with pytest.raises(ConfigError, match="name its Kafka and the topics"):
-        pinned.origin_of(older, None, None)
-    assert pinned.origin_of(older, topic.bootstrap, [topic.name]) == newer.entry.origin
+    with pytest.raises(LoaderConfigError, match="name its Kafka and its topics"):
+        snapshot.origin_of(older, None, None)
+    assert snapshot.origin_of(older, topic.bootstrap, [topic.name]) == newer.entry.origin
     await topic.delete()
     await topic.create()
-    with pytest.raises(TopicChanged, match="created anew"):
+    with pytest.raises(TopicChanged, match="recreated"):
         realtime(spark, table)
     assert TablePaths.of(table).main.exists()
 
@@ -302,5 +288,5 @@ async def test_a_hundred_queries_during_a_live_load(
     shown, records = await live(spark, loader, topic, table, whole, 100)
     check_shown(shown, records)
     assert len(shown) == 100
-    assert len({instant.snapshot.version for instant, _ in shown}) > 25, "the load did not go on"
+    assert len({instant.snapshot.version for instant, _ in shown}) > 25, "the load did not continue"
     assert sum(any(r.size for r in instant.tail) for instant, _ in shown) > 25, "there was nothing behind the table"

@@ -13,7 +13,7 @@ from logferry.loaders.jvm_errors import collected
 from logferry.loaders.query.spark_source import LogferrySource
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.support.gateway import Gateway
 
@@ -70,7 +70,7 @@ def test_a_batch_is_what_the_gateway_reads(source: SparkSession, workers: Gatewa
     }
     some = source.read.format("logferry").options(**options, **cursors).load()
     assert sparks(some) == [w for w in want if (2, 3)[w[0]] <= w[1] < (4, 6)[w[0]]]
-    for wrong, said in (({"topic": "nothing"}, "unknown-topic"), ({"startingOffsets": "1"}, "no such option")):
+    for wrong, said in (({"topic": "nothing"}, "unknown-topic"), ({"startingOffsets": "1"}, "unknown option")):
         with pytest.raises(PySparkException, match=said):
             source.read.format("logferry").options(**{**options, **wrong}).load().count()
 

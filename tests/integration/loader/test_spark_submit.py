@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders.storage.ledger import TablePaths
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.striking import STEPS, wait_for
-from tests.support.loader import Sent, Topic, check_exact, chunks_of, loader_env, run_module
+from tests.support.loader import STEPS, Sent, Topic, check_exact, chunks_of, loader_env, run_module, wait_for
 from tests.support.spark_cluster import SPARK, Standalone, standalone, tasks_by_executor, told_by
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -32,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @pytest.fixture
-async def topic(kafka: Cluster, topic_name: str) -> Topic:
+async def topic(kafka: KafkaCluster, topic_name: str) -> Topic:
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create(partitions=4)
     return topic
@@ -92,7 +91,7 @@ async def test_by_spark_submit(cluster: Standalone, topic: Topic, tmp_path: Path
 
 
 @pytest.mark.long
-async def test_by_a_master_of_its_own_choice(cluster: Standalone, topic: Topic, tmp_path: Path):
+async def test_by_the_master_of_the_configuration(cluster: Standalone, topic: Topic, tmp_path: Path):
     sent = await write(topic, 0)
     conf = {**ON_LOOPBACK, **told_by(tmp_path / "events"), "spark.executor.memory": "512m"}
     file = config(topic, tmp_path, master=cluster.url, conf=conf)
@@ -105,7 +104,7 @@ async def test_by_a_master_of_its_own_choice(cluster: Standalone, topic: Topic, 
 @pytest.mark.long
 @pytest.mark.parametrize("step", ["ledger", "mid-write", "mid-write of what is kept"])
 async def test_an_executor_is_killed(step: str, cluster: Standalone, topic: Topic, tmp_path: Path):
-    """Spark does again what it can; what it cannot, the next load does. Rows are there once."""
+    """Spark repeats lost tasks if it can; else the next load repeats the batch. Each row is in the table once."""
     sent, table = await write(topic, 0) + await write(topic, 1), tmp_path / "logs"
     is_kept = step.endswith("kept")
     if is_kept:

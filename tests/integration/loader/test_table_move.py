@@ -6,27 +6,28 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
-from logferry.loaders.batches.mirror_offsets import Books
-from logferry.loaders.commands import move as moving_job
+from logferry.loaders.batches.mirror_offsets import MirrorOffsets
+from logferry.loaders.commands import move as commands_move
 from logferry.loaders.commands.state import table_facts
 from logferry.loaders.config import SegmentSettings, TableJob
 from logferry.loaders.errors import CannotMove, LedgerBroken, MirrorBehind
-from logferry.loaders.known import read_known
+from logferry.loaders.planning.ledger_entry import MOVE, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.query.realtime_view import realtime
-from logferry.loaders.runs import table_run as load
-from logferry.loaders.storage.ledger import MOVE, TablePaths, read_ledger
+from logferry.loaders.runs import table_run
+from logferry.loaders.storage.ledger import read_ledger
 from logferry.loaders.storage.segment_table import read_segments
+from logferry.loaders.storage.source_table import read_sources
 from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 
-from tests.mirrored import read_log
 from tests.support.loader import Sent, Topic, check_exact, chunks_of, quarantine, stored
-from tests.two_centres import PREFIX, Places, both_ways, loader_at
+from tests.support.mirror import PREFIX, Places, both_ways, loader_at, read_log
+from tests.support.table_loads import LoaderDied, die
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -63,7 +64,7 @@ async def write(places: Places, dc: str, round_: int) -> None:
     await topic.write(chunks[2:], partitions=2)
 
 
-async def test_there_and_back(at: At, places: Places, spark: SparkSession):
+async def test_a_table_moves_there_and_back(at: At, places: Places, spark: SparkSession):
     for round_ in range(3):
         await write(places, "dc1", round_)
         await write(places, "dc2", round_)
@@ -104,14 +105,16 @@ async def test_there_and_back(at: At, places: Places, spark: SparkSession):
 
 
 async def test_every_position_is_translated_exactly(at: At, stack: Stack, places: Places):
-    """As many records are before it there as here, whatever offset it is, by either data centre's books."""
+    """Any offset has equally many records before it in both data centres, by the history of either."""
     for round_ in range(6):
         await write(places, "dc1", round_)
     await places.mirrored()
     topic = places.topics["dc1"].name
     there, here = [await read_log(stack.cluster(dc).bootstrap, topic) for dc in ("dc1", "dc2")]
     original_id, copy_id = (at(dc).kafka.ids([topic])[topic] for dc in ("dc1", "dc2"))
-    with closing(Books(stack.cluster("dc2").bootstrap, PREFIX, "dc2")) as books:
+    with closing(
+        MirrorOffsets(KafkaSettings(bootstrap_servers=stack.cluster("dc2").bootstrap), PREFIX, "dc2")
+    ) as books:
         for number in (0, 1):
             ours, theirs = ([offset for offset, _ in log[number]] for log in (here, there))
             place = TopicPartition(topic, number)
@@ -127,7 +130,7 @@ async def test_every_position_is_translated_exactly(at: At, stack: Stack, places
             assert (beyond.offset, beyond.behind) == (None, True)
             other = books.here([found._replace(topic_id=copy_id)])[place]
             assert (other.offset, other.behind) == (None, False)
-            assert "created anew" in other.why
+            assert "recreated" in other.why
 
 
 @pytest.mark.long
@@ -154,8 +157,8 @@ async def test_a_mirror_that_is_behind(at: At, stack: Stack, places: Places):
 
 
 @pytest.mark.long
-async def test_what_is_never_passed_on_is_left_out_by_name(at: At, stack: Stack, places: Places):
-    """Of partitions that are named; the others are translated, and what is there and not loaded is loaded."""
+async def test_topics_that_are_not_mirrored_further_are_left_out_by_name(at: At, stack: Stack, places: Places):
+    """Named partitions get the given positions, the others are translated. The next load reads the rest."""
     topic = places.topics["dc1"].name
     await write(places, "dc1", 0)
     await places.mirrored()
@@ -186,8 +189,8 @@ async def test_a_planned_batch_is_finished_where_it_was_planned(
     await places.mirrored()
     one, two = at("dc1"), at("dc2")
     with monkeypatch.context() as patch:
-        patch.setattr(load, "do_batch", _die)
-        with pytest.raises(_Dead):
+        patch.setattr(table_run, "do_batch", die)
+        with pytest.raises(LoaderDied):
             places.load(one)
     places.move(two, wait_s=30)
     assert {row["dc"] for row in stored(places.table)} == {"dc1"}
@@ -211,14 +214,14 @@ async def test_a_planned_batch_of_a_dead_data_centre_is_finished_in_the_new_one(
     # The ledger names a Kafka that does not answer.
     one.kafka.bootstrap_servers, alive = "127.0.0.1:1", one.kafka.bootstrap_servers
     with monkeypatch.context() as patch:
-        patch.setattr(load, "do_batch", _die)
-        with pytest.raises(_Dead):
+        patch.setattr(table_run, "do_batch", die)
+        with pytest.raises(LoaderDied):
             places.load(one)
     one.kafka.bootstrap_servers = alive
     if dies != "never":
         with monkeypatch.context() as patch:
-            patch.setattr(moving_job, "new_entry", _die)
-            with pytest.raises(_Dead):
+            patch.setattr(commands_move, "new_entry", die)
+            with pytest.raises(LoaderDied):
                 places.move(two)
     places.move(two)
     rows = stored(places.table)
@@ -236,7 +239,7 @@ async def test_a_planned_batch_of_a_dead_data_centre_is_finished_in_the_new_one(
 
 
 @pytest.mark.long
-async def test_what_is_not_mirrored_is_given_up_by_name_only(at: At, places: Places):
+async def test_topics_that_are_not_mirrored_are_abandoned_by_name_only(at: At, places: Places):
     await write(places, "dc1", 0)
     await places.mirrored()
     alone = Topic(places.topics["dc1"].bootstrap, places.topics["dc1"].name.replace("dc1.", "dc3."))
@@ -257,7 +260,7 @@ async def test_what_is_not_mirrored_is_given_up_by_name_only(at: At, places: Pla
 
 
 @pytest.mark.long
-async def test_what_nobody_noted_is_asked_for(at: At, places: Places):
+async def test_positions_without_a_note_are_asked_for(at: At, places: Places):
     """As in ledgers of older loaders."""
     await write(places, "dc1", 0)
     await write(places, "dc2", 0)
@@ -277,12 +280,12 @@ def _job(places: Places, letters: str) -> TableJob:
         "pattern": f"(?<at>\\d+) (?<what>[{letters}]\\d*)",
         "event_time": {"column": "at", "formats": ["epoch_s"]},
     }
-    segments = SegmentSettings(window_s=60, wait_s=0, idle_s=1)
+    segments = SegmentSettings(window_s=60, late_wait_s=0, source_idle_s=1)
     return TableJob.model_validate({**places.job.model_dump(), "parser": parser, "segments": segments.model_dump()})
 
 
 @pytest.mark.long
-async def test_what_belongs_to_a_table_goes_along(at: At, places: Places):
+async def test_the_side_tables_move_with_the_table(at: At, places: Places):
     """Quarantine, segments, what is known of sources, and of chunks that came by two data centres."""
 
     def chunks(round_: int, *sources: str) -> list[Sent]:
@@ -305,19 +308,11 @@ async def test_what_belongs_to_a_table_goes_along(at: At, places: Places):
     assert len(stored(places.table)) == len(quarantine(places.table)) == 5
 
     places.job = _job(places, "ab")
-    assert sum(1 for _ in load.requarantine_table(two, places.job)) == 1
+    assert sum(1 for _ in table_run.requarantine_table(two, places.job)) == 1
     rows = [(row["source_id"], row["seqno"], row["line"]) for row in stored(places.table)]
     assert len(rows) == len(set(rows)) == 10
     assert quarantine(places.table) == []
     paths = TablePaths.of(places.table)
     held = read_segments(paths.segments, table_facts(places.table)["last"]["batch"])
     assert sum(segment.rows for segment in held.values()) == 10
-    assert {key.source_id for key in read_known(paths.sources)} == {"one", "two", "moves"}
-
-
-class _Dead(Exception):
-    pass
-
-
-def _die(*_: object, **__: object) -> Any:
-    raise _Dead
+    assert {key.source_id for key in read_sources(paths.sources)} == {"one", "two", "moves"}

@@ -1,4 +1,4 @@
-"""A mended parser: what it can read now leaves the quarantine in the instant in which it is in the table."""
+"""A corrected parser: lines that it reads leave the quarantine in the same commit that adds them to the table."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders.batches import execute as batches
-from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.batches import execute
+from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable
-from logferry.loaders.runs import table_run as load
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import load_table, requarantine_table
-from logferry.loaders.storage.commit import committed
-from logferry.loaders.storage.ledger import TablePaths, last_batch, open_table, read_ledger
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.loaders.storage.commit import commit_files, committed_batch
+from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import Topic, chunks_of, quarantine, stored
+from tests.support.table_loads import LoaderDied, die, done
 
 pytestmark = pytest.mark.spark
 
@@ -30,7 +32,7 @@ LINES = [b"INFO 1", b"warn 2", b"INFO 3 x y", b"\xff", b"", b"WARN many", b"INFO
 
 
 @pytest.fixture
-async def topic(kafka: Cluster, topic_name: str) -> Topic:
+async def topic(kafka: KafkaCluster, topic_name: str) -> Topic:
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create()
     await topic.write(chunks_of("a", b"".join(line + b"\n" for line in LINES)))
@@ -40,10 +42,6 @@ async def topic(kafka: Cluster, topic_name: str) -> Topic:
 
 def job(table: Path, topic: Topic, parser: dict[str, Any]) -> TableJob:
     return TableJob.model_validate({"path": table, "topics": [topic.name], "parser": parser})
-
-
-def done(events: Any) -> list[BatchDone]:
-    return [event for event in events if isinstance(event, BatchDone)]
 
 
 def where(table: Path) -> tuple[Counter[bytes], Counter[bytes]]:
@@ -61,7 +59,7 @@ def check_each_line_once(table: Path) -> tuple[Counter[bytes], Counter[bytes]]:
 STAY = Counter([b"\xff", b"", b"WARN many"])
 
 
-async def test_lines_that_can_be_read_now(loader: Start, topic: Topic, tmp_path: Path):
+async def test_lines_that_the_new_parser_reads_move_into_the_table(loader: Start, topic: Topic, tmp_path: Path):
     table = tmp_path / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     rows, bad = check_each_line_once(table)
@@ -77,7 +75,7 @@ async def test_lines_that_can_be_read_now(loader: Start, topic: Topic, tmp_path:
     standing = {row["bytes"]: row for row in quarantine(table)}
     assert standing[b"INFO 1\n"]["reason"].startswith("no seqno header"), "what no gateway wrote stays"
     assert standing[b""]["parser"] == MENDED_NAME
-    # Again, and with more to load: everything stays once, and the positions go on where they were.
+    # Again, and with more to load: each line stays once, and the positions continue where they were.
     await topic.write(chunks_of("b", b"info 5 z\n"))
     (more,) = done(load_table(loader(), job(table, topic, MENDED)))
     assert more.rows == 1
@@ -91,14 +89,6 @@ async def test_lines_that_can_be_read_now(loader: Start, topic: Topic, tmp_path:
 MENDED_NAME = TableJob.model_validate({"path": "x", "topics": ["dc1.a"], "parser": MENDED}).parser.name
 
 
-class _Dead(Exception):
-    pass
-
-
-def _die(*_: object, **__: object) -> Any:
-    raise _Dead
-
-
 WINDOWS = {
     "after the ledger": "resolve",
     "after the mark": "resolved_rows",
@@ -107,48 +97,47 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("window", ["after the mark", *(pytest.param(w, marks=pytest.mark.long) for w in WINDOWS)])
-async def test_dead_in_between(
+async def test_a_loader_that_dies_in_between(
     window: str, loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each line is in one place at every moment, and the next run of whatever kind ends what was begun."""
+    """Each line is in exactly one table at any time. The next run, of any kind, finishes the batch."""
     table = tmp_path / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     with monkeypatch.context() as patch:
-        patch.setattr(batches, WINDOWS[window], _die)
-        with pytest.raises(_Dead):
+        patch.setattr(execute, WINDOWS[window], die)
+        with pytest.raises(LoaderDied):
             done(requarantine_table(loader("dies"), job(table, topic, MENDED)))
     rows, _ = check_each_line_once(table)
     assert rows == Counter([b"INFO 1", b"INFO 4"]), "nothing of the batch is in the table"
     # The next run is a plain load, and has the broken parser still: what was planned is done as it was planned.
-    (ended,) = done(load_table(loader("goes on"), job(table, topic, BROKEN)))
+    (ended,) = done(load_table(loader("continues"), job(table, topic, BROKEN)))
     assert (ended.ours, ended.rows) == (True, 2)
     _, bad = check_each_line_once(table)
     assert bad == STAY
 
 
 @pytest.mark.long
-async def test_a_loader_that_comes_late_with_the_batch_in_its_hands(
+async def test_a_late_loader_that_has_read_the_batch(
     loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It has marked and parsed all when another one does the same batch and two more; its commit is refused."""
+    """It has marked and parsed all lines when another loader writes the batch and two more. Its commit is refused."""
     table = tmp_path / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     late: list[Any] = []
-    commit = batches.commit_files
 
     def others_first(*given: Any) -> Any:
-        monkeypatch.setattr(batches, "commit_files", commit)
+        monkeypatch.setattr(execute, "commit_files", commit_files)
         late.extend(done(requarantine_table(loader("fast"), job(table, topic, MENDED))))
         late.extend(done(requarantine_table(loader("fast"), job(table, topic, MENDED))))
-        return commit(*given)
+        return commit_files(*given)
 
-    monkeypatch.setattr(batches, "commit_files", others_first)
+    monkeypatch.setattr(execute, "commit_files", others_first)
     (slow,) = done(requarantine_table(loader("slow"), job(table, topic, MENDED)))
     assert (slow.batch, slow.ours) == (1, False)
     assert [(batch.batch, batch.ours) for batch in late] == [(1, True), (2, True)]
     _, bad = check_each_line_once(table)
     assert bad == STAY
-    marked = committed(TablePaths.of(table).quarantine, 1, "slow")
+    marked = committed_batch(TablePaths.of(table).quarantine, 1, "slow")
     assert marked is not None
     assert marked.ours, "the mark was the slow one's"
 
@@ -159,10 +148,10 @@ async def test_a_planned_batch_is_parsed_as_it_was_planned(
     """The parser is changed while a loader is dead in mid-batch: no line is sorted twice."""
     table = tmp_path / "logs"
     with monkeypatch.context() as patch:
-        patch.setattr(load, "do_batch", _die)
-        with pytest.raises(_Dead):
+        patch.setattr(table_run, "do_batch", die)
+        with pytest.raises(LoaderDied):
             done(load_table(loader("dies"), job(table, topic, BROKEN)))
-    done(load_table(loader("goes on"), job(table, topic, MENDED)))
+    done(load_table(loader("continues"), job(table, topic, MENDED)))
     rows, _ = check_each_line_once(table)
     assert rows == Counter([b"INFO 1", b"INFO 4"])
     assert last_batch(open_table(table)) == 0

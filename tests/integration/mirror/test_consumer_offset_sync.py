@@ -5,26 +5,18 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.stack import Stack
 
-from tests.mirroring import Mirror
-from tests.positions import becomes, commit, committed
+from tests.support.kafka import becomes, commit, committed
+from tests.support.mirror import Mirror
 
 _TOPIC = "dc1.carried"
 _PARTITION = TopicPartition(_TOPIC, 0)
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("stack"), dcs=("dc1", "dc2")) as stack:
-        yield stack
 
 
 async def test_positions_come_along(stack: Stack, tmp_path: Path) -> None:
@@ -52,7 +44,7 @@ async def test_positions_come_along(stack: Stack, tmp_path: Path) -> None:
         # At least every 5 s, is the promise; the look at it takes its time, too.
         print(taken_s)
         assert statistics.median(taken_s) < 5.5
-        # It went on here, so what it says there does not set it back.
+        # It continued here, so what it commits there does not set it back.
         await commit(here, "one", _TOPIC, await where(here, b"7"))
         await commit(there, "one", _TOPIC, 12)
         await commit(there, "three", _TOPIC, 4)  # when this has come, so has what was before it
@@ -73,7 +65,7 @@ async def test_positions_come_along(stack: Stack, tmp_path: Path) -> None:
         worker.child.stop(15)
 
 
-async def where(cluster: Cluster, value: bytes) -> int:
+async def where(cluster: KafkaCluster, value: bytes) -> int:
     """The offset of the record there."""
     async with asyncio.timeout(60):
         reader = AIOKafkaConsumer(bootstrap_servers=cluster.bootstrap, isolation_level="read_committed")

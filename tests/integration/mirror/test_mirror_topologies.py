@@ -16,16 +16,23 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiokafka import AIOKafkaProducer
-from logferry.mirror.__main__ import main as mirror_main
-from logferry.ops.audit import main as audit
-from logferry.ops.stack.service_workers import Worker
+from logferry.ops.audit.command import main as audit
+from logferry.ops.cli.main import main as command
+from logferry.ops.stack.service_workers import ServiceWorker, Setting
 from logferry.ops.stack.stack import Stack
 
-from tests.load import Load
-from tests.mirrored import differences_in_the_end, pairs_by_history, read_log, true_pairs
-from tests.mirroring import Mirror, make_topic, remote, stopped
-from tests.moving import MovingReader, chunks_of, have_moved
-from tests.positions import becomes, commit
+from tests.support.clients import Load, MovingReader, chunks_of, have_moved
+from tests.support.kafka import becomes, commit
+from tests.support.mirror import (
+    Mirror,
+    differences_in_the_end,
+    make_topic,
+    pairs_by_history,
+    read_log,
+    remote,
+    stopped,
+    true_pairs,
+)
 from tests.support.raw_load import RawLoad
 
 _DCS = ("dc1", "dc2", "dc3")
@@ -41,7 +48,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def mirrors(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Mirror, Worker]]]:
+def mirrors(
+    stack: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, tuple[Mirror, ServiceWorker]]]:
     """By the data centre that they bring topics to; each has the prefix that its gateway knows it by."""
     folder = tmp_path_factory.mktemp("mirrors")
     remotes = {
@@ -50,15 +59,17 @@ def mirrors(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "dc3": [remote(stack, "dc2", "dc2", "dc1")],
     }
     # The end of the chain goes in smaller steps than its middle, so it meets parts of what the books there say.
-    limits = {dc: {"limits": {"transaction_bytes": 65_536}} if dc == "dc3" else {} for dc in _DCS}
-    made = {dc: Mirror(stack, folder, "logferry", dc=dc, remote=remotes[dc], **limits[dc]) for dc in _DCS}
+    limits: dict[str, dict[str, Setting]] = {
+        dc: {"limits": {"transaction_bytes": 65_536}} if dc == "dc3" else {} for dc in _DCS
+    }
+    made = {dc: Mirror(stack, folder, "logferry", 1, dc, remote=remotes[dc], **limits[dc]) for dc in _DCS}
     running = {dc: (mirror, mirror.start()) for dc, mirror in made.items()}
     try:
         deadline = time.monotonic() + 60
         for _, worker in running.values():
             while not worker.is_ready():
-                assert worker.child.running, worker.child.said()
-                assert time.monotonic() < deadline, worker.child.said()
+                assert worker.child.running, worker.child.log_tail()
+                assert time.monotonic() < deadline, worker.child.log_tail()
                 time.sleep(0.05)
         yield running
     finally:
@@ -67,7 +78,7 @@ def mirrors(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 async def test_every_copy_is_its_original_and_a_reader_moves_along_the_chain(
-    stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]]
+    stack: Stack, mirrors: dict[str, tuple[Mirror, ServiceWorker]]
 ) -> None:
     topics = {dc: await make_topic(stack, "all", _PARTITIONS, dc) for dc in _DCS}
     raw = await make_topic(stack, "raw", _PARTITIONS)
@@ -107,7 +118,7 @@ async def test_every_copy_is_its_original_and_a_reader_moves_along_the_chain(
 
 
 @pytest.mark.long
-async def test_positions_come_along_the_chain(stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]]) -> None:
+async def test_positions_come_along_the_chain(stack: Stack, mirrors: dict[str, tuple[Mirror, ServiceWorker]]) -> None:
     topic = await make_topic(stack, "steps", 1)
     async with Load("steps", stack.urls("dc1"), seed=50, sources=2) as load:
         await load.acknowledged(40)
@@ -123,7 +134,7 @@ async def test_positions_come_along_the_chain(stack: Stack, mirrors: dict[str, t
 
 @pytest.mark.long
 async def test_the_end_of_a_chain_is_audited(
-    stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]], capsys: pytest.CaptureFixture[str]
+    stack: Stack, mirrors: dict[str, tuple[Mirror, ServiceWorker]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = await make_topic(stack, "audited", 1)
     async with Load("audited", stack.urls("dc1"), seed=51, sources=2) as load:
@@ -137,7 +148,7 @@ async def test_the_end_of_a_chain_is_audited(
 
 @pytest.mark.long
 async def test_a_way_that_changes_loses_and_doubles_nothing(
-    stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]], tmp_path: Path
+    stack: Stack, mirrors: dict[str, tuple[Mirror, ServiceWorker]], tmp_path: Path
 ) -> None:
     """dc3 takes dc1's topics by way of dc2, then from dc1 itself, then by way of dc2 again."""
     topic = await make_topic(stack, "ways", 1)
@@ -179,12 +190,12 @@ async def test_a_way_that_changes_loses_and_doubles_nothing(
     await load(3)
     stop = await stopped(chained.url, topic)
     assert stop["kind"] == "source-recreated"
-    # Where it goes on in dc2: behind the last record that is here.
+    # Where it continues in dc2: behind the last record that is here.
     copy = (await read_log(end, topic))[0]
     following = await ask(stack.urls("dc3")[0], offset=copy[-1][0] + 1, **{"from": "dc3"})
     at = await ask(stack.urls("dc2")[0], offset=following, **{"from": "dc1"})
-    resume = ["resume", topic, "0", "--from", str(at), "--url", chained.url]
-    assert await asyncio.to_thread(mirror_main, resume) == 0
+    resume = ["mirror", "resume", topic, "0", "--from", str(at), "--url", chained.url]
+    assert await asyncio.to_thread(command, resume) == 0
     assert await is_exact()
     # The history goes back over all three ways.
     for offset, record in (await read_log(there, topic))[0][::20]:
@@ -192,8 +203,8 @@ async def test_a_way_that_changes_loses_and_doubles_nothing(
         assert dict((await read_log(end, topic))[0])[here] == record
 
 
-async def test_what_would_go_round_in_a_circle_is_refused_at_the_start(
-    stack: Stack, mirrors: dict[str, tuple[Mirror, Worker]], tmp_path: Path
+async def test_a_replication_cycle_is_refused_at_the_start(
+    stack: Stack, mirrors: dict[str, tuple[Mirror, ServiceWorker]], tmp_path: Path
 ) -> None:
     topic = await make_topic(stack, "round", 1)
     async with Load("round", stack.urls("dc1"), seed=52, sources=2) as load:
@@ -201,15 +212,16 @@ async def test_what_would_go_round_in_a_circle_is_refused_at_the_start(
     here = (stack.cluster("dc3").bootstrap, topic)
     assert await differences_in_the_end((stack.cluster("dc1").bootstrap, topic), here) == []
     before = await read_log(stack.cluster("dc2").bootstrap, topic)
-    own = {"dc": "dc9", "kafka": {"bootstrap_servers": stack.cluster("dc2").bootstrap}}
-    for remotes, said in (
-        ([own], "remote dc9 is the cluster of dc2 itself"),
+    own: Setting = {"dc": "dc9", "kafka": {"bootstrap_servers": stack.cluster("dc2").bootstrap}}
+    refused: list[tuple[list[Setting], str]] = [
+        ([own], "remote dc9: this is the cluster of dc2 itself"),
         ([remote(stack, "dc3", "dc3", "dc2")], "topics of dc2 are written here"),
         # Through three: dc3 has them from here.
-        ([remote(stack, "dc3", "dc3", "dc1")], r"dc3 takes dc1\.\w+ from here itself"),
-    ):
+        ([remote(stack, "dc3", "dc3", "dc1")], r"dc3 mirrors dc1\.\w+ from here, which would be a replication cycle"),
+    ]
+    for remotes, said in refused:
         worker = Mirror(stack, tmp_path, "logferry", remote=remotes).start(number=0)
-        assert await asyncio.to_thread(worker.child.ends_by_itself, 60), said
+        assert await asyncio.to_thread(worker.child.wait_for_end, 60), said
         assert worker.child.exit_status == 2
-        assert re.search(said, worker.child.said())
+        assert re.search(said, worker.child.log_tail())
     assert await read_log(stack.cluster("dc2").bootstrap, topic) == before

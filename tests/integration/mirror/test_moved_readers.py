@@ -17,9 +17,8 @@ from logferry.client import AsyncReader, Reader
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 from logferry.ops.stack.stack import Stack
 
-from tests.mirroring import make_topic
-from tests.sessions import has
-from tests.support.read_sessions import PATIENCE_S, Stream
+from tests.support.mirror import make_topic
+from tests.support.read_sessions import PATIENCE_S, Stream, has
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -68,7 +67,7 @@ class World:
                         return dict(found)
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise AssertionError(f"in vain, at last: {found}") from None
+            raise AssertionError(f"not in time, at last: {found}") from None
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def seqnos(stream: Stream) -> list[int]:
 # ---- read sessions --------------------------------------------------------------------------------------------
 
 
-async def test_a_session_goes_on_in_the_other_data_centre_at_the_very_next_chunk(world: World) -> None:
+async def test_a_session_continues_in_the_other_data_centre_at_the_very_next_chunk(world: World) -> None:
     topic = await make_topic(world.stack, "sessions", 1)
     await world.write("dc1", "sessions", "web", list(range(1, 11)))
     await world.becomes("/v1/topics/sessions/sources/web?dc=dc1", {"mirrored_seqno": 10})
@@ -143,7 +142,7 @@ async def test_a_cursor_that_cannot_be_gone_to_is_refused(world: World) -> None:
 # ---- readers of the library -----------------------------------------------------------------------------------
 
 
-async def test_a_reader_goes_on_in_the_other_data_centre(world: World) -> None:
+async def test_a_reader_continues_in_the_other_data_centre(world: World) -> None:
     topic = await make_topic(world.stack, "library", 2)
     for source in ("web", "db", "app"):
         await world.write("dc1", "library", source, [1, 2, 3, 4], data=b"one\ntwo\n")
@@ -169,7 +168,7 @@ async def test_a_reader_goes_on_in_the_other_data_centre(world: World) -> None:
     assert sorted(first + second + third + fourth) == [(s, n) for s in ("app", "db", "web") for n in (1, 2, 3, 4)]
 
 
-async def test_a_reader_of_lines_goes_on_with_the_next_line(world: World) -> None:
+async def test_a_reader_of_lines_continues_with_the_next_line(world: World) -> None:
     topic = await make_topic(world.stack, "lines", 1)
     await world.write("dc1", "lines", "web", [1, 2], data=b"one\ntwo\n")
     await world.becomes("/v1/topics/lines/sources/web?dc=dc1", {"mirrored_seqno": 2})
@@ -188,7 +187,7 @@ async def test_a_chunk_that_came_in_two_data_centres_is_handed_out_once(world: W
     topic = await make_topic(world.stack, "copied", 1)
     assert (await world.ask("dc2", "PUT", "/v1/topics/copied", json={"partitions": 1}))[0] == 201
     await world.write("dc1", "copied", "web", [1, 2, 3])
-    # It heard nothing about its last two, and sent them again where it went on.
+    # It heard nothing about its last two, and sent them again where it continued.
     await world.write("dc2", "copied", "web", [2, 3, 4])
     await world.becomes("/v1/topics/copied/sources/web?dc=dc1", {"mirrored_seqno": 3})
 
@@ -204,7 +203,7 @@ async def test_a_chunk_that_came_in_two_data_centres_is_handed_out_once(world: W
 # ---- sources --------------------------------------------------------------------------------------------------
 
 
-async def test_the_next_data_centre_tells_what_the_mirror_has_brought(world: World) -> None:
+async def test_the_next_data_centre_returns_the_mirrored_seqno(world: World) -> None:
     topic = await make_topic(world.stack, "moved", 4)
     await world.write("dc1", "moved", "web", [1, 2, 3])
     await world.write("dc1", "moved", "other", [1])
@@ -221,14 +220,14 @@ async def test_the_next_data_centre_tells_what_the_mirror_has_brought(world: Wor
         await admin.close()
     await world.write("dc1", "moved", "web", [4], data=random.Random(1).randbytes(4000))
     await world.becomes(path, {"recorded_seqno": 4, "mirrored_seqno": 3})
-    # It goes on in dc2 with its own numbers; what dc1 holds stays what it is.
+    # It continues in dc2 with its own numbers; what dc1 holds stays what it is.
     assert (await world.ask("dc2", "PUT", "/v1/topics/moved", json={"partitions": 1}))[0] == 201
     await world.write("dc2", "moved", "web", [5, 6])
     assert (await world.ask("dc2", "GET", "/v1/topics/moved/sources/web"))[1]["recorded_seqno"] == 6
     assert (await world.ask("dc2", "GET", path))[1]["recorded_seqno"] == 4
 
 
-async def test_of_a_source_that_nobody_heard_of_nothing_is_told(world: World) -> None:
+async def test_an_unknown_source_has_no_seqnos(world: World) -> None:
     await make_topic(world.stack, "silent", 1)
     await world.write("dc1", "silent", "web", [1])
     await world.becomes("/v1/topics/silent/sources/web?dc=dc1", {"mirrored_seqno": 1})

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from deltalake import DeltaTable
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 LOGFERRY = [sys.executable, "-m", "logferry.ops"]
 LIMIT_S = 900
@@ -85,14 +85,14 @@ def full_folder(tmp_path: Path) -> Path:
     [
         (["--file", "/nowhere/at/all.log"], "/nowhere/at/all.log: No such file"),
         (["--file", "/"], "--file /: Is a directory"),
-        (["--file", os.devnull], f"{os.devnull}: not a file with something in it"),
-        (["--seconds", "0"], "--seconds: from 1 to 3600"),
+        (["--file", os.devnull], f"{os.devnull}: empty, or not a regular file"),
+        (["--seconds", "0"], "--seconds must be from 1 to 3600"),
         (["--data", "/dev/null/x"], "--data /dev/null/x: Not a directory"),
         (["--port", "65535"], "need ports from 1 to 65535"),
         (["--colour"], "unrecognized arguments: --colour"),
     ],
 )
-def test_wrong_use_is_said_and_leaves_nothing(arguments: list[str], word: str, tmp_path: Path) -> None:
+def test_wrong_use_is_reported_and_leaves_nothing(arguments: list[str], word: str, tmp_path: Path) -> None:
     ended = logferry("demo", *arguments, TMPDIR=str(tmp_path))
     assert ended.status == 2
     assert word in ended.said
@@ -165,7 +165,7 @@ def test_all_that_it_started_ends_with_it(tmp_path: Path, number: signal.Signals
             "logferry.gateway",
             "logferry.mirror",
             "logferry.client",
-            "logferry.ops.generate.__main__",
+            "logferry.ops.generate",
             "logferry.loaders",
         ):
             assert program in names
@@ -192,7 +192,7 @@ def test_what_ends_by_itself_ends_the_demo_with_the_end_of_its_log(tmp_path: Pat
     data = tmp_path / "data"
     with running_demo("--seconds", "600", "--data", data) as demo:
         said = heard(demo, "the first chunk is readable")
-        (generator,) = [pid for pid, text in processes_of(data).items() if "logferry.ops.generate.__main__" in text]
+        (generator,) = [pid for pid, text in processes_of(data).items() if "logferry.ops.generate" in text]
         os.kill(generator, signal.SIGKILL)
         said += demo.communicate(timeout=120)[0].decode()
     assert demo.returncode == 3
@@ -220,13 +220,13 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
         (folder / name).write_bytes(content)
     files = sorted(folder.iterdir())
     data = tmp_path_factory.mktemp("demo") / "data"
-    return Kept(logferry("demo", "--data", data, "--keep", "--file", *files), data, files)
+    return Kept(logferry("demo", "--data", data, "--keep-data", "--file", *files), data, files)
 
 
 @pytest.fixture(scope="module")
 def stored(kept: Kept) -> Iterator[str]:
     """Kafka as the demo left it: where it is reached."""
-    with Cluster("dc1", kept.data / "stack" / "dc1" / "kafka") as cluster:
+    with KafkaCluster("dc1", kept.data / "stack" / "dc1" / "kafka") as cluster:
         yield cluster.bootstrap
 
 
@@ -310,7 +310,7 @@ def test_what_is_not_as_it_was_sent_makes_the_verdict_no(tmp_path: Path) -> None
     assert demo.returncode == 1, said
     assert "the first difference is at position 23" in said
     assert "NOT exact: 1 × file-differs" in said
-    assert "NO: what is stored is not what was sent, exactly once." in said
+    assert "NO: the stored data differs from the data sent." in said
     (folder,) = tmp_path.glob("logferry-demo-*")
     assert f"kept: {folder}" in said
     assert processes_of(folder) == {}
@@ -328,7 +328,7 @@ def test_generated_logs_while_all_is_killed(tmp_path: Path) -> None:
     assert re.search(r"^gateway-[01] \(pid \d+\), which served [1-8] lanes and had [1-9][\d,]* bytes of", gateway)
     assert re.search(r"^push-client \(pid \d+\), with [\d,]+ bytes not readable yet", client)
     assert re.search(r"^loader \(pid \d+\) in mid-write: batch 0 is in the ledger, .* uncommitted", loader)
-    assert re.search(r"[1-9]\d* requests were cut off, \d+ told to wait: all were repeated", ended.said)
+    assert re.search(r"[1-9]\d* requests were cut off, \d+ refused for a while: all repeated", ended.said)
     assert "all 8 lanes are served again" in ended.said
     assert "seed 42" in ended.said
     assert "shop.log.1 " in ended.said  # the rotated one

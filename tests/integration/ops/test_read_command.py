@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from logferry.client import Cursors, Writer
-from logferry.ops.cli import main as cli
-from logferry.ops.cli.problems import Unavailable, WrongUse
+from logferry.client import Cursors, Reader, Writer
+from logferry.ops.cli import main
+from logferry.ops.cli.problems import Unavailable, UsageError
 from logferry.ops.commands import read
 
 from tests.support.gateway import Gateway
@@ -57,7 +57,7 @@ def ran(workers: Gateway, capfdbinary: pytest.CaptureFixture[bytes]) -> Ran:
     """``ran(…)``: exit status, output, and what was said."""
 
     def run(*arguments: str) -> tuple[int, bytes, str]:
-        status = cli.main(["read", *arguments, "--url", workers.urls[0]])
+        status = main.main(["read", *arguments, "--url", workers.urls[0]])
         output, said = capfdbinary.readouterr()
         return status, output, said.decode()
 
@@ -96,7 +96,7 @@ def test_its_options_stand_in_a_file_too(ran: Ran, topic: str, tmp_path: Path) -
     assert ran(topic, "--config", str(file)) == (0, DATA[1], "")
 
 
-def test_a_consumer_goes_on_behind_what_was_written_out(ran: Ran, topic: str) -> None:
+def test_a_consumer_continues_after_its_output(ran: Ran, topic: str) -> None:
     consumer = ("--consumer", f"c-{topic}")
     assert ran(topic, *consumer, "--max", "2") == (0, b"".join(DATA[:2]), "")
     assert ran(topic, *consumer, "--until-end") == (0, DATA[2], "")
@@ -130,13 +130,13 @@ def test_it_ends_quietly_when_nobody_reads_its_output(workers: Gateway, topic: s
     ("arguments", "status", "says"),
     [
         (("{topic}-not",), 1, "logferry topics create"),
-        (("{topic}", "--from", "dc1.{topic}:0:99"), 1, "outside of 0 to"),
-        (("{topic}", "--from", "banana"), 2, "--from banana: is none of"),
-        (("{topic}", "--filter", "env"), 2, "--filter env: is not NAME=VALUE"),
+        (("{topic}", "--from", "dc1.{topic}:0:99"), 1, "outside the retained offsets 0 to"),
+        (("{topic}", "--from", "banana"), 2, "--from banana: expected earliest"),
+        (("{topic}", "--filter", "env"), 2, "--filter env: expected NAME=VALUE"),
         (("*.x",), 2, "a pattern needs a consumer"),
     ],
 )
-def test_what_is_wrong_is_said(ran: Ran, topic: str, arguments: tuple[str, ...], status: int, says: str) -> None:
+def test_an_error_is_reported(ran: Ran, topic: str, arguments: tuple[str, ...], status: int, says: str) -> None:
     found, output, said = ran(*(argument.format(topic=topic) for argument in arguments))
     assert (found, output) == (status, b"")
     assert says in said
@@ -169,16 +169,16 @@ def test_cursors_name_the_partitions() -> None:
 
 @pytest.mark.parametrize("text", ["", "-1x", "-1", "1h", "dc1.t", "-99999999999d", "-999999999d"])
 def test_what_is_no_place_to_begin(text: str) -> None:
-    with pytest.raises(WrongUse, match="--from"):
+    with pytest.raises(UsageError, match="--from"):
         read._start(text)
 
 
-def test_a_gateway_that_goes_away_in_the_middle_is_told_and_not_waited_for_without_end(
+def test_a_gateway_that_goes_away_in_the_middle_is_reported_after_a_bounded_wait(
     monkeypatch: pytest.MonkeyPatch, ran: Ran, topic: str
 ) -> None:
     """The reader is stopped from hearing anything; how long it is waited for is shortened."""
     monkeypatch.setattr(read, "_SILENCE_S", 0.5)
-    monkeypatch.setattr(read.Reader, "read", lambda reader, timeout_s: None)
+    monkeypatch.setattr(Reader, "read", lambda reader, timeout_s: None)
     status, output, said = ran(topic, "--until-end")
     assert (status, output) == (3, b"")
     assert "has not answered" in said

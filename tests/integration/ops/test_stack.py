@@ -16,9 +16,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.structs import TopicPartition
-from logferry.ops.cli.problems import Unavailable, WrongUse
-from logferry.ops.kraft import FolderUnusable, known_brokers
-from logferry.ops.stack.kafka_cluster import Cluster, FolderInUse
+from logferry.ops.cli.problems import Unavailable, UsageError
+from logferry.ops.stack.kafka_cluster import FolderInUse, FolderUnusable, KafkaCluster, live_brokers
 from logferry.ops.stack.ports import free_block
 from logferry.ops.stack.stack import Stack
 
@@ -41,7 +40,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def create(cluster: Cluster, topic: str) -> None:
+async def create(cluster: KafkaCluster, topic: str) -> None:
     """With one partition, and a replica on every broker."""
     admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap)
     await admin.start()
@@ -51,32 +50,33 @@ async def create(cluster: Cluster, topic: str) -> None:
         await admin.close()
 
 
-async def write(cluster: Cluster, topic: str, value: bytes) -> None:
+async def write(cluster: KafkaCluster, topic: str, value: bytes) -> None:
     """One record that enough replicas have."""
     async with AIOKafkaProducer(bootstrap_servers=cluster.bootstrap, acks="all") as producer:
         await producer.send_and_wait(topic, value, partition=0)
 
 
-async def read(cluster: Cluster, topic: str) -> bytes | None:
+async def read(cluster: KafkaCluster, topic: str) -> bytes | None:
     """The first record."""
     async with AIOKafkaConsumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset="none") as consumer:
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
         consumer.seek(partition, 0)
-        return (await consumer.getone()).value
+        value: bytes | None = (await consumer.getone()).value
+        return value
 
 
 # ---- a cluster ---------------------------------------------------------------------------------------------
 
 
-async def test_the_fixture_answers(kafka: Cluster, topic_name: str) -> None:
+async def test_the_fixture_answers(kafka: KafkaCluster, topic_name: str) -> None:
     await create(kafka, topic_name)
     await write(kafka, topic_name, b"here")
     assert await read(kafka, topic_name) == b"here"
 
 
 async def test_data_and_ports_survive_a_kill_and_a_reopening(tmp_path: Path) -> None:
-    with Cluster("dc1", tmp_path / "data") as cluster:
+    with KafkaCluster("dc1", tmp_path / "data") as cluster:
         before = cluster.bootstrap
         await create(cluster, "t")
         await write(cluster, "t", b"kept")
@@ -84,45 +84,45 @@ async def test_data_and_ports_survive_a_kill_and_a_reopening(tmp_path: Path) -> 
         cluster.kill(1)
         assert not is_alive(killed)
         assert cluster.pids == {}
-        assert cluster.ended() == {1: -signal.SIGKILL}
+        assert cluster.children[1].exit_status == -signal.SIGKILL
         cluster.restart(1)
         assert cluster.pids[1] != killed
         assert await read(cluster, "t") == b"kept"
         last = cluster.pids[1]
     assert not is_alive(last)
-    with Cluster("dc1", tmp_path / "data") as cluster:
+    with KafkaCluster("dc1", tmp_path / "data") as cluster:
         assert cluster.bootstrap == before
         assert await read(cluster, "t") == b"kept"
 
 
 @pytest.mark.long
 async def test_three_brokers_carry_on_without_one(tmp_path: Path) -> None:
-    with Cluster("dc1", tmp_path / "data", brokers=3) as cluster:
+    with KafkaCluster("dc1", tmp_path / "data", brokers=3) as cluster:
         ports = [int(server.rpartition(":")[2]) for server in cluster.bootstrap.split(",")]
-        assert [known_brokers(port) for port in ports] == [{1, 2, 3}] * 3
+        assert [live_brokers(port) for port in ports] == [{1, 2, 3}] * 3
         await create(cluster, "t")
         cluster.kill(2)
         await write(cluster, "t", b"two of three")
         cluster.restart(2)
-        assert known_brokers(ports[1]) == {1, 2, 3}
+        assert live_brokers(ports[1]) == {1, 2, 3}
         assert await read(cluster, "t") == b"two of three"
 
 
-def test_a_second_owner_is_refused(kafka: Cluster) -> None:
+def test_a_second_owner_is_refused(kafka: KafkaCluster) -> None:
     program = (
-        "import sys; from pathlib import Path; from logferry.ops.kafka import *\n"
-        "try: Cluster('x', Path(sys.argv[1])).start()\n"
+        "import sys; from pathlib import Path; from logferry.ops.stack.kafka_cluster import *\n"
+        "try: KafkaCluster('x', Path(sys.argv[1])).start()\n"
         "except FolderInUse as problem: print(problem)"
     )
     run = subprocess.run([sys.executable, "-c", program, kafka.data], capture_output=True, text=True, check=True)
     assert f"{kafka.data} is in use by process {os.getpid()}" in run.stdout
     with pytest.raises(FolderInUse):
-        Cluster("x", kafka.data).start()
+        KafkaCluster("x", kafka.data).start()
 
 
 def test_a_lock_file_without_an_owner_is_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("1\n")
-    with Cluster("dc1", tmp_path) as cluster:
+    with KafkaCluster("dc1", tmp_path) as cluster:
         assert len(cluster.pids) == 1
 
 
@@ -130,7 +130,7 @@ def test_a_lock_file_without_an_owner_is_no_hindrance(tmp_path: Path) -> None:
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a cluster that ran and was stopped; to be copied."""
     folder = tmp_path_factory.mktemp("closed") / "data"
-    with Cluster("dc1", folder):
+    with KafkaCluster("dc1", folder):
         pass
     return folder
 
@@ -171,7 +171,7 @@ def no_facts(data: Path) -> None:
         (other_cluster, "belongs to the cluster AnotherClusterAltogeth"),
         (other_node, "belongs to node 7"),
         (half_facts, r"cluster\.json cannot be read"),
-        (no_facts, r"holds no cluster\.json"),
+        (no_facts, r"has no cluster\.json"),
     ],
 )
 def test_a_folder_that_is_half_of_something_is_refused(
@@ -181,14 +181,14 @@ def test_a_folder_that_is_half_of_something_is_refused(
     shutil.copytree(closed, data)
     harm(data)
     with pytest.raises(FolderUnusable, match=said):
-        Cluster("dc1", data).start()
+        KafkaCluster("dc1", data).start()
 
 
 def test_another_number_of_brokers_is_refused(closed: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(closed, data)
-    with pytest.raises(FolderUnusable, match="1 brokers, asked for are 3"):
-        Cluster("dc1", data, brokers=3).start()
+    with pytest.raises(FolderUnusable, match="1 brokers, but 3 were requested"):
+        KafkaCluster("dc1", data, brokers=3).start()
 
 
 def test_a_format_that_was_cut_off_is_done_again(closed: Path, tmp_path: Path) -> None:
@@ -196,16 +196,16 @@ def test_a_format_that_was_cut_off_is_done_again(closed: Path, tmp_path: Path) -
     data = tmp_path / "data"
     shutil.copytree(closed, data)
     (data / "kafka-1" / "log").rename(data / "kafka-1" / "log.new")
-    with Cluster("dc1", data) as cluster:
+    with KafkaCluster("dc1", data) as cluster:
         assert len(cluster.pids) == 1
 
 
 def test_a_broker_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    cluster = Cluster("dc1", tmp_path / "data", settings={"min.insync.replicas": "none"})
+    cluster = KafkaCluster("dc1", tmp_path / "data", settings={"min.insync.replicas": "none"})
     with pytest.raises(Unavailable, match=r"min\.insync\.replicas"):
         cluster.start()
     assert cluster.pids == {}
-    with Cluster("dc1", tmp_path / "data") as mended:
+    with KafkaCluster("dc1", tmp_path / "data") as mended:
         assert len(mended.pids) == 1
 
 
@@ -215,8 +215,9 @@ def test_a_broker_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path
 def test_a_killed_owner_leaves_no_process_and_a_folder_that_opens(tmp_path: Path) -> None:
     """The broker was started by a thread that is gone: it must outlive the thread, and not the process."""
     program = (
-        "import json, sys, threading, time; from pathlib import Path; from logferry.ops.kafka import Cluster\n"
-        "cluster = Cluster('dc1', Path(sys.argv[1]))\n"
+        "import json, sys, threading, time; from pathlib import Path\n"
+        "from logferry.ops.stack.kafka_cluster import KafkaCluster\n"
+        "cluster = KafkaCluster('dc1', Path(sys.argv[1]))\n"
         "starter = threading.Thread(target=cluster.start); starter.start(); starter.join()\n"
         "cluster.kill(1); restarter = threading.Thread(target=cluster.restart, args=(1,))\n"
         "restarter.start(); restarter.join()\n"
@@ -231,7 +232,7 @@ def test_a_killed_owner_leaves_no_process_and_a_folder_that_opens(tmp_path: Path
         assert is_alive(pid)
         owner.kill()
     wait_until(lambda: not is_alive(pid), f"the end of Kafka, process {pid}")
-    with Cluster("dc1", tmp_path / "data") as cluster:
+    with KafkaCluster("dc1", tmp_path / "data") as cluster:
         assert len(cluster.pids) == 1
 
 
@@ -257,7 +258,7 @@ def test_the_stack_starts_again_what_dies_and_stops_all(tmp_path: Path) -> None:
 
 def test_a_gateway_that_refuses_its_configuration_is_shown_and_nothing_is_left(tmp_path: Path) -> None:
     stack = Stack(tmp_path, gateway_settings={"limits": {"chunk_bytes": 1}})
-    with pytest.raises(WrongUse, match=r"limits\.chunk_bytes"):
+    with pytest.raises(UsageError, match=r"limits\.chunk_bytes"):
         stack.start()
     assert stack.pids == {}
 
@@ -280,7 +281,7 @@ def test_up_prints_one_line_and_stops_on_sigterm(tmp_path: Path) -> None:
             processes = ("gateway-0", "kafka-1", "mirror-0")
             assert names == [f"{dc}/{name}" for dc in ("a", "b") for name in processes]
             assert all(map(is_alive, pids))
-            assert all(known_brokers(int(facts[dc]["kafka"].rpartition(":")[2])) == {1} for dc in facts)
+            assert all(live_brokers(int(facts[dc]["kafka"].rpartition(":")[2])) == {1} for dc in facts)
             again = subprocess.run([*command, "--port", str(port)], capture_output=True, text=True, check=False)
             assert again.returncode == 2
             assert f"port {port} is in use" in again.stderr

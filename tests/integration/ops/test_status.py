@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import trustme
 from logferry.gateway.api.schemas import Status
-from logferry.gateway.http.auth import new_token
-from logferry.ops.cli import main as cli
-from logferry.ops.stack.kafka_cluster import Cluster
-from logferry.ops.status.command import look
-from logferry.ops.status.diagnosis import Finding, Service, judge
+from logferry.gateway.token_command import new_token
+from logferry.ops.cli import main
+from logferry.ops.stack.kafka_cluster import KafkaCluster
+from logferry.ops.status.command import query_workers
+from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, diagnose
 
 from tests.support.gateway import LANES, Gateway, gateway, source_path
 from tests.support.served_gateway import Gateway as SecuredGateway
@@ -28,7 +28,7 @@ BOUND_S = 90
 def command(*argv: str) -> int:
     """Its exit status, also where the parser ends it."""
     try:
-        return cli.main(list(argv))
+        return main.main(list(argv))
     except SystemExit as ended:
         return int(ended.code or 0)
 
@@ -38,7 +38,7 @@ def test_the_whole_of_a_healthy_gateway(workers: Gateway, capsys: pytest.Capture
     url = workers.urls[1].replace("127.0.0.1", "localhost")
     assert command("status", "--url", url) == 0
     said = capsys.readouterr().out
-    assert said.startswith("dc1: all is well")
+    assert said.startswith("dc1: no problem found")
     assert all(worker in said for worker in workers.urls)
     assert command("status", "--json", "--url", url) == 0
     document = json.loads(capsys.readouterr().out)
@@ -63,7 +63,10 @@ def test_the_whole_of_a_healthy_gateway(workers: Gateway, capsys: pytest.Capture
 async def test_it_names_the_reason_when_kafka_freezes_dies_and_comes_back(tmp_path: Path) -> None:
     for name in ("kafka", "gateway"):
         (tmp_path / name).mkdir()
-    with Cluster("status", tmp_path / "kafka") as kafka, gateway(kafka, tmp_path / "gateway", "status", 1) as running:
+    with (
+        KafkaCluster("status", tmp_path / "kafka") as kafka,
+        gateway(kafka, tmp_path / "gateway", "status", 1) as running,
+    ):
         await running.make_topic("nginx")
         chunk = source_path("nginx", "web1", "/chunks?seqno=")
         await running.ask("POST", chunk + "5", data=b"line\n")
@@ -100,17 +103,17 @@ async def test_it_names_the_reason_when_kafka_freezes_dies_and_comes_back(tmp_pa
         assert (await running.ask("POST", chunk + "9", data=b"line\n")).document["recorded_seqno"] == 9
 
 
-def is_well(found: list[Finding]) -> bool:
+def is_well(found: list[Diagnosis]) -> bool:
     return not any(finding.wrong for finding in found)
 
 
-async def seen(running: Gateway, enough: Callable[[list[Finding]], bool]) -> list[Finding]:
+async def seen(running: Gateway, enough: Callable[[list[Diagnosis]], bool]) -> list[Diagnosis]:
     """What is wrong as soon as it is enough, else AssertionError. Notes that the worker is young are left out."""
     deadline = time.monotonic() + BOUND_S
     while True:
-        service: Service = await asyncio.to_thread(look, running.urls, None, None)
+        service: ServiceStatus = await asyncio.to_thread(query_workers, running.urls, None, None)
         assert not service.silent
-        found = [finding for finding in judge(service) if "short time ago" not in finding.what]
+        found = [finding for finding in diagnose(service) if "short time ago" not in finding.what]
         if found and enough(found):
             return found
         if not found and enough([]):
@@ -124,7 +127,7 @@ async def status(running: Gateway) -> Status:
 
 
 async def test_with_a_token_and_over_tls(
-    kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, tokens = trustme.CA(), {"all": new_token(), "some": new_token()}
     issued = authority.issue_cert("127.0.0.1")
@@ -163,7 +166,7 @@ async def test_with_a_token_and_over_tls(
         topic = f"nginx-{time.time_ns()}"
         assert (await run("topics", "create", topic, "--partitions", "2")) == (
             0,
-            f"dc1.{topic} created, 2 partitions\n",
+            f"dc1.{topic} created with 2 partitions\n",
         )
         assert (await run("topics", "grow", topic, "--partitions", "3", token="some"))[0] == 1
         assert (await run("topics", token=None))[0] == 2
@@ -173,7 +176,7 @@ async def test_with_a_token_and_over_tls(
 
 
 def refusal(detail: str) -> str:
-    return f"logferry: {detail} (--token-file, or LOGFERRY_TOKEN in the environment)\n"
+    return f"logferry: {detail}; pass a token with --token-file or the environment variable LOGFERRY_TOKEN\n"
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:
@@ -182,12 +185,12 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-def test_nobody_there_and_wrong_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_no_answer_and_wrong_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     for argv, exit_status, said in (
         (["--url", "http://127.0.0.1:1,http://127.0.0.1:2"], 3, "no gateway answers at http://127.0.0.1:1"),
-        (["--url", "ftp://127.0.0.1"], 2, "is not like http://127.0.0.1:8080"),
-        (["--token-file", str(tmp_path / "empty")], 2, "does not hold one line with a token"),
+        (["--url", "ftp://127.0.0.1"], 2, "expected a URL like http://127.0.0.1:8080"),
+        (["--token-file", str(tmp_path / "empty")], 2, "does not hold a token"),
         (["--ca-file", str(tmp_path / "none")], 2, "No such file"),
     ):
         assert command("status", *argv) == exit_status

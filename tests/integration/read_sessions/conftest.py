@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.served_gateway import Gateway
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def gateway(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+async def gateway(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """Two workers; small limits for what a session holds."""
     folder = tmp_path_factory.mktemp("gateway")
     async with Gateway(folder, kafka.bootstrap, 2, "[limits]\nsession_bytes = 1048576\n") as gateway:
@@ -21,7 +21,7 @@ async def gateway(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def admin(kafka: Cluster) -> AsyncIterator[AIOKafkaAdminClient]:
+async def admin(kafka: KafkaCluster) -> AsyncIterator[AIOKafkaAdminClient]:
     client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     await client.start()
     yield client

@@ -8,11 +8,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, record_headers
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.sessions import has, identities, is_caught_up, make, offsets, write
-from tests.support.kafka import create_anew, delete_topic
-from tests.support.read_sessions import Stream
+from tests.support.kafka import delete_topic, recreate_topic
+from tests.support.read_sessions import Stream, has, identities, is_caught_up, make, offsets, write
 from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -78,7 +77,9 @@ async def test_filters(gateway: Gateway, topic_name: str) -> None:
     assert {p["lag_records"] for p in (await offsets(gateway, topic_name))["positions"]} == {0}
 
 
-async def test_aborted_and_foreign_records_are_no_chunks(gateway: Gateway, kafka: Cluster, topic_name: str) -> None:
+async def test_aborted_and_foreign_records_are_no_chunks(
+    gateway: Gateway, kafka: KafkaCluster, topic_name: str
+) -> None:
     topic = await make(gateway, topic_name, 1)
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id=topic_name)
     async with producer:
@@ -97,7 +98,7 @@ async def test_aborted_and_foreign_records_are_no_chunks(gateway: Gateway, kafka
 
 
 async def test_patterns_follow_topics_that_come_and_partitions_that_are_added(
-    gateway: Gateway, admin: AIOKafkaAdminClient, kafka: Cluster, topic_name: str
+    gateway: Gateway, admin: AIOKafkaAdminClient, kafka: KafkaCluster, topic_name: str
 ) -> None:
     one = await make(gateway, topic_name + "-one", 1)
     await write(gateway, topic_name + "-one")
@@ -147,8 +148,8 @@ async def test_a_topic_that_is_deleted_ends_the_session(
             await stream.next()
 
 
-async def test_a_topic_that_is_created_anew_ends_the_session_and_the_next_one_begins_at_its_start(
-    gateway: Gateway, kafka: Cluster, topic_name: str
+async def test_a_recreated_topic_ends_the_session_and_the_next_one_begins_at_its_start(
+    gateway: Gateway, kafka: KafkaCluster, topic_name: str
 ) -> None:
     """Also when the new one is there and full before anybody looks again: what was committed says nothing of it."""
     topic = await make(gateway, topic_name, 1)
@@ -157,7 +158,7 @@ async def test_a_topic_that_is_created_anew_ends_the_session_and_the_next_one_be
         await stream.until(is_caught_up)
         assert (await stream.commit(stream.held))[0] == 200
         gone = await delete_topic(kafka.bootstrap, topic)
-        await create_anew(kafka.bootstrap, topic, gateway.urls, 1, gone)
+        await recreate_topic(kafka.bootstrap, topic, gateway.urls, 1, gone)
         status, problem = await stream.commit(stream.held)
         assert (status, problem["type"].rpartition("/")[2]) in ((404, "unknown-topic"), (409, "superseded"))
         count = await write(gateway, topic_name, start=100, chunks=9)

@@ -10,8 +10,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
-from tests.sessions import has, is_caught_up, make, offsets, put, until_members, write
-from tests.support.read_sessions import Stream
+from tests.support.read_sessions import Stream, has, is_caught_up, make, offsets, put, until_members, write
 from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -66,7 +65,7 @@ async def test_lag_and_setting_of_positions(gateway: Gateway, topic_name: str) -
     assert (before["offset"], before["first"], before["out_of_range"], before["lag_bytes"]) == (None, 0, False, 20)
     assert before["lag_records"] >= 1
     between_ms = int(time.time() * 1000) + 1
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # what follows is written at a later millisecond
     await write(gateway, topic_name, sources=1, start=1)
     second = 2  # after the first chunk and the marker of its transaction
     sets: list[tuple[Any, int]] = [
@@ -103,7 +102,7 @@ async def test_lag_and_setting_of_positions(gateway: Gateway, topic_name: str) -
     assert (await offsets(gateway, topic_name))["positions"][0]["offset"] == 1
 
 
-async def test_the_lag_in_bytes_is_told_from_the_oldest_chunks(gateway: Gateway, topic_name: str) -> None:
+async def test_the_lag_in_bytes_is_computed_from_the_oldest_chunks(gateway: Gateway, topic_name: str) -> None:
     topic = await make(gateway, topic_name, 1)
     for turn in range(3):
         await write(gateway, topic_name, sources=1, start=100 * turn, chunks=40, size=8192)
@@ -129,7 +128,7 @@ async def test_kafkas_own_tools_see_the_same_groups(
     assert {(tp.topic, tp.partition): found.offset for tp, found in seen.items()} == stream.held
 
 
-async def test_a_position_that_is_not_retained_is_said_and_never_reset(
+async def test_a_position_that_is_not_retained_is_reported_and_never_reset(
     gateway: Gateway, admin: AIOKafkaAdminClient, topic_name: str
 ) -> None:
     topic = await make(gateway, topic_name, 1)

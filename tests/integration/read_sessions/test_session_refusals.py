@@ -7,13 +7,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from logferry.gateway.http.auth import new_token
 from logferry.gateway.reading.registry import named
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.gateway.token_command import new_token
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 from yarl import URL
 
-from tests.sessions import is_caught_up, make, offsets
-from tests.support.read_sessions import Stream
+from tests.support.read_sessions import Stream, is_caught_up, make, offsets
 from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 # ---- rights -----------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_learns_of_what_it_may_read_alone(kafka: Cluster, tmp_path: Path, topic_name: str) -> None:
+async def test_a_reader_learns_of_what_it_may_read_alone(kafka: KafkaCluster, tmp_path: Path, topic_name: str) -> None:
     secret, sha256 = new_token()
     boss, boss_sha256 = new_token()
     tables = (
@@ -36,7 +35,7 @@ async def test_a_reader_learns_of_what_it_may_read_alone(kafka: Cluster, tmp_pat
             assert (await gateway.ask("POST", path, boss, data=name.encode()))[0] == 200
         mine, other = f"dc1.{topic_name}-mine", f"dc1.{topic_name}-other"
         base = f"/v1/consumers/{topic_name}"
-        # Every topic is set for the consumer, by somebody who may.
+        # Every topic is set for the consumer, by a caller with the right.
         for topic in (mine, other):
             assert (await gateway.ask("PUT", f"{base}/offsets", boss, json={"topic": topic, "to": "earliest"}))[
                 0
@@ -67,12 +66,12 @@ async def test_a_reader_learns_of_what_it_may_read_alone(kafka: Cluster, tmp_pat
 # ---- wrong use --------------------------------------------------------------------------------------------
 
 
-GOOD = {"generation": 1, "positions": [{"topic": "dc1.t", "partition": 0, "offset": 0}]}
+GOOD: dict[str, Any] = {"generation": 1, "positions": [{"topic": "dc1.t", "partition": 0, "offset": 0}]}
 NO_SESSION = "aHR0cDovLzEyNy4wLjAuMTox.0011223344556677"
 
 
 def position(**changes: Any) -> dict[str, Any]:
-    return {"positions": [{**GOOD["positions"][0], **changes}]}  # type: ignore[index]
+    return {"positions": [{**GOOD["positions"][0], **changes}]}
 
 
 BAD: list[tuple[str, str, Any, int, str]] = [

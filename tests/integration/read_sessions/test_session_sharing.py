@@ -8,10 +8,19 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from logferry.ops.stack.kafka_cluster import Cluster
+from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.sessions import MOVED_S, has, identities, is_caught_up, make, offsets, until_members, write
-from tests.support.read_sessions import Stream
+from tests.support.read_sessions import (
+    MOVED_S,
+    Stream,
+    has,
+    identities,
+    is_caught_up,
+    make,
+    offsets,
+    until_members,
+    write,
+)
 from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -97,7 +106,11 @@ async def test_a_worker_that_stops_ends_its_sessions_and_one_that_dies_loses_the
                 with pytest.raises((StopAsyncIteration, aiohttp.ClientPayloadError)):
                     await two.until(lambda s: False)
                 seen = one.kinds().count("assigned")
-                await one.until(lambda s, seen=seen: s.kinds().count("assigned") > seen and len(s.held) == 4, MOVED_S)
+
+                def has_all_again(stream: Stream, seen: int = seen) -> bool:
+                    return stream.kinds().count("assigned") > seen and len(stream.held) == 4
+
+                await one.until(has_all_again, MOVED_S)
                 async with asyncio.timeout(MOVED_S):
                     while True:
                         # 503 while it is not known whether the other worker is gone.
@@ -106,7 +119,7 @@ async def test_a_worker_that_stops_ends_its_sessions_and_one_that_dies_loses_the
                             break
                         await asyncio.sleep(0.2)
                 assert (status, problem["type"].rpartition("/")[2]) == (409, "superseded")
-            await asyncio.to_thread(gateway.workers[1].ends_by_itself)
+            await asyncio.to_thread(gateway.workers[1].wait_for_end)
             gateway.workers[1].start()
             await gateway._ready()
 
@@ -141,7 +154,7 @@ async def test_a_reader_that_does_not_read_holds_little_and_blocks_nobody(gatewa
 
 
 async def test_a_reader_that_takes_nothing_for_too_long_is_cut_off(
-    kafka: Cluster, tmp_path: Path, topic_name: str
+    kafka: KafkaCluster, tmp_path: Path, topic_name: str
 ) -> None:
     async with Gateway(tmp_path, kafka.bootstrap, 1, "[limits]\nsession_stall_s = 0.5\nsessions = 1\n") as gateway:
         topic = await make(gateway, topic_name, 1)

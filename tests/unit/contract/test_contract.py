@@ -6,22 +6,19 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.contract.chunk import (
+from logferry.gateway.contract.chunk import Chunk, chunk_of_record, pack_chunk, record_headers
+from logferry.gateway.contract.names import (
     MAX_SEQNO,
-    Chunk,
     Cursor,
     Malformed,
     check_attributes,
     check_dc,
     check_source_id,
     check_topic,
-    chunk_of_record,
     full_topic,
     key_hash,
     lane_of,
-    pack_chunk,
     partition_of,
-    record_headers,
     split_topic,
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trustme
+from aiokafka.errors import KafkaConnectionError
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -86,6 +87,35 @@ def kafka(**settings: Any) -> KafkaSettings:
 
 def test_plain_is_the_default() -> None:
     assert kafka_options(kafka()) == {"bootstrap_servers": "kafka:9092", "security_protocol": "PLAINTEXT"}
+
+
+async def test_a_token_is_read_for_each_connection(files: Path) -> None:
+    (files / "token").write_text("one\n")
+    settings = kafka(security_protocol="SASL_PLAINTEXT", sasl_mechanism="OAUTHBEARER", sasl_token_file=files / "token")
+    provider = kafka_options(settings)["sasl_oauth_token_provider"]
+    assert await provider.token() == "one"
+    (files / "token").write_text("two")
+    assert await provider.token() == "two"
+    (files / "token").unlink()
+    with pytest.raises(KafkaConnectionError, match=r"kafka\.sasl_token_file: .*token: No such file"):
+        await provider.token()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sasl_mechanism": "OAUTHBEARER"}, "needs sasl_token_file"),
+        (
+            {"sasl_mechanism": "OAUTHBEARER", "sasl_token_file": "t", "sasl_username": "u"},
+            "sasl_username has no effect",
+        ),
+        ({"sasl_username": "u", "sasl_password_file": "p", "sasl_token_file": "t"}, "sasl_token_file has no effect"),
+        ({"security_protocol": "PLAINTEXT", "sasl_token_file": "t"}, "sasl_token_file has no effect"),
+    ],
+)
+def test_settings_of_a_login_that_do_not_go_together(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        kafka(**{"security_protocol": "SASL_SSL", **given})
 
 
 def test_everything_is_passed_on(files: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who may do what, decided without a gateway: tables of patterns, rights and what a caller is told."""
+"""Who may do what, decided without a gateway: tables of patterns, rights and the answers to callers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logferry.gateway import token_command
 from logferry.gateway.config import Config, ConfigError, load
-from logferry.gateway.contract.chunk import Malformed
+from logferry.gateway.contract.names import Malformed
 from logferry.gateway.errors import Problem
-from logferry.gateway.http import auth
-from logferry.gateway.http.auth import ANYBODY, Gate, Patterns, Right, new_token
+from logferry.gateway.http.auth import _DECISIONS, ANYBODY, Caller, Gate, Patterns, Right
+from logferry.gateway.token_command import new_token
 
 DCS = frozenset({"dc1", "dc2"})
 TOKEN = "lf_the-token-of-the-tests"
@@ -33,7 +34,7 @@ def token(secret: str = TOKEN, name: str = "web", **lists: Any) -> dict[str, Any
     return {"name": name, "sha256": sha256(secret), **lists}
 
 
-def admit(gate: Gate, right: Right, path: str, secret: str | None = TOKEN) -> auth.Caller:
+def admit(gate: Gate, right: Right, path: str, secret: str | None = TOKEN) -> Caller:
     headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     return gate.admit(right, headers, path.split("/"))
 
@@ -66,9 +67,9 @@ def test_no_pattern_is_good_for_nothing() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     patterns = Patterns(["a*"], DCS)
-    for number in range(3 * auth._DECISIONS):
+    for number in range(3 * _DECISIONS):
         assert not patterns.match(f"dc1.topic-{number}")
-    assert len(patterns._decided) <= auth._DECISIONS
+    assert len(patterns._decided) <= _DECISIONS
 
 
 WRITE, SOURCE = "/v1/topics/nginx/sources/web1%2Fa.log/chunks", "/v1/topics/nginx/sources/web1%2Fa.log"
@@ -128,7 +129,7 @@ EVERY_RIGHT_BUT_OPEN = [right for right in Right if right not in (Right.OPEN, Ri
         {"Authorization": "Bearer \udcff\udc80"},
     ],
 )
-def test_without_a_known_token_nothing_is_told(right: Right, headers: dict[str, str]) -> None:
+def test_without_a_known_token_nothing_is_disclosed(right: Right, headers: dict[str, str]) -> None:
     gate = Gate(config(token(write=["*"], read=["*"], admin=["*"])))
     # Not even that the name of the topic is none.
     for path in (WRITE, "/v1/topics/%FF/sources/%FF/chunks"):
@@ -157,11 +158,13 @@ def test_open_routes_need_nothing() -> None:
     assert gate.admit(Right.OPEN, {}, ["", "healthz"]) is ANYBODY
 
 
-def test_metrics_are_open_on_loopback_or_where_it_is_said() -> None:
+@pytest.mark.parametrize("listen", ["127.0.0.1:80", "10.0.0.1:80"])
+def test_metrics_are_open_by_setting_alone(listen: str) -> None:
+    """On loopback a proxy may be in front."""
     path = ["", "metrics"]
-    for open_ones in (config(ALL), config(ALL, listen="10.0.0.1:80", open_metrics=True)):
+    for open_ones in (config(ALL, listen=listen, open_metrics=True), config()):
         assert Gate(open_ones).admit(Right.METRICS, {}, path) is ANYBODY
-    closed = Gate(config(ALL, token(OTHER, "other", admin=["nginx"]), listen="10.0.0.1:80"))
+    closed = Gate(config(ALL, token(OTHER, "other", admin=["nginx"]), listen=listen))
     with pytest.raises(Problem, match="unauthenticated"):
         closed.admit(Right.METRICS, {}, path)
     with pytest.raises(Problem, match="forbidden"):
@@ -177,7 +180,7 @@ def test_without_tokens_everybody_may_do_everything() -> None:
     assert ANYBODY.may_write_as("dc1.nginx", "x")
     assert ANYBODY.may_see_source("dc1.nginx", "x")
     assert ANYBODY.may_read("dc1.nginx")
-    assert ANYBODY.may_administer("dc1.nginx")
+    assert ANYBODY.admin.match("dc1.nginx")
 
 
 def test_tokens_are_replaced() -> None:
@@ -195,18 +198,40 @@ def test_rights_are_those_of_now() -> None:
     gate.replace(config(token(read=["squid"])).tokens)
     assert not gate.present(caller).may_read("dc1.nginx")
     assert gate.present(caller).may_read("dc1.squid")
-    # The same caller with another token, and then not at all.
+    # Another token under the same name, and then another name.
     gate.replace(config(token(OTHER, read=["nginx"])).tokens)
-    assert gate.present(caller).may_read("dc1.nginx")
-    gate.replace(config(token(OTHER, "other", read=["nginx"])).tokens)
     assert not gate.present(caller).may_read("dc1.nginx")
+    assert gate.present(admit(gate, Right.READ, READ, OTHER)).may_read("dc1.nginx")
+    gate.replace(config(token(TOKEN, "other", read=["nginx"])).tokens)
+    assert gate.present(caller).name == "other"
     assert not gate.present(ANYBODY).may_see("dc1.nginx")
-    gate.replace([])
-    assert gate.present(caller) is ANYBODY
+    assert "sha256" not in repr(caller)
 
 
-def test_a_gateway_that_others_reach_never_loses_its_last_token() -> None:
-    gate = Gate(config(WRITER, listen="10.0.0.1:80"))
+def test_a_caller_has_two_tokens_while_they_are_rotated() -> None:
+    gate = Gate(config(WRITER))
+    old = admit(gate, Right.WRITE, WRITE)
+    gate.replace(config({**WRITER, "sha256": [sha256(TOKEN), sha256(OTHER)]}).tokens)
+    new = admit(gate, Right.WRITE, WRITE, OTHER)
+    assert new.name == old.name == admit(gate, Right.WRITE, WRITE).name  # the name is what a source belongs to
+    assert gate.present(old).may_write_as("dc1.nginx", "web1/a.log")
+    gate.replace(config({**WRITER, "sha256": [sha256(OTHER)]}).tokens)
+    assert gate.present(new).may_write_as("dc1.nginx", "web1/a.log")
+    assert not gate.present(old).may_write_as("dc1.nginx", "web1/a.log")
+    with pytest.raises(Problem, match="unauthenticated"):
+        admit(gate, Right.WRITE, WRITE)
+
+
+def test_without_tokens_callers_of_now_are_anybody() -> None:
+    gate = Gate(config())
+    assert gate.present(ANYBODY) is ANYBODY
+    gate.replace(config(READER).tokens)
+    assert not gate.present(ANYBODY).may_read("dc1.nginx")
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:80", "10.0.0.1:80"])
+def test_a_running_gateway_never_loses_its_last_token(listen: str) -> None:
+    gate = Gate(config(WRITER, listen=listen))
     with pytest.raises(ValueError, match="everybody"):
         gate.replace([])
     assert admit(gate, Right.WRITE, WRITE).name == "web"
@@ -232,12 +257,19 @@ def loaded(tmp_path: Path, plain: str, tables: str) -> Config:
         ("", ENTRY.replace(sha256(TOKEN), TOKEN), "tokens.0.sha256"),
         ("", ENTRY.replace(sha256(TOKEN), sha256(TOKEN).upper()), "tokens.0.sha256"),
         ("", ENTRY.replace('"a"', '"a b"'), "tokens.0.name"),
-        ("", ENTRY.replace('["x"]', "[]"), "a may do nothing"),
+        ("", ENTRY.replace('["x"]', "[]"), "a has no right"),
         ("", ENTRY.replace('["x"]', '["x y"]'), "tokens.0.write.0"),
-        ("", ENTRY.replace("write", "read") + 'sources = "x"', "sources narrows"),
+        ("", ENTRY.replace("write", "read") + 'sources = "x"', "sources restricts"),
         ("", ENTRY.replace('name = "a"', f'token = "{TOKEN}"'), "tokens.0.token"),
         ("", ENTRY + ENTRY.replace('"a"', '"b"'), "a and b have the same sha256"),
         ("", ENTRY + ENTRY.replace(sha256(TOKEN), sha256(OTHER)), "a and a have the same name"),
+        ("", ENTRY.replace(f'"{sha256(TOKEN)}"', "[]"), "tokens.0.sha256"),
+        (
+            "",
+            ENTRY.replace(f'"{sha256(TOKEN)}"', f'["{sha256(TOKEN)}", "{sha256(TOKEN)}"]'),
+            "a and a have the same sha256",
+        ),
+        ("", ENTRY.replace(f'"{sha256(TOKEN)}"', f'["{sha256(OTHER)}", "{TOKEN}"]'), "tokens.0.sha256.1"),
         ("anonymous = true", ENTRY, "anonymous"),
         ('listen = "192.0.2.1:80"', "", "without tokens the gateway serves loopback only"),
         ('listen = "0.0.0.0:80"', ENTRY, "advertised_host"),
@@ -267,7 +299,7 @@ def test_accepted(tmp_path: Path, plain: str, tables: str) -> None:
 
 
 def test_a_new_token_is_good_as_it_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert auth.main(["web"]) == 0
+    assert token_command.main(["web"]) == 0
     printed = capsys.readouterr().out
     secret = printed.splitlines()[1].removeprefix("# ")
     entry = tomllib.loads(printed)["tokens"][0]
@@ -282,7 +314,14 @@ def test_new_tokens_differ_and_are_long() -> None:
     assert min(map(len, made)) >= 43
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["a b"], ["a", "b"], [""]])
+@pytest.mark.parametrize("argv", [["a b"], ["a", "b"], [""], ["--no"]])
 def test_wrong_use(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert auth.main(argv) == 2
-    assert "usage" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        token_command.main(argv)
+    assert (ended.value.code, capsys.readouterr().err.split()[:3]) == (2, ["usage:", "logferry", "token"])
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        token_command.main(["--help"])
+    assert (ended.value.code, "example: logferry token" in capsys.readouterr().out) == (0, True)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.quotas import BURST_S, Bucket, Quotas
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.metrics import REGISTRY
+from logferry.gateway.rate_limit import BURST_S, TokenBucket
 from pydantic import ValidationError
 
 
@@ -46,7 +47,7 @@ requests = st.lists(
 
 @given(requests, st.floats(0.1, 2000))
 def test_never_more_than_the_rate_one_burst_and_one_request(steps: list[tuple[float, int]], rate: float) -> None:
-    bucket, start_s = Bucket(rate, rate * BURST_S, 0.0), 0.0
+    bucket, start_s = TokenBucket(rate, rate * BURST_S, 0.0), 0.0
     now_s, taken, largest = start_s, 0, 0
     for pause_s, size in steps:
         now_s += pause_s
@@ -57,24 +58,24 @@ def test_never_more_than_the_rate_one_burst_and_one_request(steps: list[tuple[fl
 
 
 @given(st.floats(0.1, 1e9), st.integers(0, 1 << 40))
-def test_who_waits_as_long_as_told_is_let_in(rate: float, debt: int) -> None:
-    bucket = Bucket(rate, rate * BURST_S, 50.0)
+def test_a_client_that_waits_for_retry_after_is_admitted(rate: float, debt: int) -> None:
+    bucket = TokenBucket(rate, rate * BURST_S, 50.0)
     bucket.take(debt)
     wait_s = bucket.wait_s(50.0)
-    # What callers are told is rounded up to whole seconds.
+    # The wait in answers is rounded up to whole seconds.
     assert bucket.wait_s(50.0 + wait_s + 1) == 0
 
 
 @given(st.floats(0.1, 100), st.integers(1, 1 << 30))
 def test_who_waits_less_is_not(rate: float, size: int) -> None:
-    bucket = Bucket(rate, rate * BURST_S, 50.0)
+    bucket = TokenBucket(rate, rate * BURST_S, 50.0)
     bucket.take(rate * BURST_S + size)
     wait_s = bucket.wait_s(50.0)
     assert wait_s == pytest.approx(size / rate)
     assert bucket.wait_s(50.0 + wait_s * 0.9) > 0
 
 
-def test_nothing_is_limited_where_nothing_is_said() -> None:
+def test_nothing_is_limited_without_a_setting() -> None:
     quotas = Quotas(config(tokens=[token("a", "0")]))
     assert not quotas.is_active
     quotas.take("a", "dc1.nginx", 1 << 40, 1 << 40)
@@ -158,7 +159,8 @@ def test_throttled_time_is_kept_for_the_status_over_a_change_of_quotas() -> None
         refused(quotas, None, "dc1.b", 1)
     quotas.replace(config())
     clock.now_s += 7
-    assert quotas.throttled() == [("topic", "dc1.b", 2, pytest.approx(10.0), 7.0)]
+    throttled: list[Any] = quotas.throttled()
+    assert throttled == [("topic", "dc1.b", 2, pytest.approx(10.0), 7.0)]
 
 
 def test_other_quotas_take_over() -> None:

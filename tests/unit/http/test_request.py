@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import json
+import random
+import re
 import zlib
+from urllib.parse import unquote_to_bytes
 
 import cramjam
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from logferry.gateway.contract.chunk import MAX_SEQNO, Chunk, Malformed, pack_chunk
+from logferry.gateway.contract.chunk import Chunk, pack_chunk
+from logferry.gateway.contract.names import MAX_SEQNO, Malformed
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.request import (
     ChunkLimits,
@@ -20,7 +25,9 @@ from logferry.gateway.http.request import (
     number,
     percent_decoded,
     unpack_chunks,
+    validated,
 )
+from pydantic import BaseModel, ConfigDict
 
 LIMIT = 1000
 LIMITS = ChunkLimits(data_bytes=LIMIT, record_bytes=300_000, chunks=10)
@@ -135,6 +142,65 @@ def test_a_body_that_cannot_be_undone_within_the_limit(body: bytes, encoding: st
     assert caught.value.kind == kind
     if kind == "too-large":
         assert caught.value.extra["limit_bytes"] == LIMIT
+
+
+@pytest.mark.parametrize("size", [1 << 20, 16 << 20])
+def test_a_body_of_empty_members_is_refused_at_once(size: int) -> None:
+    """Each would have copied all that follows it: 16 MiB took minutes."""
+    member = gzip.compress(b"")
+    with pytest.raises(Problem, match="more than 1024 gzip members"):
+        decoded_body(member * (size // len(member)), "gzip", 16 << 20)
+
+
+@pytest.mark.parametrize("members", [1, 2, 1023, 1024])
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_members_of_any_size_are_one_body(members: int, size: int) -> None:
+    part = random.Random(size).randbytes(size)
+    assert decoded_body(gzip.compress(part) * members, "gzip", 16 << 20) == part * members
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.binary(max_size=300_000), st.integers(0, 300_000))
+def test_a_body_in_two_members_is_that_body(data: bytes, cut: int) -> None:
+    packed_body = gzip.compress(data[:cut], 1) + gzip.compress(data[cut:], 1)
+    assert decoded_body(packed_body, "gzip", 1 << 20) == data
+
+
+def test_a_packed_body_takes_no_more_room_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms: list[int] = []
+    undo = cramjam.zstd.decompress_into
+
+    def noted(body: bytes, out: bytearray) -> int:
+        rooms.append(len(out))
+        return int(undo(body, out))
+
+    monkeypatch.setattr(cramjam.zstd, "decompress_into", noted)
+    assert decoded_body(bytes(cramjam.zstd.compress(BODY)), "zstd", 16 << 20) == BODY
+    assert rooms[0] < 1 << 17
+    bomb = bytes(cramjam.zstd.compress(b"x" * (8 << 20)))
+    assert len(decoded_body(bomb, "zstd", 16 << 20)) == 8 << 20
+
+
+class _Known(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    position: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{" + b",".join(b'"k%d":1' % n for n in range(33)) + b"}", "33 keys"),
+        (b'{"position": {' + b",".join(b'"k%d":1' % n for n in range(5000)) + b"}}", "5000 keys"),
+        (b"{" + b",".join(b'"k%d":1' % n for n in range(30)) + b"}", "Extra inputs"),
+        (b"[" * 90_000, "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"", "not JSON"),
+    ],
+)
+def test_a_json_body_that_is_not_what_is_asked_for(body: bytes, said: str) -> None:
+    with pytest.raises(Malformed, match=said) as caught:
+        validated(_Known, body)
+    assert len(str(caught.value)) < 2000
 
 
 # ---- many chunks -------------------------------------------------------------------------------------------
@@ -290,3 +356,42 @@ def test_prev_lies_below_seqno(prev: int) -> None:
     with pytest.raises(Malformed, match="prev"):
         checked(Chunk(7, prev, None, {}, b""), "query", LIMITS)
     assert checked(Chunk(7, 6, None, {}, b""), "query", LIMITS).prev == 6
+
+
+# ---- bounded work ------------------------------------------------------------------------------------------
+
+
+@given(st.text(st.sampled_from("%=aA04fFgé\n\r_ \udcff"), max_size=20))
+def test_escapes_are_undone_as_the_standard_library_undoes_them(text: str) -> None:
+    broken = re.search(r"%(?![0-9a-fA-F]{2})", text)
+    try:
+        expected = unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode()
+    except UnicodeDecodeError:
+        expected = None
+    if "%" not in text and text.isascii():
+        assert percent_decoded(text, "query") == text
+    elif broken or expected is None or "\n" in text or "\r" in text:
+        with pytest.raises(Malformed, match="query"):
+            percent_decoded(text, "query")
+    else:
+        assert percent_decoded(text, "query") == expected
+
+
+@pytest.mark.parametrize("frame", [bytes(cramjam.zstd.compress(b"")), b"\x50\x2a\x4d\x18\0\0\0\0"])
+def test_a_body_of_empty_frames_is_refused_at_once(frame: bytes) -> None:
+    with pytest.raises(Problem, match="more than 1024 zstd frames"):
+        decoded_body(frame * 2000, "zstd", 16 << 20)
+
+
+@pytest.mark.parametrize("attributes", [{"a" * 9000: ""}, {"a": "é" * 9000}, {f"a{n}": "" for n in range(200)}])
+def test_attributes_far_over_their_limits_end_before_they_are_decoded(attributes: dict[str, str]) -> None:
+    """A map of 16 MiB of text took 30 ms before its first name was looked at."""
+    with pytest.raises(Malformed, match=r"max_(str|map)_len"):
+        unpack_chunks(packed([1, None, None, attributes, b""]), LIMITS)
+
+
+@pytest.mark.parametrize("body", [b"[" + b"1," * 500_000 + b"1]", b"[" + b"{}," * 300_000 + b"{}]", b"[" * 200_000])
+def test_json_of_many_values_is_refused_before_it_is_parsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(Malformed, match="more than 100000 values"):
+        validated(_Known, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from aiokafka.client import AIOKafkaClient
-from logferry.gateway.links import hang_up
+from logferry.gateway.kafka.broker_connection import close_client
 
 
 class Connection:
@@ -31,5 +31,5 @@ async def test_a_client_whose_metadata_task_died_is_ended_all_the_same() -> None
     client._sync_task = asyncio.create_task(dies())
     client._conns = {1: connection}
     await asyncio.wait([client._sync_task])
-    await hang_up(client)
+    await close_client(client)
     assert connection.is_closed

@@ -14,7 +14,8 @@ import pytest
 import trustme
 import uvloop
 from aiokafka import errors
-from logferry.gateway.kafka.broker_connection import Channels, Piece
+from logferry.gateway.kafka.broker_connection import BrokerConnections
+from logferry.gateway.kafka.types import Piece
 
 _API, _VERSION = 1, 13
 _MIB = 1 << 20
@@ -27,8 +28,8 @@ class Echo:
     API_KEY: ClassVar[int] = _API
     API_VERSION: ClassVar[int] = _VERSION
 
-    def __init__(self, *pieces: Piece) -> None:
-        self._pieces = pieces
+    def __init__(self, *pieces: Piece, throttle_ms: int = 0) -> None:
+        self._pieces, self.throttle_ms = pieces, throttle_ms
 
     def pieces(self) -> tuple[Piece, ...]:
         return self._pieces
@@ -61,7 +62,7 @@ async def echo(request: bytes, writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def channels(answering: Answering, tls: bool = False, timeout_s: float = 20) -> AsyncIterator[Channels]:
+async def channels(answering: Answering, tls: bool = False, timeout_s: float = 20) -> AsyncIterator[BrokerConnections]:
     server_context = client_context = None
     if tls:
         authority = trustme.CA()
@@ -98,12 +99,12 @@ async def channels(answering: Answering, tls: bool = False, timeout_s: float = 2
         "security_protocol": "SSL" if tls else "PLAINTEXT",
         "ssl_context": client_context,
     }
-    made = Channels(client, options, "test", timeout_s)
+    made = BrokerConnections(client, options, "test", timeout_s)
     made.looked = looked  # type: ignore[attr-defined]
     try:
         yield made
     finally:
-        made.hang_up()
+        made.abort()
         for _, writer in served:
             writer.transport.abort()
         await asyncio.gather(*(task for task, _ in served if task), return_exceptions=True)
@@ -195,15 +196,17 @@ async def test_a_broker_that_says_nothing_is_hung_up_on() -> None:
 
 
 async def test_a_request_that_is_given_up_leaves_the_others_their_answers() -> None:
-    go = asyncio.Event()
+    came, go = asyncio.Event(), asyncio.Event()
 
     async def later(request: bytes, writer: asyncio.StreamWriter) -> None:
+        came.set()
         await go.wait()
         await echo(request, writer)
 
     async with channels(later) as made:
         given_up, kept = (asyncio.create_task(made.ask(1, Echo(body))) for body in (b"1", b"2"))
-        await asyncio.sleep(0.02)
+        async with asyncio.timeout(10):
+            await came.wait()
         given_up.cancel()
         go.set()
         assert await kept == b"2"
@@ -215,3 +218,44 @@ async def test_what_the_broker_does_not_know_and_a_broker_that_is_not_known() ->
             await made.ask(1, TooNew(b"x"))
         with pytest.raises(errors.NodeNotReadyError, match="broker 2"):
             await made.ask(2, Echo(b"x"))
+
+
+# ---- quotas of Kafka ------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_sent_while_a_quota_asks_for_a_pause() -> None:
+    arrived: list[tuple[bytes, float]] = []
+    loop = asyncio.get_running_loop()
+
+    async def noted(request: bytes, writer: asyncio.StreamWriter) -> None:
+        arrived.append((body_of(request), loop.time()))
+        await echo(request, writer)
+
+    async with channels(noted) as made:
+        await made.ask(1, Echo(b"one", throttle_ms=400))
+        answered = loop.time()
+        await asyncio.gather(made.ask(1, Echo(b"two")), made.ask(1, Echo(b"three")), made.ask(1, Echo(b"x"), "other"))
+        at = dict(arrived)
+        assert at[b"two"] - answered > 0.35
+        assert at[b"three"] >= at[b"two"]
+        assert at[b"x"] - answered < 0.35, "other connections of the broker do not wait"
+        assert made.throttled_s == pytest.approx(0.4)
+        assert made.losses == 0
+
+
+async def test_a_broker_that_throttles_is_not_taken_for_silent() -> None:
+    """What was in flight when the pause began is answered after it, later than the time-out."""
+    waiting: list[tuple[bytes, asyncio.StreamWriter]] = []
+
+    async def throttling(request: bytes, writer: asyncio.StreamWriter) -> None:
+        if body_of(request) == b"first":
+            await echo(request, writer)
+            return
+        waiting.append((request, writer))
+        asyncio.get_running_loop().call_later(0.9, writer.write, answer(number_of(request), b"late"))
+
+    async with channels(throttling, timeout_s=0.5) as made:
+        first = asyncio.create_task(made.ask(1, Echo(b"first", throttle_ms=600)))
+        second = asyncio.create_task(made.ask(1, Echo(b"second")))
+        assert await first == b"first"
+        assert await second == b"late"

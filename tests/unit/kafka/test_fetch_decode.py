@@ -9,7 +9,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
-from logferry.gateway.fetch import CorruptBatch, Fetched, committed_records
+from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords, committed_records
 
 ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
 
@@ -100,7 +100,7 @@ def test_a_range_of_aborted_data_only_still_moves_on() -> None:
     assert read(batch(0, [b"a", b"b"], 7), aborted=[(7, 0)]) == ([], 2)
 
 
-def test_interleaved_transactions_are_told_apart_by_their_producer() -> None:
+def test_interleaved_transactions_are_kept_apart_by_their_producer() -> None:
     log = [
         batch(0, [b"a0"], 7),
         batch(1, [b"b0"], 8),
@@ -167,11 +167,11 @@ def test_a_batch_cut_off_at_the_end_is_left_for_the_next_fetch() -> None:
     [
         (None, 4, 5),
         (1, 1, 1),
-        (13, 1, 1),
-        (14, 2, 2),
-        (26, 2, 2),
-        (27, 3, 4),  # past the marker, which is read before the third record
-        (52, 4, 5),
+        (83, 1, 1),
+        (84, 2, 2),
+        (166, 2, 2),
+        (167, 3, 4),  # past the marker, which is read before the third record
+        (332, 4, 5),
         (1000, 4, 5),
     ],
 )
@@ -180,7 +180,7 @@ def test_stop_bytes_end_with_the_record_that_reaches_them(stop_bytes: int | None
     records, after = committed_records(raw, [], 0, stop_bytes)
     assert (len(records), after) == (values, position)
     rest, end = committed_records(raw, [], after)
-    assert (len(records) + len(rest), end) == (4, 5), "the next fetch goes on without loss or repetition"
+    assert (len(records) + len(rest), end) == (4, 5), "the next fetch continues without loss or repetition"
 
 
 @pytest.mark.parametrize("flipped", [_CRC_AT, _HEADER_BYTES, -1])
@@ -192,9 +192,9 @@ def test_a_wrong_checksum_is_an_error_and_not_data(flipped: int) -> None:
 
 
 def test_at_end_is_the_position_against_the_last_stable_offset() -> None:
-    assert Fetched([], 7, last_stable=7, log_start=0).at_end
-    assert Fetched([], 8, last_stable=7, log_start=0).at_end
-    assert not Fetched([], 6, last_stable=7, log_start=0).at_end
+    assert FetchedRecords([], 7, last_stable=7).at_end
+    assert FetchedRecords([], 8, last_stable=7).at_end
+    assert not FetchedRecords([], 6, last_stable=7).at_end
 
 
 # ---- any log, read in any steps, against a reference ---------------------------------------------------------

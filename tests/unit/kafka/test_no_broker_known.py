@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 import pytest
 from aiokafka.errors import KafkaConnectionError
 from logferry.gateway.config import Config
-from logferry.gateway.kafka.client import Kafka
-from logferry.gateway.lanes.group_commit import LaneProducer
-from logferry.gateway.topics.catalog import Topics
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.lanes.group_commit import GroupCommit
+from logferry.gateway.topics.catalog import TopicCatalog
 
 _METADATA, _VERSIONS = 3, 18
 # No error; of Metadata version 0 to 1. No brokers, no controller, no topics.
@@ -40,8 +40,8 @@ async def config() -> AsyncIterator[Config]:
 
 
 async def test_is_an_error_that_passes_and_not_the_end_of_the_worker(config: Config) -> None:
-    kafka = Kafka({"bootstrap_servers": config.kafka.bootstrap_servers}, "test")
-    producer = LaneProducer(kafka, Topics(kafka, config), config, 0)
+    kafka = KafkaClient({"bootstrap_servers": config.kafka.bootstrap_servers}, "test")
+    producer = GroupCommit(kafka, TopicCatalog(kafka, config), config, 0)
     try:
         with pytest.raises(KafkaConnectionError, match="knows of no broker yet"):
             await kafka.start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 import pytest
-from logferry.gateway.fetch import KafkaRecord
 from logferry.gateway.kafka.hanging_transactions import java_hash, read_ends
+from logferry.gateway.kafka.record_batch import KafkaRecord
 
 _ID = "logferry.gateway.dc1.lane-2"
 # Entries of Kafka 4.3.1: version, producer id, epoch, time-out, status, and what is not read.
@@ -44,4 +44,4 @@ def test_a_transaction_ended_as_it_was_prepared_to() -> None:
         entry(commit, 31, transactional_id="logferry.gateway.dc1.lane-3"),
         entry(commit, 32)._replace(value=None),
     ]
-    assert read_ends(records, _ID, 2000) == {7: True, 8: False}
+    assert read_ends(records, _ID) == {(2000, 7): True, (2000, 8): False, (1, 29): True}

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import pytest
 from logferry.gateway.contract.chunk import Chunk
-from logferry.gateway.lanes.dedup import (
-    Advance,
-    Heartbeat,
-    Refusal,
-    Source,
-    SourceState,
-    SourceTable,
-    beat,
-    decide_write,
-    open_session,
-)
+from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
+from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import Advance, SourceTable, beat, decide_write, open_session
 
 ID = bytes(range(16))
 OTHER_ID = bytes(16)
@@ -109,7 +101,11 @@ def test_refused(recorded: int | None, base: int | None, asked: list[tuple[int, 
 @pytest.mark.parametrize(
     ("recorded", "asked", "is_taken"),
     [
-        (None, [(2**62, None)], True),  # the first one may begin anywhere
+        (None, [(100, None)], True),
+        (None, [(2**62, None)], False),
+        # The first one may begin anywhere, if it says so: what lies before is a gap then, and no duplicate.
+        (None, [(2**62, 2**62 - 100)], True),
+        (None, [(2**62, 2**62 - 101)], False),
         (10, [(110, 10)], True),
         (10, [(111, 10)], False),
         (10, [(111, None)], False),
@@ -146,6 +142,19 @@ def test_a_write_keeps_the_heartbeat() -> None:
     assert verdict.state.heartbeat == Heartbeat(100, None, None, 50, False)
 
 
+def test_who_writes_again_is_not_finished() -> None:
+    """Segments do not wait for a finished source: what it writes later would be missing from those called ready."""
+    farewell = beat(state(10, session=7), Heartbeat(100, watermark_ms=90, finished=True))
+    awake = Heartbeat(100, watermark_ms=90, finished=False)
+    verdict = decide_write(farewell, [chunk(11)], None, NOW)
+    assert isinstance(verdict, Advance)
+    assert verdict.state.heartbeat == awake
+    assert open_session(farewell, NOW).heartbeat == awake
+    again = decide_write(farewell, [chunk(10)], None, NOW)
+    assert isinstance(again, Advance)
+    assert again.state.heartbeat == farewell.heartbeat
+
+
 def test_a_source_is_alive_by_chunks_and_by_heartbeats() -> None:
     assert state().alive_ms == 5
     assert beat(state(), Heartbeat(100)).alive_ms == 100
@@ -162,7 +171,7 @@ def test_only_the_equal_session_is_accepted(session: int) -> None:
     assert (verdict.kind, verdict.recorded) == ("superseded", 10)
 
 
-def test_an_older_session_is_not_even_told_of_duplicates() -> None:
+def test_an_older_session_gets_no_answer_about_duplicates() -> None:
     assert isinstance(decide_write(state(10, session=7), [chunk(10)], 6, NOW), Refusal)
 
 
@@ -230,30 +239,30 @@ def test_state_byte_for_byte(decoded: SourceState, encoded: str) -> None:
 
 def test_a_state_of_another_version_is_not_guessed() -> None:
     raw = b"\x02" + state(1).encode()[1:]
-    with pytest.raises(ValueError, match="version 2"):
+    with pytest.raises(ValueError, match="version 02"):
         SourceState.decode(raw)
-    for source in (Source("dc1.t", None, "s"), Source("dc1.t", "k", "s")):
-        with pytest.raises(ValueError, match="version 2"):
+    for source in (SourceIdentity("dc1.t", None, "s"), SourceIdentity("dc1.t", "k", "s")):
+        with pytest.raises(ValueError, match="version 02"):
             SourceTable().apply(source.state_key(), raw)
 
 
 STATE_KEYS = [
-    (Source("dc1.nginx", None, "web1/a.log"), b"sdc1.nginx\0web1/a.log"),
-    (Source("dc1.nginx", "web1", "web1/a.log"), b"kdc1.nginx\0web1\0web1/a.log"),
-    (Source("dc1.t", None, "ёж"), b"sdc1.t\0\xd1\x91\xd0\xb6"),
+    (SourceIdentity("dc1.nginx", None, "web1/a.log"), b"sdc1.nginx\0web1/a.log"),
+    (SourceIdentity("dc1.nginx", "web1", "web1/a.log"), b"kdc1.nginx\0web1\0web1/a.log"),
+    (SourceIdentity("dc1.t", None, "ёж"), b"sdc1.t\0\xd1\x91\xd0\xb6"),
 ]
 
 
 @pytest.mark.parametrize(("source", "raw"), STATE_KEYS)
-def test_state_key_byte_for_byte(source: Source, raw: bytes) -> None:
+def test_state_key_byte_for_byte(source: SourceIdentity, raw: bytes) -> None:
     assert source.state_key() == raw
-    assert Source.of_state_key(raw) == source
+    assert SourceIdentity.of_state_key(raw) == source
 
 
 @pytest.mark.parametrize("raw", [b"", b"x", b"sdc1.t", b"sdc1.t\0a\0b", b"kdc1.t\0a", b"xdc1.t\0a"])
 def test_a_state_key_of_another_kind_is_not_guessed(raw: bytes) -> None:
     with pytest.raises(ValueError, match="decoded"):
-        Source.of_state_key(raw)
+        SourceIdentity.of_state_key(raw)
 
 
 def test_a_record_of_another_kind_stops_the_replay() -> None:
@@ -263,12 +272,12 @@ def test_a_record_of_another_kind_stops_the_replay() -> None:
 
 # ---- the table of a lane ---------------------------------------------------------------------------------
 
-PLAIN = Source("dc1.t", None, "a")
-KEYED = Source("dc1.t", "a", "b")
-KEYED_TOO = Source("dc1.t", "a", "c")
+PLAIN = SourceIdentity("dc1.t", None, "a")
+KEYED = SourceIdentity("dc1.t", "a", "b")
+KEYED_TOO = SourceIdentity("dc1.t", "a", "c")
 
 
-def table(*entries: tuple[Source, SourceState]) -> SourceTable:
+def table(*entries: tuple[SourceIdentity, SourceState]) -> SourceTable:
     made = SourceTable()
     for source, one in entries:
         made.apply(source.state_key(), one.encode())
@@ -278,16 +287,16 @@ def table(*entries: tuple[Source, SourceState]) -> SourceTable:
 def test_identity_is_topic_key_and_source_id() -> None:
     made = table((KEYED, state(10)))
     assert made.get(KEYED, ID) == state(10)
-    assert made.get(Source("dc1.t", None, "b"), ID) is None
-    assert made.get(Source("dc1.t", "b", "b"), ID) is None
-    assert made.get(Source("dc2.t", "a", "b"), ID) is None
+    assert made.get(SourceIdentity("dc1.t", None, "b"), ID) is None
+    assert made.get(SourceIdentity("dc1.t", "b", "b"), ID) is None
+    assert made.get(SourceIdentity("dc2.t", "a", "b"), ID) is None
 
 
 def test_the_key_is_the_partition_key_or_the_source_id() -> None:
     assert (PLAIN.key, KEYED.key) == ("a", "a")
 
 
-def test_a_topic_created_anew_knows_nothing() -> None:
+def test_a_recreated_topic_knows_nothing() -> None:
     made = table((PLAIN, state(10)), (KEYED, state(20)))
     assert made.get(PLAIN, OTHER_ID) is None
     assert made.get(KEYED, OTHER_ID) is None
@@ -295,7 +304,7 @@ def test_a_topic_created_anew_knows_nothing() -> None:
 
 
 @pytest.mark.parametrize("pinning", [PLAIN, KEYED])
-def test_sources_with_one_key_share_the_pin(pinning: Source) -> None:
+def test_sources_with_one_key_share_the_pin(pinning: SourceIdentity) -> None:
     made = table((pinning, state(10, partition=5)))
     assert made.pinned("dc1.t", "a", ID) == 5
     assert made.pinned("dc2.t", "a", ID) is None
@@ -316,7 +325,7 @@ def test_a_pin_lives_as_long_as_the_youngest_source_of_its_key() -> None:
 def test_the_last_state_counts_and_a_tombstone_forgets() -> None:
     made = table((PLAIN, state(10)), (PLAIN, state(11)), (KEYED_TOO, state(1)))
     assert made.get(PLAIN, ID) == state(11)
-    assert {Source.of_state_key(key): made.read(key) for key in made.state_keys()} == {
+    assert {SourceIdentity.of_state_key(key): made.read(key) for key in made.state_keys()} == {
         PLAIN: state(11),
         KEYED_TOO: state(1),
     }

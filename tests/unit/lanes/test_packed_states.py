@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.lanes.dedup import Heartbeat, Source, SourceState, SourceTable
+from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
+from logferry.gateway.lanes.dedup import SourceTable
 
 I64 = st.integers(0, 2**63 - 1)
 MAYBE = st.none() | st.just(0) | I64 | st.integers(0, 2**48)
@@ -17,6 +18,7 @@ STATES = st.builds(
     I64 | st.integers(0, 2**48),
     I64 | st.integers(0, 2**48),
     st.none() | st.builds(Heartbeat, I64, MAYBE, MAYBE, MAYBE, st.booleans()),
+    st.none() | st.from_regex(r"[a-zA-Z0-9._-]{1,64}", fullmatch=True),
 )
 
 
@@ -24,9 +26,9 @@ STATES = st.builds(
 def test_what_is_kept_comes_back(states: list[SourceState]) -> None:
     table = SourceTable()
     for number, state in enumerate(states):
-        table.apply(Source("dc1.t", None, f"s{number}").state_key(), state.encode())
+        table.apply(SourceIdentity("dc1.t", None, f"s{number}").state_key(), state.encode())
     for number, state in enumerate(states):
-        assert table.get(Source("dc1.t", None, f"s{number}"), state.topic_id) == state
+        assert table.get(SourceIdentity("dc1.t", None, f"s{number}"), state.topic_id) == state
 
 
 def test_more_topics_than_fit_a_byte() -> None:
@@ -34,8 +36,9 @@ def test_more_topics_than_fit_a_byte() -> None:
     ids = [number.to_bytes(16, "big") for number in range(300)]
     for topic_id in ids:
         table.apply(
-            Source(f"dc1.{topic_id.hex()}", None, "s").state_key(), SourceState(topic_id, 3, 9, 0, 7, 8).encode()
+            SourceIdentity(f"dc1.{topic_id.hex()}", None, "s").state_key(),
+            SourceState(topic_id, 3, 9, 0, 7, 8).encode(),
         )
     for topic_id in ids:
-        source = Source(f"dc1.{topic_id.hex()}", None, "s")
+        source = SourceIdentity(f"dc1.{topic_id.hex()}", None, "s")
         assert table.get(source, topic_id) == SourceState(topic_id, 3, 9, 0, 7, 8)

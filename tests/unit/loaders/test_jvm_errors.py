@@ -1,12 +1,12 @@
-"""Sorting of what the JVM throws, by the class names of the exception and its causes."""
+"""Exceptions of the JVM become errors of the loader, by the class names of the exception and its causes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from logferry.loaders.errors import KafkaAway, SparkAway, SparkFailed, StorageAway, TopicChanged
-from logferry.loaders.jvm_errors import lost_race, sorted_error, sorted_errors
+from logferry.loaders.errors import KafkaUnavailable, SparkFailed, SparkUnavailable, StorageUnavailable, TopicChanged
+from logferry.loaders.jvm_errors import sorted_error, sorted_errors
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 
 
@@ -30,7 +30,7 @@ class Java:
         return self._cause
 
 
-class Thrown(Py4JJavaError):
+class Thrown(Py4JJavaError):  # type: ignore[misc]  # py4j has no types
     def __init__(self, *names: tuple[str, str]) -> None:
         self.java_exception = Java(list(names))
 
@@ -39,7 +39,6 @@ class Thrown(Py4JJavaError):
 
 
 SPARK = ("org.apache.spark.SparkException", "Job aborted")
-DELTA = "io.delta.exceptions."
 SORTED = {
     "records gone": (
         Thrown(SPARK, ("java.lang.IllegalStateException", "Cannot fetch offset 3. Some data may have been lost")),
@@ -60,35 +59,25 @@ SORTED = {
         Thrown(
             ("java.util.concurrent.ExecutionException", ""), ("org.apache.kafka.common.errors.TimeoutException", "no")
         ),
-        KafkaAway,
+        KafkaUnavailable,
     ),
-    "no polling": (Thrown(SPARK, ("java.util.concurrent.TimeoutException", "Cannot fetch record")), KafkaAway),
-    "disk full": (Thrown(SPARK, ("java.io.IOException", "No space left on device")), StorageAway),
-    "dead": (Py4JNetworkError("gone"), SparkAway),
-    "refused": (ConnectionRefusedError(), SparkAway),
+    "no polling": (Thrown(SPARK, ("java.util.concurrent.TimeoutException", "Cannot fetch record")), KafkaUnavailable),
+    "disk full": (Thrown(SPARK, ("java.io.IOException", "No space left on device")), StorageUnavailable),
+    "dead": (Py4JNetworkError("gone"), SparkUnavailable),
+    "refused": (ConnectionRefusedError(), SparkUnavailable),
     "not foreseen": (Thrown(SPARK, ("java.lang.NullPointerException", "")), SparkFailed),
 }
 
 
 @pytest.mark.parametrize("case", SORTED)
-def test_sorting(case: str):
+def test_errors_of_java_become_errors_of_the_loader(case: str):
     error, kind = SORTED[case]
     ours = sorted_error(error, "reading dc1.a")
     assert type(ours) is kind
     assert str(ours).startswith("reading dc1.a: ")
 
 
-def test_what_cannot_be_foreseen_is_told_whole():
+def test_an_unforeseen_error_is_reported_in_full():
     with pytest.raises(SparkFailed, match=r"SparkException: Job aborted; caused by java\.lang\.NullPointer"):
         with sorted_errors("reading"):
             raise Thrown(SPARK, ("java.lang.NullPointerException", "x"))
-
-
-@pytest.mark.parametrize("name", ["ConcurrentTransaction", "ProtocolChanged", "MetadataChanged", "ConcurrentAppend"])
-def test_lost_races(name: str):
-    assert lost_race(Thrown(SPARK, (f"{DELTA}{name}Exception", "")))
-
-
-def test_other_errors_are_no_lost_races():
-    assert not lost_race(Thrown(SPARK, (f"{DELTA}DeltaIllegalStateException", "")))
-    assert not lost_race(Py4JNetworkError("gone"))

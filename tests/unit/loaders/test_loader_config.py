@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from logferry.loaders import config
-from logferry.loaders.errors import ConfigError
+from logferry.loaders.errors import LoaderConfigError
 
 GOOD = """
 dc = "dc2"
@@ -23,7 +23,7 @@ topics = ["*.nginx", "dc1.apache"]
 def load(tmp_path: Path, text: str) -> config.Config:
     file = tmp_path / "load.toml"
     file.write_text(text)
-    return config.load(file)
+    return config.load_config(file)
 
 
 def test_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -55,14 +55,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_with_its_place(case: str, tmp_path: Path):
+def test_an_error_names_its_place(case: str, tmp_path: Path):
     text, said = WRONG[case]
-    with pytest.raises(ConfigError, match=r"load\.toml: ") as error:
+    with pytest.raises(LoaderConfigError, match=r"load\.toml: ") as error:
         load(tmp_path, text)
     assert said in str(error.value)
     assert error.value.exit_status == 2
 
 
 def test_no_file(tmp_path: Path):
-    with pytest.raises(ConfigError, match="No such file"):
-        config.load(tmp_path / "none.toml")
+    with pytest.raises(LoaderConfigError, match="No such file"):
+        config.load_config(tmp_path / "none.toml")

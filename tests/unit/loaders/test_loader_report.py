@@ -1,4 +1,4 @@
-"""What a run says, and its exit status."""
+"""The report of a run, and its exit status."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from logferry.loaders.batches.execute import BatchDone
-from logferry.loaders.errors import ConfigError, KafkaAway, TopicChanged
-from logferry.loaders.planning.plan import Range, Stopped
+from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError, TopicChanged
+from logferry.loaders.planning.plan import Range, StoppedTopic
 from logferry.loaders.runs.report import Reporter
-from logferry.loaders.runs.table_run import Backlog, Ended, LoadEvent, Waits
+from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice
 from rich.console import Console
 
 OURS = BatchDone(3, True, (Range("dc1.a", 0, "id", 5, 9),), 4, 2_000_000, 1234, 2, 1.0)
@@ -32,7 +32,7 @@ def run(*events: LoadEvent, error: Exception | None = None, as_json: bool = Fals
     return reporter.finish(), out.getvalue()
 
 
-def test_batches_are_said():
+def test_batches_are_reported():
     status, text = run(Backlog(6), OURS, THEIRS)
     assert status == 0
     assert "batch 3: 1,234 rows, 2 quarantined, 2.0 MB in 1.0 s" in text
@@ -51,10 +51,10 @@ def test_json_is_one_line_that_counts_our_rows_only():
     assert table["batches"][0]["ranges"] == [{"topic": "dc1.a", "partition": 0, "topic_id": "id", "start": 5, "end": 9}]
 
 
-ENDS = {
-    "stopped topic": ([OURS, Stopped("dc1.b", "dc1.b was created anew")], None, 1, "dc1.b was created anew"),
+ENDS: dict[str, tuple[list[LoadEvent], Exception | None, int, str]] = {
+    "stopped topic": ([OURS, StoppedTopic("dc1.b", "dc1.b was recreated")], None, 1, "dc1.b was recreated"),
     "refused": ([OURS], TopicChanged("gone [3]"), 1, "gone [3]"),
-    "away": ([], KafkaAway("no broker"), 3, "no broker"),
+    "away": ([], KafkaUnavailable("no broker"), 3, "no broker"),
 }
 
 
@@ -68,16 +68,16 @@ def test_ends_that_are_not_good(case: str, as_json: bool):
     assert "up to date" not in text
 
 
-def test_what_somebody_must_look_at_comes_before_what_passes():
+def test_an_error_for_the_operator_outranks_a_passing_one():
     out = io.StringIO()
     reporter = Reporter(Console(file=out), as_json=True)
 
     def away() -> Iterator[LoadEvent]:
         yield Backlog(1)
-        raise KafkaAway("no broker")
+        raise KafkaUnavailable("no broker")
 
     def refused() -> Iterator[LoadEvent]:
-        yield Stopped("dc1.a", "gone")
+        yield StoppedTopic("dc1.a", "gone")
 
     reporter.table(Path("/a"), away())
     reporter.table(Path("/b"), refused())
@@ -89,38 +89,40 @@ def test_what_somebody_must_look_at_comes_before_what_passes():
 def test_a_run_that_could_not_start():
     out = io.StringIO()
     reporter = Reporter(Console(file=out), as_json=True)
-    assert reporter.finish(ConfigError("no jars")) == 2
+    assert reporter.finish(LoaderConfigError("no jars")) == 2
     assert json.loads(out.getvalue()) == {"exit": 2, "error": "no jars", "rows": 0, "quarantined": 0, "tables": []}
 
 
-def test_a_run_that_was_told_to_end_says_what_is_left():
-    status, text = run(Backlog(10), OURS, Ended("the limit of 4 records is reached"))
+def test_a_stopped_run_reports_the_rest():
+    status, text = run(Backlog(10), OURS, RunEnded("the limit of 4 records is reached"))
     assert status == 0
     assert "the limit of 4 records is reached, 6 offsets are left" in text
     assert "up to date" not in text
 
 
-def test_chunks_that_are_left_out_are_said():
+def test_left_out_chunks_are_reported():
     status, text = run(Backlog(4), replace(OURS, left_out=1200))
-    assert "1,200 chunks that came before by another data centre" in text
+    assert "1,200 duplicate chunks from another data centre left out" in text
     assert status == 0
 
 
-def test_what_does_not_change_is_said_once_while_following():
+def test_an_unchanged_notice_is_printed_once_while_following():
     out = io.StringIO()
     reporter = Reporter(Console(file=out, width=200), as_json=False)
     report = reporter.begin(Path("/data/a"))
     for _ in range(3):
-        reporter.follow(report, [Waits("the gateway of dc1 is away"), Stopped("dc1.b", "dc1.b was created anew")])
+        reporter.follow(
+            report, [SegmentNotice("the gateway of dc1 is away"), StoppedTopic("dc1.b", "dc1.b was recreated")]
+        )
     assert out.getvalue().count("the gateway of dc1 is away") == 1
-    assert out.getvalue().count("dc1.b was created anew") == 1
+    assert out.getvalue().count("dc1.b was recreated") == 1
     assert report.exit_status == 1
-    reporter.follow(report, [Ended("stopped")])
+    reporter.follow(report, [RunEnded("stopped")])
     assert report.exit_status == 1, "told to end before it looked, it knows nothing better"
     reporter.follow(report, [Backlog(0)])
     assert report.exit_status == 0
 
 
-def test_mistakes_of_ours_are_not_swallowed():
+def test_programming_errors_are_raised():
     with pytest.raises(ZeroDivisionError):
         run(error=ZeroDivisionError())

@@ -9,8 +9,8 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from logferry.gateway.kafka.record_batch import Stamp
-from logferry.mirror.copy.batch_rewrite import MovedBatch, Run, committed_batches
-from logferry.mirror.copy.coalesce import gathered
+from logferry.mirror.copy.batch_rewrite import CopiedBatch, SourceRange, committed_batches
+from logferry.mirror.copy.coalesce import coalesced
 
 Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]]]
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -64,17 +64,20 @@ def control(offset: int, producer: int, *, commit: bool) -> bytes:
     return bytes(raw)
 
 
-def read(batches: list[MovedBatch], limit_bytes: int = 0) -> list[Record]:
+def read(batches: list[CopiedBatch], limit_bytes: int = 0) -> list[Record]:
     """What a reader of the copy finds; offsets are those of the original, by the runs."""
     found: list[Record] = []
-    for written in gathered(batches, limit_bytes):
+    for written in coalesced(batches, limit_bytes):
         raw = b"".join(written.pieces(Stamp(77, 3, written.first)))
         batch = MemoryRecords(raw).next_batch()
         assert batch.validate_crc()
         assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (77, 3, written.first)
         assert batch.is_transactional
         offsets = [
-            run.source + step for moved_batch in written.batches for run in moved_batch.runs for step in range(run.size)
+            run.source + step
+            for moved_batch in written.batches
+            for run in moved_batch.ranges
+            for step in range(run.size)
         ]
         for index, (offset, one) in enumerate(zip(offsets, batch, strict=True)):
             assert one.offset == index, "the copy is dense"
@@ -138,7 +141,7 @@ def test_a_batch_with_holes_is_made_dense(codec: str) -> None:
     seal(raw)
     assert moved(bytes(raw), 2) == (records, 15)
     [batch] = committed_batches(memoryview(bytes(raw)), [], 2).batches
-    assert batch.runs == (Run(3, 2), Run(7, 3), Run(12, 1))
+    assert batch.ranges == (SourceRange(3, 2), SourceRange(7, 3), SourceRange(12, 1))
 
 
 def test_a_batch_whose_records_are_all_compacted_away_is_passed() -> None:
@@ -169,4 +172,6 @@ def test_a_wrong_byte_is_found_before_it_is_sealed_again() -> None:
 def test_an_older_format_is_named() -> None:
     raw = bytearray(encoded(9, [record(9)]))
     raw[16] = 1
-    assert committed_batches(memoryview(raw), [], 9).wrong == "the batch at offset 9 is of format 1; 2 can be mirrored"
+    assert (
+        committed_batches(memoryview(raw), [], 9).wrong == "the batch at offset 9 has format 1; only 2 can be mirrored"
+    )

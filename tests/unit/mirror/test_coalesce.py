@@ -9,10 +9,10 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logferry.gateway.kafka.record_batch import Stamp
-from logferry.mirror.copy.batch_rewrite import MovedBatch, committed_batches
-from logferry.mirror.copy.coalesce import Written, gathered
+from logferry.mirror.copy.batch_rewrite import CopiedBatch, committed_batches
+from logferry.mirror.copy.coalesce import CoalescedBatch, coalesced
 
-from tests.unit.test_moving import Record, encoded, seal
+from tests.unit.mirror.test_batch_rewrite import Record, encoded, seal
 
 _MIB = 1 << 20
 _VALUES = st.one_of(
@@ -35,7 +35,7 @@ _BATCHES = st.lists(
 
 def stored(
     shapes: list[tuple[list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]]]], str, int]],
-) -> tuple[list[Record], list[MovedBatch]]:
+) -> tuple[list[Record], list[CopiedBatch]]:
     """The records and the batches of a partition; before each batch a few offsets are taken by something else."""
     records: list[Record] = []
     raw, offset = b"", 0
@@ -48,7 +48,7 @@ def stored(
     return records, committed_batches(memoryview(raw), [], 0).batches
 
 
-def read(written: list[Written]) -> list[Record]:
+def read(written: list[CoalescedBatch]) -> list[Record]:
     """As a reader of the copy finds them, with the offsets of the original."""
     found: list[Record] = []
     for batch in written:
@@ -57,7 +57,7 @@ def read(written: list[Written]) -> list[Record]:
         assert decoded is not None
         assert decoded.validate_crc()
         assert (decoded.base_sequence, decoded.is_transactional) == (len(found), True)
-        offsets = [run.source + step for moved in batch.batches for run in moved.runs for step in range(run.size)]
+        offsets = [run.source + step for moved in batch.batches for run in moved.ranges for step in range(run.size)]
         stamps = []
         for index, (offset, one) in enumerate(zip(offsets, decoded, strict=True)):
             assert one.offset == index
@@ -72,7 +72,7 @@ def read(written: list[Written]) -> list[Record]:
 @given(_BATCHES, st.sampled_from((0, 300, 5000, 100_000, _MIB)))
 def test_the_records_are_the_same(shapes: list[tuple[list[Record], str, int]], limit_bytes: int) -> None:
     records, batches = stored(shapes)  # type: ignore[arg-type]
-    written = list(gathered(batches, limit_bytes))
+    written = list(coalesced(batches, limit_bytes))
     assert read(written) == records
     assert list(itertools.chain.from_iterable(one.batches for one in written)) == batches
     for one in written:
@@ -81,19 +81,21 @@ def test_the_records_are_the_same(shapes: list[tuple[list[Record], str, int]], l
         assert len({batch.head[0] & 0x07 for batch in one.batches}) == 1
 
 
-def test_records_in_a_batch_each_go_together_and_where_they_were_fetched() -> None:
-    records = [(number, 1_000_000 + number, None, b"x" * 65_536, []) for number in range(40)]
+def test_records_in_a_batch_each_go_together_and_where_they_are_kept() -> None:
+    records: list[Record] = [(number, 1_000_000 + number, None, b"x" * 65_536, []) for number in range(40)]
     raw = memoryview(b"".join(encoded(record[0], [record]) for record in records))
-    written = list(gathered(committed_batches(raw, [], 0).batches, _MIB))
+    batches = committed_batches(raw, [], 0).batches
+    written = list(coalesced(batches, _MIB))
     assert [one.size for one in written] == [15, 15, 10]
     large = [piece for one in written for piece in one.body if len(piece) > 1000]
     assert len(large) == 40
-    assert all(isinstance(piece, memoryview) and piece.obj is raw.obj for piece in large)
+    kept = {id(batch.body.obj) for batch in batches}
+    assert all(isinstance(piece, memoryview) and id(piece.obj) in kept for piece in large)
 
 
 def test_batches_of_many_records_go_as_they_are() -> None:
     _, batches = stored([([(5, None, b"v", [])] * 17, "none", 0)] * 3)
-    assert [one.batches for one in gathered(batches, _MIB)] == [(batch,) for batch in batches]
+    assert [one.batches for one in coalesced(batches, _MIB)] == [(batch,) for batch in batches]
 
 
 def test_what_is_not_as_it_should_be_goes_as_it_is() -> None:
@@ -103,14 +105,14 @@ def test_what_is_not_as_it_should_be_goes_as_it_is() -> None:
         struct.pack_into("B", wrong, at, value)
         seal(wrong)
         batches = committed_batches(memoryview(first + bytes(wrong)), [], 0).batches
-        written = list(gathered(batches, _MIB))
+        written = list(coalesced(batches, _MIB))
         assert [len(one.batches) for one in written] == [1, 1]
         assert bytes(written[1].body[0]) == bytes(wrong[61:])
 
 
 def test_what_is_marked_as_compressed_is_not_looked_into() -> None:
     raw = b"".join(encoded(number, [(number, 5, None, b"abc", [])], attributes=4) for number in range(2))
-    written = list(gathered(committed_batches(memoryview(raw), [], 0).batches, _MIB))
+    written = list(coalesced(committed_batches(memoryview(raw), [], 0).batches, _MIB))
     assert [len(one.batches) for one in written] == [1, 1]
 
 
@@ -118,7 +120,7 @@ def test_that_a_record_grows_is_counted() -> None:
     _, batches = stored([([(0, None, b"v", [])], "none", 0), ([(2**41, None, b"v", [])], "none", 0)])
     limits = range(sum(len(batch.body) for batch in batches), 200)
     sizes = {
-        limit_bytes: max(sum(map(len, one.pieces(Stamp(7, 1, 0)))) for one in gathered(batches, limit_bytes))
+        limit_bytes: max(sum(map(len, one.pieces(Stamp(7, 1, 0)))) for one in coalesced(batches, limit_bytes))
         for limit_bytes in limits
     }
     together = {limit_bytes: size for limit_bytes, size in sizes.items() if size > batches[0].size_bytes}

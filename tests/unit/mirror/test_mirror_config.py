@@ -1,4 +1,4 @@
-"""The configuration of the mirror: what would go round in a circle, or come twice, is refused before it starts."""
+"""The configuration of the mirror: replication cycles and doubled topics are rejected at the start."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def config(*remotes: dict[str, Any], **settings: Any) -> MirrorConfig:
     [
         ([{"dc": "dc2"}], "remote: dc2 is this data centre itself"),
         ([{"dc": "dc1", "prefixes": ["dc1", "dc2"]}], "topics of dc2 are written here"),
-        ([{"dc": "dc1"}, {"dc": "dc3", "prefixes": ["dc3", "dc1"]}], "topics of dc1 would come from dc1 and from dc3"),
-        ([{"dc": "dc1"}, {"dc": "dc1"}], "topics of dc1 would come from dc1 and from dc1"),
+        ([{"dc": "dc1"}, {"dc": "dc3", "prefixes": ["dc3", "dc1"]}], "topics of dc1 are taken from both dc1 and dc3"),
+        ([{"dc": "dc1"}, {"dc": "dc1"}], "topics of dc1 are taken from both dc1 and dc1"),
         ([], "at least 1 item"),
         ([{"dc": "dc1", "bytes_per_s": 0}], "greater than 0"),
     ],
@@ -48,3 +48,33 @@ def test_a_hub_and_a_chain() -> None:
         True,
         False,
     ]
+
+
+SHA = "0" * 64
+OPERATOR = {"name": "operator", "sha256": SHA, "admin": ["*"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"listen": "192.0.2.1:80"}, "without tokens the mirror serves loopback only"),
+        ({"listen": "0.0.0.0:80", "tokens": [OPERATOR]}, "set advertised_host"),
+        ({"anonymous": True, "tokens": [OPERATOR]}, "anonymous: would give everybody"),
+        ({"tokens": [OPERATOR, {**OPERATOR, "name": "other"}]}, "operator and other have the same sha256"),
+        ({"tokens": [{**OPERATOR, "admin": ["nginx"]}]}, "operator: the mirror knows one right"),
+        ({"tokens": [{**OPERATOR, "read": ["*"]}]}, "operator: the mirror knows one right"),
+        ({"tls": {"certificate": "a", "key": "b", "ca": "c"}}, "tls.ca: has no effect"),
+    ],
+)
+def test_what_would_let_others_in_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        config({"dc": "dc1"}, **settings)
+
+
+def test_what_is_served_to_others() -> None:
+    public = {"listen": "192.0.2.1:80", "tokens": [OPERATOR]}
+    bare = config({"dc": "dc1"}, **public)
+    assert (bare.url(1), bare.shows_tokens) == ("http://192.0.2.1:81", True)
+    safe = config({"dc": "dc1"}, **public, tls={"certificate": "a", "key": "b"})
+    assert (safe.url(1), safe.shows_tokens) == ("https://192.0.2.1:81", False)
+    assert config({"dc": "dc1"}, listen="192.0.2.1:80", anonymous=True).tokens == []

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from logferry.gateway.kafka.fetch_request import Fetched, Found
-from logferry.gateway.kafka.metadata_request import ClusterView, PartitionView, TopicView
+from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchResponse
+from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import MirroredPartition
-from logferry.mirror.remote import cluster as link_module
-from logferry.mirror.remote.cluster import Fetcher, Link
-from logferry.mirror.remote.flow_control import Budget
+from logferry.mirror.remote import cluster
+from logferry.mirror.remote.cluster import Fetcher, RemoteCluster
+from logferry.mirror.remote.flow_control import MemoryBudget
 
-from tests.unit.test_moving import encoded, record
+from tests.unit.mirror.test_batch_rewrite import encoded, record
 
 _ID = b"i" * 16
-_TOPIC = TopicView("dc1.t", _ID, False, tuple(PartitionView(number, 1, 0, (1,), (1,)) for number in range(3)))
+_TOPIC = TopicMetadata("dc1.t", _ID, False, tuple(PartitionMetadata(number, 1, 0, (1,), (1,)) for number in range(3)))
 
 
 class Broker:
@@ -29,30 +31,30 @@ class Broker:
         self.cluster_id = "there"
         self.looks = 0
         self.channels = self
-        self.answers: dict[str, asyncio.Queue[Fetched]] = {"": asyncio.Queue(), "quiet": asyncio.Queue()}
+        self.answers: dict[str, asyncio.Queue[FetchResponse]] = {"": asyncio.Queue(), "quiet": asyncio.Queue()}
 
     async def start(self) -> None: ...
 
-    async def describe(self) -> ClusterView:
+    async def describe(self) -> ClusterMetadata:
         self.looks += 1
-        return ClusterView("there", {1: ("127.0.0.1", 1)}, {"dc1.t": _TOPIC}, {})
+        return ClusterMetadata("there", {1: ("127.0.0.1", 1)}, {"dc1.t": _TOPIC}, {})
 
-    async def ask(self, node: int, request: object, line: str) -> Fetched:
+    async def ask(self, node: int, request: object, line: str) -> FetchResponse:
         assert node == 1
         try:
             async with asyncio.timeout(0.05):
                 return await self.answers[line].get()
         except TimeoutError:
-            return Fetched(0, 7, [])
+            return FetchResponse(0, 7, [])
 
     def has(self, line: str, number: int, offset: int) -> None:
         raw = memoryview(encoded(offset, [record(offset)]))
-        found = Found(_ID, number, 0, offset + 1, offset + 1, 0, [], raw, None)
-        self.answers[line].put_nowait(Fetched(0, 7, [found]))
+        found = FetchedPartition(_ID, number, 0, offset + 1, offset + 1, 0, [], raw, None)
+        self.answers[line].put_nowait(FetchResponse(0, 7, [found]))
 
 
 @contextmanager
-def running(link: Link) -> Iterator[None]:
+def running(link: RemoteCluster) -> Iterator[None]:
     task = asyncio.create_task(link.run())
     try:
         yield
@@ -66,32 +68,33 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-def numbers(link: Link, *, quiet: bool) -> set[int]:
+def numbers(link: RemoteCluster, *, quiet: bool) -> set[int]:
     fetcher: Fetcher | None = link._fetchers.get((1, quiet))
     return set() if fetcher is None else {partition.number for partition in fetcher.partitions.values()}
 
 
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Link:
-    monkeypatch.setattr(link_module, "_REFRESH_S", 0.01)
-    monkeypatch.setattr(link_module, "_MANY", 3)
-    monkeypatch.setattr(link_module, "_QUIET_S", 0.2)
+def link(monkeypatch: pytest.MonkeyPatch) -> RemoteCluster:
+    monkeypatch.setattr(cluster, "_REFRESH_S", 0.01)
+    monkeypatch.setattr(cluster, "_MANY", 3)
+    monkeypatch.setattr(cluster, "_QUIET_S", 0.2)
     broker: Any = Broker()
     remote = Remote.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "127.0.0.1:1"}})
 
     async def on_topics(*_: object) -> None: ...
 
-    return Link(remote, broker, Limits(), Budget(1 << 20), frozenset(), on_topics)
+    return RemoteCluster(remote, broker, Limits(), MemoryBudget(1 << 20), frozenset(), on_topics)
 
 
-def follow(link: Link, count: int) -> list[MirroredPartition]:
-    found = [MirroredPartition("dc1.t", number, "dc1", _ID, b"l" * 16, 1 << 20, None) for number in range(count)]
+def follow(link: RemoteCluster, count: int) -> list[MirroredPartition]:
+    found = [MirroredPartition("dc1.t", number, "dc1", _ID, b"l" * 16, 1 << 20, None, int) for number in range(count)]
     for partition in found:
+        partition.heard_at = time.monotonic()
         link.follow(partition)
     return found
 
 
-async def test_a_partition_without_news_is_asked_for_with_its_like_until_it_has_some(link: Link) -> None:
+async def test_a_partition_without_news_is_asked_for_with_its_like_until_it_has_some(link: RemoteCluster) -> None:
     broker: Any = link.kafka
     partitions = follow(link, 3)
     with running(link):
@@ -106,7 +109,8 @@ async def test_a_partition_without_news_is_asked_for_with_its_like_until_it_has_
         broker.has("quiet", 1, 0)
         broker.has("quiet", 1, 1)
         busy = link._fetchers[1, False]._session
-        await until(lambda: (_ID, 1) in busy.asked and busy.asked[_ID, 1].offset == 1)
+        place = TopicIdPartition(_ID, 1)
+        await until(lambda: place in busy.asked and busy.asked[place].offset == 1)
         broker.has("", 1, 1)
         await until(lambda: partitions[1].position == 2)
         await until(lambda: broker.answers["quiet"].empty())
@@ -114,7 +118,7 @@ async def test_a_partition_without_news_is_asked_for_with_its_like_until_it_has_
         await until(lambda: numbers(link, quiet=True) == {0, 1, 2})
 
 
-async def test_of_a_few_partitions_none_is_put_aside(link: Link) -> None:
+async def test_of_a_few_partitions_none_is_put_aside(link: RemoteCluster) -> None:
     partitions = follow(link, 2)
     with running(link):
         await until(lambda: numbers(link, quiet=False) == {0, 1})

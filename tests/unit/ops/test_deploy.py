@@ -11,7 +11,7 @@ import pytest
 from logferry.client.agent.options import read
 from logferry.loaders import config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -30,16 +30,16 @@ def test_the_command_of_the_service_is_one(service, tmp_path):
     assert given.get("token_file") == "${CREDENTIALS_DIRECTORY}/push-token"
 
 
-def test_its_state_folder_is_that_of_the_readme(service):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f'state_dir = "/var/lib/{service["StateDirectory"]}"' in readme
+def test_its_state_folder_is_that_of_the_guide(service):
+    guide = (ROOT / "ops" / "docs" / "guides" / "push-client.md").read_text(encoding="utf-8")
+    assert f'state_dir = "/var/lib/{service["StateDirectory"]}"' in guide
     assert service["LoadCredential"] == "push-token:/etc/logferry/push-token"
 
 
 def test_each_sample_of_a_log_fits_its_parser():
     file = ROOT / "ops" / "deploy" / "load-parsers.toml"
     samples = re.findall(r"^# (.*)\n\[\[tables\]\]", file.read_text(encoding="utf-8"), re.MULTILINE)
-    patterns = [table.parser.pattern or "" for table in config.load(file).tables]
+    patterns = [table.parser.pattern or "" for table in config.load_config(file).tables]
     assert len(samples) == len(patterns) == 5
     found = [
         re.fullmatch(pattern.replace("(?<", "(?P<"), line) for pattern, line in zip(patterns, samples, strict=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from logferry.ops.cli.problems import Unavailable
-from logferry.ops.pins import KAFKA, MIRROR_MAKER, SPARK, JarSet
 from logferry.ops.runtime import jars, java
+from logferry.ops.runtime.jar_pins import KAFKA, MIRROR_MAKER, SPARK, JarSet
 
 WANTED = JarSet("small", ("org.one:first:1.0", "org.two:second:2.1"))
 
@@ -28,6 +28,9 @@ with open("{home}/runs", "a") as runs:
     runs.write("run\\n")
 if pathlib.Path("{home}/offline").exists():
     print("WARN: UnresolvedDependency first")
+    sys.exit(1)
+if pathlib.Path("{home}/drops-one").exists():
+    pathlib.Path("{home}/drops-one").unlink()
     sys.exit(1)
 pattern = arguments[arguments.index("-retrieve") + 1]
 for name, revision in (("first", "1.0"), ("second", "2.1")):
@@ -56,15 +59,15 @@ def runs(home: Path) -> int:
 
 
 def test_fetched_once_then_from_the_cache(home: Path) -> None:
-    first = jars.fetched(WANTED)
+    first = jars.fetch_jars(WANTED)
     assert [jar.name for jar in first] == ["first-1.0.jar", "second-2.1.jar"]
     (home / "bin" / "java").unlink()
-    assert jars.fetched(WANTED) == first
+    assert jars.fetch_jars(WANTED) == first
     assert runs(home) == 1
 
 
 def test_the_manifest_holds_names_sizes_and_hashes(home: Path) -> None:
-    first, second = jars.fetched(WANTED)
+    first, second = jars.fetch_jars(WANTED)
     manifest = json.loads((first.parent / "manifest.json").read_text())
     assert manifest == [
         {"name": jar.name, "bytes": jar.stat().st_size, "sha256": hashlib.sha256(jar.read_bytes()).hexdigest()}
@@ -73,8 +76,8 @@ def test_the_manifest_holds_names_sizes_and_hashes(home: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["cut", "missing", "manifest"])
-def test_damage_is_said_and_fetched_again(home: Path, capfd: pytest.CaptureFixture[str], harm: str) -> None:
-    first, _ = jars.fetched(WANTED)
+def test_damage_is_logged_and_fetched_again(home: Path, capfd: pytest.CaptureFixture[str], harm: str) -> None:
+    first, _ = jars.fetch_jars(WANTED)
     capfd.readouterr()
     if harm == "cut":
         first.write_bytes(b"half")
@@ -82,7 +85,7 @@ def test_damage_is_said_and_fetched_again(home: Path, capfd: pytest.CaptureFixtu
         first.unlink()
     else:
         (first.parent / "manifest.json").write_text('[{"na')
-    jars.fetched(WANTED)
+    jars.fetch_jars(WANTED)
     said = capfd.readouterr().err
     assert "fetching small again" in said
     assert str(first.parent if harm == "manifest" else first) in said
@@ -91,24 +94,34 @@ def test_damage_is_said_and_fetched_again(home: Path, capfd: pytest.CaptureFixtu
 
 
 def test_damage_without_network_is_an_error_not_a_half_set(home: Path) -> None:
-    first, _ = jars.fetched(WANTED)
+    first, _ = jars.fetch_jars(WANTED)
     first.write_bytes(b"half")
     (home / "offline").touch()
     with pytest.raises(Unavailable, match="UnresolvedDependency"):
-        jars.fetched(WANTED)
+        jars.fetch_jars(WANTED)
     (home / "offline").unlink()
-    assert jars.fetched(WANTED)[0].read_bytes() == b"first" * 1000
+    assert jars.fetch_jars(WANTED)[0].read_bytes() == b"first" * 1000
+
+
+def test_a_repository_that_drops_a_request_is_asked_again(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "drops-one").touch()
+    assert [jar.name for jar in jars.fetch_jars(WANTED)] == ["first-1.0.jar", "second-2.1.jar"]
+    assert "trying again" in capfd.readouterr().err
+    assert runs(home) == 2
 
 
 def test_a_set_that_is_not_whole_is_not_taken(home: Path) -> None:
     three = JarSet("three", (*WANTED.coordinates, "org.three:third:3.0"))
     with pytest.raises(Unavailable, match="2 of the 3 jars"):
-        jars.fetched(three)
-    assert not jars.folder_of(three).exists()
+        jars.fetch_jars(three)
+    assert not jars.jar_folder(three).exists()
 
 
 def test_processes_at_once_fetch_it_once(home: Path) -> None:
-    program = f"from logferry.ops import jars; from logferry.ops.pins import JarSet; jars.fetched({WANTED!r})"
+    program = (
+        "from logferry.ops.runtime import jars; from logferry.ops.runtime.jar_pins import JarSet;"
+        f" jars.fetch_jars({WANTED!r})"
+    )
     started = [subprocess.Popen([sys.executable, "-c", program], env=dict(os.environ)) for _ in range(4)]
     assert [process.wait() for process in started] == [0, 0, 0, 0]
     assert runs(home) == 1

@@ -1,4 +1,4 @@
-"""Which Java is taken, with made-up ones: JAVA_HOME, then PATH, then the wheel; unfit ones are passed over by name."""
+"""Which Java is taken, with made-up ones: JAVA_HOME, then PATH, then the wheel; unfit ones are skipped by name."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_path_comes_second(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava,
 
 
 @pytest.mark.parametrize("version", ["1.8", "11", "16", "25"])
-def test_a_java_of_another_version_is_passed_over_by_name(
+def test_a_java_of_another_version_is_skipped_by_name(
     monkeypatch: pytest.MonkeyPatch, make_java: MakeJava, version: str
 ) -> None:
     old, home = make_java("old", version), make_java("other", "17")
@@ -89,16 +89,16 @@ def test_a_java_of_another_version_is_passed_over_by_name(
     assert f"JAVA_HOME={old} is Java {version.removeprefix('1.')}" in found.origin
 
 
-def test_one_that_does_not_start_is_passed_over(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:
+def test_one_that_does_not_start_is_skipped(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:
     home = make_java("other", "17")
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     on_path(monkeypatch, home)
     assert "JAVA_HOME=/nowhere does not start" in java.find_java().origin
 
 
-def test_one_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:
+def test_one_that_fails_is_skipped(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:
     on_path(monkeypatch, make_java("broken", "17", exit_status=1))
-    with pytest.raises(Unavailable, match="does not say its version"):
+    with pytest.raises(Unavailable, match="does not report its version"):
         java.find_java()
 
 
@@ -109,12 +109,12 @@ def test_the_wheel_comes_last_and_drops_the_module_it_lacks(wheel: Path) -> None
     # A home for those who start bin/java in it themselves, as Spark does.
     assert found.executable == found.home / "bin" / "java"
     assert (found.home / "lib").resolve() == (wheel / "lib").resolve()
-    command = [found.executable, "-Da=b c", "--add-modules=jdk.incubator.vector", "-cp", "x*:y", "Main", ""]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    options = ["-Da=b c", "--add-modules=jdk.incubator.vector", "-cp", "x*:y", "Main", ""]
+    said = subprocess.run([found.executable, *options], capture_output=True, text=True, check=True).stdout.splitlines()
     assert said == [f"argument: {given}" for given in ("-Da=b c", "-cp", "x*:y", "Main", "")]
 
 
-def test_a_half_made_wrapper_is_made_anew(wheel: Path) -> None:
+def test_a_half_made_wrapper_is_recreated(wheel: Path) -> None:
     home = java.find_java().home
     (home / "bin" / "java").unlink()
     (home / ".logferry-wrapper").unlink()
@@ -127,7 +127,7 @@ def test_without_any_the_error_says_what_to_do() -> None:
         java.find_java()
 
 
-def test_present_leaves_the_wheel_aside(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava, wheel: Path) -> None:
+def test_present_ignores_the_wheel(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava, wheel: Path) -> None:
     assert java.main(["--present"]) == 1
     monkeypatch.setenv("JAVA_HOME", str(make_java("chosen", "17")))
     assert java.main(["--present"]) == 0

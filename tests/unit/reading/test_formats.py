@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON
-from logferry.gateway.reading.page import PLAIN, encoder
+from logferry.gateway.reading.formats import PLAIN, Row
+from logferry.gateway.reading.page import encoder
 
-FULL = ("dc1", "dc1.t", 3, 7, "wéb", 4096, 1024, 5, 6, {"level": "warn"}, b"one\n")
-BARE = ("dc1", "dc1.t", 3, 9, "w", 1 << 40, None, None, 6, {}, b"\xff\n")
+FULL: Row = ("dc1", "dc1.t", 3, 7, "wéb", 4096, 1024, 5, 6, {"level": "warn"}, b"one\n")
+BARE: Row = ("dc1", "dc1.t", 3, 9, "w", 1 << 40, None, None, 6, {}, b"\xff\n")
 
 GOLDEN = {
     MSGPACK: (

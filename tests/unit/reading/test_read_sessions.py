@@ -1,85 +1,85 @@
-"""The decisions of read sessions, without a broker: what the reader is told, where it starts, what may be committed."""
+"""The decisions of read sessions, without a broker: the frames, the start positions, and which commits are valid."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import msgpack
 import pytest
-from logferry.gateway.connection import is_silent
-from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Malformed
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON
+from logferry.gateway.contract.names import Malformed, TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.router import parse_query
-from logferry.gateway.reading import formats as frames
-from logferry.gateway.reading.assignment import Member, Standing, next_count, start_positions
-from logferry.gateway.reading.formats import Partition, encoding
+from logferry.gateway.kafka.types import GroupMember
+from logferry.gateway.reading import formats
+from logferry.gateway.reading.assignment import SessionAssignment, Subscription, next_count
+from logferry.gateway.reading.formats import Row, encoding
 from logferry.gateway.reading.registry import named, worker_of
-from logferry.gateway.reading.stream import Gone, Outlet
-from logferry.gateway.rows import Row
-from logferry.gateway.selection import Wanted
+from logferry.gateway.reading.stream import FrameStream, ReaderGone, is_silent
 
 A, B = ("dc1.t", 0), ("dc1.t", 1)
 
 
-def held(generation: int = 3, starts: dict[Partition, int] | None = None) -> Standing:
-    standing = Standing()
-    hold(standing, generation, starts or {A: 5})
-    return standing
+def held(generation: int = 3, starts: dict[TopicPartition, int] | None = None) -> SessionAssignment:
+    assignment = SessionAssignment()
+    hold(assignment, generation, starts or {A: 5})
+    return assignment
 
 
-def hold(standing: Standing, generation: int, starts: dict[Partition, int]) -> None:
-    standing.grant(Member(generation, "m"), starts)
-    assert standing.granted is not None
-    assert standing.hold(standing.granted, starts)
+def hold(assignment: SessionAssignment, generation: int, starts: dict[TopicPartition, int]) -> None:
+    assignment.grant(GroupMember(generation, "m"), starts)
+    assert assignment.granted is not None
+    assert assignment.hold(assignment.granted, starts)
 
 
-# ---- what the reader is told -------------------------------------------------------------------------------
+# ---- the frames that the reader receives ---------------------------------------------------------------------
 
 
-def test_assigned_is_told_once_and_revoked_before_the_next() -> None:
-    standing = held()
-    assert standing.due() == [frames.assigned(3, {A: 5})]
-    assert standing.due() == []
-    standing.revoke()
-    assert standing.due() == [frames.revoked(3, [A])]
-    assert standing.due() == []
-    hold(standing, 4, {B: 7})
-    assert standing.due() == [frames.assigned(4, {B: 7})]
+def test_assigned_is_sent_once_and_revoked_before_the_next() -> None:
+    assignment = held()
+    assert assignment.due() == [formats.assigned(3, {A: 5})]
+    assert assignment.due() == []
+    assignment.revoke()
+    assert assignment.due() == [formats.revoked(3, [A])]
+    assert assignment.due() == []
+    hold(assignment, 4, {B: 7})
+    assert assignment.due() == [formats.assigned(4, {B: 7})]
 
 
-def test_two_changes_that_meet_are_told_in_order() -> None:
-    standing = held()
-    standing.due()
-    standing.revoke()
-    hold(standing, 4, {A: 6})
-    standing.revoke()
-    hold(standing, 5, {B: 1})
-    assert standing.due() == [frames.revoked(3, [A]), frames.assigned(5, {B: 1})]
+def test_two_changes_that_meet_are_sent_in_order() -> None:
+    assignment = held()
+    assignment.due()
+    assignment.revoke()
+    hold(assignment, 4, {A: 6})
+    assignment.revoke()
+    hold(assignment, 5, {B: 1})
+    assert assignment.due() == [formats.revoked(3, [A]), formats.assigned(5, {B: 1})]
 
 
-def test_a_grant_that_is_revoked_before_it_is_held_is_never_told() -> None:
-    standing = Standing()
-    standing.grant(Member(1, "m"), [A])
-    granted = standing.granted
+def test_a_grant_that_is_revoked_before_it_is_held_is_never_sent() -> None:
+    assignment = SessionAssignment()
+    assignment.grant(GroupMember(1, "m"), [A])
+    granted = assignment.granted
     assert granted is not None
-    standing.revoke()
-    assert not standing.hold(granted, {A: 0})
-    standing.grant(Member(2, "m"), [A])
-    assert not standing.hold(granted, {A: 0}), "of a generation that has passed"
-    assert standing.held is None
-    assert standing.due() == []
+    assignment.revoke()
+    assert not assignment.hold(granted, {A: 0})
+    assignment.grant(GroupMember(2, "m"), [A])
+    assert not assignment.hold(granted, {A: 0}), "of a generation that has passed"
+    assert assignment.held is None
+    assert assignment.due() == []
 
 
 def test_a_new_grant_alone_takes_the_held_ones() -> None:
-    standing = held()
-    standing.due()
-    standing.grant(Member(4, "m"), [A])
-    assert standing.held is None
-    assert standing.due() == [frames.revoked(3, [A])]
+    assignment = held()
+    assignment.due()
+    assignment.grant(GroupMember(4, "m"), [A])
+    assert assignment.held is None
+    assert assignment.due() == [formats.revoked(3, [A])]
 
 
-def test_caught_up_is_told_once_until_it_moves() -> None:
+def test_caught_up_is_sent_once_until_it_moves() -> None:
     assignment = held().held
     assert assignment is not None
     assert not assignment.caught_up(A, 5, 6)
@@ -93,24 +93,24 @@ def test_caught_up_is_told_once_until_it_moves() -> None:
 
 
 @pytest.mark.parametrize(("generation", "partition"), [(2, A), (4, A), (3, B)])
-def test_a_commit_of_another_generation_or_partition_is_superseded(generation: int, partition: Partition) -> None:
+def test_a_commit_of_another_generation_or_partition_is_superseded(generation: int, partition: TopicPartition) -> None:
     with pytest.raises(Problem) as caught:
         held().may_commit(generation, [A, partition])
     assert caught.value.kind == "superseded"
 
 
 def test_a_commit_is_good_after_the_revocation_until_the_next_assignment() -> None:
-    standing = held()
-    standing.revoke()
-    assert standing.may_commit(3, [A]).member == Member(3, "m")
-    hold(standing, 4, {A: 6})
+    assignment = held()
+    assignment.revoke()
+    assert assignment.may_commit(3, [A]).member == GroupMember(3, "m")
+    hold(assignment, 4, {A: 6})
     with pytest.raises(Problem):
-        standing.may_commit(3, [A])
+        assignment.may_commit(3, [A])
 
 
 def test_nothing_may_be_committed_before_anything_is_held() -> None:
     with pytest.raises(Problem):
-        Standing().may_commit(0, [])
+        SessionAssignment().may_commit(0, [])
 
 
 def test_settled_means_that_what_was_delivered_is_committed() -> None:
@@ -127,17 +127,10 @@ def test_settled_means_that_what_was_delivered_is_committed() -> None:
     assert not standing.is_settled
     assignment.commit({A: 9})
     assert standing.is_settled
-    assert Standing().is_settled
+    assert SessionAssignment().is_settled
 
 
-# ---- where it starts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("committed", "start"), [({}, 3), ({A: 3}, 3), ({A: 5}, 5), ({A: 0}, 0), ({B: 1}, 3)])
-def test_it_starts_at_the_committed_position_else_at_the_first_chunk(
-    committed: dict[Partition, int], start: int
-) -> None:
-    assert start_positions([A], committed, {A: 3}) == {A: start}
+# ---- how much it takes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,12 +170,12 @@ def test_a_format_that_is_not_known_is_refused(accept: str) -> None:
 def test_frames_in_both_formats_say_the_same() -> None:
     problem = Problem("out-of-range", "why", first=3)
     every = [
-        frames.session("id", "c"),
-        frames.assigned(3, {B: 1, A: 5}),
-        frames.revoked(3, [B, A]),
-        frames.caught_up({A: 9}),
-        frames.KEEP_ALIVE,
-        frames.error(problem),
+        formats.session("id", "c"),
+        formats.assigned(3, {B: 1, A: 5}),
+        formats.revoked(3, [B, A]),
+        formats.caught_up({A: 9}),
+        formats.KEEP_ALIVE,
+        formats.error(problem),
     ]
     packed, lines = encoding(MSGPACK), encoding(NDJSON)
     unpacker = msgpack.Unpacker()
@@ -225,14 +218,14 @@ def test_golden_chunk_frames() -> None:
 
 def test_patterns_mean_what_may_be_read_and_names_what_was_named() -> None:
     names = ["dc1.nginx", "dc2.nginx", "dc2.squid", "dc1.own", "__consumer_offsets", "logferry.gateway.dc1.state"]
-    wanted = Wanted(
+    wanted = Subscription(
         "c", frozenset({"dc1.own"}), ("*.nginx", "dc2.*", "*.state"), lambda name: name[:3] in ("dc1", "dc2")
     )
     assert wanted.among(names) == {"dc1.nginx", "dc2.nginx", "dc2.squid", "dc1.own"}
 
 
 def test_filters_must_all_pass() -> None:
-    wanted = Wanted("c", frozenset(), (), lambda _: True, "web1", {"a": "1", "b": "2"})
+    wanted = Subscription("c", frozenset(), (), lambda _: True, "web1", {"a": "1", "b": "2"})
     assert wanted.passes("web11", {"a": "1", "b": "2", "c": "3"})
     assert not wanted.passes("web2", {"a": "1", "b": "2"})
     assert not wanted.passes("web1", {"a": "1"})
@@ -266,7 +259,7 @@ class FakeReader:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.open = asyncio.Event()
+        self.open, self.is_sent_to = asyncio.Event(), asyncio.Event()
         self.gone = self.was_cut = False
         self.error: Exception | None = None
 
@@ -274,6 +267,7 @@ class FakeReader:
         return self.gone
 
     async def send(self, data: bytes) -> None:
+        self.is_sent_to.set()
         await self.open.wait()
         if self.error is not None:
             raise self.error
@@ -284,40 +278,40 @@ class FakeReader:
 
 
 async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
-    reader = FakeReader()
-    outlet = Outlet(reader, encoding(NDJSON), stall_s=0.01)
-    with pytest.raises(Gone, match="took nothing"):
+    reader: Any = FakeReader()
+    outlet = FrameStream(reader, encoding(NDJSON), stall_s=0.01)
+    with pytest.raises(ReaderGone, match="took nothing"):
         await outlet.write(b"x")
     assert reader.was_cut
 
 
 async def test_a_reader_that_goes_while_it_is_waited_for_is_noticed() -> None:
-    reader = FakeReader()
-    outlet = Outlet(reader, encoding(NDJSON), stall_s=300)
+    reader: Any = FakeReader()
+    outlet = FrameStream(reader, encoding(NDJSON), stall_s=300)
     writing = asyncio.create_task(outlet.write(b"x"))
-    await asyncio.sleep(0)
+    await reader.is_sent_to.wait()
     reader.gone = True
-    with pytest.raises(Gone, match="broke off"):
+    with pytest.raises(ReaderGone, match="broke off"):
         await writing
     assert reader.was_cut
     assert reader.sent == []
 
 
 async def test_a_connection_error_means_gone() -> None:
-    reader = FakeReader()
+    reader: Any = FakeReader()
     reader.open.set()
     reader.error = ConnectionResetError("by peer")
-    with pytest.raises(Gone, match="by peer"):
-        await Outlet(reader, encoding(NDJSON), stall_s=300).tell([frames.KEEP_ALIVE])
+    with pytest.raises(ReaderGone, match="by peer"):
+        await FrameStream(reader, encoding(NDJSON), stall_s=300).send_frames([formats.KEEP_ALIVE])
 
 
 async def test_keep_alive_is_sent_in_silence_alone() -> None:
-    reader = FakeReader()
+    reader: Any = FakeReader()
     reader.open.set()
-    outlet = Outlet(reader, encoding(NDJSON), stall_s=300)
-    await outlet.tell([])
+    outlet = FrameStream(reader, encoding(NDJSON), stall_s=300)
+    await outlet.send_frames([])
     assert reader.sent == []
-    await outlet.tell([frames.session("id", "c")])
+    await outlet.send_frames([formats.session("id", "c")])
     await outlet.keep_alive()
     assert len(reader.sent) == 1
 

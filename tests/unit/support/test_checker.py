@@ -86,7 +86,7 @@ def test_a_wrong_answer_to_a_correct_client_is_a_violation() -> None:
     assert violations(made, log("a10")) == ["a at 10: 409 gap"]
 
 
-def test_a_topic_created_anew_holds_what_is_acknowledged_from_then_on() -> None:
+def test_a_recreated_topic_holds_what_is_acknowledged_from_then_on() -> None:
     made = history(a10=["ok"], a20=["fail"])
     made.topic_removed()
     made.note("a", 30, b"a30", "ok", began_in=0)

@@ -1,35 +1,38 @@
 """Sources, files and checkpoint together, driven step by step without threads, clock or sockets."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logferry.client.agent.agent import Agent
-from logferry.client.agent.config import Config, Files
+from logferry.client.agent.config import Config, DataCentre, FileGroup
 from logferry.client.agent.requests import Pusher
 from logferry.client.files.checkpoint import Checkpoint
-from logferry.client.transport.cluster import Cluster
-from model.fake_gateway import FakeGateway
+from logferry.client.transport.cluster import GatewayCluster
+
+from tests.support.fake_gateway import FakeGateway
 
 
 class Client:
     """An agent over a folder and a fake gateway; `restart` is what a SIGKILL and a new start do."""
 
-    def __init__(self, root: Path, gateway: FakeGateway, **options: object) -> None:
+    def __init__(self, root: Path, gateway: FakeGateway, **options: Any) -> None:
         self.root = root
         self.gateway = gateway
         self.now = 0.0
         of_files = {name: options.pop(name) for name in ("exclude", "record_start", "cut_lines") if name in options}
-        files = Files((str(root / "*.log*"),), "t", attributes={"env": "test"}, **of_files)  # type: ignore[arg-type]
+        files = FileGroup((str(root / "*.log*"),), "t", attributes={"env": "test"}, **of_files)
         self.config = Config(
-            urls=("http://g:1",), state_dir=str(root / "state"), host="h", files=options.pop("files", (files,)),
-            **options,  # type: ignore[arg-type]
+            options.pop("data_centres", (DataCentre("g:1", ("http://g:1",)),)), state_dir=str(root / "state"), host="h",
+            files=options.pop("files", (files,)), **options,
         )  # fmt: skip
         self.begin()
 
     def begin(self) -> None:
         self.checkpoint = Checkpoint.open(Path(self.config.state_dir))
         self.agent = Agent(self.config, self.checkpoint, self.now)
-        clusters = [Cluster(centre.urls, centre.token) for centre in self.config.data_centres]
+        clusters = [GatewayCluster(centre.urls, centre.token) for centre in self.config.data_centres]
         self.pusher = Pusher(clusters, self.gateway)
 
     def close(self) -> None:
@@ -44,7 +47,7 @@ class Client:
         """One round of the main loop; how many requests it sent."""
         self.now += later_s
         while (dc := self.agent.centres.probe(self.now)) is not None:
-            self.agent.probed(dc, self.pusher.probe(dc), self.now)
+            self.agent.centres.record(dc, self.pusher.probe(dc), self.now)
         self.agent.tick(self.now)
         jobs = self.agent.jobs(self.now, self.config.threads)
         for source, job in jobs:
@@ -66,12 +69,12 @@ class Client:
 
 
 @pytest.fixture
-def gateway():
+def gateway() -> Any:
     return FakeGateway()
 
 
 @pytest.fixture
-def client(tmp_path, gateway, request):
+def client(tmp_path: Path, gateway: FakeGateway, request: pytest.FixtureRequest) -> Iterator[Any]:
     client = Client(tmp_path, gateway, **getattr(request, "param", {}))
     yield client
     client.close()

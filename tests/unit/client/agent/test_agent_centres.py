@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from logferry.client.agent import agent as agent_module
 from logferry.client.agent.config import DataCentre
 from logferry.client.files.fingerprint import HEAD_BYTES
-from logferry.client.transport.connections import NoAnswer
-from model.two_centres import FIRST, SECOND, TwoCentres
-from unit.agent.conftest import Client
+from logferry.client.transport.connections import NoResponse
+
+from tests.model.two_centres import FIRST, SECOND, TwoCentres
+from tests.unit.client.agent.conftest import Client
 
 ONE = b"one" + b"." * HEAD_BYTES + b"\n"  # longer than what the checkpoint has to know before anything leaves
 
@@ -29,19 +33,20 @@ class Both(TwoCentres):
 
 
 @pytest.fixture
-def both():
+def both() -> Any:
     return Both()
 
 
 @pytest.fixture
-def client(tmp_path, both, request):
-    options = {"fallbacks": (DataCentre("second", (SECOND,)),), "name": "first", **getattr(request, "param", {})}
+def client(tmp_path: Path, both: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    centres = DataCentre("first", (FIRST,)), DataCentre("second", (SECOND,))
+    options = {"data_centres": centres, **getattr(request, "param", {})}
     client = Client(tmp_path, both, **options)
     yield client
     client.close()
 
 
-def goes_away(client, gateway) -> None:
+def goes_away(client: Any, gateway: Any) -> None:
     """For longer than the client waits, and there is something to send."""
     here = client.agent.centres.here
     assert gateway is list(client.gateway.of.values())[here]
@@ -53,7 +58,7 @@ def goes_away(client, gateway) -> None:
     raise AssertionError("it stays where nothing works")
 
 
-def comes_back(client, gateway) -> None:
+def comes_back(client: Any, gateway: Any) -> None:
     gateway.is_away = False
     for _ in range(100):
         if not client.agent.centres.here:
@@ -63,7 +68,19 @@ def comes_back(client, gateway) -> None:
     raise AssertionError("it does not come back")
 
 
-def test_it_goes_on_in_the_other_one_and_comes_back(client, both):
+@pytest.mark.parametrize("fault", ["source-in-use", "503"])
+def test_a_source_that_another_token_writes_is_no_reason_to_leave(client: Any, both: Any, fault: str) -> None:
+    client.write("a.log", ONE)
+    both.first.faults.extend([fault] * 40)
+    for _ in range(30):
+        client.step()
+    assert client.agent.centres.here == (1 if fault == "503" else 0)
+    both.first.faults.clear()
+    client.settle()
+    assert both.contents() == [ONE]
+
+
+def test_it_continues_in_the_other_one_and_comes_back(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()
     client.write("a.log", b"two\n")
@@ -86,14 +103,14 @@ def test_it_goes_on_in_the_other_one_and_comes_back(client, both):
 
 @pytest.mark.parametrize("fault", ["cut after", "500 after", "cut before"])
 @pytest.mark.parametrize("then", ["waits", "lets go", "is killed"])
-def test_what_was_under_way_goes_on_as_the_very_same_chunks(client, both, fault, then):
+def test_chunks_under_way_are_sent_again_unchanged(client: Any, both: Any, fault: str, then: str) -> None:
     client.write("a.log", ONE)
     client.settle()
     client.write("a.log", b"two\n")
     both.first.faults.append(fault)
     client.step()
     both.first.is_away = True
-    client.write("a.log", b"three\n")  # cut anew, this would be in the same chunk as the line before
+    client.write("a.log", b"three\n")  # cut again, this would be in the same chunk as the line before
     if then == "is killed":
         client.restart()
     for source in client.agent.watch.sources.values() if then == "lets go" else ():
@@ -104,7 +121,7 @@ def test_what_was_under_way_goes_on_as_the_very_same_chunks(client, both, fault,
     assert both.copies() == ("after" in fault)
 
 
-def test_a_client_that_was_killed_sends_nothing_again_though_the_one_that_knows_is_gone(client, both):
+def test_a_client_that_was_killed_sends_nothing_again_though_the_one_that_knows_is_gone(client: Any, both: Any) -> None:
     """Its checkpoint is older than what was acknowledged."""
     for number in range(10):
         client.write("a.log", b"%d\n" % number)
@@ -119,7 +136,7 @@ def test_a_client_that_was_killed_sends_nothing_again_though_the_one_that_knows_
     assert both.copies() <= 1  # the last one, whose answer may have been lost with the client
 
 
-def test_after_a_restart_it_is_where_it_was_and_asks_there_before_it_comes_back(client, both):
+def test_after_a_restart_it_is_where_it_was_and_asks_there_before_it_comes_back(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()
     client.write("a.log", b"two\n")
@@ -141,7 +158,9 @@ def test_after_a_restart_it_is_where_it_was_and_asks_there_before_it_comes_back(
     assert both.first.sources.popitem()[1].chunks[-1].data.endswith(b"four\n")
 
 
-def test_where_it_went_is_known_before_anything_is_sent_there(client, both, monkeypatch):
+def test_where_it_went_is_known_before_anything_is_sent_there(
+    client: Any, both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(agent_module, "REMEMBER_EVERY_S", 1e9)  # only what has to be is written down
     client.write("a.log", ONE)
     client.settle()
@@ -159,7 +178,7 @@ def test_where_it_went_is_known_before_anything_is_sent_there(client, both, monk
 
 
 @pytest.mark.parametrize("name", ["first", "renamed"])
-def test_one_that_is_not_configured_any_more_has_what_it_has(client, both, name):
+def test_one_that_is_not_configured_any_more_has_what_it_has(client: Any, both: Any, name: str) -> None:
     client.write("a.log", ONE)
     client.settle()
     client.write("a.log", b"two\n")
@@ -167,7 +186,7 @@ def test_one_that_is_not_configured_any_more_has_what_it_has(client, both, name)
     client.settle()
     assert client.agent.remember(client.now)
     both.first.is_away = False
-    client.config = client.config._replace(name=name, fallbacks=())
+    client.config = client.config._replace(data_centres=(DataCentre(name, (FIRST,)),))
     client.restart()
     client.write("a.log", b"three\n")
     client.settle()
@@ -175,7 +194,7 @@ def test_one_that_is_not_configured_any_more_has_what_it_has(client, both, name)
     assert both.copies() == 0
 
 
-def test_another_one_that_dies_in_turn_costs_nothing(client, both):
+def test_another_one_that_dies_in_turn_costs_nothing(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()
     for number in range(3):
@@ -195,7 +214,7 @@ def test_another_one_that_dies_in_turn_costs_nothing(client, both):
     assert both.copies() == 3
 
 
-def test_one_that_forgot_is_sent_its_own_part_again_and_no_more(client, both):
+def test_one_that_forgot_is_sent_its_own_part_again_and_no_more(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()
     client.write("a.log", b"two\n")
@@ -208,7 +227,7 @@ def test_one_that_forgot_is_sent_its_own_part_again_and_no_more(client, both):
     assert both.copies() == 0
 
 
-def test_refusals_and_quotas_are_not_evaded(client, both):
+def test_refusals_and_quotas_are_not_evaded(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()
     both.first.faults.extend(["429"] * 500)
@@ -219,7 +238,7 @@ def test_refusals_and_quotas_are_not_evaded(client, both):
     assert not both.second.sources
 
 
-def test_files_that_are_quiet_say_farewell_to_the_one_they_leave(client, both):
+def test_files_that_are_quiet_say_farewell_to_the_one_they_leave(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()
     client.write("a.log", b"two\n")
@@ -232,7 +251,7 @@ def test_files_that_are_quiet_say_farewell_to_the_one_they_leave(client, both):
     assert here.beats[-1]["finished"] is False
 
 
-def test_a_file_that_was_rotated_away_meanwhile_is_sent_to_its_end(client, both):
+def test_a_file_that_was_rotated_away_meanwhile_is_sent_to_its_end(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()
     client.write("a.log", b"two\n")
@@ -244,7 +263,7 @@ def test_a_file_that_was_rotated_away_meanwhile_is_sent_to_its_end(client, both)
     assert both.contents() == [ONE + b"two\n"]
 
 
-def test_the_status_says_where_it_is_and_why(client, both, capsys):
+def test_the_status_says_where_it_is_and_why(client: Any, both: Any, capsys: pytest.CaptureFixture[str]) -> None:
     client.write("a.log", ONE)
     client.settle()
     client.write("a.log", b"two\n")
@@ -259,7 +278,7 @@ def test_the_status_says_where_it_is_and_why(client, both, capsys):
     assert json.loads(capsys.readouterr().out)["data_centre"]["here"] == "second"
 
 
-def test_moves_are_told(client, both, caplog):
+def test_moves_are_logged(client: Any, both: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "logferry.client")
     client.write("a.log", ONE)
     client.settle()
@@ -271,13 +290,13 @@ def test_moves_are_told(client, both, caplog):
     assert [event for event in events if event.startswith("data-centre")] == ["data-centre-left", "data-centre-back"]
 
 
-def test_where_nothing_answers_it_stays_and_loses_nothing(client, both):
+def test_where_nothing_answers_it_stays_and_loses_nothing(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     both.first.is_away = both.second.is_away = True
     for _ in range(50):
         client.step(20.0)
     assert client.agent.centres.here == 0
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         both(f"{FIRST}/v1/x", {}, b"")
     both.second.is_away = False
     for _ in range(20):

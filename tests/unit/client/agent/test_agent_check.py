@@ -5,15 +5,16 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logferry.client.agent import agent
-from logferry.client.files.checkpoint import FILE, Checkpoint, Entry
-from logferry.client.files.fingerprint import of
+from logferry.client.files.checkpoint import FILE, Checkpoint, CheckpointEntry
+from logferry.client.files.fingerprint import fingerprint
 
 
 @pytest.fixture
-def check(tmp_path, capsys):
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs it over ``*`` of the folder; returns exit status and lines, without the folder's name."""
 
     def run(*patterns: str, options: tuple[str, ...] = ()) -> tuple[int, list[str]]:
@@ -30,8 +31,8 @@ def known(folder: Path, name: str, position: int) -> None:
     path = folder / name
     facts, content = path.stat(), path.read_bytes()
     checkpoint = Checkpoint.open(folder / "state")
-    head, mark = of(content), of(content[:position])
-    entry = Entry(
+    head, mark = fingerprint(content), fingerprint(content[:position])
+    entry = CheckpointEntry(
         f"h:{path}#1", str(path), str(path), facts.st_dev, facts.st_ino, head, position, mark, 2**60, topic="t"
     )
     checkpoint.entries[entry.source_id] = entry
@@ -39,7 +40,7 @@ def known(folder: Path, name: str, position: int) -> None:
     checkpoint.close()
 
 
-def test_what_is_sent_and_what_is_left_out(check, tmp_path):
+def test_what_is_sent_and_what_is_left_out(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
     (tmp_path / "a.log.1.gz").write_bytes(b"x")
     (tmp_path / "b.debug.log").write_bytes(b"x")
@@ -54,13 +55,13 @@ def test_what_is_sent_and_what_is_left_out(check, tmp_path):
             "skip  b.debug.log: excluded",
             "skip  pipe: not a regular file",
             "skip  z.log: another name of a file",
-            "1 files, 8 bytes; where each goes on, the gateway says",
+            "1 files, 8 bytes; the gateway decides where each resumes",
         ],
     )
     assert not (tmp_path / "state").exists()
 
 
-def test_what_is_known_goes_on_even_while_a_client_is_running(check, tmp_path):
+def test_known_files_continue_even_while_a_client_runs(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
     known(tmp_path, "a.log", 4)
     before = (tmp_path / "state" / FILE).read_bytes()
@@ -69,14 +70,14 @@ def test_what_is_known_goes_on_even_while_a_client_is_running(check, tmp_path):
         0,
         [
             "send  a.log -> t: 4 bytes, from position 4",
-            "1 files, 4 bytes; where each goes on, the gateway says",
+            "1 files, 4 bytes; the gateway decides where each resumes",
         ],
     )
     running.close()
     assert (tmp_path / "state" / FILE).read_bytes() == before
 
 
-def test_why_a_known_file_is_another_one(check, tmp_path):
+def test_why_a_known_file_is_another_one(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
     known(tmp_path, "a.log", 4)
     (tmp_path / "a.log").write_bytes(b"new\n")
@@ -86,7 +87,7 @@ def test_why_a_known_file_is_another_one(check, tmp_path):
     assert lines[1] == "send  a.log -> t: 4 bytes, as a new source: its first 8 bytes are not what they were"
 
 
-def test_what_was_compressed_meanwhile_goes_on_in_its_gz(check, tmp_path):
+def test_a_file_that_was_compressed_meanwhile_continues_in_its_gz(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
     known(tmp_path, "a.log", 4)
     (tmp_path / "a.log.1.gz").write_bytes(gzip.compress((tmp_path / "a.log").read_bytes()))
@@ -95,17 +96,19 @@ def test_what_was_compressed_meanwhile_goes_on_in_its_gz(check, tmp_path):
         0,
         [
             "send  a.log.1.gz -> t: 4 bytes, from position 4",
-            "1 files, 4 bytes; where each goes on, the gateway says",
+            "1 files, 4 bytes; the gateway decides where each resumes",
         ],
     )
 
 
-def test_nothing_there_is_a_no(check):
-    assert check("*.log") == (1, ["0 files, 0 bytes; where each goes on, the gateway says"])
+def test_nothing_there_is_a_no(check: Any) -> None:
+    assert check("*.log") == (1, ["0 files, 0 bytes; the gateway decides where each resumes"])
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\0" * 99])
-def test_a_damaged_checkpoint_is_left_where_it_is(check, tmp_path, damage, caplog):
+def test_a_damaged_checkpoint_is_left_where_it_is(
+    check: Any, tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "a.log").write_bytes(b"one\n")
     known(tmp_path, "a.log", 4)
     (tmp_path / "state" / FILE).write_bytes(damage)
@@ -114,9 +117,9 @@ def test_a_damaged_checkpoint_is_left_where_it_is(check, tmp_path, damage, caplo
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == [FILE, "lock"]
 
 
-def test_one_of_a_newer_version_is_named(check, tmp_path):
+def test_one_of_a_newer_version_is_named(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\n")
     known(tmp_path, "a.log", 4)
-    newer = (tmp_path / "state" / FILE).read_bytes().replace(b'"version": 4', b'"version": 5')
+    newer = (tmp_path / "state" / FILE).read_bytes().replace(b'"version": 6', b'"version": 7')
     (tmp_path / "state" / FILE).write_bytes(newer)
     assert check("*.log") == (2, [])

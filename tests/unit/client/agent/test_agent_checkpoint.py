@@ -1,13 +1,14 @@
 """What the client writes down, and when: before anything leaves, and no more than a hint."""
 
-import json
+from typing import Any
 
 import pytest
-from logferry.client.files.checkpoint import FILE
-from model.fake_gateway import FakeGateway
+from logferry.client.files.checkpoint import FILE, Checkpoint
+
+from tests.support.fake_gateway import FakeGateway
 
 
-def test_the_gateways_word_goes_before_the_checkpoints(client, gateway):
+def test_the_gateways_word_goes_before_the_checkpoints(client: Any, gateway: FakeGateway) -> None:
     client.write("a.log", b"one\ntwo\n")
     client.settle()
     (stored,) = gateway.sources.values()
@@ -19,7 +20,9 @@ def test_the_gateways_word_goes_before_the_checkpoints(client, gateway):
 
 
 @pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(b"{")])
-def test_a_lost_checkpoint_costs_doubles_under_new_names_and_no_bytes(client, gateway, damage):
+def test_a_lost_checkpoint_costs_doubles_under_new_names_and_no_bytes(
+    client: Any, gateway: FakeGateway, damage: Any
+) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     damage(client.root / "state" / FILE)
@@ -29,7 +32,9 @@ def test_a_lost_checkpoint_costs_doubles_under_new_names_and_no_bytes(client, ga
     assert client.stored() == [b"one\n", b"one\ntwo\n"]
 
 
-def test_nothing_leaves_before_the_checkpoint_is_written(client, gateway, monkeypatch, caplog):
+def test_nothing_leaves_before_the_checkpoint_is_written(
+    client: Any, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full() -> None:
         raise OSError(28, "No space left on device")
 
@@ -43,7 +48,9 @@ def test_nothing_leaves_before_the_checkpoint_is_written(client, gateway, monkey
     assert client.stored() == [b"one\n"]
 
 
-def test_a_full_disk_holds_up_new_sources_only(client, gateway, monkeypatch, caplog):
+def test_a_full_disk_holds_up_new_sources_only(
+    client: Any, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full() -> None:
         raise OSError(28, "No space left on device")
 
@@ -68,15 +75,16 @@ def test_a_full_disk_holds_up_new_sources_only(client, gateway, monkeypatch, cap
     assert sorted(client.stored()) == sorted(path.read_bytes() for path in client.root.glob("*.log"))
 
 
-def test_the_checkpoint_knows_the_source_when_the_request_leaves(client, gateway):
+def test_the_checkpoint_knows_the_source_when_the_request_leaves(client: Any, gateway: FakeGateway) -> None:
     """Every request finds on the disk what a client killed right after it needs."""
     seen = []
 
     class Spy(FakeGateway):
-        def __call__(self, url, headers, body):
-            entries = json.loads((client.root / "state" / FILE).read_bytes().split(b"\n")[1])["entries"]
-            seen.append({entry["source_id"]: entry["head"][0] for entry in entries})
-            return super().__call__(url, headers, body)
+        def __call__(self, url: Any, headers: Any, body: Any, method: str = "POST") -> Any:
+            stored = Checkpoint.peek(client.root / "state")
+            seen.append({entry.source_id: entry.head.length for entry in stored.entries.values()})
+            stored.close()
+            return super().__call__(url, headers, body, method)
 
     client.pusher.exchange = spy = Spy()
     for text in (b"a\n", b"b\n", b"c" * 2000 + b"\n", b"d\n"):

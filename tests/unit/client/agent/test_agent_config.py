@@ -1,5 +1,8 @@
 """The command line: what is wrong is named, with exit status 2."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from logferry.client.agent import agent
 from logferry.client.agent.config import parse
@@ -18,7 +21,7 @@ GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
         (["--url", "http://h:x", *GOOD[2:]], "--url 'http://h:x'"),
         (["--url", "http://user:pw@h", *GOOD[2:]], "--url"),
         ([*GOOD, "--topic", "a b"], "topic: 'a b'"),
-        ([*GOOD, "--attr", "x"], "--attr 'x' is not name=value"),
+        ([*GOOD, "--attr", "x"], "--attr 'x' must be NAME=VALUE"),
         ([*GOOD, "--attr", "X=1"], "the name 'X'"),
         ([*GOOD, "--attr", "path=1"], "--attr path"),
         ([*GOOD, "--attr", "a=\udcff"], "--attr"),
@@ -39,39 +42,42 @@ GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
         ([*GOOD, "--record-start", "("], "--record-start: '(' is no regular expression"),
     ],
 )
-def test_wrong_use(argv, said, capsys):
+def test_wrong_use(argv: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert agent.main(argv) == 2
     assert said in capsys.readouterr().err
 
 
-def test_help_shows_an_example(capsys):
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert agent.main(["--help"]) == 0
     assert "logferry push --url http://" in capsys.readouterr().out
 
 
-def test_what_is_given_and_what_is_not(tmp_path, monkeypatch):
+def test_what_is_given_and_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "token").write_text("secret\n")
     config = parse([*GOOD, "--url", "https://i/base/", "--attr", "env=a=b", "--token-file", "token", "--host", "w"])
-    assert config.urls == ("http://h:1", "https://i/base/")
+    (centre,) = config.data_centres
+    assert centre.urls == ("http://h:1", "https://i/base/")
     assert (config.state_dir, config.patterns) == (str(tmp_path / "s"), (str(tmp_path / "*.log"),))
-    assert (config.files[0].attributes, config.token, config.host) == ({"env": "a=b"}, "secret", "w")
+    assert (config.files[0].attributes, centre.token, config.host) == ({"env": "a=b"}, "secret", "w")
     assert (config.chunk_bytes, config.linger_s, config.gzip, config.once) == (262144, 0.2, True, False)
 
 
 @pytest.mark.parametrize("content", [b"", b"a b", b"a\nb", b"\xff"])
-def test_a_token_file_without_a_token(content, tmp_path, capsys):
+def test_a_token_file_without_a_token(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").write_bytes(content)
     assert agent.main([*GOOD, "--token-file", str(tmp_path / "token")]) == 2
     assert "--token-file" in capsys.readouterr().err
 
 
-def test_the_token_of_the_environment_gives_way_to_the_file(tmp_path, monkeypatch, capsys):
-    assert parse(GOOD).token is None
+def test_the_token_of_the_environment_gives_way_to_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parse(GOOD).data_centres[0].token is None
     monkeypatch.setenv("LOGFERRY_TOKEN", "one")
-    assert parse(GOOD).token == "one"
+    assert parse(GOOD).data_centres[0].token == "one"
     (tmp_path / "token").write_text("two")
-    assert parse([*GOOD, "--token-file", str(tmp_path / "token")]).token == "two"
+    assert parse([*GOOD, "--token-file", str(tmp_path / "token")]).data_centres[0].token == "two"
     monkeypatch.setenv("LOGFERRY_TOKEN", "o ne")
     assert agent.main(GOOD) == 2
     said = capsys.readouterr().err
@@ -79,7 +85,7 @@ def test_the_token_of_the_environment_gives_way_to_the_file(tmp_path, monkeypatc
     assert "o ne" not in said
 
 
-def test_pins_and_proxies(monkeypatch):
+def test_pins_and_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy:1")
     config = parse([*GOOD, "--pin", "AB" * 32, "--pin", "cd" * 32])
     assert config.pins == ("ab" * 32, "cd" * 32)

@@ -1,9 +1,18 @@
 """From files to sources: who they are, what becomes of them, and when they are let go."""
 
 import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.client.files.tail import FileTail
 
 
-def test_chunks_carry_who_and_where(client, gateway):
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_chunks_carry_who_and_where(client: Any, gateway: Any) -> None:
     client.write("a.log", b"one\ntwo\n")
     client.settle()
     ((name, stored),) = gateway.sources.items()
@@ -14,7 +23,7 @@ def test_chunks_carry_who_and_where(client, gateway):
     assert chunk.attributes == {"host": "h", "path": path, "env": "test"}
 
 
-def test_a_rename_keeps_source_and_path_also_over_a_restart(client, gateway):
+def test_a_rename_keeps_source_and_path_also_over_a_restart(client: Any, gateway: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     (client.root / "a.log").rename(client.root / "a.log.1")
@@ -29,7 +38,9 @@ def test_a_rename_keeps_source_and_path_also_over_a_restart(client, gateway):
     assert paths == {str(client.root / "a.log")}
 
 
-def test_a_gateway_that_has_more_than_the_file_makes_it_a_new_source(client, gateway, caplog):
+def test_a_gateway_that_has_more_than_the_file_makes_it_a_new_source(
+    client: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     client.write("a.log", b"one\n")
     client.step()
     next(iter(gateway.sources.values())).recorded = 999
@@ -40,7 +51,7 @@ def test_a_gateway_that_has_more_than_the_file_makes_it_a_new_source(client, gat
     assert "the gateway has recorded 999 bytes of it, it holds 4" in caplog.text
 
 
-def test_a_file_that_changes_between_start_and_session_is_a_new_source(client, gateway):
+def test_a_file_that_changes_between_start_and_session_is_a_new_source(client: Any, gateway: Any) -> None:
     """The same head, so that only the bytes before the position, as the checkpoint knows them, tell."""
     head = b"# a long header\n" * 100
     client.write("a.log", head + b"first\n" * 100)
@@ -53,7 +64,7 @@ def test_a_file_that_changes_between_start_and_session_is_a_new_source(client, g
     assert client.stored() == [head + b"first\n" * 100, head + b"other\n" * 200]
 
 
-def test_a_last_line_waits_until_the_file_is_idle_and_may_go_on(client, gateway):
+def test_a_last_line_waits_until_the_file_is_idle_and_may_continue(client: Any, gateway: Any) -> None:
     client.write("a.log", b"one\ntw")
     client.step(1)
     client.step(1)
@@ -68,22 +79,22 @@ def test_a_last_line_waits_until_the_file_is_idle_and_may_go_on(client, gateway)
     ]  # fmt: skip
 
 
-def test_a_rotated_file_is_dropped_when_it_is_sent_and_quiet(client):
+def test_a_rotated_file_is_dropped_when_it_is_sent_and_quiet(client: Any) -> None:
     client.write("a.log", b"one\n")
     client.step()
     (client.root / "a.log").rename(client.root / "archived")
     client.write("archived", b"two")
     client.settle()
     assert list(client.agent.watch.sources)
-    client.step(client.config.rotated_s)
-    client.step(client.config.rotated_s)
-    client.step(client.config.rotated_s)
+    client.step(client.config.rotated_timeout_s)
+    client.step(client.config.rotated_timeout_s)
+    client.step(client.config.rotated_timeout_s)
     assert client.stored() == [b"one\ntwo"]
     assert not client.agent.watch.sources
     assert not client.checkpoint.entries
 
 
-def test_a_rotated_file_is_read_to_its_end_over_many_restarts(client):
+def test_a_rotated_file_is_read_to_its_end_over_many_restarts(client: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     assert client.agent.remember(client.now)
@@ -97,7 +108,7 @@ def test_a_rotated_file_is_read_to_its_end_over_many_restarts(client):
     assert client.stored() == [b"one\n" + b"more\n" * 3]
 
 
-def test_a_file_that_no_pattern_asks_for_any_more_is_left_alone(client):
+def test_a_file_that_no_pattern_asks_for_any_more_is_left_alone(client: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     assert client.agent.remember(client.now)
@@ -109,7 +120,7 @@ def test_a_file_that_no_pattern_asks_for_any_more_is_left_alone(client):
     assert client.stored() == [b"one\n"]
 
 
-def test_a_file_that_is_gone_after_a_restart_is_told_once(client, caplog):
+def test_a_file_that_is_gone_after_a_restart_is_reported_once(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     assert client.agent.remember(client.now)
@@ -121,11 +132,13 @@ def test_a_file_that_is_gone_after_a_restart_is_told_once(client, caplog):
     assert caplog.text.count("file-gone") == 1
 
 
-def test_a_file_that_may_not_be_read_is_told_once(client, monkeypatch, caplog):
+def test_a_file_without_read_permission_is_reported_once(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Tests may run as root, whom no permission stops; so the system's answer is put in."""
     really = os.open
 
-    def refuse(path, *arguments):
+    def refuse(path: Any, *arguments: Any) -> Any:
         if str(path).endswith("a.log"):
             raise PermissionError(13, "Permission denied")
         return really(path, *arguments)
@@ -142,7 +155,9 @@ def test_a_file_that_may_not_be_read_is_told_once(client, monkeypatch, caplog):
     assert not client.agent.failures()
 
 
-def test_a_file_on_a_broken_disk_does_not_stop_the_others(client, monkeypatch, caplog):
+def test_a_file_on_a_broken_disk_does_not_stop_the_others(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     client.write("a.log", b"one\n")
     client.write("b.log", b"two\n")
     client.settle()
@@ -162,3 +177,56 @@ def test_a_file_on_a_broken_disk_does_not_stop_the_others(client, monkeypatch, c
     for _ in range(20):
         client.step(400.0)
     assert client.stored() == [b"one\nmore\n", b"two\nmore\n"]
+
+
+def test_a_file_that_fails_at_its_first_read_leaves_no_descriptor(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(fd: int, size: int, at: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    client.write("a.log", b"one\n")
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr("logferry.client.files.tail.os.pread", broken)
+        for _ in range(10):
+            client.step()
+    assert descriptors() == before
+    assert client.agent.failures() == {str(client.root / "a.log"): "Input/output error"}
+    client.settle()
+    assert client.stored() == [b"one\n"]
+    assert not client.agent.failures()
+
+
+def test_a_file_that_could_not_be_read_and_vanished_is_no_failure_any_more(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: str, *_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    client.write("a.log", b"one\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("logferry.client.files.tail.os.open", denied)
+        client.step()
+        assert client.agent.failures() == {str(client.root / "a.log"): "Permission denied"}
+    (client.root / "a.log").unlink()
+    client.step()
+    assert not client.agent.failures()
+
+
+def test_a_file_that_cannot_be_read_when_it_is_truncated_is_taken_up_later(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(tail: FileTail, now: float) -> FileTail:
+        raise OSError(5, "Input/output error")
+
+    client.write("a.log", b"one\ntwo\n")
+    client.settle()
+    before = descriptors()
+    client.write("a.log", b"three\n", "wb")
+    with monkeypatch.context() as patch:
+        patch.setattr(FileTail, "renewed", broken)
+        client.step()
+    assert descriptors() == before - 1
+    client.settle()
+    assert client.stored() == [b"one\ntwo\n", b"three\n"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 
@@ -11,20 +12,20 @@ EVERY = {"heartbeat_s": 60.0}
 
 
 @pytest.fixture
-def beats(gateway):
+def beats(gateway: Any) -> Any:
     """What was said, over all sources."""
     return lambda: [beat for stored in gateway.sources.values() for beat in stored.beats]
 
 
-def quiet(client) -> None:
+def quiet(client: Any) -> None:
     """A file without a name is let go."""
     for _ in range(3):
-        client.step(client.config.rotated_s)
+        client.step(client.config.rotated_timeout_s)
     client.settle()
 
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
-def test_an_idle_file_says_how_far_it_is(client, beats):
+def test_an_idle_file_says_how_far_it_is(client: Any, beats: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     assert beats() == []
@@ -40,7 +41,7 @@ def test_an_idle_file_says_how_far_it_is(client, beats):
 
 
 @pytest.mark.parametrize("client", [{**EVERY, "idle_s": 1e6}], indirect=True)
-def test_where_half_a_line_waits_there_is_no_watermark(client, beats):
+def test_where_half_a_line_waits_there_is_no_watermark(client: Any, beats: Any) -> None:
     client.write("a.log", b"one\nhal")
     client.settle()
     client.step(60.0)
@@ -48,7 +49,7 @@ def test_where_half_a_line_waits_there_is_no_watermark(client, beats):
 
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
-def test_a_file_with_news_needs_no_heartbeat(client, beats):
+def test_a_file_with_news_needs_no_heartbeat(client: Any, beats: Any) -> None:
     for number in range(100):
         client.write("a.log", b"%d\n" % number)
         client.step(6.0)
@@ -56,7 +57,7 @@ def test_a_file_with_news_needs_no_heartbeat(client, beats):
 
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
-def test_a_file_that_is_gone_is_finished(client, beats):
+def test_a_file_that_is_gone_is_finished(client: Any, beats: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     (client.root / "a.log").unlink()
@@ -71,14 +72,16 @@ def test_a_file_that_is_gone_is_finished(client, beats):
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
 @pytest.mark.parametrize("restart", [False, True])
-def test_that_it_is_finished_is_said_until_it_is_heard(client, gateway, beats, restart):
+def test_the_end_of_a_source_is_repeated_until_it_is_acknowledged(
+    client: Any, gateway: Any, beats: Any, restart: bool
+) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     assert client.agent.remember(client.now)
     (client.root / "a.log").unlink()
     gateway.faults.extend(["cut before", "503", "500 before"] * 4)
     for _ in range(6):
-        client.step(client.config.rotated_s)
+        client.step(client.config.rotated_timeout_s)
     assert not [beat for beat in beats() if beat["finished"]]
     if restart:
         assert client.agent.remember(client.now)
@@ -91,7 +94,7 @@ def test_that_it_is_finished_is_said_until_it_is_heard(client, gateway, beats, r
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
 @pytest.mark.parametrize("down", [False, True])
-def test_a_truncated_file_finishes_its_source_and_begins_another(client, gateway, down):
+def test_a_truncated_file_finishes_its_source_and_begins_another(client: Any, gateway: Any, down: bool) -> None:
     client.write("a.log", b"one\ntwo\n")
     client.settle()
     if down:
@@ -112,7 +115,7 @@ def test_a_truncated_file_finishes_its_source_and_begins_another(client, gateway
 
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
-def test_what_was_seen_and_not_sent_shows_in_the_size(client, gateway):
+def test_what_was_seen_and_not_sent_shows_in_the_size(client: Any, gateway: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     client.write("a.log", b"two\n")
@@ -124,7 +127,7 @@ def test_what_was_seen_and_not_sent_shows_in_the_size(client, gateway):
 
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
-def test_a_file_removed_while_the_client_was_down_is_finished(client, gateway, beats):
+def test_a_file_removed_while_the_client_was_down_is_finished(client: Any, gateway: Any, beats: Any) -> None:
     """Where it ends is what the gateway has, which may be more than the checkpoint knows."""
     client.write("a.log", b"one\n")
     client.settle()
@@ -139,7 +142,9 @@ def test_a_file_removed_while_the_client_was_down_is_finished(client, gateway, b
 
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
-def test_a_gateway_that_refuses_heartbeats_gets_the_lines_all_the_same(client, gateway, caplog):
+def test_a_gateway_that_refuses_heartbeats_gets_the_lines_all_the_same(
+    client: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     gateway.refuses_beats = True
     client.write("a.log", b"one\n")
     client.settle()
@@ -153,8 +158,23 @@ def test_a_gateway_that_refuses_heartbeats_gets_the_lines_all_the_same(client, g
     assert not client.agent.watch.sources
 
 
-@pytest.mark.parametrize("client", [{"heartbeat_s": 0.0}, {**EVERY, "once": True}], indirect=True)
-def test_none_are_sent_where_they_are_not_wanted(client, beats):
+@pytest.mark.parametrize("client", [{**EVERY, "once": True}], indirect=True)
+def test_a_run_that_ends_after_the_present_lines_sends_none(client: Any, gateway: Any, beats: Any) -> None:
+    """Neither of a file that it sent, nor of one whose lines the gateway does not take."""
+    client.write("a.log", b"one\n")
+    client.write("b.log", b"x" * 3000 + b"\n")
+    gateway.largest_chunk_bytes = 512
+    client.step()
+    client.settle()
+    client.step(1000.0)
+    assert client.agent.is_done()
+    assert client.agent.failures()
+    assert client.stored() == [b"one\n"]
+    assert beats() == []
+
+
+@pytest.mark.parametrize("client", [{"heartbeat_s": 0.0}], indirect=True)
+def test_none_are_sent_where_they_are_not_wanted(client: Any, beats: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     client.step(1000.0)
@@ -164,7 +184,7 @@ def test_none_are_sent_where_they_are_not_wanted(client, beats):
 
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
-def test_an_empty_file_is_not_spoken_of(client, gateway):
+def test_an_empty_file_is_not_spoken_of(client: Any, gateway: Any) -> None:
     client.write("a.log", b"")
     for _ in range(3):
         client.step(60.0)
@@ -176,7 +196,9 @@ def test_an_empty_file_is_not_spoken_of(client, gateway):
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
 @pytest.mark.parametrize("fault", ["503", "cut before", "500 before"])
-def test_one_that_failed_is_not_repeated_before_its_time_and_holds_up_no_lines(client, gateway, beats, fault):
+def test_one_that_failed_is_not_repeated_before_its_time_and_holds_up_no_lines(
+    client: Any, gateway: Any, beats: Any, fault: str
+) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     gateway.faults.append(fault)
@@ -191,7 +213,9 @@ def test_one_that_failed_is_not_repeated_before_its_time_and_holds_up_no_lines(c
 
 
 @pytest.mark.parametrize("client", [EVERY], indirect=True)
-def test_where_the_topic_is_gone_nobody_is_told(client, gateway, caplog):
+def test_a_source_of_a_deleted_topic_is_rejected_once(
+    client: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     assert client.agent.remember(client.now)

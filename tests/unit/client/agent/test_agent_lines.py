@@ -1,13 +1,14 @@
 """What becomes of lines on their way: last ones, long ones, records of many, holes."""
 
 import os
+from typing import Any
 
 import pytest
-from logferry.client.agent.source import RECORD_WAIT_S
+from logferry.client.files.batch_reader import RECORD_WAIT_S
 from logferry.client.files.chunking import starts_record
 
 
-def chunks(gateway) -> list[tuple[bytes, str | None]]:
+def chunks(gateway: Any) -> list[tuple[bytes, str | None]]:
     return [(c.data, c.attributes.get("split")) for stored in gateway.sources.values() for c in stored.chunks]
 
 
@@ -15,7 +16,7 @@ RECORDS = {"record_start": starts_record(r"^\[")}
 
 
 @pytest.mark.parametrize("client", [RECORDS], indirect=True)
-def test_a_record_waits_for_its_last_lines_but_not_for_long(client, gateway):
+def test_a_record_waits_for_its_last_lines_but_not_for_long(client: Any, gateway: Any) -> None:
     client.write("a.log", b"[1] error\n  at x\n")
     for _ in range(4):
         client.step(0.2)
@@ -36,7 +37,7 @@ def test_a_record_waits_for_its_last_lines_but_not_for_long(client, gateway):
 
 
 @pytest.mark.parametrize("client", [RECORDS], indirect=True)
-def test_records_stay_together_over_a_restart(client, gateway):
+def test_records_stay_together_over_a_restart(client: Any, gateway: Any) -> None:
     client.write("a.log", b"[1] error\n  at x\n")
     client.step(0.2)
     client.step(0.2)
@@ -50,7 +51,7 @@ def test_records_stay_together_over_a_restart(client, gateway):
     "client", [{"cut_lines": True, "line_bytes": 1024, "chunk_bytes": 1024, "request_bytes": 2048}], indirect=True
 )
 @pytest.mark.parametrize("every", [1, 3, 1000])
-def test_a_long_line_is_cut_the_same_whenever_the_client_is_restarted(client, gateway, every):
+def test_a_long_line_is_cut_the_same_whenever_the_client_is_restarted(client: Any, gateway: Any, every: int) -> None:
     client.write("a.log", b"one\n" + b"x" * 9000 + b"\ntwo\n" + b"y" * 1025 + b"\n" + b"z" * 1024 + b"\n")
     for number in range(20):
         client.step()  # a session
@@ -64,8 +65,10 @@ def test_a_long_line_is_cut_the_same_whenever_the_client_is_restarted(client, ga
     assert stored.recorded == (client.root / "a.log").stat().st_size
 
 
-def test_a_hole_is_told_once_and_sent_as_it_is(client, gateway, caplog):
-    """As copytruncate leaves it where the writer does not append: it goes on at its old position."""
+def test_a_hole_is_reported_once_and_sent_unchanged(
+    client: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As copytruncate leaves it where the writer does not append: it continues at its old position."""
     client.write("a.log", b"one\n")
     with (client.root / "a.log").open("r+b") as writer:
         writer.seek(0, os.SEEK_END)

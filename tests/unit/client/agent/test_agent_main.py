@@ -10,12 +10,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 from logferry.ops.stack.ports import free_ports
-from model.fake_gateway import FakeGateway, Served
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.fake_gateway import FakeGateway, Served
 
 
 def command(root: Path, url: str, *options: str, topic: str = "t") -> list[str]:
@@ -30,13 +32,13 @@ def run(root: Path, url: str, *options: str, topic: str = "t") -> subprocess.Com
 
 
 @pytest.fixture
-def served():
+def served() -> Iterator[Any]:
     with Served(FakeGateway()) as served:
         yield served
 
 
 @pytest.fixture
-def logs(tmp_path):
+def logs(tmp_path: Path) -> Any:
     (tmp_path / "a.log").write_bytes(b"one\r\ntwo")
     (tmp_path / "b.log").write_bytes(b"")
     return str(tmp_path / "*.log")
@@ -51,7 +53,7 @@ def running(root: Path, url: str, *options: str) -> Iterator[subprocess.Popen[by
             process.terminate()
 
 
-def test_figures_for_prometheus(served, tmp_path, logs):
+def test_figures_for_prometheus(served: Any, tmp_path: Path, logs: Any) -> None:
     (port,) = free_ports(1)
 
     def page(path: str = "metrics") -> dict[str, float]:
@@ -75,7 +77,7 @@ def test_figures_for_prometheus(served, tmp_path, logs):
     assert f"metrics-unusable port={port}" in done.stderr
 
 
-def test_it_is_as_nice_as_it_is_told_to_be(served, tmp_path, logs):
+def test_its_niceness_is_the_configured_one(served: Any, tmp_path: Path, logs: Any) -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with running(tmp_path, served.url, "--nice", "7", "--idle-s", "0", logs) as process:
         until(lambda: contents(served) == [b"one\r\ntwo"])
@@ -86,7 +88,7 @@ def contents(served: Served) -> list[bytes]:
     return [stored.content() for stored in served.gateway.sources.values()]
 
 
-def test_once_sends_what_is_there_and_then_only_what_is_new(served, tmp_path, logs):
+def test_once_sends_what_is_there_and_then_only_what_is_new(served: Any, tmp_path: Path, logs: Any) -> None:
     for more in (b"", b" and more\n", b""):
         with (tmp_path / "a.log").open("ab") as file:
             file.write(more)
@@ -105,13 +107,15 @@ def test_once_sends_what_is_there_and_then_only_what_is_new(served, tmp_path, lo
         ("t", ["*.log", "--chunk-bytes", "1"], 2, "--chunk-bytes"),
     ],
 )
-def test_once_ends_with_a_status(served, tmp_path, logs, topic, options, status, said):
+def test_once_ends_with_a_status(
+    served: Any, tmp_path: Path, logs: Any, topic: str, options: Any, status: int, said: str
+) -> None:
     patterns = [str(tmp_path / o) if "log" in o or "nothing" in o else o for o in options]
     done = run(tmp_path, served.url, "--once", *patterns, topic=topic)
     assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
-def test_once_without_a_gateway(served, tmp_path, logs):
+def test_once_without_a_gateway(served: Any, tmp_path: Path, logs: Any) -> None:
     served.gateway.faults.extend(["503"] * 1000)
     for url in ("http://127.0.0.1:1", served.url):
         done = run(tmp_path, url, "--once", "--timeout", "0.3", logs)
@@ -121,7 +125,7 @@ def test_once_without_a_gateway(served, tmp_path, logs):
     assert contents(served) == [b"one\r\ntwo"]
 
 
-def test_every_line_it_says_is_one_event(served, tmp_path, logs):
+def test_every_line_it_says_is_one_event(served: Any, tmp_path: Path, logs: Any) -> None:
     done = run(tmp_path, served.url, "--once", "-v", logs)
     lines = done.stderr.splitlines()
     assert [line.split()[2] for line in lines] == [
@@ -130,7 +134,7 @@ def test_every_line_it_says_is_one_event(served, tmp_path, logs):
     assert all(line.split()[1] in ("DEBUG", "INFO") for line in lines)
 
 
-def test_a_token_is_sent(served, tmp_path, logs):
+def test_a_token_is_sent(served: Any, tmp_path: Path, logs: Any) -> None:
     served.gateway.token = "secret"
     (tmp_path / "token").write_text("secret\n")
     assert run(tmp_path, served.url, "--once", logs).returncode == 1
@@ -139,7 +143,7 @@ def test_a_token_is_sent(served, tmp_path, logs):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_its_checkpoint_written(served, tmp_path, logs, number):
+def test_a_signal_ends_it_with_its_checkpoint_written(served: Any, tmp_path: Path, logs: Any, number: Any) -> None:
     process = subprocess.Popen(command(tmp_path, served.url, logs), stderr=subprocess.PIPE, text=True)
     until(lambda: contents(served) == [b"one\r\n"])
     process.send_signal(number)
@@ -149,7 +153,7 @@ def test_a_signal_ends_it_with_its_checkpoint_written(served, tmp_path, logs, nu
     assert "Traceback" not in said
 
 
-def test_a_second_client_on_the_same_state_folder_does_not_start(served, tmp_path, logs):
+def test_a_second_client_on_the_same_state_folder_does_not_start(served: Any, tmp_path: Path, logs: Any) -> None:
     first = subprocess.Popen(command(tmp_path, served.url, logs), stderr=subprocess.DEVNULL)
     try:
         until(lambda: contents(served) == [b"one\r\n"])
@@ -160,7 +164,7 @@ def test_a_second_client_on_the_same_state_folder_does_not_start(served, tmp_pat
         first.wait()
 
 
-def test_it_follows_files_that_appear_and_grow(served, tmp_path, logs):
+def test_it_follows_files_that_appear_and_grow(served: Any, tmp_path: Path, logs: Any) -> None:
     process = subprocess.Popen(command(tmp_path, served.url, logs), stderr=subprocess.DEVNULL)
     try:
         until(lambda: contents(served) == [b"one\r\n"])
@@ -175,7 +179,7 @@ def test_it_follows_files_that_appear_and_grow(served, tmp_path, logs):
         process.wait()
 
 
-def until(condition, seconds: float = 30.0) -> None:
+def until(condition: Any, seconds: float = 30.0) -> None:
     """Bounded polling: another process is waited for."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -183,7 +187,7 @@ def until(condition, seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
-def test_it_sends_over_tls_that_a_given_authority_signed(served, tmp_path, logs):
+def test_it_sends_over_tls_that_a_given_authority_signed(served: Any, tmp_path: Path, logs: Any) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

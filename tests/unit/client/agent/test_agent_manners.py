@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from logferry.client.transport.connections import Reply
+
+from tests.support.fake_gateway import FakeGateway
 
 KIB = 1024
 
@@ -14,7 +17,7 @@ SMALL = {"chunk_bytes": KIB, "line_bytes": KIB, "request_bytes": KIB}
 
 
 @pytest.mark.parametrize("client", [{"bytes_per_s": 1000, **SMALL}], indirect=True)
-def test_bytes_over_the_network_are_limited(client, gateway):
+def test_bytes_over_the_network_are_limited(client: Any, gateway: Any) -> None:
     for name in ("a.log", "b.log"):
         client.write(name, os.urandom(30_000).replace(b"\n", b"") + b"\n")
     client.pusher.gzip = False
@@ -31,9 +34,9 @@ def test_bytes_over_the_network_are_limited(client, gateway):
 
 
 @pytest.mark.parametrize("client", [{"cpu_percent": 10.0}], indirect=True)
-def test_time_of_a_processor_is_limited(client, gateway, monkeypatch):
+def test_time_of_a_processor_is_limited(client: Any, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     used = [0.0]
-    monkeypatch.setattr("logferry.client.agent.time.process_time", lambda: used[0])
+    monkeypatch.setattr("logferry.client.agent.agent.time.process_time", lambda: used[0])
 
     def costly(url: str, headers: dict[str, str], body: bytes) -> Reply:
         used[0] += 0.5
@@ -52,7 +55,7 @@ def test_time_of_a_processor_is_limited(client, gateway, monkeypatch):
 REQUESTS = {"chunk_bytes": 8 * KIB, "line_bytes": 8 * KIB, "request_bytes": 16 * KIB}
 
 
-def delete(client, gateway, count: int, lines: int = 900) -> list[bytes]:
+def delete(client: Any, gateway: Any, count: int, lines: int = 900) -> list[bytes]:
     """Files that were deleted one after the other while the gateway was away; what they held."""
     for number in range(count):
         client.write(f"{number}.log", b"%d\n" % number)
@@ -69,8 +72,10 @@ def delete(client, gateway, count: int, lines: int = 900) -> list[bytes]:
     return held
 
 
-@pytest.mark.parametrize("client", [{"deleted_bytes": 200 * KIB, **REQUESTS}], indirect=True)
-def test_deleted_files_are_kept_open_up_to_a_limit_the_oldest_goes_first(client, gateway, caplog):
+@pytest.mark.parametrize("client", [{"max_deleted_bytes": 200 * KIB, **REQUESTS}], indirect=True)
+def test_deleted_files_are_kept_open_up_to_a_limit_the_oldest_goes_first(
+    client: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     held = delete(client, gateway, 3)
     gateway.faults.clear()
     for _ in range(100):
@@ -82,8 +87,8 @@ def test_deleted_files_are_kept_open_up_to_a_limit_the_oldest_goes_first(client,
     assert caplog.text.count("deleted-dropped") == 1
 
 
-@pytest.mark.parametrize("client", [{"deleted_bytes": 200 * KIB, **REQUESTS}], indirect=True)
-def test_what_was_sent_goes_before_what_was_not(client, gateway, caplog):
+@pytest.mark.parametrize("client", [{"max_deleted_bytes": 200 * KIB, **REQUESTS}], indirect=True)
+def test_what_was_sent_goes_before_what_was_not(client: Any, gateway: Any, caplog: pytest.LogCaptureFixture) -> None:
     client.write("a.log", b"y" * 99 + b"\n")
     client.write("a.log", (b"y" * 99 + b"\n") * 900)
     client.settle()
@@ -97,8 +102,8 @@ def test_what_was_sent_goes_before_what_was_not(client, gateway, caplog):
     assert "deleted-dropped" not in caplog.text
 
 
-@pytest.mark.parametrize("client", [{"deleted_bytes": 300 * KIB, **REQUESTS}], indirect=True)
-def test_within_the_limit_nothing_is_lost(client, gateway, caplog):
+@pytest.mark.parametrize("client", [{"max_deleted_bytes": 300 * KIB, **REQUESTS}], indirect=True)
+def test_within_the_limit_nothing_is_lost(client: Any, gateway: Any, caplog: pytest.LogCaptureFixture) -> None:
     held = delete(client, gateway, 3)
     gateway.faults.clear()
     for _ in range(100):
@@ -107,8 +112,10 @@ def test_within_the_limit_nothing_is_lost(client, gateway, caplog):
     assert "deleted-dropped" not in caplog.text
 
 
-@pytest.mark.parametrize("client", [{"deleted_bytes": 0}], indirect=True)
-def test_a_file_that_was_only_renamed_is_not_deleted(client, gateway, caplog):
+@pytest.mark.parametrize("client", [{"max_deleted_bytes": 0}], indirect=True)
+def test_a_file_that_was_only_renamed_is_not_deleted(
+    client: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     (client.root / "a.log").rename(client.root / "archived")

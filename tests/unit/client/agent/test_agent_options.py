@@ -2,10 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logferry.client.agent import agent
-from logferry.client.agent.config import DataCentre, Files, parse
+from logferry.client.agent.config import DataCentre, FileGroup, parse
 
 WHOLE = """
 url = ["https://gw1:8443", "https://gw2:8443"]
@@ -32,7 +33,7 @@ cut_lines = true
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(tmp_path: Path) -> Any:
     def write(text: str) -> list[str]:
         (tmp_path / "push.toml").write_text(text)
         return ["--config", str(tmp_path / "push.toml")]
@@ -40,33 +41,34 @@ def written(tmp_path):
     return write
 
 
-def test_a_whole_file(written):
+def test_a_whole_file(written: Any) -> None:
     config = parse(written(WHOLE))
-    assert config.urls == ("https://gw1:8443", "https://gw2:8443")
+    assert config.data_centres[0].urls == ("https://gw1:8443", "https://gw2:8443")
     assert (config.state_dir, config.host, config.gzip) == ("/var/lib/logferry-push", "web1", False)
     assert (config.line_bytes, config.chunk_bytes, config.heartbeat_s) == (65536, 65536, 60.5)
     nginx, app = config.files
-    assert nginx == Files(
+    assert nginx == FileGroup(
         ("/var/log/nginx/*.log", "/srv/nginx/*.log"), "nginx", ("*.debug.log",), {"env": "prod", "type": "nginx"}
     )
     assert (app.patterns, app.topic) == (("/var/log/app/**/*.log",), "logs")
     assert app.exclude == ("*.debug.log", "*/old/*")
     assert app.attributes == {"env": "prod", "type": "plain"}
+    assert app.record_start is not None
     assert (app.record_start.pattern, app.cut_lines) == (rb"^(?:^\d{4}-)", True)
 
 
-def test_the_command_line_goes_before_the_file(written):
+def test_the_command_line_goes_before_the_file(written: Any) -> None:
     given = written(WHOLE)
     config = parse([*given, "--url", "http://h:1", "--host", "other", "--heartbeat-s", "0", "--once", "--check"])
-    assert (config.urls, config.host, config.heartbeat_s) == (("http://h:1",), "other", 0.0)
+    assert (config.data_centres[0].urls, config.host, config.heartbeat_s) == (("http://h:1",), "other", 0.0)
     assert (config.once, config.check) == (True, True)
     assert config.files == parse(given).files
 
 
-def test_patterns_may_come_from_the_command_line(written):
+def test_patterns_may_come_from_the_command_line(written: Any) -> None:
     base = 'url = "http://h:1"\nstate_dir = "s"\ntopic = "t"\ncut_lines = true\n'
     (files,) = parse([*written(base), "/a/*.log"]).files
-    assert files == Files(("/a/*.log",), "t", cut_lines=True)
+    assert files == FileGroup(("/a/*.log",), "t", cut_lines=True)
 
 
 CENTRES = """
@@ -84,18 +86,18 @@ paths = "/a"
 """
 
 
-def test_data_centres_of_the_file(written, monkeypatch):
+def test_data_centres_of_the_file(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logferry.client.agent.config.read_token", lambda path: f"of {path}")
     monkeypatch.setenv("LOGFERRY_TOKEN", "general")
     config = parse(written(CENTRES))
     assert (config.failover_s, config.failback_s) == (30.0, 120.0)
     assert config.data_centres == (
         DataCentre("east", ("https://gw1.east:8443", "https://gw2.east:8443"), "general"),
-        DataCentre("gw.west:443", ("https://gw.west",), "of /etc/west"),
+        DataCentre("gw.west:443", ("https://gw.west",), "of /etc/west", "/etc/west"),
     )
 
 
-def test_data_centres_of_the_command_line():
+def test_data_centres_of_the_command_line() -> None:
     urls = [
         "--url",
         "http://a:1",
@@ -122,14 +124,14 @@ FILES = '[[files]]\npaths = "/a"\n'
     ("text", "more", "said"),
     [
         ("url = ", [], "push.toml: "),
-        (BASE + "topik = 1\n" + FILES, [], "push.toml: topik: there is no such setting"),
-        (BASE + FILES + "url = 'http://h'\n", [], "push.toml: files[0].url: there is no such setting"),
-        (BASE + "threads = '4'\n" + FILES, [], "push.toml: threads: is not a whole number"),
-        (BASE + "threads = true\n" + FILES, [], "push.toml: threads: is not a whole number"),
+        (BASE + "topik = 1\n" + FILES, [], "push.toml: topik: unknown setting"),
+        (BASE + FILES + "url = 'http://h'\n", [], "push.toml: files[0].url: unknown setting"),
+        (BASE + "threads = '4'\n" + FILES, [], "push.toml: threads: must be a whole number"),
+        (BASE + "threads = true\n" + FILES, [], "push.toml: threads: must be a whole number"),
         (BASE + "threads = 65\n" + FILES, [], "push.toml: threads 65 is not between 1 and 64"),
-        (BASE + "gzip = 1\n" + FILES, [], "push.toml: gzip: is not true or false"),
-        (BASE + "attributes = { a = 1 }\n" + FILES, [], "push.toml: attributes: is not a table of strings"),
-        (BASE + "files = 1\n", [], "push.toml: files: is not [[files]]"),
+        (BASE + "gzip = 1\n" + FILES, [], "push.toml: gzip: must be true or false"),
+        (BASE + "attributes = { a = 1 }\n" + FILES, [], "push.toml: attributes: must be a table of strings"),
+        (BASE + "files = 1\n", [], "push.toml: files: must be tables, written as [[files]]"),
         (BASE + "[[files]]\ntopic = 'x'\n", [], "files[0].paths is required"),
         (BASE + FILES + "topic = 'a b'\n", [], "push.toml: files[0].topic: topic: 'a b'"),
         (BASE + FILES + "record_start = '('\n", [], "push.toml: files[0].record_start: '('"),
@@ -142,19 +144,23 @@ FILES = '[[files]]\npaths = "/a"\n'
         (BASE + "[[datacenters]]\nurls = 'http://x'\n" + FILES, [], "push.toml: url: "),
         ("[[datacenters]]\nname = 'x'\n" + FILES, [], "push.toml: datacenters[0].urls is required"),
         ("[[datacenters]]\nurls = 'x'\n" + FILES, [], "push.toml: datacenters[0].urls 'x' is not http"),
-        ("[[datacenters]]\nurl = 'x'\n" + FILES, [], "push.toml: datacenters[0].url: there is no such setting"),
+        ("[[datacenters]]\nurl = 'x'\n" + FILES, [], "push.toml: datacenters[0].url: unknown setting"),
         ("[[datacenters]]\nurls = 'http://x'\n" * 2 + FILES, [], "two data centres have the same name"),
         (BASE + "fallback_url = ['http://i', 'http://h:1']\n" + FILES, [], "two data centres have the same gateway"),
         (BASE + "failover_s = 0\n" + FILES, [], "push.toml: failover_s 0 is not between 1 and 86400"),
         (BASE + "pin = '00'\n" + FILES, [], "push.toml: pin: '00'"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(written, text, more, said, capsys):
+def test_what_is_wrong_is_named_with_its_place(
+    written: Any, text: Any, more: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert agent.main([*written(text), *more]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_python_without_toml_says_what_would_help(written, monkeypatch, capsys):
+def test_a_python_without_toml_says_what_would_help(
+    written: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def nothing(name: str) -> None:
         raise ModuleNotFoundError(name)
 
@@ -165,10 +171,12 @@ def test_a_python_without_toml_says_what_would_help(written, monkeypatch, capsys
     assert "logferry-push.pyz" in capsys.readouterr().err
 
 
-def test_the_file_of_the_readme(written, monkeypatch):
+def test_the_files_of_the_guide(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logferry.client.agent.config.read_token", lambda path: f"of {path}")
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"(?:^    .*\n)*^    state_dir = .*\n(?:^    .*\n)*", readme, re.MULTILINE)
-    config = parse(written("\n".join(line[4:] for line in block.splitlines())))
-    assert config.token == "of /etc/logferry/push-token"
-    assert [files.topic for files in config.files] == ["nginx", "app"]
+    guide = (Path(__file__).parents[4] / "ops/docs/guides/push-client.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```toml\n(# push\.toml\n.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    configs = [parse(written(block)) for block in blocks]
+    (whole,) = [config for config in configs if config.files[0].exclude]
+    assert len(whole.data_centres[0].urls) == 2
+    assert [files.topic for files in whole.files] == ["nginx", "app"]
+    assert any(len(config.data_centres) == 2 for config in configs)

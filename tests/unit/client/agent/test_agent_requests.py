@@ -6,32 +6,34 @@ import json
 
 import msgpack
 import pytest
-from logferry.client.agent.requests import Beat, Job, Pusher
-from logferry.client.files.chunking import Batch, Piece
-from logferry.client.transport.cluster import BACK_TO_FIRST_S, Cluster
-from logferry.client.transport.connections import NoAnswer, Reply
+from logferry.client.agent.heartbeat import HeartbeatReport
+from logferry.client.agent.requests import Pusher, PushJob
+from logferry.client.files.chunking import FileBatch, Piece
+from logferry.client.transport.cluster import BACK_TO_FIRST_S, GatewayCluster
+from logferry.client.transport.connections import Body, NoResponse, Reply
 from logferry.client.transport.redirects import MOST_REDIRECTS
-from logferry.client.transport.responses import NO_ANSWER, Do, judge
+from logferry.client.transport.responses import NO_ANSWER, NextStep, next_step
 
 SOURCE = "h:/var/log/a b%.log#1"
 PATH = "/v1/topics/t/sources/h%3A%2Fvar%2Flog%2Fa%20b%25.log%231"
-BATCH = Batch(10, b"aa\nbbb\n", (Piece(0, 3, None), Piece(3, 7, None)), 99, {"host": "h"})
-OPEN = Job("t", SOURCE, None, True, None, None)
-WRITE = Job("t", SOURCE, None, True, 7, BATCH)
+BATCH = FileBatch(10, b"aa\nbbb\n", (Piece(0, 3, None), Piece(3, 7, None)), 99, {"host": "h"})
+OPEN = PushJob("t", SOURCE, None, True, None, None)
+WRITE = PushJob("t", SOURCE, None, True, 7, BATCH)
 DONE = Reply(200, {}, b'{"recorded_seqno": 17}')
 
 
 class Script:
     """Gives the replies in turn and notes the requests."""
 
-    def __init__(self, *replies: Reply | NoAnswer) -> None:
+    def __init__(self, *replies: Reply | NoResponse) -> None:
         self.replies = list(replies)
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
 
-    def __call__(self, url: str, headers: dict[str, str], body: bytes) -> Reply:
+    def __call__(self, url: str, headers: dict[str, str], body: Body | None, method: str = "POST") -> Reply:
+        assert body is not None
         self.requests.append((url, headers, body if isinstance(body, bytes) else b"".join(body)))
         reply = self.replies.pop(0)
-        if isinstance(reply, NoAnswer):
+        if isinstance(reply, NoResponse):
             raise reply
         return reply
 
@@ -47,10 +49,10 @@ def redirect(to: str) -> Reply:
 
 
 def pusher(script: Script, *urls: str, token: str | None = None, squeeze: bool = True) -> Pusher:
-    return Pusher([Cluster(urls or ("http://g:1/base/",), token)], script, squeeze)
+    return Pusher([GatewayCluster(urls or ("http://g:1/base/",), token)], script, squeeze)
 
 
-def test_a_session_is_asked_of_a_given_url_without_redirects():
+def test_a_session_is_asked_of_a_given_url_without_redirects() -> None:
     script = Script(session("http://w:2"))
     outcome = pusher(script).perform(OPEN)
     (url, headers, body), *_ = script.requests
@@ -60,7 +62,7 @@ def test_a_session_is_asked_of_a_given_url_without_redirects():
 
 
 @pytest.mark.parametrize("squeeze", [True, False])
-def test_chunks_go_as_one_body(squeeze):
+def test_chunks_go_as_one_body(squeeze: bool) -> None:
     script = Script(DONE)
     outcome = pusher(script, squeeze=squeeze).perform(WRITE)
     (url, headers, body), *_ = script.requests
@@ -70,10 +72,10 @@ def test_chunks_go_as_one_body(squeeze):
     assert ("Content-Encoding" in headers) is squeeze
     rows = list(msgpack.Unpacker(io.BytesIO(gzip.decompress(body) if squeeze else body)))
     assert rows == [[13, 10, 99, {"host": "h"}, b"aa\n"], [17, 13, 99, {"host": "h"}, b"bbb\n"]]
-    assert judge(outcome.answer) is Do.ADVANCE
+    assert next_step(outcome.answer) is NextStep.ADVANCE
 
 
-def test_a_redirect_keeps_method_and_body_and_is_remembered():
+def test_a_redirect_keeps_method_and_body_and_is_remembered() -> None:
     script = Script(redirect("http://w:2" + PATH + "/chunks?session=7"), DONE)
     outcome = pusher(script).perform(WRITE)
     assert script.requests[1][0] == "http://w:2" + PATH + "/chunks?session=7"
@@ -81,7 +83,7 @@ def test_a_redirect_keeps_method_and_body_and_is_remembered():
     assert outcome.url == "http://w:2"
 
 
-def test_the_token_goes_to_given_urls_and_to_owners_named_by_a_session():
+def test_the_token_goes_to_given_urls_and_to_owners_named_by_a_session() -> None:
     script = Script(session("http://w:2"), redirect("http://w:2" + PATH + "/chunks?session=7"), DONE)
     push = pusher(script, token="secret")
     push.perform(OPEN)
@@ -90,21 +92,21 @@ def test_the_token_goes_to_given_urls_and_to_owners_named_by_a_session():
 
 
 @pytest.mark.parametrize("to", ["http://evil:2/x", "https://g:1/x", "http://g:2/x", "//evil/x", "http://g:1@evil/x"])
-def test_a_redirect_elsewhere_is_not_followed_with_a_token(to):
+def test_a_redirect_elsewhere_is_not_followed_with_a_token(to: str) -> None:
     script = Script(redirect(to), DONE)
     outcome = pusher(script, token="secret").perform(WRITE)
     assert len(script.requests) == 1
-    assert judge(outcome.answer) is Do.ASK
+    assert next_step(outcome.answer) is NextStep.ASK
 
 
 @pytest.mark.parametrize("to", ["file:///etc/passwd", "ftp://h/x", "http://[::1/x", ""])
-def test_a_redirect_that_is_no_web_address_is_never_followed(to):
+def test_a_redirect_that_is_no_web_address_is_never_followed(to: str) -> None:
     script = Script(redirect(to), DONE)
-    assert judge(pusher(script).perform(WRITE).answer) is Do.ASK
+    assert next_step(pusher(script).perform(WRITE).answer) is NextStep.ASK
     assert len(script.requests) == 1
 
 
-def test_an_owner_without_tls_is_not_trusted_by_one_with():
+def test_an_owner_without_tls_is_not_trusted_by_one_with() -> None:
     script = Script(session("http://w:2"), DONE)
     push = pusher(script, "https://g", token="secret")
     assert push.perform(OPEN).url == "https://g"
@@ -112,14 +114,14 @@ def test_an_owner_without_tls_is_not_trusted_by_one_with():
     assert "Authorization" not in script.requests[1][1]
 
 
-def test_redirects_end():
+def test_redirects_end() -> None:
     script = Script(*[redirect("http://g:1/again")] * 99)
     assert pusher(script).perform(WRITE).answer.status == NO_ANSWER
     assert len(script.requests) == MOST_REDIRECTS
 
 
-def test_without_answer_the_next_given_url_is_tried_next_time():
-    script = Script(NoAnswer("gone"), DONE, NoAnswer("gone"), DONE)
+def test_without_answer_the_next_given_url_is_tried_next_time() -> None:
+    script = Script(NoResponse("gone"), DONE, NoResponse("gone"), DONE)
     push = pusher(script, "http://g:1", "http://g:2")
     for _ in range(4):
         push.perform(WRITE)
@@ -127,36 +129,36 @@ def test_without_answer_the_next_given_url_is_tried_next_time():
     assert hosts == ["http://g:1", "http://g:2", "http://g:2", "http://g:1"]
 
 
-def test_the_first_url_is_tried_again_after_a_time():
+def test_the_first_url_is_tried_again_after_a_time() -> None:
     now = [0.0]
-    cluster = Cluster(["http://g:1", "http://g:2", "http://g:3"], None, clock=lambda: now[0])
+    cluster = GatewayCluster(["http://g:1", "http://g:2", "http://g:3"], None, clock=lambda: now[0])
     asked = []
     for later_s in (0.0, 1.0, 1.0, BACK_TO_FIRST_S, 0.0, BACK_TO_FIRST_S - 1, 1.0):
         now[0] += later_s
-        asked.append(cluster.given()[-1])
+        asked.append(cluster.current_url()[-1])
         if later_s != BACK_TO_FIRST_S - 1:
-            cluster.failed(cluster.given())
+            cluster.failed(cluster.current_url())
     assert asked == ["1", "2", "3", "1", "2", "3", "1"]
 
 
-def test_of_many_that_failed_at_the_same_time_one_counts():
-    cluster = Cluster(["http://g:1", "http://g:2"], None)
+def test_of_many_that_failed_at_the_same_time_one_counts() -> None:
+    cluster = GatewayCluster(["http://g:1", "http://g:2"], None)
     for _ in range(4):
         cluster.failed("http://g:1")
-    assert cluster.given() == "http://g:2"
+    assert cluster.current_url() == "http://g:2"
 
 
-def test_a_heartbeat_names_what_is_known():
+def test_a_heartbeat_names_what_is_known() -> None:
     script = Script(session())
-    outcome = pusher(script).perform(WRITE._replace(batch=None, beat=Beat(17, None, 5, True)))
+    outcome = pusher(script).perform(WRITE._replace(batch=None, beat=HeartbeatReport(17, None, 5, True)))
     ((url, headers, body),) = script.requests
     assert url == f"http://g:1/base{PATH}/heartbeat?session=7"
     assert headers["Content-Type"] == "application/json"
     assert json.loads(body) == {"position": 17, "watermark_ms": 5, "finished": True}
-    assert judge(outcome.answer) is Do.ADVANCE
+    assert next_step(outcome.answer) is NextStep.ADVANCE
 
 
-def test_the_owner_is_left_out_when_it_shall_be_forwarded():
+def test_the_owner_is_left_out_when_it_shall_be_forwarded() -> None:
     script = Script(DONE, DONE)
     push = pusher(script, "http://g:1")
     push.perform(WRITE._replace(url="http://w:2"))

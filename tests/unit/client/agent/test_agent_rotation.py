@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 
-def make_anew(path, content: bytes) -> bool:
+def rewrite_file(path: Path, content: bytes) -> bool:
     """Removes the file and makes one with the same inode, as file systems do when one has just become free.
 
     False where this one does not, or another process was faster: then it is a new file all the same.
@@ -28,7 +30,9 @@ def make_anew(path, content: bytes) -> bool:
     return path.stat().st_ino == inode
 
 
-def test_copytruncate_makes_a_new_generation_and_says_why(client, gateway, caplog):
+def test_copytruncate_makes_a_new_generation_and_says_why(
+    client: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     client.write("a.log", b"one\ntwo\n")
     client.settle()
     shutil.copyfile(client.root / "a.log", client.root / "copy")
@@ -42,7 +46,7 @@ def test_copytruncate_makes_a_new_generation_and_says_why(client, gateway, caplo
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_a_file_rewritten_in_place_is_new(client, down, caplog):
+def test_a_file_rewritten_in_place_is_new(client: Any, down: bool, caplog: pytest.LogCaptureFixture) -> None:
     client.write("a.log", b"first\nsecond\n")
     client.settle()
     if down:
@@ -58,7 +62,7 @@ def test_a_file_rewritten_in_place_is_new(client, down, caplog):
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_a_file_replaced_by_a_rename_is_new_and_the_old_one_is_read_to_its_end(client, down):
+def test_a_file_replaced_by_a_rename_is_new_and_the_old_one_is_read_to_its_end(client: Any, down: bool) -> None:
     """What the old one got after it had lost its name is read by a client that has it open, and by no other."""
     client.write("a.log", b"one\n")
     client.settle()
@@ -76,7 +80,7 @@ def test_a_file_replaced_by_a_rename_is_new_and_the_old_one_is_read_to_its_end(c
     assert client.stored() == [b"one\n" if down else b"one\ntwo\n", b"another\n"]
 
 
-def test_a_deleted_file_is_read_to_its_end_as_long_as_its_writer_writes(client):
+def test_a_deleted_file_is_read_to_its_end_as_long_as_its_writer_writes(client: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     with (client.root / "a.log").open("ab") as writer:
@@ -89,34 +93,38 @@ def test_a_deleted_file_is_read_to_its_end_as_long_as_its_writer_writes(client):
 
 
 @pytest.mark.parametrize("header", [b"", b"#Version: 1.0\n", b"#" + b"x" * 3000 + b"\n"])
-def test_an_inode_used_again_while_the_client_is_down_is_another_file(client, header, caplog):
+def test_an_inode_used_again_while_the_client_is_down_is_another_file(
+    client: Any, header: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also when the new file begins with all the bytes of the old one."""
     client.write("a.log", header + b"one\n")
     client.settle()
     assert client.agent.remember(client.now)
     client.close()
-    same_inode = make_anew(client.root / "a.log", header + b"one\ntwo\n")
+    same_inode = rewrite_file(client.root / "a.log", header + b"one\ntwo\n")
     client.begin()
     client.settle()
     assert client.stored() == [header + b"one\n", header + b"one\ntwo\n"]
     assert not same_inode or "another file, made later, has its inode" in caplog.text
 
 
-def test_an_inode_used_again_where_births_are_not_known_is_told_by_what_it_holds(client, monkeypatch, caplog):
+def test_a_reused_inode_without_birth_time_is_recognised_by_its_content(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("logferry.client.files.tail.born_ns", lambda fd: 0)
     client.restart()
     client.write("a.log", b"#Version: 1.0\none\n")
     client.settle()
     assert client.agent.remember(client.now)
     client.close()
-    same_inode = make_anew(client.root / "a.log", b"#Version: 1.0\nother\n")
+    same_inode = rewrite_file(client.root / "a.log", b"#Version: 1.0\nother\n")
     client.begin()
     client.settle()
     assert client.stored() == [b"#Version: 1.0\none\n", b"#Version: 1.0\nother\n"]
     assert not same_inode or "its first 18 bytes are not what they were" in caplog.text
 
 
-def test_short_files_with_the_same_first_bytes_are_different_sources(client):
+def test_short_files_with_the_same_first_bytes_are_different_sources(client: Any) -> None:
     for number in range(5):
         client.write(f"{number}.log", b"#Version: 1.0\n")
     client.settle()
@@ -128,7 +136,7 @@ def test_short_files_with_the_same_first_bytes_are_different_sources(client):
 
 
 @pytest.mark.parametrize("rotations", [1, 3])
-def test_rotations_while_the_client_is_down_lose_and_double_nothing(client, rotations):
+def test_rotations_while_the_client_is_down_lose_and_double_nothing(client: Any, rotations: int) -> None:
     for number in range(3):
         client.write(f"a.log.{number}" if number else "a.log", b"file %d\n" % number)
     client.settle()
@@ -147,7 +155,7 @@ def test_rotations_while_the_client_is_down_lose_and_double_nothing(client, rota
     assert len(held) == 3 + rotations
 
 
-def test_a_file_that_is_compressed_is_finished_first_and_the_gz_is_no_source(client, gateway):
+def test_a_file_that_is_compressed_is_finished_first_and_the_gz_is_no_source(client: Any, gateway: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     (client.root / "a.log").rename(client.root / "a.log.1")
@@ -163,7 +171,7 @@ def test_a_file_that_is_compressed_is_finished_first_and_the_gz_is_no_source(cli
 LINES = b"".join(b"%d %s\n" % (number, b"x" * 50) for number in range(3000))
 
 
-def compress(client, name: str) -> None:
+def compress(client: Any, name: str) -> None:
     path = client.root / name
     (client.root / f"{name}.1.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
@@ -171,7 +179,9 @@ def compress(client, name: str) -> None:
 
 @pytest.mark.parametrize("client", [{"request_bytes": 16384, "chunk_bytes": 8192, "line_bytes": 8192}], indirect=True)
 @pytest.mark.parametrize("restart_every", [1, 1000])
-def test_a_file_compressed_while_the_client_was_down_is_read_on_in_its_gz(client, gateway, restart_every):
+def test_a_file_compressed_while_the_client_was_down_is_read_on_in_its_gz(
+    client: Any, gateway: Any, restart_every: int
+) -> None:
     for name in ("other", "another"):
         (client.root / f"{name}.gz").write_bytes(gzip.compress(b"something else\n" * 100))
     (client.root / "broken.gz").write_bytes(gzip.compress(LINES)[:5000])
@@ -196,7 +206,7 @@ def test_a_file_compressed_while_the_client_was_down_is_read_on_in_its_gz(client
     assert len(client.checkpoint.entries) == 1
 
 
-def test_a_gz_that_holds_less_than_was_sent_is_another_file(client, caplog):
+def test_a_gz_that_holds_less_than_was_sent_is_another_file(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     client.write("a.log", b"one\ntwo\n")
     client.settle()
     assert client.agent.remember(client.now)
@@ -209,7 +219,7 @@ def test_a_gz_that_holds_less_than_was_sent_is_another_file(client, caplog):
     assert "file-gone" in caplog.text
 
 
-def test_empty_files_are_no_sources_until_they_hold_something(client, gateway):
+def test_empty_files_are_no_sources_until_they_hold_something(client: Any, gateway: Any) -> None:
     client.write("a.log", b"")
     client.settle()
     client.restart()
@@ -221,7 +231,7 @@ def test_empty_files_are_no_sources_until_they_hold_something(client, gateway):
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink])
-def test_other_names_of_a_file_are_no_other_sources(client, link):
+def test_other_names_of_a_file_are_no_other_sources(client: Any, link: Any) -> None:
     client.write("m.log", b"one\n")
     client.settle()
     link(client.root / "m.log", client.root / "a.log")
@@ -234,7 +244,7 @@ def test_other_names_of_a_file_are_no_other_sources(client, link):
     assert client.stored() == [b"one\ntwo\n"]
 
 
-def test_a_symbolic_link_that_is_turned_to_another_file_leads_to_a_new_source(client):
+def test_a_symbolic_link_that_is_turned_to_another_file_leads_to_a_new_source(client: Any) -> None:
     for number in range(2):
         (client.root / f"target-{number}").write_bytes(b"%d\n" % number)
     (client.root / "current.log").symlink_to("target-0")
@@ -247,8 +257,28 @@ def test_a_symbolic_link_that_is_turned_to_another_file_leads_to_a_new_source(cl
 
 
 @pytest.mark.parametrize("client", [{"exclude": ("*.debug.log*", "*/b.l*")}], indirect=True)
-def test_excluded_files_are_not_sent(client):
+def test_excluded_files_are_not_sent(client: Any) -> None:
     for name in ("a.log", "a.debug.log", "b.log", "debug.log"):
         client.write(name, name.encode() + b"\n")
     client.settle()
     assert client.stored() == [b"a.log\n", b"debug.log\n"]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_the_target_of_a_link_that_was_rotated_while_the_client_was_down_is_read_to_its_end(
+    client: Any, is_gone: bool
+) -> None:
+    """As under /var/log/containers. ``is_gone``: the link leads nowhere when the client starts."""
+    (client.root / "pods").mkdir()
+    client.write("pods/0", b"one\n")
+    (client.root / "c.log").symlink_to("pods/0")
+    client.settle()
+    assert client.agent.remember(client.now)
+    client.close()
+    client.write("pods/0", b"two\n")
+    (client.root / "pods" / "0").rename(client.root / "pods" / "0.20261122")
+    if not is_gone:
+        client.write("pods/0", b"three\n")
+    client.begin()
+    client.settle()
+    assert client.stored() == [b"one\ntwo\n", *([] if is_gone else [b"three\n"])]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from typing import Any
 
 import pytest
 from logferry.client.agent import agent
@@ -11,7 +13,7 @@ from logferry.client.agent.inspect import FILE
 
 
 @pytest.fixture
-def rows(client):
+def rows(client: Any) -> Any:
     """What is written down now, by file name."""
 
     def read() -> dict[str, dict[str, object]]:
@@ -22,12 +24,12 @@ def rows(client):
     return read
 
 
-def shown(client, capsys, *options: str) -> tuple[int, str]:
+def shown(client: Any, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
     status = agent.main(["--status", "--state-dir", str(client.root / "state"), *options])
     return status, capsys.readouterr().out.replace(f"{client.root}/", "")
 
 
-def test_all_is_well(client, rows, capsys):
+def test_all_is_well(client: Any, rows: Any, capsys: pytest.CaptureFixture[str]) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     row = rows()["a.log"]
@@ -39,7 +41,9 @@ def test_all_is_well(client, rows, capsys):
     assert "1 files, 0 bytes behind" in text
 
 
-def test_what_is_behind_says_for_how_long_and_why(client, gateway, rows, capsys):
+def test_what_is_behind_says_for_how_long_and_why(
+    client: Any, gateway: Any, rows: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     client.write("a.log", b"two\n" * 10)
@@ -65,22 +69,24 @@ def test_what_is_behind_says_for_how_long_and_why(client, gateway, rows, capsys)
     ("content", "expected"),
     [(b"one\ntw", "the end of its last line"), (b"one\n", "more lines"), (b"", "more lines")],
 )
-def test_what_a_file_waits_for(client, rows, content, expected):
+def test_what_a_file_waits_for(client: Any, rows: Any, content: bytes, expected: str) -> None:
     client.write("a.log", content)
     for _ in range(3):
         client.step(0.1)
     assert rows()["a.log"]["waits_for"] == expected
 
 
-def test_what_a_file_without_a_name_waits_for(client, rows):
+def test_what_a_file_without_a_name_waits_for(client: Any, rows: Any) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     (client.root / "a.log").unlink()
     rows()
-    assert rows()["a.log"]["waits_for"] == "its writer to be done with it"
+    assert rows()["a.log"]["waits_for"] == "its writer to close it"
 
 
-def test_a_stopped_source_says_so(client, gateway, rows, capsys):
+def test_a_source_that_another_client_writes_says_so(
+    client: Any, gateway: Any, rows: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     for stored in gateway.sources.values():
@@ -92,12 +98,12 @@ def test_a_stopped_source_says_so(client, gateway, rows, capsys):
         stored.session += 5
     client.step(0.1)
     row = rows()["a.log"]
-    assert row["waits_for"] == "a new start of the client"
+    assert row["waits_for"] == "the next try"
     assert "another client writes this source" in row["error"]
     assert shown(client, capsys)[0] == 1
 
 
-def test_json_for_machines(client, rows, capsys):
+def test_json_for_machines(client: Any, rows: Any, capsys: pytest.CaptureFixture[str]) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     rows()
@@ -106,7 +112,7 @@ def test_json_for_machines(client, rows, capsys):
     assert (status, content["runs"], [row["size"] for row in content["files"]]) == (0, True, [4])
 
 
-def test_without_a_client_it_says_so(client, rows, capsys):
+def test_without_a_client_it_says_so(client: Any, rows: Any, capsys: pytest.CaptureFixture[str]) -> None:
     client.write("a.log", b"one\n")
     client.settle()
     rows()
@@ -116,10 +122,10 @@ def test_without_a_client_it_says_so(client, rows, capsys):
     (client.root / "state" / FILE).write_text("{")
     assert shown(client, capsys) == (3, "state: no client runs on this state folder\n")
     client.begin()
-    assert shown(client, capsys) == (0, "state: the client has only just begun\n")
+    assert shown(client, capsys) == (0, "state: the client has just started\n")
 
 
-def test_a_disk_that_is_full_does_not_end_the_client(client, monkeypatch):
+def test_a_disk_that_is_full_does_not_end_the_client(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -127,3 +133,28 @@ def test_a_disk_that_is_full_does_not_end_the_client(client, monkeypatch):
     client.write("a.log", b"one\n")
     client.settle()
     assert client.stored() == [b"one\n"]
+
+
+def test_names_and_answers_cannot_write_to_the_terminal(
+    client: Any, gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Control characters in a name, and a name that is no UTF-8."""
+    client.write("a\x1b[2J\udcff.log", b"one\n")
+    client.step()
+    client.agent.tick(client.now + 60)
+    _, text = shown(client, capsys)
+    assert "a\\x1b[2J\\udcff.log" in text
+    assert "\x1b" not in text
+
+
+def test_the_state_is_written_by_its_owner_alone(client: Any) -> None:
+    before = os.umask(0)
+    try:
+        client.write("a.log", b"one\n")
+        client.settle()
+        assert client.agent.remember(client.now)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (client.root / "state").iterdir()}
+    assert not [name for name, mode in modes.items() if mode & 0o022], modes
+    assert {"checkpoint.json", "status.json"} <= modes.keys()

@@ -1,30 +1,30 @@
-"""When the client goes on in another data centre, and when it comes back."""
+"""When the client fails over to another data centre, and when it fails back."""
 
 from __future__ import annotations
 
 import pytest
-from logferry.client.agent.failover import PROBE_S, STALE_S, Centres
+from logferry.client.agent.failover import PROBE_S, STALE_S, FailoverPolicy
 
 
-def centres(count: int = 2, here: int = 0) -> Centres:
-    return Centres([f"dc{n + 1}" for n in range(count)], failover_s=60.0, failback_s=120.0, here=here)
+def centres(count: int = 2, here: int = 0) -> FailoverPolicy:
+    return FailoverPolicy([f"dc{n + 1}" for n in range(count)], failover_s=60.0, failback_s=120.0, here=here)
 
 
-def probes(centres: Centres, works: set[int], begin: float, end: float) -> list[str]:
+def probes(centres: FailoverPolicy, works: set[int], begin: float, end: float) -> list[str]:
     """Every second, whatever the client sends meanwhile fails where ``works`` does not say otherwise; the moves."""
     moves = []
     for now in range(int(begin), int(end)):
-        centres.heard(centres.here, centres.here in works, now)
+        centres.record(centres.here, centres.here in works, now)
         dc = centres.probe(now)
         if dc is not None:
-            centres.heard(dc, dc in works, now)
-        move = centres.move(now)
+            centres.record(dc, dc in works, now)
+        move = centres.switch(now)
         if move is not None:
             moves.append(f"{now}: {centres.names[move.to]}, {move.why}")
     return moves
 
 
-def test_it_goes_on_elsewhere_after_its_time_and_comes_back_after_its():
+def test_it_fails_over_after_its_time_and_fails_back_after_its_time() -> None:
     both = centres()
     assert probes(both, {0, 1}, 0, 1000) == []
     assert probes(both, {1}, 1000, 2000) == ["1060: dc2, nothing of dc1 has worked for 60 s"]
@@ -33,54 +33,54 @@ def test_it_goes_on_elsewhere_after_its_time_and_comes_back_after_its():
     assert 2120 <= int(back.partition(":")[0]) <= 2120 + 2 * PROBE_S
 
 
-def test_where_all_are_gone_it_stays():
+def test_where_all_are_gone_it_stays() -> None:
     both = centres()
     assert probes(both, set(), 0, 1000) == []
     assert probes(both, {1}, 1000, 1010) == ["1000: dc2, nothing of dc1 has worked for 1000 s"] or both.here == 1
 
 
-def test_it_goes_to_the_first_that_answers_also_back():
+def test_it_goes_to_the_first_that_answers_also_back() -> None:
     three = centres(3)
     assert probes(three, {2}, 0, 100) == ["60: dc3, nothing of dc1 has worked for 60 s"]
     assert probes(three, {0}, 100, 200) == ["160: dc1, nothing of dc3 has worked for 60 s"]
 
 
-def test_a_preferred_one_that_comes_and_goes_is_not_gone_back_to():
+def test_a_preferred_one_that_comes_and_goes_is_not_gone_back_to() -> None:
     both = centres()
     probes(both, {1}, 0, 100)
     moves = [probes(both, {0, 1} if number % 2 else {1}, 100 * number, 100 * number + 100) for number in range(1, 20)]
     assert (moves, both.here) == ([[]] * 19, 1)
 
 
-def test_a_failure_now_and_then_is_no_absence():
+def test_a_failure_now_and_then_is_no_absence() -> None:
     both = centres()
     for number in range(20):
         now = number * (STALE_S + 1)
-        both.heard(0, False, now)
-        both.heard(1, True, now)
-        assert both.move(now) is None
+        both.record(0, False, now)
+        both.record(1, True, now)
+        assert both.switch(now) is None
 
 
-def test_one_answer_that_it_works_begins_the_time_anew():
+def test_one_success_restarts_the_time() -> None:
     both = centres()
     assert probes(both, {1}, 0, 59) == []
     assert probes(both, {0, 1}, 59, 60) == []
     assert probes(both, {1}, 60, 119) == []
 
 
-def test_nobody_is_asked_while_all_is_well():
+def test_no_probe_is_sent_while_all_is_well() -> None:
     both = centres()
-    both.heard(0, True, 0.0)
+    both.record(0, True, 0.0)
     assert both.probe(1000.0) is None
-    both.heard(0, False, 1001.0)
+    both.record(0, False, 1001.0)
     assert [both.probe(1001.0), both.probe(1002.0), both.probe(1001.0 + PROBE_S)] == [1, None, 1]
 
 
 @pytest.mark.parametrize("here", [1, 2])
-def test_those_preferred_are_asked_from_the_start(here):
+def test_those_preferred_are_asked_from_the_start(here: int) -> None:
     three = centres(3, here)
     assert {three.probe(0.0) for _ in range(3)} == {None, *range(here)}
 
 
-def test_a_single_one_is_never_left():
+def test_a_single_one_is_never_left() -> None:
     assert probes(centres(1), set(), 0, 1000) == []

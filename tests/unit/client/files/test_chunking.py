@@ -3,6 +3,7 @@
 import io
 import itertools
 import re
+from typing import Any
 
 import msgpack
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.client.files.chunking import (
     SMALLEST_CHUNK_BYTES,
-    Batch,
+    FileBatch,
     Limits,
     Piece,
     cut,
@@ -50,7 +51,7 @@ def pieces(data: bytes, mid_line: bool = False, flush: bool = False) -> list[tup
         (b"\xff\x00\n", False, False, [(b"\xff\x00\n", None)]),
     ],
 )  # fmt: skip
-def test_cut(data, mid_line, flush, expected):
+def test_cut(data: bytes, mid_line: bool, flush: bool, expected: Any) -> None:
     assert pieces(data, mid_line, flush) == expected
 
 
@@ -58,7 +59,7 @@ TEXT = st.lists(st.sampled_from([b"\n", b"a", b"\xff", b"bbbbbbb", b"c" * 20]), 
 
 
 @given(TEXT, st.booleans(), st.booleans())
-def test_the_pieces_are_the_data_and_only_an_unfinished_line_is_left(data, mid_line, flush):
+def test_the_pieces_are_the_data_and_only_an_unfinished_line_is_left(data: Any, mid_line: Any, flush: Any) -> None:
     cuts = cut(data, mid_line, LIMITS, flush)
     position = 0
     for piece in cuts:
@@ -71,21 +72,28 @@ def test_the_pieces_are_the_data_and_only_an_unfinished_line_is_left(data, mid_l
     assert not (flush and rest)
 
 
+# (it begins inside a line, it ends inside one) → how it may be marked
+SPLITS: dict[tuple[bool, bool], set[str | None]] = {
+    (False, False): {None},
+    (False, True): {"first", "open"},
+    (True, True): {"middle"},
+    (True, False): {"last"},
+}
+
+
 @given(TEXT, st.booleans())
-def test_split_says_where_a_chunk_begins_and_ends(data, flush):
+def test_split_says_where_a_chunk_begins_and_ends(data: Any, flush: Any) -> None:
     inside = False
     for text, split in pieces(data, flush=flush):
         begins_inside, inside = inside, not text.endswith(b"\n")
-        expected = {(False, False): {None}, (False, True): {"first", "open"}, (True, True): {"middle"},
-                    (True, False): {"last"}}[begins_inside, inside]  # fmt: skip
-        assert split in expected
+        assert split in SPLITS[begins_inside, inside]
         assert len(text) <= (LIMITS.chunk_bytes if text.count(b"\n") > 1 else LIMITS.line_bytes)
         if split:
             assert text.count(b"\n") == (split == "last")
 
 
 @given(TEXT, st.integers(0, 60))
-def test_cutting_in_two_steps_gives_the_same_bytes(data, at):
+def test_cutting_in_two_steps_gives_the_same_bytes(data: Any, at: Any) -> None:
     """What is cut of the beginning, and of the rest from there on, is all."""
     first = cut(data[:at], False, LIMITS, flush=True)
     position = first[-1].end if first else 0
@@ -94,22 +102,22 @@ def test_cutting_in_two_steps_gives_the_same_bytes(data, at):
     assert position + (second[-1].end if second else 0) == len(data)
 
 
-def sent(batch: Batch, skips: bool = False) -> list[Chunk]:
+def sent(batch: FileBatch, skips: bool = False) -> list[Chunk]:
     """The chunks of its body."""
     rows = msgpack.Unpacker(io.BytesIO(b"".join(batch.body(skips))))
-    return [Chunk(*row[:3], row[3] or {}, row[4]) for row in rows]
+    return [Chunk(row[0], row[1], row[2], row[3] or {}, row[4]) for row in rows]
 
 
-def test_the_first_chunk_behind_what_is_elsewhere_has_no_prev_and_says_where_it_begins():
-    batch = Batch(100, b"aa\nbbb\n", (Piece(0, 3, None), Piece(3, 7, None)), 7, {"host": "h"})
+def test_the_first_chunk_behind_what_is_elsewhere_has_no_prev_and_says_where_it_begins() -> None:
+    batch = FileBatch(100, b"aa\nbbb\n", (Piece(0, 3, None), Piece(3, 7, None)), 7, {"host": "h"})
     assert [(chunk.seqno, chunk.prev, chunk.attributes) for chunk in sent(batch, skips=True)] == [
         (103, None, {"host": "h", "resumed_at": "100"}),
         (107, 103, {"host": "h"}),
     ]
 
 
-def test_a_batch_says_positions_and_split():
-    batch = Batch(100, b"aa\nbbb", (Piece(0, 3, None), Piece(3, 6, "open")), 7, {"host": "h"})
+def test_a_batch_says_positions_and_split() -> None:
+    batch = FileBatch(100, b"aa\nbbb", (Piece(0, 3, None), Piece(3, 6, "open")), 7, {"host": "h"})
     assert batch.end == 106
     assert [tuple(chunk) for chunk in sent(batch)] == [
         (103, 100, 7, {"host": "h"}, b"aa\n"),
@@ -117,14 +125,14 @@ def test_a_batch_says_positions_and_split():
     ]
 
 
-def test_limits_get_smaller_down_to_an_end():
+def test_limits_get_smaller_down_to_an_end() -> None:
     limits = Limits(256 << 10, 1 << 20, 2 << 20)
     steps = [limits]
     while steps[-1].smaller() != steps[-1]:
         steps.append(steps[-1].smaller())
         assert steps[-1].chunk_bytes <= steps[-1].line_bytes <= steps[-1].request_bytes
     assert steps[1] == Limits(256 << 10, 1 << 20, 1 << 20)
-    assert steps[-1] == Limits(*[SMALLEST_CHUNK_BYTES] * 3)
+    assert steps[-1] == Limits(SMALLEST_CHUNK_BYTES, SMALLEST_CHUNK_BYTES, SMALLEST_CHUNK_BYTES)
     assert len(steps) < 20
 
 
@@ -139,7 +147,7 @@ def records(data: bytes, before: bytes = b"", flush: bool = False) -> list[tuple
 @pytest.mark.parametrize(
     ("data", "before", "flush", "expected"),
     [
-        (b"1\n a\n2\n", b"", False, [(b"1\n a\n", None)]),  # the second may go on
+        (b"1\n a\n2\n", b"", False, [(b"1\n a\n", None)]),  # the second may continue
         (b"1\n a\n2\n", b"", True, [(b"1\n a\n", None), (b"2\n", None)]),
         (b"1\n2\n3\n4\n5\n6\n", b"", False, [(b"1\n2\n3\n4\n", None), (b"5\n", None)]),
         (b"1\n a\n2\n b\n3\n", b"", False, [(b"1\n a\n", None), (b"2\n b\n", None)]),
@@ -158,7 +166,7 @@ def records(data: bytes, before: bytes = b"", flush: bool = False) -> list[tuple
         (b"x" * 40, b"", False, [(b"x" * 16, "first"), (b"x" * 16, "middle")]),
     ],
 )  # fmt: skip
-def test_records_stay_together(data, before, flush, expected):
+def test_records_stay_together(data: bytes, before: bytes, flush: bool, expected: Any) -> None:
     assert records(data, before, flush) == expected
 
 
@@ -166,7 +174,7 @@ RECORD_TEXT = st.lists(st.sampled_from([b"\n", b"1", b" a\n", b"bbb", b"2\n", b"
 
 
 @given(RECORD_TEXT, st.sampled_from([b"", b"0\n", b"0"]), st.booleans())
-def test_the_pieces_of_records_are_the_data(data, before, flush):
+def test_the_pieces_of_records_are_the_data(data: Any, before: Any, flush: Any) -> None:
     done = records(data, before, flush)
     assert data.startswith(b"".join(text for text, _ in done))
     rest = data[sum(len(text) for text, _ in done) :]
@@ -183,11 +191,12 @@ def test_the_pieces_of_records_are_the_data(data, before, flush):
 
 
 @given(RECORD_TEXT, st.integers(0, 60))
-def test_records_that_come_in_two_parts_are_the_same_when_the_second_is_waited_for(data, at):
+def test_records_that_come_in_two_parts_are_the_same_when_the_second_is_waited_for(data: Any, at: Any) -> None:
     first = records(data[:at])
     position = sum(len(text) for text, _ in first)
     rest = records(data[position:], data[:position], flush=True)
     assert b"".join(text for text, _ in first + rest) == data
+    assert RECORDS.record_start is not None
     starts = {found.start() for found in RECORDS.record_start.finditer(data)}
     begins = [0]
     for text, _ in first + rest:
@@ -196,7 +205,7 @@ def test_records_that_come_in_two_parts_are_the_same_when_the_second_is_waited_f
         assert split is not None or begin == 0 or begin in starts
 
 
-def test_a_pattern_that_is_none_is_refused():
+def test_a_pattern_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="no regular expression"):
         starts_record("(")
 
@@ -214,9 +223,9 @@ CUTTING = LIMITS._replace(cut_lines=True)
         (b"a" * 4 + b"\nb\n", 15, [("last", None, b"aaaa\n"), (None, None, b"b\n")]),
     ],
 )  # fmt: skip
-def test_long_lines_can_be_cut(data, so_far, expected):
+def test_long_lines_can_be_cut(data: bytes, so_far: int, expected: Any) -> None:
     pieces = cut(data, so_far > 0, CUTTING, flush=False, line_so_far=so_far)
-    chunks = sent(Batch(100, data, tuple(pieces), 7, {}))
+    chunks = sent(FileBatch(100, data, tuple(pieces), 7, {}))
     assert [(c.attributes.get("split"), c.attributes.get("cut"), c.data) for c in chunks] == expected
     assert [c.prev for c in chunks] == [100, *[c.seqno for c in chunks[:-1]]]
     assert chunks[-1].seqno == 100 + len(data)
@@ -226,5 +235,5 @@ def test_long_lines_can_be_cut(data, so_far, expected):
     ("before", "lines", "in_records"),
     [(b"", 0, 0), (b"a\nbc", 2, 4), (b"1\nbc", 2, 4), (b"x\n1\n2\n a\nbc", 2, 7), (b"abc", 3, 3)],
 )
-def test_how_much_of_a_line_was_before(before, lines, in_records):
+def test_how_much_of_a_line_was_before(before: bytes, lines: int, in_records: int) -> None:
     assert (line_so_far(before, LIMITS), line_so_far(before, RECORDS)) == (lines, in_records)

@@ -3,26 +3,29 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
-from logferry.client.files.discover import find, find_moved, folder_is_on, missing
+from logferry.client.files.discover import find_files, find_moved, folder_is_on, missing
 from logferry.client.files.source_names import attribute, printable, source_id
-from logferry.gateway.contract.chunk import check_source_id
+from logferry.gateway.contract.names import check_source_id
 
 
-def names(root, *patterns: str) -> list[str]:
+def names(root: Any, *patterns: str) -> list[str]:
     return [
-        os.path.relpath(path, root) for path in find([str(root / p) for p in patterns], str(root / "state")).values()
+        os.path.relpath(path, root)
+        for path in find_files([str(root / p) for p in patterns], str(root / "state")).values()
     ]
 
 
-def made(root, *paths: str) -> None:
+def made(root: Any, *paths: str) -> None:
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(b"")
 
 
-def test_stars_and_double_stars(tmp_path):
+def test_stars_and_double_stars(tmp_path: Path) -> None:
     made(tmp_path, "a.log", "b.log", "c.txt", "x/d.log", "x/y/e.log", ".hidden.log")
     assert names(tmp_path, "*.log") == ["a.log", "b.log"]
     assert names(tmp_path, "**/*.log") == ["a.log", "b.log", "x/d.log", "x/y/e.log"]
@@ -30,7 +33,7 @@ def test_stars_and_double_stars(tmp_path):
     assert names(tmp_path, "a.*", "*.log", "c.txt") == ["a.log", "b.log", "c.txt"]
 
 
-def test_what_is_no_file_of_ours_is_left_out(tmp_path):
+def test_what_is_no_file_of_ours_is_left_out(tmp_path: Path) -> None:
     made(tmp_path, "a.log", "a.log.1.gz", "state/checkpoint.json", "stated/b.log")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
@@ -50,13 +53,13 @@ def test_what_is_no_file_of_ours_is_left_out(tmp_path):
         (["?.[l]og"], []),
     ],
 )
-def test_what_is_excluded_is_left_out(tmp_path, exclude, expected):
+def test_what_is_excluded_is_left_out(tmp_path: Path, exclude: Any, expected: Any) -> None:
     made(tmp_path, "a.log", "x/a.log", "x/b.log")
-    found = find([str(tmp_path / "**")], str(tmp_path / "state"), exclude)
+    found = find_files([str(tmp_path / "**")], str(tmp_path / "state"), exclude)
     assert [os.path.relpath(path, tmp_path) for path in found.values()] == expected
 
 
-def test_a_file_with_many_names_is_one(tmp_path):
+def test_a_file_with_many_names_is_one(tmp_path: Path) -> None:
     made(tmp_path, "m.log", "other/n.log")
     (tmp_path / "a.log").symlink_to(tmp_path / "m.log")
     (tmp_path / "z.log").hardlink_to(tmp_path / "m.log")
@@ -64,15 +67,18 @@ def test_a_file_with_many_names_is_one(tmp_path):
     assert names(tmp_path, "*.log") == ["m.log", "b.log"]
 
 
-def test_our_own_standard_error_is_not_read(tmp_path):
-    code = f"from logferry.client.discover import find; print(list(find(['{tmp_path}/*'], '/x').values()))"
+def test_our_own_standard_error_is_not_read(tmp_path: Path) -> None:
+    code = (
+        "from logferry.client.files.discover import find_files; "
+        f"print(list(find_files(['{tmp_path}/*'], '/x').values()))"
+    )
     with (tmp_path / "err.log").open("wb") as stderr:
         made(tmp_path, "a.log")
         done = subprocess.run([sys.executable, "-c", code], stderr=stderr, stdout=subprocess.PIPE, check=True)
     assert done.stdout.decode().strip() == f"['{tmp_path}/a.log']"
 
 
-def test_a_renamed_file_is_found_in_its_folder_only(tmp_path):
+def test_a_renamed_file_is_found_in_its_folder_only(tmp_path: Path) -> None:
     made(tmp_path, "a.log", "x/b.log")
     facts = (tmp_path / "a.log").stat()
     key = (facts.st_dev, facts.st_ino)
@@ -86,13 +92,13 @@ def test_a_renamed_file_is_found_in_its_folder_only(tmp_path):
     assert not folder_is_on(str(tmp_path / "gone" / "a.log"), key[0])
 
 
-def test_missing_names_only_what_has_no_wildcard(tmp_path):
+def test_missing_names_only_what_has_no_wildcard(tmp_path: Path) -> None:
     made(tmp_path, "a.log")
     patterns = [str(tmp_path / name) for name in ("a.log", "b.log", "*.txt")]
     assert missing(patterns) == [str(tmp_path / "b.log")]
 
 
-def test_names_are_legal_and_different():
+def test_names_are_legal_and_different() -> None:
     paths = ["/a", "/%61", "/a\n", "/a%0A", "/\udcff", "/%FF", "/" + "x" * 600, "/" + "x" * 601, "/ä" * 400]
     ids = {source_id("web1", path, 12) for path in paths}
     assert len(ids) == len(paths)

@@ -1,7 +1,9 @@
 """Runs of NUL are found with their places; single ones are nobody's business."""
 
+from typing import Any
+
 import pytest
-from logferry.client.holes import SMALLEST_HOLE_BYTES, holes
+from logferry.client.files.chunking import SMALLEST_HOLE_BYTES, holes
 
 HOLE = b"\0" * SMALLEST_HOLE_BYTES
 
@@ -17,5 +19,5 @@ HOLE = b"\0" * SMALLEST_HOLE_BYTES
         (b"a" + HOLE + b"b" + HOLE[1:] + b"c" + HOLE * 2, [(1, 65), (130, 258)]),
     ],
 )
-def test_holes(data, expected):
+def test_holes(data: Any, expected: Any) -> None:
     assert list(holes(data)) == expected

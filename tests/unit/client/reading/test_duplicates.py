@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from logferry.client.reading.decode import Chunk
-from logferry.client.reading.duplicates import Copies, of_several_centres
+from logferry.client.reading.decode import ReceivedChunk
+from logferry.client.reading.duplicates import DuplicateFilter, spans_data_centres
 
 
-def chunk(dc: str, seqno: int, prev: int | None, source: str = "web") -> Chunk:
-    return Chunk(dc, f"{dc}.nginx", 0, 0, source, seqno, prev, 0, 0, {}, b"")
+def chunk(dc: str, seqno: int, prev: int | None, source: str = "web") -> ReceivedChunk:
+    return ReceivedChunk(dc, f"{dc}.nginx", 0, 0, source, seqno, prev, 0, 0, {}, b"")
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -21,7 +21,7 @@ def test_each_chunk_once_whatever_came_first(seed: int) -> None:
     for _ in range(rng.randint(5, 60)):
         seqno += rng.randint(1, 9)
         seqnos.append(seqno)
-    logs: dict[str, list[Chunk]] = {"dc1": [], "dc2": []}
+    logs: dict[str, list[ReceivedChunk]] = {"dc1": [], "dc2": []}
     at, here = 1, "dc1"
     while at < len(seqnos):
         end = min(len(seqnos), at + rng.randint(1, 10))
@@ -35,31 +35,31 @@ def test_each_chunk_once_whatever_came_first(seed: int) -> None:
         at = max(1, end - rng.randint(0, 3))
         if end == len(seqnos):
             break
-    copies, handed_out = Copies(), []
+    copies, handed_out = DuplicateFilter(), []
     queues = {dc: list(log) for dc, log in logs.items()}
     while any(queues.values()):
         dc = rng.choice([dc for dc, queue in queues.items() if queue])
         one = queues[dc].pop(0)
-        if not copies.is_copy(one):
+        if not copies.is_duplicate(one):
             handed_out.append(one.seqno)
     assert sorted(handed_out) == seqnos[1:]
 
 
 def test_sources_and_topics_are_apart() -> None:
-    copies = Copies()
-    assert not copies.is_copy(chunk("dc1", 5, 4))
-    assert not copies.is_copy(chunk("dc2", 5, 4, source="db"))
-    assert not copies.is_copy(chunk("dc2", 5, 4)._replace(topic="dc2.other"))
-    assert not copies.is_copy(chunk("dc2", 4, 3))
-    assert copies.is_copy(chunk("dc2", 5, 4))
+    copies = DuplicateFilter()
+    assert not copies.is_duplicate(chunk("dc1", 5, 4))
+    assert not copies.is_duplicate(chunk("dc2", 5, 4, source="db"))
+    assert not copies.is_duplicate(chunk("dc2", 5, 4)._replace(topic="dc2.other"))
+    assert not copies.is_duplicate(chunk("dc2", 4, 3))
+    assert copies.is_duplicate(chunk("dc2", 5, 4))
 
 
 def test_what_was_silent_for_longest_is_forgotten() -> None:
-    copies = Copies(most_sources=2)
+    copies = DuplicateFilter(most_sources=2)
     for source in ("a", "b", "a", "c"):
-        copies.is_copy(chunk("dc1", 1, 0, source))
-    assert [copies.is_copy(chunk("dc2", 1, 0, source)) for source in ("c", "a")] == [True, True]
-    assert not copies.is_copy(chunk("dc2", 1, 0, "b"))
+        copies.is_duplicate(chunk("dc1", 1, 0, source))
+    assert [copies.is_duplicate(chunk("dc2", 1, 0, source)) for source in ("c", "a")] == [True, True]
+    assert not copies.is_duplicate(chunk("dc2", 1, 0, "b"))
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_what_was_silent_for_longest_is_forgotten() -> None:
     [(["dc1.nginx"], False), (["*.nginx"], True), (["dc1.nginx", "dc2.nginx"], True), (["dc1.a", "dc2.b"], False)],
 )
 def test_copies_are_looked_for_where_there_can_be_any(topics: list[str], several: bool) -> None:
-    assert of_several_centres(topics) is several
+    assert spans_data_centres(topics) is several

@@ -9,11 +9,11 @@ from typing import Any
 import msgpack
 import pytest
 from logferry.client import Chunk, OutOfRange, Position, Rejected, Superseded
-from logferry.client.reading.decode import Lines, Packed, chunk_of
-from logferry.client.reading.group_membership import Membership, Revoked, has_news
-from logferry.client.reading.partition_scheduler import Ask, Rotation
-from logferry.client.reading.position import At
-from logferry.client.reading.requests import Again, content_of, problem
+from logferry.client.reading.decode import MsgpackDecoder, NdjsonDecoder, decode_chunk
+from logferry.client.reading.group_membership import GroupMembership, PartitionsRevoked, has_news
+from logferry.client.reading.partition_scheduler import PageRequest, PartitionScheduler
+from logferry.client.reading.position import ReadOffset
+from logferry.client.reading.requests import RetryLater, content_of, error_of_problem
 from logferry.client.reading.start_positions import page_of
 from logferry.client.reading.subscription import LONG_POLL_MS
 from logferry.client.transport.connections import Reply
@@ -36,7 +36,7 @@ def test_a_position_is_its_text(text: str) -> None:
 
 
 def test_a_position_says_how_many_lines_of_a_chunk_are_done() -> None:
-    assert Position.parse("dc1.t:0:7+2")[A] == At(7, 2)
+    assert Position.parse("dc1.t:0:7+2")[A] == ReadOffset(7, 2)
 
 
 @pytest.mark.parametrize("text", ["dc1.t", "dc1.t:0", "dc1.t:0:x", "dc1.t:0:1+", "dc1.t:0:1+x", "dc1.t:0:-1", ","])
@@ -59,17 +59,17 @@ def rows() -> list[Chunk]:
 
 
 def object_of(row: Chunk) -> dict[str, Any]:
-    from logferry.gateway.rows import row_object
+    from logferry.gateway.reading.formats import row_object
 
     return row_object(tuple(row))
 
 
-ENCODED = {
-    "msgpack rows": (Packed, b"".join(msgpack.packb(list(row)) for row in rows())),
-    "msgpack frames": (Packed, b"".join(msgpack.packb({"frame": "chunk", **row._asdict()}) for row in rows())),
-    "ndjson": (Lines, b"".join(json.dumps(object_of(row)).encode() + b"\n" for row in rows())),
+ENCODED: dict[str, tuple[type[MsgpackDecoder | NdjsonDecoder], bytes]] = {
+    "msgpack rows": (MsgpackDecoder, b"".join(msgpack.packb(list(row)) for row in rows())),
+    "msgpack frames": (MsgpackDecoder, b"".join(msgpack.packb({"frame": "chunk", **row._asdict()}) for row in rows())),
+    "ndjson": (NdjsonDecoder, b"".join(json.dumps(object_of(row)).encode() + b"\n" for row in rows())),
     "ndjson, unescaped": (
-        Lines, b"".join(json.dumps(object_of(row), ensure_ascii=False).encode() + b"\n" for row in rows()),
+        NdjsonDecoder, b"".join(json.dumps(object_of(row), ensure_ascii=False).encode() + b"\n" for row in rows()),
     ),
 }  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_rows_come_in_pieces_of_any_size(name: str) -> None:
         format_, found, at = decoder(), [], 0
         while at < len(encoded):
             size = rng.randint(1, most)
-            found += [chunk_of(row) for row in format_.feed(encoded[at : at + size])]
+            found += [decode_chunk(row) for row in format_.feed(encoded[at : at + size])]
             at += size
         assert found == rows()
 
@@ -97,7 +97,7 @@ def reply(status: int, kind: str = "", **more: Any) -> Reply:
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 408])
 def test_what_is_to_be_asked_again(status: int) -> None:
-    with pytest.raises(Again) as again:
+    with pytest.raises(RetryLater) as again:
         content_of(reply(status, "any"))
     assert again.value.pause_s(1) >= 7
 
@@ -120,15 +120,15 @@ def test_what_the_caller_must_hear_of(answer: Reply, error: type[Exception]) -> 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]\n", b'{"a": 1}\n'])
 def test_what_is_not_a_gateway_s_page_is_asked_again(body: bytes) -> None:
-    with pytest.raises(Again):
+    with pytest.raises(RetryLater):
         page_of(Reply(200, {"x-next-offset": "1"}, body))
-    with pytest.raises(Again):
+    with pytest.raises(RetryLater):
         page_of(Reply(200, {}, b""))
 
 
 def test_an_error_frame_that_may_pass() -> None:
-    passing = problem({"type": "https://h/kafka-unavailable", "status": 503, "detail": "it is away"})
-    assert isinstance(passing, Again)
+    passing = error_of_problem({"type": "https://h/kafka-unavailable", "status": 503, "detail": "it is away"})
+    assert isinstance(passing, RetryLater)
 
 
 # ---- turns of the partitions ------------------------------------------------------------------------------------
@@ -140,22 +140,22 @@ class Served:
     def __init__(self, *sizes: int) -> None:
         self.chunks = [[chunk(2 * n, number) for n in range(size)] for number, size in enumerate(sizes)]
 
-    def page(self, ask: Ask, most: int = 3) -> tuple[list[Chunk], int]:
+    def page(self, ask: PageRequest, most: int = 3) -> tuple[list[Chunk], int]:
         there = [one for one in self.chunks[ask.partition[1]] if one.offset >= ask.offset][:most]
         return there, there[-1].offset + 2 if there else ask.offset
 
 
-def rotation(slots: int, *ends: int | None) -> Rotation:
-    found = Rotation(slots)
+def rotation(slots: int, *ends: int | None) -> PartitionScheduler:
+    found = PartitionScheduler(slots)
     for number, end in enumerate(ends):
-        found.add(("dc1.t", number), At(0), end)
+        found.add(("dc1.t", number), ReadOffset(0), end)
     return found
 
 
-def handed_out(found: Rotation) -> list[tuple[int, int]]:
+def handed_out(found: PartitionScheduler) -> list[tuple[int, int]]:
     out = []
     while (one := found.next_chunk()) is not None:
-        found.reach(one, At(one.offset + 1))
+        found.reach(one, ReadOffset(one.offset + 1))
         out.append((one.partition, one.offset))
     return out
 
@@ -168,7 +168,7 @@ def test_every_chunk_once_in_the_order_of_its_partition_whatever_is_lost(seed: i
     turns = rotation(rng.randint(1, 4), *(2 * size for size in sizes))
     now, flying, out = 0.0, [], []
     while not turns.is_over:
-        ask = turns.next_ask(now)
+        ask = turns.next_request(now)
         if ask is not None:
             flying.append(ask)
         if flying and rng.random() < 0.6:
@@ -187,41 +187,41 @@ def test_every_chunk_once_in_the_order_of_its_partition_whatever_is_lost(seed: i
 
 def test_the_position_follows_what_is_handed_out_and_not_what_was_fetched() -> None:
     turns, served = rotation(2, None), Served(3)
-    ask = turns.next_ask(0)
+    ask = turns.next_request(0)
     assert ask is not None
     turns.take(ask, *served.page(ask))
-    assert turns.position[A] == At(0)
+    assert turns.position[A] == ReadOffset(0)
     one = turns.next_chunk()
     assert one is not None
-    turns.reach(one, At(one.offset + 1))
-    assert turns.position[A] == At(1)
+    turns.reach(one, ReadOffset(one.offset + 1))
+    assert turns.position[A] == ReadOffset(1)
     handed_out(turns)
-    assert turns.position[A] == At(6), "past the control record behind the last one"
+    assert turns.position[A] == ReadOffset(6), "past the control record behind the last one"
 
 
 def test_no_more_pages_than_slots_are_held() -> None:
     turns, served = rotation(2, None, None, None), Served(5, 5, 5)
     for _ in range(2):
-        ask = turns.next_ask(0)
+        ask = turns.next_request(0)
         assert ask is not None
         turns.take(ask, *served.page(ask))
-    assert turns.next_ask(0) is None
+    assert turns.next_request(0) is None
     handed_out(turns)
-    assert turns.next_ask(0) is not None
+    assert turns.next_request(0) is not None
 
 
 def test_a_partition_is_asked_for_one_page_at_a_time() -> None:
     turns = rotation(8, None, None)
-    asks = [turns.next_ask(0), turns.next_ask(0)]
+    asks = [turns.next_request(0), turns.next_request(0)]
     assert {ask.partition for ask in asks if ask} == {A, B}
-    assert turns.next_ask(0) is None
+    assert turns.next_request(0) is None
 
 
-def waits(turns: Rotation, count: int) -> list[int]:
+def waits(turns: PartitionScheduler, count: int) -> list[int]:
     """The waits of the next requests, each of which finds nothing."""
     found = []
     for _ in range(count):
-        ask = turns.next_ask(0)
+        ask = turns.next_request(0)
         assert ask is not None
         found.append(ask.wait_ms)
         turns.take(ask, [], ask.offset)
@@ -238,7 +238,7 @@ def test_short_waits_where_there_are_not_and_none_while_others_have_news() -> No
     turns = rotation(1, *[None] * 10)
     assert waits(turns, 10) == [0] * 10
     assert waits(turns, 3) == [100] * 3
-    ask = turns.next_ask(0)
+    ask = turns.next_request(0)
     assert ask is not None
     turns.take(ask, [chunk(0, ask.partition[1])], 1)
     handed_out(turns)
@@ -265,24 +265,24 @@ def caught_up(partition: int, offset: int) -> dict[str, Any]:
     return {"frame": "caught_up", "partitions": [{"topic": "dc1.t", "partition": partition, "offset": offset}]}
 
 
-def offsets(member: Membership, *frames: dict[str, Any]) -> list[int]:
+def offsets(member: GroupMembership, *frames: dict[str, Any]) -> list[int]:
     """Feeds the frames, and hands out what is to be."""
     member.feed(frames)
     out = []
     while (one := member.next_chunk()) is not None:
-        member.reach(one, At(one.offset + 1))
+        member.reach(one, ReadOffset(one.offset + 1))
         out.append(one.offset)
     return out
 
 
 def test_what_was_handed_out_does_not_come_twice_after_a_break() -> None:
-    member = Membership({}, True)
+    member = GroupMembership({}, True)
     assert offsets(member, session("1"), assigned(1, p0=0), *(frame(chunk(n)) for n in range(5))) == [0, 1, 2, 3, 4]
     assert offsets(member, session("2"), assigned(2, p0=0), *(frame(chunk(n)) for n in range(8))) == [5, 6, 7]
 
 
 def test_a_consumer_that_was_set_back_is_read_again() -> None:
-    member = Membership({}, True)
+    member = GroupMembership({}, True)
     offsets(member, session("1"), assigned(1, p0=0), *(frame(chunk(n)) for n in range(5)))
     body = member.to_commit()
     assert body is not None
@@ -290,20 +290,20 @@ def test_a_consumer_that_was_set_back_is_read_again() -> None:
     assert offsets(member, session("2"), assigned(2, p0=1), frame(chunk(1)), frame(chunk(2))) == [1, 2]
 
 
-def test_it_goes_on_where_others_have_come_to() -> None:
-    member = Membership({}, True)
+def test_it_continues_at_the_position_that_others_reached() -> None:
+    member = GroupMembership({}, True)
     offsets(member, session("1"), assigned(1, p0=0), frame(chunk(0)))
     assert offsets(member, assigned(3, p0=10), frame(chunk(10))) == [10]
-    assert member.position[A] == At(11)
+    assert member.position[A] == ReadOffset(11)
 
 
 def test_what_lies_below_a_stored_position_is_dropped() -> None:
-    member = Membership({A: At(3)}, True)
+    member = GroupMembership({A: ReadOffset(3)}, True)
     assert offsets(member, session("1"), assigned(1, p0=0), *(frame(chunk(n)) for n in range(5))) == [3, 4]
 
 
 def test_a_commit_names_what_was_handed_out_of_what_is_held() -> None:
-    member = Membership({}, True)
+    member = GroupMembership({}, True)
     assert member.to_commit() is None
     offsets(member, session("1"), assigned(7, p0=0, p1=5), frame(chunk(0)), frame(chunk(1)), caught_up(1, 9))
     body = member.to_commit()
@@ -319,8 +319,8 @@ def test_a_commit_names_what_was_handed_out_of_what_is_held() -> None:
     assert member.lost() == []
 
 
-def test_what_can_not_be_committed_any_more_is_told_once() -> None:
-    member = Membership({}, True)
+def test_a_lost_partition_is_reported_once() -> None:
+    member = GroupMembership({}, True)
     offsets(member, session("1"), assigned(1, p0=0, p1=0), frame(chunk(0)), frame(chunk(0, 1)))
     offsets(member, assigned(2, p1=0))
     assert member.lost() == [A]
@@ -330,20 +330,20 @@ def test_what_can_not_be_committed_any_more_is_told_once() -> None:
     assert [p["partition"] for p in body["positions"]] == [1]
 
 
-def test_a_revocation_is_told_when_all_before_it_is_handed_out() -> None:
-    member = Membership({}, True)
+def test_a_revocation_is_reported_after_all_chunks_before_it() -> None:
+    member = GroupMembership({}, True)
     member.feed([session("1"), assigned(1, p0=0), frame(chunk(0)), {"frame": "revoked", "generation": 1}])
     assert member.next_chunk() is not None
-    with pytest.raises(Revoked):
+    with pytest.raises(PartitionsRevoked):
         member.next_chunk()
     assert member.to_commit() is None, "the chunk was not reached"
-    member.reach(chunk(0), At(1))
+    member.reach(chunk(0), ReadOffset(1))
     assert member.to_commit() is not None, "the gateway waits a moment for it"
 
 
 @pytest.mark.parametrize("follow", [True, False])
 def test_the_end_is_where_all_that_is_held_is_caught_up(follow: bool) -> None:
-    member = Membership({}, follow)
+    member = GroupMembership({}, follow)
     offsets(member, session("1"), assigned(1, p0=0, p1=0), caught_up(0, 0), frame(chunk(0, 1)))
     assert not member.is_over
     offsets(member, caught_up(1, 1))
@@ -358,11 +358,11 @@ def test_a_session_that_only_begins_and_fails_is_no_news() -> None:
 
 def test_what_is_no_frame() -> None:
     with pytest.raises(ValueError, match="not a session"):
-        Membership({}, True).feed([60, 104])
+        GroupMembership({}, True).feed([60, 104])
 
 
 def test_an_error_frame_is_raised_after_what_came_before() -> None:
-    member = Membership({}, True)
+    member = GroupMembership({}, True)
     gone = {"type": "https://h/unknown-topic", "status": 404, "detail": "it was deleted"}
     member.feed([session("1"), assigned(1, p0=0), frame(chunk(0)), {"frame": "error", "problem": gone}])
     assert member.next_chunk() is not None

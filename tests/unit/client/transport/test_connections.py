@@ -2,11 +2,12 @@
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from logferry.client.transport.connections import MOST_CONNECTIONS, Connections, NoAnswer, origin_of
-from logferry.client.transport.responses import Do, judge, read_answer
+from logferry.client.transport.connections import MOST_CONNECTIONS, Connections, NoResponse, origin_of
+from logferry.client.transport.responses import NextStep, next_step, read_answer
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Some: Thing\r\n\r\nok"
 
@@ -27,7 +28,7 @@ def request(connection: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[Any]:
     """Gives each connection, in turn, to one of the functions; returns the URL and the requests."""
     listener = socket.create_server(("127.0.0.1", 0))
     threads = []
@@ -50,13 +51,13 @@ def server():
 
 
 @pytest.fixture
-def connections():
+def connections() -> Iterator[Any]:
     kept = Connections(answer_timeout_s=5.0)
     yield kept
     kept.close()
 
 
-def test_a_connection_is_kept(server, connections):
+def test_a_connection_is_kept(server: Any, connections: Any) -> None:
     requests = []
 
     def twice(connection: socket.socket) -> None:
@@ -72,7 +73,7 @@ def test_a_connection_is_kept(server, connections):
     assert all(r.endswith(b"\r\n\r\nbody") and b"\r\nA: b\r\n" in r for r in requests)
 
 
-def test_one_that_was_closed_while_idle_is_replaced(server, connections):
+def test_one_that_was_closed_while_idle_is_replaced(server: Any, connections: Any) -> None:
     def once(connection: socket.socket) -> None:
         request(connection)
         connection.sendall(ANSWER)
@@ -102,34 +103,34 @@ def endless(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("misbehaviour", [cut_at_once, no_http, endless])
-def test_what_is_no_answer(server, connections, misbehaviour):
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1"):
+def test_what_is_no_answer(server: Any, connections: Any, misbehaviour: Any) -> None:
+    with pytest.raises(NoResponse, match=r"127\.0\.0\.1"):
         connections.exchange(server(misbehaviour) + "/v1/x", {}, b"body")
 
 
 @pytest.mark.parametrize("length", range(12, len(ANSWER)))
-def test_half_an_answer_acknowledges_nothing(server, connections, length):
+def test_half_an_answer_acknowledges_nothing(server: Any, connections: Any, length: int) -> None:
     def cut(connection: socket.socket) -> None:
         request(connection)
         connection.sendall(ANSWER.replace(b"ok", b"{}")[:length])
 
     try:
         reply = connections.exchange(server(cut) + "/", {}, b"")
-    except NoAnswer:
+    except NoResponse:
         return
-    assert judge(read_answer(*reply, opens=False)) is Do.AGAIN
+    assert next_step(read_answer(reply, opens=False)) is NextStep.AGAIN
 
 
-def test_no_answer_in_time(server):
+def test_no_answer_in_time(server: Any) -> None:
     silence = threading.Event()
     connections = Connections(answer_timeout_s=0.05)
-    with pytest.raises(NoAnswer, match="timed out"):
+    with pytest.raises(NoResponse, match="timed out"):
         connections.exchange(server(lambda connection: silence.wait(10) and None) + "/", {}, b"")
     silence.set()
     connections.close()
 
 
-def test_an_answer_that_comes_before_the_whole_request_is_read(server, connections):
+def test_an_answer_that_comes_before_the_whole_request_is_read(server: Any, connections: Any) -> None:
     """413 for a body that is too large: the other side answers and stops reading."""
 
     def refuse(connection: socket.socket) -> None:
@@ -143,12 +144,12 @@ def test_an_answer_that_comes_before_the_whole_request_is_read(server, connectio
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://no.such.host.invalid/", "http://" + "x" * 64 + "/"])
-def test_nobody_there(connections, url):
-    with pytest.raises(NoAnswer):
+def test_no_response(connections: Any, url: str) -> None:
+    with pytest.raises(NoResponse):
         connections.exchange(url, {}, b"")
 
 
-def test_connections_are_few(connections):
+def test_connections_are_few(connections: Any) -> None:
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(MOST_CONNECTIONS + 2)]
     accepted = []
     for listener in listeners:
@@ -182,5 +183,5 @@ def test_connections_are_few(connections):
         ("", None),
     ],
 )
-def test_origin(url, origin):
+def test_origin(url: str, origin: Any) -> None:
     assert origin_of(url) == origin

@@ -7,12 +7,14 @@ import hashlib
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import trustme
-from logferry.client.transport.connections import Connections, NoAnswer
+from logferry.client.transport.connections import Connections, NoResponse
 from logferry.client.transport.dialer import Dialer, check_pin, proxies_of
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -73,7 +75,7 @@ class Server:
 
 
 @pytest.fixture
-def serve():
+def serve() -> Iterator[Any]:
     servers = []
 
     def start(*arguments: object, **options: object) -> Server:
@@ -91,7 +93,7 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-def ca_file(authority, tmp_path) -> str:
+def ca_file(authority: Any, tmp_path: Path) -> str:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     return str(tmp_path / "ca.pem")
 
@@ -109,47 +111,49 @@ def ask(dialer: Dialer, url: str) -> int:
         connections.close()
 
 
-def test_a_certificate_is_verified_by_the_given_authority(serve, authority, ca_file):
+def test_a_certificate_is_verified_by_the_given_authority(serve: Any, authority: Any, ca_file: Any) -> None:
     server = serve(authority.issue_cert("127.0.0.1"))
     assert ask(Dialer(ca_file), f"https://127.0.0.1:{server.port}/") == 200
 
 
 @pytest.mark.parametrize("names", [("other.example",), None])
-def test_a_wrong_name_and_an_unknown_authority_are_refused_before_anything_is_sent(serve, authority, ca_file, names):
+def test_a_wrong_name_and_an_unknown_authority_are_refused_before_anything_is_sent(
+    serve: Any, authority: Any, ca_file: Any, names: Any
+) -> None:
     certificate = authority.issue_cert(*names) if names else trustme.CA().issue_cert("127.0.0.1")
     server = serve(certificate)
-    with pytest.raises(NoAnswer, match="certificate verify failed"):
+    with pytest.raises(NoResponse, match="certificate verify failed"):
         ask(Dialer(ca_file), f"https://127.0.0.1:{server.port}/")
     assert not server.heads
 
 
-def test_without_an_authority_the_systems_are_asked(serve, authority):
+def test_without_an_authority_the_systems_are_asked(serve: Any, authority: Any) -> None:
     server = serve(authority.issue_cert("127.0.0.1"))
-    with pytest.raises(NoAnswer, match="certificate verify failed"):
+    with pytest.raises(NoResponse, match="certificate verify failed"):
         ask(Dialer(), f"https://127.0.0.1:{server.port}/")
 
 
-def test_a_pin_alone_decides(serve):
+def test_a_pin_alone_decides(serve: Any) -> None:
     certificate = trustme.CA().issue_cert("elsewhere.example")
     server = serve(certificate)
     url = f"https://127.0.0.1:{server.port}/"
     assert ask(Dialer(pins=["0" * 64, fingerprint(certificate)]), url) == 200
-    with pytest.raises(NoAnswer, match="not pinned"):
+    with pytest.raises(NoResponse, match="not among the pins"):
         ask(Dialer(pins=["0" * 64]), url)
     assert len([head for head in server.heads if b"secret" in head]) == 1
 
 
-def test_with_an_authority_and_a_pin_both_have_to_fit(serve, authority, ca_file):
+def test_with_an_authority_and_a_pin_both_have_to_fit(serve: Any, authority: Any, ca_file: Any) -> None:
     certificate, strange = authority.issue_cert("127.0.0.1"), trustme.CA().issue_cert("127.0.0.1")
     url = f"https://127.0.0.1:{serve(certificate).port}/"
     assert ask(Dialer(ca_file, [fingerprint(certificate)]), url) == 200
-    with pytest.raises(NoAnswer, match="not pinned"):
+    with pytest.raises(NoResponse, match="not among the pins"):
         ask(Dialer(ca_file, ["0" * 64]), url)
-    with pytest.raises(NoAnswer, match="certificate verify failed"):
+    with pytest.raises(NoResponse, match="certificate verify failed"):
         ask(Dialer(ca_file, [fingerprint(strange)]), f"https://127.0.0.1:{serve(strange).port}/")
 
 
-def test_http_goes_to_the_proxy_with_the_whole_url(serve):
+def test_http_goes_to_the_proxy_with_the_whole_url(serve: Any) -> None:
     proxy = serve()
     dialer = Dialer(proxies={"http": f"http://me:p%40ss@127.0.0.1:{proxy.port}"})
     assert ask(dialer, "http://gateway.example:8080/v1/x?a=b") == 200
@@ -159,7 +163,7 @@ def test_http_goes_to_the_proxy_with_the_whole_url(serve):
     assert b"Host: gateway.example:8080" in head
 
 
-def test_https_goes_through_a_tunnel_and_the_proxy_sees_no_token(serve, authority, ca_file):
+def test_https_goes_through_a_tunnel_and_the_proxy_sees_no_token(serve: Any, authority: Any, ca_file: Any) -> None:
     proxy = serve(authority.issue_cert("gateway.example"), tunnels=True)
     dialer = Dialer(ca_file, proxies={"https": f"127.0.0.1:{proxy.port}"})
     assert ask(dialer, "https://gateway.example/v1/x") == 200
@@ -169,7 +173,7 @@ def test_https_goes_through_a_tunnel_and_the_proxy_sees_no_token(serve, authorit
     assert inside.startswith(b"POST /v1/x HTTP/1.1")
 
 
-def test_some_hosts_are_reached_without_the_proxy(serve):
+def test_some_hosts_are_reached_without_the_proxy(serve: Any) -> None:
     server = serve()
     proxies = {"http": "http://127.0.0.1:1", "no": "10.0.0.1, .inner.example,p.example:81"}
     assert ask(Dialer(proxies=proxies), f"http://127.0.0.1:{server.port}/") == 200
@@ -181,18 +185,18 @@ def test_some_hosts_are_reached_without_the_proxy(serve):
         assert where(far) == "127.0.0.1"
 
 
-def test_the_environment_is_read_as_curl_does():
+def test_the_environment_is_read_as_curl_does() -> None:
     environment = {"HTTP_PROXY": "x", "HTTPS_PROXY": "s", "https_proxy": "t", "NO_PROXY": "n", "ALL_PROXY": "a"}
     assert proxies_of(environment) == {"https": "t", "no": "n"}
     assert proxies_of({"http_proxy": "h", "https_proxy": "", "HTTPS_PROXY": "s"}) == {"http": "h", "https": "s"}
 
 
 @pytest.mark.parametrize("text", ["aB" * 32, "SHA256:" + "ab" * 32, ":".join(["AB"] * 32), " " + "ab" * 32 + "\n"])
-def test_pins_as_people_write_them(text):
+def test_pins_as_people_write_them(text: Any) -> None:
     assert check_pin(text) == "ab" * 32
 
 
 @pytest.mark.parametrize("text", ["", "ab" * 31, "ab" * 33, "xy" * 32, "ab" * 32 + "/"])
-def test_what_is_no_pin(text):
+def test_what_is_no_pin(text: str) -> None:
     with pytest.raises(ValueError, match="64 hexadecimal"):
         check_pin(text)

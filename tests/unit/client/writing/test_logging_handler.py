@@ -12,23 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 from logferry.client import LogferryHandler
-from logferry.client.writing.log_queue import Gathered, Waiting
-from model.fake_gateway import FakeGateway, NoAnswer, Served
+from logferry.client.transport.connections import NoResponse
+from logferry.client.writing.log_queue import LogQueue, QueuedLines
+
+from tests.support.fake_gateway import FakeGateway, Served
 
 AWAY = "http://127.0.0.1:9"
-
-
-@pytest.fixture
-def gateway() -> FakeGateway:
-    fake = FakeGateway()
-    fake.prev_always = False
-    return fake
-
-
-@pytest.fixture
-def served(gateway: FakeGateway) -> Iterator[Served]:
-    with Served(gateway) as served:
-        yield served
 
 
 @pytest.fixture
@@ -52,7 +41,7 @@ class Gate:
     def __call__(self, url: str, headers: dict[str, str], body: bytes) -> object:
         self.asked.set()
         if not self.open.wait(30):
-            raise NoAnswer("nobody opened")
+            raise NoResponse("nobody opened")
         return self.gateway(url, headers, body)
 
 
@@ -77,7 +66,7 @@ def test_records_become_lines_of_one_source(gateway: FakeGateway, served: Served
     assert gateway.sources[handler.source_id].chunks[0].attributes == {"env": "test"}
 
 
-def test_it_waits_for_nobody_and_tells_what_is_missing(gateway: FakeGateway, log: logging.Logger) -> None:
+def test_it_never_waits_and_reports_missing_records(gateway: FakeGateway, log: logging.Logger) -> None:
     """The gateway takes nothing until all was logged; that the program got there is the proof."""
     gate = Gate(gateway)
     with Served(gate) as served:  # type: ignore[arg-type]
@@ -114,7 +103,7 @@ def test_a_gateway_that_is_away_holds_up_neither_the_program_nor_its_end(log: lo
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("logferry-writer")]
 
 
-def test_a_refused_record_is_told_and_the_next_are_taken(
+def test_a_rejected_record_is_reported_and_the_next_are_taken(
     gateway: FakeGateway, served: Served, log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway.largest_chunk_bytes = 1000
@@ -196,6 +185,7 @@ def test_a_formatter_that_fails_does_not_break_the_program(
 def test_it_is_named_in_a_configuration(gateway: FakeGateway, served: Served) -> None:
     logging.config.dictConfig({
         "version": 1,
+        "disable_existing_loggers": False,
         "handlers": {"ferry": {"class": "logferry.client.LogferryHandler", "urls": served.url, "topic": "t"}},
         "loggers": {"configured": {"handlers": ["ferry"], "level": "INFO"}},
     })  # fmt: skip
@@ -232,41 +222,41 @@ def test_the_end_of_the_process_does_not_wait_for_ever() -> None:
 
 
 def test_the_queue_counts_what_found_no_place_where_it_is_missing() -> None:
-    waiting = Waiting(2, 1000)
+    waiting = LogQueue(2, 1000)
     assert [waiting.put(b"%d" % n, n) for n in range(4)] == [True, True, False, False]
-    assert waiting.take(1, 0) == Gathered(b"0", 1, 0)
+    assert waiting.take(1, 0) == QueuedLines(b"0", 1, 0)
     assert not waiting.put(b"4", 4), "the gap holds its place"
-    assert waiting.take(100, 0) == Gathered(b"1", 1, 1)
+    assert waiting.take(100, 0) == QueuedLines(b"1", 1, 1)
     assert waiting.put(b"5", 5)
-    assert waiting.take(100, 0) == Gathered(b"", 1, 0, 3)
-    assert waiting.take(100, 0) == Gathered(b"5", 1, 5)
+    assert waiting.take(100, 0) == QueuedLines(b"", 1, 0, 3)
+    assert waiting.take(100, 0) == QueuedLines(b"5", 1, 5)
     assert waiting.take(100, 0) is None
 
 
 def test_a_signal_s_handler_may_log_in_the_midst_of_it() -> None:
-    waiting = Waiting(2, 1000)
+    waiting = LogQueue(2, 1000)
     with waiting._lock:
         assert waiting.put(b"a", 1)
-    assert waiting.take(100, 0) == Gathered(b"a", 1, 1)
+    assert waiting.take(100, 0) == QueuedLines(b"a", 1, 1)
 
 
 def test_the_queue_is_bounded_in_bytes() -> None:
-    waiting = Waiting(1000, 10)
+    waiting = LogQueue(1000, 10)
     assert [waiting.put(b"x" * 8, 0) for _ in range(3)] == [True, True, False]
 
 
 def test_what_a_writer_lost_stands_before_what_waits() -> None:
-    waiting = Waiting(10, 1000)
+    waiting = LogQueue(10, 1000)
     waiting.put(b"a", 1)
-    assert waiting.take(100, 0) == Gathered(b"a", 1, 1)
+    assert waiting.take(100, 0) == QueuedLines(b"a", 1, 1)
     waiting.put(b"b", 2)
     waiting.lose(1)
-    assert waiting.take(100, 0) == Gathered(b"", 1, 0, 1)
-    assert waiting.take(100, 0) == Gathered(b"b", 1, 2)
+    assert waiting.take(100, 0) == QueuedLines(b"", 1, 0, 1)
+    assert waiting.take(100, 0) == QueuedLines(b"b", 1, 2)
 
 
-def test_all_is_settled_when_it_is_recorded_or_told_as_lost() -> None:
-    waiting = Waiting(1, 1000)
+def test_all_is_settled_when_it_is_recorded_or_reported_lost() -> None:
+    waiting = LogQueue(1, 1000)
     waiting.put(b"a", 1)
     waiting.put(b"lost", 2)
     assert not waiting.wait_settled(0)
@@ -279,7 +269,7 @@ def test_all_is_settled_when_it_is_recorded_or_told_as_lost() -> None:
 
 
 def test_who_waits_for_lines_is_woken_at_the_end() -> None:
-    waiting, found = Waiting(1, 1000), []
+    waiting, found = LogQueue(1, 1000), []
     taker = threading.Thread(target=lambda: found.append(waiting.take(100)))
     taker.start()
     waiting.close()

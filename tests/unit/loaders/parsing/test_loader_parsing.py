@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.parsing import settings as module
+from logferry.loaders.parsing import settings as parsing_settings
 from logferry.loaders.parsing.columns import column_type
+from logferry.loaders.parsing.formats import spark_fields
 from logferry.loaders.parsing.regex_groups import named_groups
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from pydantic import ValidationError
@@ -22,29 +23,32 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a format that is none": ({"format": "xml"}, "format"),
     "a key that is none": ({"format": "lines", "colums": {}}, "colums"),
     "no columns": ({"format": "json"}, "json needs columns"),
-    "columns of what has none": ({"columns": {"a": "int"}}, "columns: means nothing to the format lines"),
-    "a pattern elsewhere": ({**JSON, "pattern": "x"}, "pattern: means nothing to the format json"),
+    "columns of what has none": ({"columns": {"a": "int"}}, "columns: not a setting of the format lines"),
+    "a pattern elsewhere": ({**JSON, "pattern": "x"}, "pattern: not a setting of the format json"),
     "no pattern": ({"format": "regex"}, "regex needs a pattern"),
     "no group": ({"format": "regex", "pattern": "(a)"}, "no named group"),
-    "a column that is no group": ({**REGEX, "columns": {"m": "int"}}, "m is no group"),
-    "a group twice": ({"format": "regex", "pattern": "(?<a>.)(?<a>.)"}, "stands twice"),
-    "a type that is none": ({**JSON, "columns": {"a": "integer"}}, "'integer' is not a type; there are string"),
-    "a text as an array": ({**REGEX, "columns": {"n": "array<int>"}}, "a text is no array<int>"),
+    "a column that is no group": ({**REGEX, "columns": {"m": "int"}}, "m is not a group"),
+    "a group twice": ({"format": "regex", "pattern": "(?<a>.)(?<a>.)"}, "is defined twice"),
+    "a type that is none": ({**JSON, "columns": {"a": "integer"}}, "'integer' is not a type; types are string"),
+    "a text as an array": (
+        {**REGEX, "columns": {"n": "array<int>"}},
+        "type array<int> is not supported for this format",
+    ),
     "a name with a blank": ({**JSON, "columns": {"a b": "int"}}, "not a column"),
-    "a name of every row": ({**JSON, "columns": {"offset": "int"}}, "offset is a column that every row has"),
-    "a name of every row, larger": ({**JSON, "columns": {"Offset": "int"}}, "offset is a column that every row has"),
+    "a name of every row": ({**JSON, "columns": {"offset": "int"}}, "offset is a column of every row"),
+    "a name of every row, larger": ({**JSON, "columns": {"Offset": "int"}}, "offset is a column of every row"),
     "names alike": ({**JSON, "columns": {"a": "int", "A": "int"}}, "upper and lower case"),
     "no separator": ({"format": "delimited", "columns": {"a": "int"}}, "needs a separator"),
     "a long separator with quotes": (
         {"format": "delimited", "columns": {"a": "int"}, "separator": "||", "quoted": True},
-        "one letter",
+        "one character other than the quote",
     ),
-    "a time of no column": ({**REGEX, "event_time": {**TIME, "column": "x"}}, "x is no column"),
+    "a time of no column": ({**REGEX, "event_time": {**TIME, "column": "x"}}, "x is not a column"),
     "a time of an array": (
         {"format": "json", "columns": {"at": "array<int>"}, "event_time": TIME},
         "a string or a number is needed",
     ),
-    "a time of lines": ({"event_time": TIME}, "event_time: means nothing to the format lines"),
+    "a time of lines": ({"event_time": TIME}, "event_time: not a setting of the format lines"),
     "a zone that is none": ({**REGEX, "event_time": {**TIME, "zone": "Mars/Olympus"}}, "not a time zone"),
     "no format of a time": ({**REGEX, "event_time": {**TIME, "formats": []}}, "formats"),
     "a quote left open": ({**REGEX, "event_time": {**TIME, "formats": ["yyyy'T"]}}, "not closed"),
@@ -53,7 +57,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said(case: str):
+def test_an_error_is_reported(case: str):
     given_settings, said = WRONG[case]
     with pytest.raises(ValidationError, match=re.escape(said)):
         ParserSettings.model_validate(given_settings)
@@ -89,7 +93,7 @@ def test_every_setting_is_in_the_name():
 
 def test_another_version_is_another_parser(monkeypatch: pytest.MonkeyPatch):
     settings = ParserSettings.model_validate(JSON)
-    monkeypatch.setitem(module.VERSIONS, "json", 2)
+    monkeypatch.setitem(parsing_settings.VERSIONS, "json", 2)
     assert settings_of(settings.name.replace("json/2", "json/1"), settings.as_json) is None
     assert settings_of("xml/1", "") is None
 
@@ -117,7 +121,7 @@ def test_groups(pattern: str):
 
 def test_a_group_that_is_referred_to():
     assert named_groups(r"(x)(?<q>['\"])1\k<q>2").pattern == r"(x)(['\"])1(?:\2)2"
-    with pytest.raises(ValueError, match="refers to no group"):
+    with pytest.raises(ValueError, match="does not refer to a group"):
         named_groups(r"\k<q>(?<q>x)")
 
 
@@ -147,7 +151,7 @@ NO_TYPES += ["decimal(0,0)", "decimal(2,3)", "decimal(39,1)", "decimal", "struct
 
 @pytest.mark.parametrize("text", TYPES)
 def test_types(text: str):
-    assert column_type(text).simpleString() == TYPES[text]
+    assert spark_fields(a=text)[0].dataType.simpleString() == TYPES[text]
 
 
 @pytest.mark.parametrize("text", NO_TYPES)

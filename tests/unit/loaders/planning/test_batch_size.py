@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.planning.batch_size import Bound, Limits, Sizes, unbounded
+from logferry.loaders.planning.batch_size import BatchSizer, Limits, RunBound, unbounded
 
 MIB = 1 << 20
 
 
 def test_a_backlog_is_cut_by_what_was_seen():
-    sizes = Sizes(max_records=50_000, batch_bytes=64 * MIB)
+    sizes = BatchSizer(max_records=50_000, batch_bytes=64 * MIB)
     assert sizes.next_offsets() == 256, "of chunks of 256 KiB, as long as nothing is known"
     sizes.saw(256, 256 * 64 * 1024)
     assert sizes.next_offsets() == 1024
@@ -22,8 +22,8 @@ def test_a_backlog_is_cut_by_what_was_seen():
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**12)), max_size=20), st.integers(1, 10**6))
-def test_never_nothing_and_never_too_many(seen: list[tuple[int, int]], max_records: int):
-    sizes = Sizes(max_records, 1 << 16)
+def test_a_batch_is_never_empty_and_never_too_large(seen: list[tuple[int, int]], max_records: int):
+    sizes = BatchSizer(max_records, 1 << 16)
     for offsets, size in seen:
         sizes.saw(offsets, size)
         assert 1 <= sizes.next_offsets() <= max_records
@@ -40,8 +40,8 @@ LIMITS = {
 def test_limits(case: str):
     limits, said = LIMITS[case]
     clock = [1000.0]
-    bound = Bound(limits, lambda: clock[0], started=1000.0)
-    sizes = Sizes(60, 1 << 20, average=100)
+    bound = RunBound(limits, lambda: clock[0], started=1000.0)
+    sizes = BatchSizer(60, 1 << 20, average=100)
     assert bound.reached() is None
     assert bound.cut(sizes) == (50 if case == "bytes" else 60)
     bound.spent(60, 3000)
@@ -54,9 +54,9 @@ def test_limits(case: str):
     assert bound.cut(sizes) >= 1
 
 
-def test_told_to_stop():
+def test_a_stop_bounds_the_run():
     stopped: list[bool] = []
-    bound = Bound(Limits(), lambda: 0.0, lambda: bool(stopped))
+    bound = RunBound(Limits(), lambda: 0.0, lambda: bool(stopped))
     assert bound.reached() is None
     stopped.append(True)
     assert bound.reached() == "stopped"

@@ -1,4 +1,4 @@
-"""The planning of batches: nothing left out, nothing twice, nothing in silence."""
+"""The planning of batches: no offset is left out, none is read twice, every stop is reported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from logferry.loaders.planning.plan import (
     PartitionOffsets,
     Range,
+    TopicOffsets,
     TopicPartition,
-    TopicView,
     fair_shares,
     plan,
     replaced,
@@ -17,10 +17,10 @@ from logferry.loaders.planning.plan import (
 )
 
 
-def view(topic: str = "dc1.a", topic_id: str = "id1", **partitions: tuple[int, int]) -> dict[str, TopicView]:
+def view(topic: str = "dc1.a", topic_id: str = "id1", **partitions: tuple[int, int]) -> dict[str, TopicOffsets]:
     """``view(p0=(earliest, stable))``"""
     offsets = {int(name[1:]): PartitionOffsets(*pair) for name, pair in partitions.items()}
-    return {topic: TopicView(topic, topic_id, offsets)}
+    return {topic: TopicOffsets(topic, topic_id, offsets)}
 
 
 def test_first_batch_starts_at_the_earliest_retained():
@@ -54,18 +54,18 @@ def test_a_target_below_the_position_reads_nothing():
 
 
 CHANGES = {
-    "removed": ({}, "does not exist any more"),
-    "created anew": (view(topic_id="id2", p0=(0, 50)), "created anew"),
-    "created anew and empty": (view(topic_id="id2", p0=(0, 0)), "created anew"),
+    "removed": ({}, "no longer exists"),
+    "recreated": (view(topic_id="id2", p0=(0, 50)), "recreated"),
+    "recreated and empty": (view(topic_id="id2", p0=(0, 0)), "recreated"),
     "retention overtook": (view(p0=(11, 50)), "records 10 to 10 of partition 0 were removed"),
-    "log cut back": (view(p0=(0, 9)), "its log was cut back"),
-    "partition gone": (view(p1=(0, 9)), "has no partition 0 any more"),
+    "log cut back": (view(p0=(0, 9)), "its log was truncated"),
+    "partition gone": (view(p1=(0, 9)), "no longer has partition 0"),
     "new partition already cleaned": (view(p0=(0, 10), p1=(3, 9)), "new partition 1 were removed"),
 }
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_changed_topic_stops_and_keeps_its_positions_while_others_go_on(case):
+def test_a_changed_topic_stops_and_keeps_its_positions_while_others_continue(case):
     views, reason = CHANGES[case]
     committed = [Range("dc1.a", 0, "id1", 0, 10), Range("dc1.b", 0, "idb", 0, 1)]
     planned = plan(committed, {**views, **view("dc1.b", "idb", p0=(0, 5))}, ["dc1.a", "dc1.b"], 100)
@@ -82,20 +82,20 @@ def test_what_retention_removed_of_loaded_records_is_no_change():
 
 
 UNREADABLE = {
-    "removed": ({}, "does not exist"),
-    "created anew": (view(topic_id="id2", p0=(0, 50)), "created anew"),
+    "removed": ({}, "no longer exists"),
+    "recreated": (view(topic_id="id2", p0=(0, 50)), "recreated"),
     "start removed": (view(p0=(6, 50)), "records 5 to 5"),
-    "end not there": (view(p0=(0, 9)), "cut back"),
+    "end not there": (view(p0=(0, 9)), "truncated"),
 }
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_a_promised_range_that_cannot_be_read_is_said(case):
+def test_a_planned_range_that_cannot_be_read_has_a_reason(case):
     views, reason = UNREADABLE[case]
     assert reason in (unreadable([Range("dc1.a", 0, "id1", 5, 10)], views) or "")
 
 
-def test_a_promised_range_that_can_be_read():
+def test_a_planned_range_that_can_be_read():
     ranges = [Range("dc1.a", 0, "id1", 5, 10), Range("dc1.gone", 0, "x", 4, 4)]
     assert unreadable(ranges, view(p0=(5, 10), p1=(7, 9))) is None
 
@@ -103,12 +103,12 @@ def test_a_promised_range_that_can_be_read():
 def test_replaced_while_it_was_read():
     ranges = [Range("dc1.a", 0, "id1", 5, 10)]
     assert replaced(ranges, {"dc1.a": "id1"}) is None
-    assert "created anew" in (replaced(ranges, {"dc1.a": "id2"}) or "")
+    assert "recreated" in (replaced(ranges, {"dc1.a": "id2"}) or "")
     assert "removed" in (replaced(ranges, {}) or "")
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(0, 5000))
-def test_shares_spend_the_budget_and_favour_nobody(wants: list[int], budget: int):
+def test_shares_spend_the_budget_and_are_fair(wants: list[int], budget: int):
     shares = fair_shares(wants, budget)
     assert sum(shares) == min(budget, sum(wants))
     assert all(0 <= share <= want for share, want in zip(shares, wants, strict=True))
@@ -127,7 +127,8 @@ def test_batches_in_a_row_cover_every_offset_once(data: st.DataObject):
     covered: list[list[Range]] = [[] for _ in range(partitions)]
     committed: tuple[Range, ...] = ()
     for _ in range(sum(ends) + 1):
-        views = view(**{f"p{p}": (earliest[p], ends[p]) for p in range(partitions)})
+        offsets = {p: PartitionOffsets(earliest[p], ends[p]) for p in range(partitions)}
+        views = {"dc1.a": TopicOffsets("dc1.a", "id1", offsets)}
         planned = plan(committed, views, ["dc1.a"], budget, targets)
         assert planned.records <= budget
         if not planned.records:

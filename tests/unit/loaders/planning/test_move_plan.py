@@ -1,32 +1,40 @@
-"""Positions of one data centre as those of another: what is refused, what is waited for, what is given up."""
+"""Positions of one data centre as those of another: the refused, the delayed and the abandoned ones."""
 
 from __future__ import annotations
 
 import pytest
-from logferry.loaders.planning.move_plan import Told, noted, original_of, to_note, told_at_home, translated
-from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition, TopicView
-from logferry.loaders.storage.ledger import MOVE, Original, new_entry
+from logferry.loaders.planning.ledger_entry import MOVE, OriginOffset
+from logferry.loaders.planning.move_plan import (
+    PositionAnswer,
+    answer_at_origin,
+    original_of,
+    originals_to_record,
+    plan_move,
+    recorded_originals,
+)
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
+from logferry.loaders.storage.ledger import new_entry
 
 
 def at(topic: str, partition: int, offset: int, topic_id: str = "id") -> Range:
     return Range(topic, partition, topic_id, offset, offset)
 
 
-def view(topic: str, *offsets: tuple[int, int], topic_id: str = "new") -> TopicView:
-    return TopicView(topic, topic_id, {number: PartitionOffsets(*pair) for number, pair in enumerate(offsets)})
+def view(topic: str, *offsets: tuple[int, int], topic_id: str = "new") -> TopicOffsets:
+    return TopicOffsets(topic, topic_id, {number: PartitionOffsets(*pair) for number, pair in enumerate(offsets)})
 
 
 POSITIONS = [at("dc1.a", 0, 10), at("dc1.a", 1, 20), at("dc2.a", 0, 30)]
 VIEWS = {"dc1.a": view("dc1.a", (0, 100), (0, 100)), "dc2.a": view("dc2.a", (0, 100))}
 TOLD = {
-    TopicPartition("dc1.a", 0): Told(7, "new"),
-    TopicPartition("dc1.a", 1): Told(14, "new"),
-    TopicPartition("dc2.a", 0): Told(33, "new"),
+    TopicPartition("dc1.a", 0): PositionAnswer(7, "new"),
+    TopicPartition("dc1.a", 1): PositionAnswer(14, "new"),
+    TopicPartition("dc2.a", 0): PositionAnswer(33, "new"),
 }
 
 
-def test_all_positions_are_those_of_the_new_place_at_rest():
-    found = translated(POSITIONS, TOLD, VIEWS, {}, (), "dc2")
+def test_all_positions_are_those_of_the_new_data_centre():
+    found = plan_move(POSITIONS, TOLD, VIEWS, {}, (), "dc2")
     assert found.ranges == (at("dc1.a", 0, 7, "new"), at("dc1.a", 1, 14, "new"), at("dc2.a", 0, 33, "new"))
     assert [(move.before, move.after) for move in found.moves] == [(10, 7), (20, 14), (30, 33)]
     assert (found.refused, found.behind) == ((), ())
@@ -38,60 +46,62 @@ def test_all_positions_are_those_of_the_new_place_at_rest():
         ({}, {}, "there is no such topic"),
         ({}, {"dc1.a": view("dc1.a", (0, 100))}, "there is no partition 1"),
         ({}, {"dc1.a": view("dc1.a", (0, 100), (15, 100))}, "the records 14 to 14 of partition 1 were removed there"),
-        ({TopicPartition("dc1.a", 1): Told(14, "old")}, {}, "the copy was created anew"),
-        ({TopicPartition("dc1.a", 1): Told(None, why="it is another one")}, {}, "dc1.a: it is another one"),
+        ({TopicPartition("dc1.a", 1): PositionAnswer(14, "old")}, {}, "the copy was recreated"),
+        ({TopicPartition("dc1.a", 1): PositionAnswer(None, why="it is another one")}, {}, "dc1.a: it is another one"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(told: dict[TopicPartition, Told], views: dict[str, TopicView], why: str):
+def test_what_is_not_known_is_refused_by_name(
+    told: dict[TopicPartition, PositionAnswer], views: dict[str, TopicOffsets], why: str
+):
     seen = {**VIEWS, **views} if views or told else {"dc2.a": VIEWS["dc2.a"]}
-    found = translated(POSITIONS, {**TOLD, **told}, seen, {}, (), "dc2")
+    found = plan_move(POSITIONS, {**TOLD, **told}, seen, {}, (), "dc2")
     assert len(found.refused) == 1
     assert why in found.refused[0]
     assert "dc1.a" in found.refused[0]
 
 
-def test_a_partition_that_nobody_tells_of_is_refused():
-    found = translated(POSITIONS[:1], {}, VIEWS, {}, (), "dc2")
-    assert found.refused == ("dc1.a: it is not mirrored",)
+def test_a_partition_without_an_answer_is_refused():
+    found = plan_move(POSITIONS[:1], {}, VIEWS, {}, (), "dc2")
+    assert found.refused == ("dc1.a: not mirrored",)
 
 
-@pytest.mark.parametrize("told", [Told(None, behind=True, why="up to 5"), Told(101, "new")])
-def test_what_is_not_there_yet_is_waited_for(told: Told):
-    found = translated(POSITIONS[:1], {TopicPartition("dc1.a", 0): told}, VIEWS, {}, (), "dc2")
+@pytest.mark.parametrize("told", [PositionAnswer(None, behind=True, why="up to 5"), PositionAnswer(101, "new")])
+def test_a_position_that_is_not_mirrored_yet_is_waited_for(told: PositionAnswer):
+    found = plan_move(POSITIONS[:1], {TopicPartition("dc1.a", 0): told}, VIEWS, {}, (), "dc2")
     assert (found.refused, len(found.behind)) == ((), 1)
     assert found.behind[0].startswith("dc1.a 0: ")
 
 
-def test_topics_are_given_up_or_begin_elsewhere_by_name_only():
+def test_topics_are_abandoned_or_begin_elsewhere_by_name_only():
     given = {TopicPartition("dc1.a", n): at("dc1.a", n, 100, "new") for n in range(2)}
-    found = translated(POSITIONS, {}, VIEWS, given, {"dc2.a"}, "dc2")
+    found = plan_move(POSITIONS, {}, VIEWS, given, {"dc2.a"}, "dc2")
     assert found.ranges == tuple(given.values())
     assert found.refused == ()
     assert [(move.topic, move.after) for move in found.moves] == [("dc1.a", 100), ("dc1.a", 100), ("dc2.a", None)]
 
 
 def test_a_topic_that_is_at_home_in_the_new_place():
-    original = Original("dc2.a", 0, "new", 33)
-    assert told_at_home(original, VIEWS["dc2.a"]) == Told(33, "new")
-    assert told_at_home(original._replace(topic_id="old"), VIEWS["dc2.a"]).offset is None
-    assert told_at_home(original, None).offset is None
+    original = OriginOffset("dc2.a", 0, "new", 33)
+    assert answer_at_origin(original, VIEWS["dc2.a"]) == PositionAnswer(33, "new")
+    assert answer_at_origin(original._replace(topic_id="old"), VIEWS["dc2.a"]).offset is None
+    assert answer_at_origin(original, None).offset is None
 
 
-def test_originals_come_out_of_the_ledger_for_just_the_position_they_were_noted_for():
-    original = Original("dc2.a", 0, "home", 33)
+def test_the_ledger_has_originals_for_exactly_the_noted_position():
+    original = OriginOffset("dc2.a", 0, "home", 33)
     entries = [
         new_entry(0, "dc1", "p", "run", POSITIONS, originals=[original]),
         new_entry(1, "dc1", "p", "run", [at("dc2.a", 0, 31)]),
         new_entry(2, "dc9", "p", "run", [at("dc2.a", 0, 40)], originals=[original._replace(offset=1)]),
     ]
-    known = noted(entries, "dc1")
+    known = recorded_originals(entries, "dc1")
     assert original_of(at("dc2.a", 0, 30), "dc1", known) == original
     assert original_of(at("dc2.a", 0, 31), "dc1", known) is None
     assert original_of(at("dc2.a", 0, 30, "another"), "dc1", known) is None
     assert original_of(at("dc2.a", 0, 40), "dc1", known) is None
     # What is at home needs no note.
-    assert original_of(at("dc1.a", 1, 20), "dc1", known) == Original("dc1.a", 1, "id", 20)
-    assert to_note([*POSITIONS, at("dc3.a", 0, 1)], "dc1", known) == ([original], [at("dc3.a", 0, 1)])
+    assert original_of(at("dc1.a", 1, 20), "dc1", known) == OriginOffset("dc1.a", 1, "id", 20)
+    assert originals_to_record([*POSITIONS, at("dc3.a", 0, 1)], "dc1", known) == ([original], [at("dc3.a", 0, 1)])
 
 
 def test_a_move_reads_nothing_whatever_its_ranges_say():

@@ -1,4 +1,4 @@
-"""What a reload means: how it is written, which offsets it names, and what it refuses."""
+"""The targets of a reload: their syntax, their offsets, and the refused ones."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from logferry.loaders.__main__ import main
-from logferry.loaders.batches.dedup import told_of
 from logferry.loaders.batches.read import _one_a_partition
-from logferry.loaders.commands.reload import Means, said
-from logferry.loaders.errors import ConfigError, TopicChanged
-from logferry.loaders.notes import Note
-from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition, TopicView
-from logferry.loaders.planning.reload_plan import Held, Span, Target, held, wanted
-from logferry.loaders.standing import standing
-from logferry.loaders.storage.ledger import LOAD, RELOAD, RESET, Ledger, LedgerEntry, new_entry
+from logferry.loaders.commands.reload import ReloadPreview, preview_lines
+from logferry.loaders.commands.table import main
+from logferry.loaders.errors import LoaderConfigError, TopicChanged
+from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, RESET, LedgerEntry
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.reload_plan import HeldOffsets, ReloadTarget, TimeSpan, held_offsets, ranges_to_reload
+from logferry.loaders.storage.ledger import Ledger, new_entry
+from logferry.loaders.storage.left_out_table import LeftOutChunk, left_out_changes
+from logferry.loaders.storage.quarantine import active_filter
 
 T, P0, P1 = "dc1.nginx", TopicPartition("dc1.nginx", 0), TopicPartition("dc1.nginx", 1)
 TEN, NOON = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -26,17 +26,17 @@ TEN, NOON = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 12, t
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("dc1.nginx", Target("", "dc1.nginx")),
-        ("dc1.nginx:3", Target("", "dc1.nginx", 3)),
-        ("dc1.nginx:3=1000..2000", Target("", "dc1.nginx", 3, (1000, 2000))),
-        ("2026-11-20T10..2026-11-20T12", Target("", None, span=Span(TEN, NOON))),
-        ("2026-11-20T10:00..2026-11-20T12:00:00Z", Target("", None, span=Span(TEN, NOON))),
-        ("dc1.nginx=2026-11-20T10Z..2026-11-20T12", Target("", "dc1.nginx", span=Span(TEN, NOON))),
-        ("dc1.20.nginx", Target("", "dc1.20.nginx")),
+        ("dc1.nginx", ReloadTarget("", "dc1.nginx")),
+        ("dc1.nginx:3", ReloadTarget("", "dc1.nginx", 3)),
+        ("dc1.nginx:3=1000..2000", ReloadTarget("", "dc1.nginx", 3, (1000, 2000))),
+        ("2026-11-20T10..2026-11-20T12", ReloadTarget("", None, span=TimeSpan(TEN, NOON))),
+        ("2026-11-20T10:00..2026-11-20T12:00:00Z", ReloadTarget("", None, span=TimeSpan(TEN, NOON))),
+        ("dc1.nginx=2026-11-20T10Z..2026-11-20T12", ReloadTarget("", "dc1.nginx", span=TimeSpan(TEN, NOON))),
+        ("dc1.20.nginx", ReloadTarget("", "dc1.20.nginx")),
     ],
 )
-def test_what_is_written(text: str, target: Target):
-    assert Target.parse(text) == target._replace(text=text)
+def test_what_is_written(text: str, target: ReloadTarget):
+    assert ReloadTarget.parse(text) == target._replace(text=text)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_what_is_written(text: str, target: Target):
     ],
 )
 def test_what_is_no_target(text: str):
-    with pytest.raises(ConfigError, match="--reload"):
-        Target.parse(text)
+    with pytest.raises(LoaderConfigError, match="--from"):
+        ReloadTarget.parse(text)
 
 
 def entry(batch: int, *ranges: tuple[int, int, int], dc: str = "dc1", id_: str = "A", kind: str = LOAD) -> LedgerEntry:
@@ -66,11 +66,13 @@ def entry(batch: int, *ranges: tuple[int, int, int], dc: str = "dc1", id_: str =
 
 def test_what_a_table_has_by_its_ledger():
     entries = [entry(0, (0, 5, 10)), entry(1, (0, 10, 30), (1, 0, 4)), entry(2, (0, 30, 99))]
-    assert held(entries, entries[1]) == {P0: Held(5, 30), P1: Held(0, 4)}, "what is planned does not count"
+    assert held_offsets(entries, entries[1]) == {P0: HeldOffsets(5, 30), P1: HeldOffsets(0, 4)}, (
+        "what is planned does not count"
+    )
     skipped = [*entries[:2], entry(2, (0, 50, 50), (1, 4, 4), kind=RESET), entry(3, (0, 50, 60), (1, 4, 4))]
-    assert held(skipped, skipped[-1])[P0] == Held(5, 60)
+    assert held_offsets(skipped, skipped[-1])[P0] == HeldOffsets(5, 60)
     forgotten = [entries[1], entry(2, (0, 30, 30), kind=RESET)]
-    assert set(held(forgotten, forgotten[-1])) == {P0}
+    assert set(held_offsets(forgotten, forgotten[-1])) == {P0}
 
 
 def test_offsets_of_another_data_centre_are_not_ours():
@@ -79,28 +81,28 @@ def test_offsets_of_another_data_centre_are_not_ours():
         entry(1, (0, 70, 70), dc="dc2"),
         entry(2, (0, 70, 90), (1, 3, 5), dc="dc2"),
     ]
-    assert held(moved, moved[-1]) == {P0: Held(70, 90, ((0, 70),)), P1: Held(3, 5)}
+    assert held_offsets(moved, moved[-1]) == {P0: HeldOffsets(70, 90, ((0, 70),)), P1: HeldOffsets(3, 5)}
     # It comes back, where 100 to 119 are what was loaded there; and once more, with nothing loaded there.
     moved += [entry(3, (0, 120, 120), dc="dc1"), entry(4, (0, 120, 150), dc="dc1"), entry(5, (0, 111, 111), dc="dc2")]
     moved += [entry(6, (0, 150, 150), dc="dc1"), entry(7, (0, 150, 160), (2, 0, 1), dc="dc1")]
-    back = held(moved, moved[-1])
+    back = held_offsets(moved, moved[-1])
     assert (back[P0].first, back[P0].position) == (0, 160)
     assert back[P0].loaded_here() == [(0, 100), (120, 160)]
-    assert held(moved[:4], moved[3])[P0].loaded_here() == [(0, 100)]
+    assert held_offsets(moved[:4], moved[3])[P0].loaded_here() == [(0, 100)]
 
 
-def test_a_topic_that_was_another_one_is_refused():
-    with pytest.raises(TopicChanged, match="rows of the older one have the same offsets"):
-        held([entry(0, (0, 0, 9)), entry(1, (0, 0, 5), id_="B")], entry(1, (0, 0, 5), id_="B"))
+def test_a_topic_with_another_id_is_refused():
+    with pytest.raises(TopicChanged, match="rows of the older topic have the same offsets"):
+        held_offsets([entry(0, (0, 0, 9)), entry(1, (0, 0, 5), id_="B")], entry(1, (0, 0, 5), id_="B"))
 
 
 def meant(
     *texts: str, earliest: int = 0, elsewhere: tuple[tuple[int, int], ...] = (), id_: str = "A", spans: Any = None
 ) -> list[tuple[int, ...]]:
-    have = {P0: Held(0, 100, elsewhere), P1: Held(0, 50)}
-    view = TopicView(T, id_, {0: PartitionOffsets(earliest, 120), 1: PartitionOffsets(0, 50)})
+    have = {P0: HeldOffsets(0, 100, elsewhere), P1: HeldOffsets(0, 50)}
+    view = TopicOffsets(T, id_, {0: PartitionOffsets(earliest, 120), 1: PartitionOffsets(0, 50)})
     committed = entry(7, (0, 90, 100), (1, 50, 50))
-    found = wanted([Target.parse(text) for text in texts], have, committed, {T: view}, spans or {})
+    found = ranges_to_reload([ReloadTarget.parse(text) for text in texts], have, committed, {T: view}, spans or {})
     assert all(r.topic_id == "A" for r in found)
     return [(r.partition, r.start, r.end) for r in found]
 
@@ -112,7 +114,7 @@ def test_which_offsets_are_read():
     assert meant(f"{T}:0", elsewhere=((30, 60),)) == [(0, 0, 30), (0, 60, 100)], "what was loaded here"
     assert meant(f"{T}:0=60..70", f"{T}:0=10..30", elsewhere=((30, 60),)) == [(0, 10, 30), (0, 60, 70)]
     assert meant(f"{T}:0=10..20", f"{T}:0=40..50", f"{T}:0=15..30", f"{T}:0=30..31") == [(0, 10, 31), (0, 40, 50)]
-    spans = {Span(TEN, NOON): {P0: (30, 110)}}
+    spans = {TimeSpan(TEN, NOON): {P0: (30, 110)}}
     assert meant("2026-11-20T10..2026-11-20T12", spans=spans) == [(0, 30, 100)], "up to the position"
     assert meant(f"{T}=2026-11-20T10..2026-11-20T12", f"{T}:1=0..1", spans=spans) == [(0, 30, 100), (1, 0, 1)]
 
@@ -120,17 +122,22 @@ def test_which_offsets_are_read():
 @pytest.mark.parametrize(
     ("texts", "more", "error", "why"),
     [
-        ([f"{T}:0=90..101"], {}, ConfigError, "is loaded up to 100"),
-        (["dc1.other"], {}, ConfigError, "has no positions of it; it has those of dc1.nginx"),
-        ([f"{T}:2=0..1"], {}, ConfigError, "no positions"),
-        ([f"{T}:0=10..20", "dc1.other"], {}, ConfigError, "no positions"),
-        (["2026-11-20T10..2026-11-20T12"], {}, ConfigError, "holds nothing of it"),
+        ([f"{T}:0=90..101"], {}, LoaderConfigError, "is loaded up to 100"),
+        (["dc1.other"], {}, LoaderConfigError, "no committed position in this table; it has dc1.nginx"),
+        ([f"{T}:2=0..1"], {}, LoaderConfigError, "no committed position"),
+        ([f"{T}:0=10..20", "dc1.other"], {}, LoaderConfigError, "no committed position"),
+        (["2026-11-20T10..2026-11-20T12"], {}, LoaderConfigError, "has no rows of it to replace"),
         ([f"{T}:0=10..20"], {"earliest": 15}, TopicChanged, "so 10 to 14 cannot be read again; nothing was replaced"),
         ([f"{T}:0=10..20"], {"earliest": 110}, TopicChanged, "so 10 to 19"),
         ([T], {"earliest": 1}, TopicChanged, "so 0 to 0"),
-        ([T], {"id_": "B"}, TopicChanged, "created anew"),
-        ([f"{T}:0=10..20"], {"elsewhere": ((0, 11),)}, ConfigError, "from 0 to 10 was loaded in another data centre"),
-        ([f"{T}:0=10..20"], {"elsewhere": ((15, 16),)}, ConfigError, "loaded in another data centre"),
+        ([T], {"id_": "B"}, TopicChanged, "recreated"),
+        (
+            [f"{T}:0=10..20"],
+            {"elsewhere": ((0, 11),)},
+            LoaderConfigError,
+            "from 0 to 10 was loaded in another data centre",
+        ),
+        ([f"{T}:0=10..20"], {"elsewhere": ((15, 16),)}, LoaderConfigError, "loaded in another data centre"),
     ],
 )
 def test_what_is_refused(texts: list[str], more: Any, error: type[Exception], why: str):
@@ -139,8 +146,8 @@ def test_what_is_refused(texts: list[str], more: Any, error: type[Exception], wh
 
 
 def test_a_time_of_which_kafka_may_have_dropped_something_is_refused():
-    spans = {Span(TEN, NOON): {P0: (15, 30)}}
-    with pytest.raises(TopicChanged, match="begin later, or name offsets"):
+    spans = {TimeSpan(TEN, NOON): {P0: (15, 30)}}
+    with pytest.raises(TopicChanged, match="start later, or name offsets"):
         meant("2026-11-20T10..2026-11-20T12", earliest=15, spans=spans)
     assert meant("2026-11-20T10..2026-11-20T12", earliest=14, spans=spans) == [(0, 15, 30)]
 
@@ -162,38 +169,28 @@ def test_two_ranges_of_a_partition_are_read_apart():
 
 
 def test_notes_of_a_reload():
-    was = [Note(1, T, 0, n, "s", n, "dc2.nginx") for n in (11, 12, 30)]
-    now = [was[0]._replace(batch=5), Note(5, T, 0, 13, "s", 13, "dc2.nginx")]
+    was = [LeftOutChunk(1, T, 0, n, "s", n, "dc2.nginx") for n in (11, 12, 30)]
+    now = [was[0]._replace(batch=5), LeftOutChunk(5, T, 0, 13, "s", 13, "dc2.nginx")]
     planned = new_entry(5, "dc1", "p", "r", [], kind=RELOAD, reload=[Range(T, 0, "A", 10, 20)])
-    assert told_of(was, now, planned) == (was[1]._replace(batch=5, kept=None), now[1])
-    assert told_of(was, now, planned._replace(reload=())) == tuple(now)
+    assert left_out_changes(was, now, planned) == (was[1]._replace(batch=5, kept=None), now[1])
+    assert left_out_changes(was, now, planned._replace(reload=())) == tuple(now)
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (["--reload", "dc1.nginx:0=5..1"], "no offsets"),
-        (["--reload", "dc1.nginx", "--once"], "--once and --reload exclude each other"),
-        (["--reload", "dc1.nginx", "--reset", "dc1.nginx=latest"], "--reset and --reload exclude each other"),
-        (["--reload", "dc1.nginx", "--stop-records", "5"], "--stop-records bounds a load --once"),
-        (["--yes"], "--yes agrees to a --reset, a --reload or a --move-to"),
-    ],
-)
-def test_wrong_use_is_said_before_anything_starts(more: list[str], why: str, capsys: pytest.CaptureFixture[str]):
-    table = ["--table", "/nowhere", "--topics", "dc1.nginx", "--bootstrap", "127.0.0.1:1", "--json"]
-    assert main([*table, *more]) == 2
-    assert why in capsys.readouterr().out
+def test_wrong_use_is_reported_before_anything_starts(capsys: pytest.CaptureFixture[str]):
+    job = ["/nowhere", "--topics", "dc1.nginx", "--bootstrap", "127.0.0.1:1", "--json"]
+    assert main(["reload", *job, "--from", "dc1.nginx:0=5..1"]) == 2
+    assert "no offsets" in capsys.readouterr().out
 
 
-def test_it_says_what_it_will_do():
+def test_the_preview_of_a_reload():
     ranges, there = (Range(T, 0, "A", 1000, 2000), Range(T, 1, "A", 5, 6)), (Range(T, 1, "A", 0, 5),)
-    means = Means(ranges, rows=12_345, quarantined=7, elsewhere=there)
-    assert said(means) == [
-        "dc1.nginx 0: offsets 1,000 to 1,999 are read again",
-        "dc1.nginx 1: offsets 5 to 5 are read again",
-        "dc1.nginx 1: what is at offsets 0 to 4 was loaded in another data centre, and stays as it is",
-        "12,345 rows of the table and 7 of its quarantine are replaced by what is in these 1,001 offsets, in one "
-        "transaction; positions stay",
+    means = ReloadPreview(ranges, rows=12_345, quarantined=7, elsewhere=there)
+    assert preview_lines(means) == [
+        "dc1.nginx 0: offsets 1,000 to 1,999 will be read again",
+        "dc1.nginx 1: offsets 5 to 5 will be read again",
+        "dc1.nginx 1: offsets 0 to 4 were loaded in another data centre and stay unchanged",
+        "12,345 rows of the table and 7 of its quarantine will be replaced by the records of these 1,001 offsets in "
+        "one transaction; positions stay unchanged",
     ]
 
 
@@ -211,7 +208,7 @@ def test_which_rows_of_a_quarantine_stand():
     table = ds.dataset(pa.Table.from_pylist(rows, schema=schema))
 
     def stand(last: int, columns: list[str]) -> list[int]:
-        found: list[int] = table.to_table(filter=standing(columns, last))["line"].to_pylist()
+        found: list[int] = table.to_table(filter=active_filter(columns, last))["line"].to_pylist()
         return found
 
     assert stand(4, schema.names) == [0, 2, 4, 5]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.batches.dedup import copies
-from logferry.loaders.known import SNAPSHOT_EVERY, create_sources, known_up_to, put_known, read_known
-from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, maybe_twice, merged, several_centres
-from logferry.loaders.storage.ledger import open_table
+from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, merged, possible_duplicates, shared_topics
+from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.source_table import SNAPSHOT_EVERY, add_sources, create_sources, read_sources
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -25,24 +25,24 @@ DC1, DC2 = SourceKey("dc1.a", "web1"), SourceKey("dc2.a", "web1")
 
 
 def test_topics_of_several_centres():
-    assert several_centres(["dc1.a", "dc2.a", "dc1.b", "dc1.a.x"]) == {"dc1.a", "dc2.a"}
+    assert shared_topics(["dc1.a", "dc2.a", "dc1.b", "dc1.a.x"]) == {"dc1.a", "dc2.a"}
 
 
 def test_a_source_that_writes_in_one_place_is_never_looked_at():
     batch = {DC1: facts(10, 20), SourceKey("dc2.a", "web2"): facts(10, 20), SourceKey("dc2.b", "web1"): facts(10, 20)}
-    assert maybe_twice({DC1: facts(1, 9)}, batch) == {}
+    assert possible_duplicates({DC1: facts(1, 9)}, batch) == {}
 
 
 def test_a_source_that_moved_on_is_not_looked_at_either():
-    assert maybe_twice({DC1: facts(1, 9)}, {DC2: facts(10, 20)}) == {}
+    assert possible_duplicates({DC1: facts(1, 9)}, {DC2: facts(10, 20)}) == {}
 
 
 def test_a_source_that_came_back_is_looked_at_where_it_may_be_twice():
-    assert maybe_twice({DC1: facts(1, 9), DC2: facts(8, 20)}, {DC1: facts(10, 30)}) == {DC1: (10, 20)}
+    assert possible_duplicates({DC1: facts(1, 9), DC2: facts(8, 20)}, {DC1: facts(10, 30)}) == {DC1: (10, 20)}
 
 
 def test_both_copies_in_one_batch():
-    assert maybe_twice({}, {DC1: facts(1, 9), DC2: facts(5, 20)}) == {DC1: (5, 9), DC2: (5, 9)}
+    assert possible_duplicates({}, {DC1: facts(1, 9), DC2: facts(5, 20)}) == {DC1: (5, 9), DC2: (5, 9)}
 
 
 SEQNOS = st.sets(st.integers(0, 30), min_size=1, max_size=5)
@@ -54,7 +54,7 @@ def test_no_copy_is_overlooked(before: dict[tuple[str, str], set[int]], now: dic
     known, batch = (
         {SourceKey(*key): facts(min(seqnos), max(seqnos)) for key, seqnos in writes.items()} for writes in (before, now)
     )
-    asked = maybe_twice(known, batch)
+    asked = possible_duplicates(known, batch)
     for (topic, source), seqnos in now.items():
         for (other, same), others in [*before.items(), *now.items()]:
             if same == source and other != topic:
@@ -62,14 +62,14 @@ def test_no_copy_is_overlooked(before: dict[tuple[str, str], set[int]], now: dic
                 assert all(low <= seqno <= high for seqno in seqnos & others)
 
 
-def test_what_batches_say_is_kept_in_few_files(tmp_path: Path):
+def test_facts_of_many_batches_are_kept_in_few_files(tmp_path: Path):
     path = tmp_path / "t_sources"
     create_sources(path)
     for batch in range(2 * SNAPSHOT_EVERY + 3):
-        put_known(path, batch, "run", {DC1: facts(batch, batch + 1, event=batch % 24)})
-    put_known(path, 5, "late", {DC2: facts(1, 2)})
-    assert known_up_to(path) == 2 * SNAPSHOT_EVERY + 2
-    assert read_known(path) == {DC1: facts(0, 2 * SNAPSHOT_EVERY + 3, event=23)}
+        add_sources(path, batch, "run", {DC1: facts(batch, batch + 1, event=batch % 24)})
+    add_sources(path, 5, "late", {DC2: facts(1, 2)})
+    assert last_batch(open_table(path)) == 2 * SNAPSHOT_EVERY + 2
+    assert read_sources(path) == {DC1: facts(0, 2 * SNAPSHOT_EVERY + 3, event=23)}
     table = open_table(path)
     assert table is not None
     assert len(table.file_uris()) == 3, "a whole one and two since"
@@ -78,10 +78,10 @@ def test_what_batches_say_is_kept_in_few_files(tmp_path: Path):
 def test_all_at_once_takes_the_place_of_what_there_was(tmp_path: Path):
     path = tmp_path / "t_sources"
     create_sources(path)
-    put_known(path, 3, "run", {DC1: facts(1, 2)})
-    put_known(path, 7, "run", {DC2: facts(1, 2)}, all_of_it=True)
-    assert read_known(path) == {DC2: facts(1, 2)}
-    assert merged(read_known(path), {DC2: facts(0, 1, hour=3)}) == {DC2: facts(0, 2, hour=3)}
+    add_sources(path, 3, "run", {DC1: facts(1, 2)})
+    add_sources(path, 7, "run", {DC2: facts(1, 2)}, all_of_it=True)
+    assert read_sources(path) == {DC2: facts(1, 2)}
+    assert merged(read_sources(path), {DC2: facts(0, 1, hour=3)}) == {DC2: facts(0, 2, hour=3)}
 
 
 def chunk(topic: str, offset: int, seqno: int, source: str = "web1") -> dict[str, object]:
@@ -114,4 +114,4 @@ COPIES = {
 @pytest.mark.parametrize("case", COPIES)
 def test_which_copies_are_left_out(case: str):
     chunks, stored, left_out = COPIES[case]
-    assert [(n.topic, n.offset, n.kept) for n in copies(4, chunks, stored)] == left_out  # type: ignore[arg-type]
+    assert [(n.topic, n.offset, n.kept) for n in copies(4, chunks, stored)] == left_out

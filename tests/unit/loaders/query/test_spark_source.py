@@ -1,4 +1,4 @@
-"""What the Spark source decides without Spark and without a gateway: options, ranges, where a batch ends."""
+"""Decisions of the Spark source, without Spark and gateway: options, ranges, the end of a batch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.client.reading.decode import Chunk
-from logferry.loaders.errors import ConfigError
+from logferry.client.reading.decode import ReceivedChunk
+from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.planning.plan import TopicPartition
-from logferry.loaders.query.http_ranges import Part, Served, parts
+from logferry.loaders.query.http_ranges import HttpRange, ServedOffsets, ranges_between
 from logferry.loaders.query.spark_source import LogferrySource, Options, as_json, capped, of_json, record_batch
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -31,14 +31,14 @@ def test_options():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"url": "http://a:1"}, "the option topic is needed"),
-        ({"topic": "dc1.a"}, "the option url is needed"),
-        ({**GIVEN, "maxChunksPerTrigger": "0"}, "maxchunkspertrigger: '0' is not a whole number from 1 on"),
-        ({**GIVEN, "startingOffsets": "earliest"}, "no such option: startingoffsets; there are url, topic"),
+        ({"url": "http://a:1"}, "the option topic is missing"),
+        ({"topic": "dc1.a"}, "the option url is missing"),
+        ({**GIVEN, "maxChunksPerTrigger": "0"}, "maxchunkspertrigger: '0' is not a whole number from 1 to"),
+        ({**GIVEN, "startingOffsets": "earliest"}, "unknown option: startingoffsets; options are url, topic"),
     ],
 )
 def test_options_that_are_refused(given: dict[str, str], said: str):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(LoaderConfigError, match=said):
         Options.of(given)
 
 
@@ -46,12 +46,12 @@ def test_options_that_are_refused(given: dict[str, str], said: str):
     ("url", "topic", "said"), [("ftp://a", "dc1.a", "is not http"), ("http://a:1", "*.a", "a pattern needs a consumer")]
 )
 def test_an_address_or_a_topic_that_is_none(url: str, topic: str, said: str):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(LoaderConfigError, match=said):
         Options.of({"url": url, "topic": topic}).door()
 
 
 @given(OFFSETS, OFFSETS, st.integers(1, 60))
-def test_a_batch_is_bounded_goes_on_and_never_goes_back(
+def test_a_batch_is_bounded_continues_and_never_goes_back(
     starts: dict[TopicPartition, int], latest: dict[TopicPartition, int], most: int
 ):
     ends = capped(starts, latest, most)
@@ -65,9 +65,12 @@ def test_a_batch_is_bounded_goes_on_and_never_goes_back(
 
 def test_ranges_have_something_to_read_and_new_partitions_begin_at_0():
     a, b, c = (TopicPartition("dc1.a", number) for number in range(3))
-    assert parts({a: 3, b: 5}, {a: 7, b: 5, c: 2}) == [Part("dc1.a", 0, 3, 7), Part("dc1.a", 2, 0, 2)]
-    with pytest.raises(ConfigError, match=r"dc1\.a 0: it is to end at 2, before its start 3"):
-        parts({a: 3}, {a: 2})
+    assert ranges_between({a: 3, b: 5}, {a: 7, b: 5, c: 2}) == [
+        HttpRange("dc1.a", 0, 3, 7),
+        HttpRange("dc1.a", 2, 0, 2),
+    ]
+    with pytest.raises(LoaderConfigError, match=r"dc1\.a 0: its end 2 is before its start 3"):
+        ranges_between({a: 3}, {a: 2})
 
 
 class _Door:
@@ -75,10 +78,10 @@ class _Door:
 
     nexts: ClassVar[dict[TopicPartition, int]] = {}
 
-    def offsets(self) -> dict[TopicPartition, Served]:
-        return {place: Served(0, end) for place, end in self.nexts.items()}
+    def offsets(self) -> dict[TopicPartition, ServedOffsets]:
+        return {place: ServedOffsets(0, end) for place, end in self.nexts.items()}
 
-    def placed(self, _where: str, offsets: dict[TopicPartition, Served]) -> dict[TopicPartition, int]:
+    def resolve_cursors(self, _where: str, offsets: dict[TopicPartition, ServedOffsets]) -> dict[TopicPartition, int]:
         return {place: at.first for place, at in offsets.items()}
 
     def close(self) -> None:
@@ -91,7 +94,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> DataSourceStreamReader:
     return made.streamReader(made.schema())
 
 
-def test_a_stream_goes_on_in_bounds_from_where_its_checkpoint_ends(monkeypatch: pytest.MonkeyPatch):
+def test_a_stream_continues_in_bounds_from_where_its_checkpoint_ends(monkeypatch: pytest.MonkeyPatch):
     """As Spark asks: after a restart the partitions of an empty range first."""
     zero, one = (TopicPartition("dc1.nginx", number) for number in range(2))
     monkeypatch.setattr(_Door, "nexts", {zero: 10, one: 2})
@@ -116,7 +119,7 @@ def test_a_stream_goes_on_in_bounds_from_where_its_checkpoint_ends(monkeypatch: 
 
 
 def test_batches_of_arrow_are_what_spark_takes():
-    chunk = Chunk("dc1", "dc1.a", 0, 7, "s", 5, None, None, 1_700_000_000_123, {"host": "web1"}, b"\xff")
+    chunk = ReceivedChunk("dc1", "dc1.a", 0, 7, "s", 5, None, None, 1_700_000_000_123, {"host": "web1"}, b"\xff")
     batch = record_batch([chunk])
     assert batch.schema == to_arrow_schema(LogferrySource(GIVEN).schema())
     (row,) = batch.to_pylist()

@@ -1,12 +1,12 @@
-"""What Spark is told: what rows depend on is not a matter of configuration, and a cluster's driver is no loopback's."""
+"""The settings of Spark: those that rows depend on cannot be configured, and a cluster's driver is not on loopback."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from logferry.loaders.config import SparkSettings, check
-from logferry.loaders.errors import ConfigError
+from logferry.loaders.config import SparkSettings, check_config
+from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.spark.session import OWN, spark_conf
 
 JARS = [Path("/jars/a.jar"), Path("/jars/b.jar")]
@@ -45,11 +45,11 @@ def test_settings_of_sparks_own(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", [*OWN, "spark.master", "spark.jars", "spark.driver.memory", "master", "spark.a b"])
-def test_what_the_loader_sets_is_refused(name: str):
+def test_settings_that_the_loader_sets_are_refused(name: str):
     raw = {
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},
         "spark": {"conf": {name: "x"}},
         "tables": [{"path": "/t", "topics": ["dc1.a"]}],
     }
-    with pytest.raises(ConfigError, match=r"spark\.conf"):
-        check(raw, "file")
+    with pytest.raises(LoaderConfigError, match=r"spark\.conf"):
+        check_config(raw, "file")

@@ -8,7 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from logferry.loaders.storage.data_files import statistics
+import pytest
+from logferry.loaders.errors import StorageUnavailable
+from logferry.loaders.storage.data_files import DataFiles, statistics
 
 
 def of(tmp_path: Path, columns: dict[str, Any], rows_a_group: int = 2) -> dict[str, Any]:
@@ -39,10 +41,17 @@ def test_nothing_but_nulls_has_no_bounds(tmp_path: Path):
     assert (said["minValues"], said["nullCount"]) == ({"seqno": 1}, {"source_id": 2, "seqno": 0})
 
 
-def test_what_is_no_bound_is_left_out(tmp_path: Path):
+def test_bounds_that_are_not_usable_are_left_out(tmp_path: Path):
     """A long text, and a column of which one part of the file tells nothing."""
     said = of(tmp_path, {"source_id": ["a", "b" * 300]})
     assert (said["minValues"], said["maxValues"]) == ({"source_id": "a"}, {})
     file = tmp_path / "b.parquet"
     pq.write_table(pa.table({"seqno": [1, 2]}), file, write_statistics=False)
     assert statistics(pq.read_metadata(file)) == {"numRecords": 2, "minValues": {}, "maxValues": {}, "nullCount": {}}
+
+
+def test_a_file_that_a_stale_listing_lacks_is_noticed_before_the_commit(tmp_path: Path):
+    written = DataFiles(tmp_path, (), 7)
+    assert written.check_rows(7) is written
+    with pytest.raises(StorageUnavailable, match="9 rows were written, but its files hold 7"):
+        written.check_rows(9)

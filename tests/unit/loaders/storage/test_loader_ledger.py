@@ -9,20 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from logferry.loaders.batches.create_tables import read_state
-from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageAway
+from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageUnavailable
+from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.commit import committed
-from logferry.loaders.storage.ledger import (
-    APP,
-    Ledger,
-    LedgerEntry,
-    Origin,
-    TablePaths,
-    new_entry,
-    open_table,
-    read_ledger,
-)
+from logferry.loaders.storage.commit import committed_batch
+from logferry.loaders.storage.ledger import APP, Ledger, new_entry, open_table, read_ledger
+from logferry.loaders.storage.tables import read_state
 
 RACERS = 4
 RACES = 25
@@ -52,11 +44,11 @@ def ledger(paths: TablePaths) -> Ledger:
 
 
 def test_an_entry_says_where_its_job_reads(ledger: Ledger):
-    origin = Origin("kafka1:9092,kafka2:9092", ("*.nginx", "dc1.orders"), moved_days=3)
+    origin = JobOrigin("kafka1:9092,kafka2:9092", ("*.nginx", "dc1.orders"), duplicate_window_days=3)
     assert ledger.put(entry(0)._replace(origin=origin)).origin == origin
     assert ledger.put(entry(1)).origin is None
     older = '{"bootstrap_servers": "kafka1:9092", "topics": ["dc1.orders"]}'
-    assert Origin.parse(older) == Origin("kafka1:9092", ("dc1.orders",), moved_days=14)
+    assert JobOrigin.parse(older) == JobOrigin("kafka1:9092", ("dc1.orders",), duplicate_window_days=14)
 
 
 def test_an_entry_is_read_without_those_of_other_batches(ledger: Ledger, paths: TablePaths):
@@ -70,7 +62,7 @@ def test_an_entry_is_read_without_those_of_other_batches(ledger: Ledger, paths: 
     (newest,) = set(DeltaTable(str(paths.ledger)).file_uris()) - merged
     Path(newest).unlink()
     assert [ledger.get(batch) for batch in range(4)] == entries[:4]
-    with pytest.raises(StorageAway):
+    with pytest.raises(StorageUnavailable):
         ledger.get(4)
 
 
@@ -113,7 +105,7 @@ def test_without_a_table_there_is_nothing(paths: TablePaths):
     assert Ledger(paths.ledger).last() == -1
 
 
-def test_a_folder_that_is_no_table_is_no_table(paths: TablePaths):
+def test_a_folder_that_is_not_a_table(paths: TablePaths):
     paths.main.mkdir()
     assert open_table(paths.main) is None
 
@@ -130,7 +122,7 @@ def _race(path: Path, racer: int, barrier: object, results: object) -> None:
 
 
 def test_racing_processes_agree_on_every_entry(paths: TablePaths):
-    """Creation and puts by several processes at once: one entry a batch stands, and everybody is told that one."""
+    """Creation and puts by several processes at once: one entry a batch stands, and all of them get that one."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(RACERS), context.Queue()
     racers = [context.Process(target=_race, args=(paths.ledger, i, barrier, results)) for i in range(RACERS)]
@@ -179,7 +171,7 @@ def test_the_state_outlives_the_commit_files(paths: TablePaths, ledger: Ledger):
         last = ledger.put(entry(batch, start=10 * batch))
         commit(paths.quarantine, batch)
         commit(paths.main, batch)
-    for path in paths:
+    for path in (paths.main, paths.ledger, paths.quarantine):
         table = DeltaTable(str(path))
         table.create_checkpoint()
         for log in (path / "_delta_log").glob("*.json"):
@@ -215,14 +207,14 @@ def test_the_table_was_put_back(paths: TablePaths, ledger: Ledger):
         ledger.put(entry(batch))
     commit(paths.quarantine, 0)
     commit(paths.main, 0)
-    with pytest.raises(LedgerBroken, match="put back"):
+    with pytest.raises(LedgerBroken, match="restored"):
         read_state(paths)
 
 
 def test_the_table_was_removed(paths: TablePaths, ledger: Ledger):
     for batch in range(2):
         ledger.put(entry(batch))
-    with pytest.raises(LedgerBroken, match="made anew"):
+    with pytest.raises(LedgerBroken, match="recreated"):
         read_state(paths)
 
 
@@ -233,7 +225,7 @@ def test_a_quarantine_of_another_table(paths: TablePaths, ledger: Ledger):
 
 
 def write_batch(path: Path, batch: int, run: str) -> None:
-    """A commit as the loader's, by whom it was made included."""
+    """A commit as the loader makes it, with the name of the run."""
     said = json.dumps({"app": APP, "batch": batch, "run": run})
     properties = CommitProperties(app_transactions=[Transaction(APP, batch)], custom_metadata={"userMetadata": said})
     write_deltalake(str(path), pa.table({"text": ["x"]}), mode="append", commit_properties=properties)
@@ -242,7 +234,7 @@ def write_batch(path: Path, batch: int, run: str) -> None:
 def test_who_wrote_a_batch(paths: TablePaths):
     for batch, run in enumerate(["one", "two", "one"]):
         write_batch(paths.main, batch, run)
-    assert [committed(paths.main, batch, "one") for batch in range(4)] == [
+    assert [committed_batch(paths.main, batch, "one") for batch in range(4)] == [
         (True, None),
         (False, None),
         (True, None),
@@ -250,19 +242,19 @@ def test_who_wrote_a_batch(paths: TablePaths):
     ]
 
 
-def test_who_wrote_it_is_not_told_by_commits_beyond_a_gap(paths: TablePaths):
+def test_commits_beyond_a_gap_do_not_name_the_writer_of_a_batch(paths: TablePaths):
     """A late loader can write into the past where the history was dropped; that is no part of the table."""
     for batch, run in enumerate(["late", "other", "other", "other"]):
         write_batch(paths.main, batch, run)
     DeltaTable(str(paths.main)).create_checkpoint()
     (paths.main / "_delta_log" / f"{1:020}.json").unlink()
-    assert committed(paths.main, 0, "late") == (False, None)
-    assert committed(paths.main, 2, "other") == (True, None)
+    assert committed_batch(paths.main, 0, "late") == (False, None)
+    assert committed_batch(paths.main, 2, "other") == (True, None)
 
 
 def test_rows_that_no_batch_accounts_for(paths: TablePaths, ledger: Ledger):
     write_deltalake(str(paths.main), pa.table({"text": ["x"]}))
-    with pytest.raises(ForeignTable, match="no batch of this loader"):
+    with pytest.raises(ForeignTable, match="no batch ledger entry"):
         read_state(paths)
 
 

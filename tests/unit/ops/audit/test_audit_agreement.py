@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 from logferry.gateway.contract.chunk import Chunk, record_headers
-from logferry.gateway.fetch import KafkaRecord
-from logferry.gateway.lanes.dedup import Source, SourceState
+from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.log.agreement import compare
-from logferry.ops.audit.log.partition import Expected, PartitionLog, Span
-from logferry.ops.audit.states import Known, States
+from logferry.ops.audit.log.agreement import RecordedState, SourceStates, compare
+from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
 
 TOPIC, ID, OTHER_ID = "dc1.nginx", b"i" * 16, b"o" * 16
 
@@ -26,7 +25,7 @@ def record(offset: int, seqno: int, prev: int | None, source_id: str = "s") -> K
 
 
 def log(records: Records, partition: int = 0, start: int = 0, fence: int = 100, end: int = 200) -> PartitionLog:
-    found = PartitionLog(TOPIC, partition, Span(start, fence, end), Findings())
+    found = PartitionLog(TOPIC, partition, AuditSpan(start, fence, end), Findings())
     found.take(record(*one) for one in records)
     assert not len(found.findings), "these tests are about the states"
     return found
@@ -34,12 +33,12 @@ def log(records: Records, partition: int = 0, start: int = 0, fence: int = 100, 
 
 def state(
     recorded: int | None, base: int | None = 0, partition: int = 0, topic_id: bytes = ID, key: str | None = None
-) -> Known:
-    return Known(Source(TOPIC, key, "s"), SourceState(topic_id, partition, recorded, base, 0, 1))
+) -> RecordedState:
+    return RecordedState(SourceIdentity(TOPIC, key, "s"), SourceState(topic_id, partition, recorded, base, 0, 1))
 
 
 def judged(
-    logs: Iterable[PartitionLog], known: Iterable[Known], forgotten: Iterable[str] = (), expired_ms: int = 0
+    logs: Iterable[PartitionLog], known: Iterable[RecordedState], forgotten: Iterable[str] = (), expired_ms: int = 0
 ) -> list[Finding]:
     findings = Findings()
     compare(TOPIC, ID, {one.partition: one for one in logs}, known, forgotten, expired_ms, findings)
@@ -66,8 +65,8 @@ def kinds(found: Iterable[Finding]) -> list[str]:
         pytest.param(
             [log(WHOLE)], [state(30, topic_id=OTHER_ID)], ["(state-of-older-topic)", "state-missing"], id="old"
         ),
-        pytest.param([log([])], [state(30, topic_id=OTHER_ID)], ["(state-of-older-topic)"], id="created anew"),
-        # while the log goes on: 10 is below the fence, 20 and 30 came later
+        pytest.param([log([])], [state(30, topic_id=OTHER_ID)], ["(state-of-older-topic)"], id="recreated"),
+        # while the log grows: 10 is below the fence, 20 and 30 came later
         pytest.param([log(WHOLE, fence=1)], [state(10)], [], id="read before the rest came"),
         pytest.param([log(WHOLE, fence=1)], [state(20)], [], id="read in between"),
         pytest.param([log(WHOLE, fence=1)], [state(30)], [], id="read after"),
@@ -99,7 +98,7 @@ def kinds(found: Iterable[Finding]) -> list[str]:
         ),
     ],
 )
-def test_states_against_log(logs: list[PartitionLog], known: list[Known], expected: list[str]):
+def test_states_against_log(logs: list[PartitionLog], known: list[RecordedState], expected: list[str]):
     assert kinds(judged(logs, known)) == expected
 
 
@@ -118,10 +117,10 @@ def test_a_source_that_was_silent_for_the_retention_may_have_been_forgotten():
 
 
 def test_the_head_may_be_further_on():
-    """A state that was made anew names a base in the middle of the log."""
+    """A recreated state names a base in the middle of the log."""
     known = [state(30, base=10)]
     assert kinds(judged([log(WHOLE)], known)) == ["head-missing"]
-    logs = PartitionLog(TOPIC, 0, Span(0, 100, 200), Findings(), expected=Expected({"s": 10}, {}))
+    logs = PartitionLog(TOPIC, 0, AuditSpan(0, 100, 200), Findings(), expected=ExpectedSources({"s": 10}, {}))
     logs.take(record(*one) for one in WHOLE)
     assert kinds(judged([logs], known)) == []
 
@@ -136,24 +135,24 @@ def test_loss_says_what_is_lost():
 # ---- reading the state topic -----------------------------------------------------------------------------
 
 
-def read_states(topics: frozenset[str] | None = None, lanes: int = 1) -> States:
-    return States("st", lanes, topics, Findings())
+def read_states(topics: frozenset[str] | None = None, lanes: int = 1) -> SourceStates:
+    return SourceStates("st", lanes, topics, Findings())
 
 
 def test_the_last_state_of_a_key_counts():
     states = read_states()
-    source = Source(TOPIC, None, "s")
+    source = SourceIdentity(TOPIC, None, "s")
     for offset, recorded in enumerate((10, 20)):
         states.apply(0, offset, source.state_key(), state(recorded).state.encode())
-    assert [one.state.recorded for one in states.known()] == [20]
+    assert [one.state.recorded for one in states.by_topic()[TOPIC]] == [20]
     states.apply(0, 2, source.state_key(), None)
-    assert list(states.known()) == []
+    assert states.by_topic() == {}
     assert states.forgotten == {(TOPIC, "s")}
 
 
 def test_what_is_recorded_after_a_tombstone_is_a_new_beginning():
     states = read_states()
-    key = Source(TOPIC, None, "s").state_key()
+    key = SourceIdentity(TOPIC, None, "s").state_key()
     values = [state(10), None, state(None), state(20, base=7), state(30, base=7), None, state(5, base=None)]
     for offset, one in enumerate(values):
         states.apply(0, offset, key, one and one.state.encode())
@@ -163,13 +162,18 @@ def test_what_is_recorded_after_a_tombstone_is_a_new_beginning():
 
 def test_states_of_other_topics_are_passed_over():
     states = read_states(frozenset({"dc1.other"}))
-    states.apply(0, 0, Source(TOPIC, None, "s").state_key(), state(1).state.encode())
-    assert list(states.known()) == []
+    states.apply(0, 0, SourceIdentity(TOPIC, None, "s").state_key(), state(1).state.encode())
+    assert states.by_topic() == {}
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(b"?", b""), (b"s" + TOPIC.encode(), b""), (Source(TOPIC, None, "s").state_key(), b"\xff" * 60), (b"s\0s", b"")],
+    [
+        (b"?", b""),
+        (b"s" + TOPIC.encode(), b""),
+        (SourceIdentity(TOPIC, None, "s").state_key(), b"\xff" * 60),
+        (b"s\0s", b""),
+    ],
 )
 def test_a_state_that_cannot_be_read_is_a_finding(key: bytes, value: bytes):
     states = read_states()
@@ -180,8 +184,8 @@ def test_a_state_that_cannot_be_read_is_a_finding(key: bytes, value: bytes):
 
 def test_a_state_in_the_wrong_lane_is_a_finding():
     states = read_states(lanes=8)
-    source = Source(TOPIC, None, "s")
+    source = SourceIdentity(TOPIC, None, "s")
     for lane in range(8):
         states.apply(lane, 0, source.state_key(), state(1).state.encode())
     assert kinds(states.findings) == ["state-in-wrong-lane"] * 7
-    assert len(list(states.known())) == 1
+    assert [len(found) for found in states.by_topic().values()] == [1]

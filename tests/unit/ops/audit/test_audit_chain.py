@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.ops.audit.log.chain import Chain, Forgotten
+from logferry.ops.audit.log.chain import Chain, ForgottenSource
 
 Records = list[tuple[int, int | None]]
 
@@ -38,7 +38,7 @@ def breaks(records: Records) -> list[str]:
             id="a gap that is filled in two steps",
         ),
         pytest.param([(20, 10), (10, 0)], ["out-of-order"], id="the head comes later"),
-        pytest.param([(10, 0), (20, 10), (30, 15)], ["overlap"], id="cut anew"),
+        pytest.param([(10, 0), (20, 10), (30, 15)], ["overlap"], id="cut again"),
         pytest.param([(10, 0), (30, 20), (50, 40)], ["gap", "gap"], id="two gaps"),
     ],
 )
@@ -72,28 +72,28 @@ def test_what_the_states_are_compared_with():
 @pytest.mark.parametrize(
     ("records", "expected"),
     [
-        # killed by a wrong seqno, forgotten by the administrator, goes on
-        pytest.param([(10, 0), (9000, 10), (20, 10), (30, 20)], ["begins-anew"], id="healed"),
+        # killed by a wrong seqno, forgotten by the administrator, continues
+        pytest.param([(10, 0), (9000, 10), (20, 10), (30, 20)], ["chain-restarted"], id="healed"),
         pytest.param([(10, 0), (60, 50), (70, 60)], ["gap"], id="another base is a gap"),
-        pytest.param([(10, 0), (20, 10), (20, 10), (30, 20)], ["double"], id="begins anew with a chunk that is there"),
-        pytest.param([(10, 0), (20, 10), (15, 10), (25, 15)], ["double", "double"], id="the same, cut anew"),
-        pytest.param([(10, 0), (20, 10), (30, 20)], [], id="goes on as if nothing had happened"),
-        pytest.param([(10, 0), (9000, 10), (20, 10), (9900, 10)], ["begins-anew", "overlap"], id="only once"),
+        pytest.param([(10, 0), (20, 10), (20, 10), (30, 20)], ["double"], id="starts again with a recorded chunk"),
+        pytest.param([(10, 0), (20, 10), (15, 10), (25, 15)], ["double", "double"], id="the same, cut again"),
+        pytest.param([(10, 0), (20, 10), (30, 20)], [], id="continues as before"),
+        pytest.param([(10, 0), (9000, 10), (20, 10), (9900, 10)], ["chain-restarted", "overlap"], id="only once"),
     ],
 )
 def test_a_source_that_was_forgotten(records: Records, expected: list[str]):
-    """It may begin anew after 10; what it records again is a double all the same."""
+    """It may start again after 10. A chunk that it records again is a double nevertheless."""
     (seqno, prev), *rest = records
-    chain = Chain.begin(0, seqno, prev, 10, Forgotten([10]))
+    chain = Chain.begin(0, seqno, prev, 10, ForgottenSource([10]))
     judged = [chain.follow(offset, seqno, prev, 10) for offset, (seqno, prev) in enumerate(rest, 1)]
     assert [broken.kind for broken in judged if broken is not None] == expected
-    assert "begins-anew" not in chain.breaks
+    assert "chain-restarted" not in chain.breaks
 
 
-def test_a_source_that_begins_anew_without_prev():
-    chain = Chain.begin(0, 5, None, 10, Forgotten([None]))
+def test_a_source_that_starts_again_without_prev():
+    chain = Chain.begin(0, 5, None, 10, ForgottenSource([None]))
     kinds = [chain.follow(offset, seqno, None, 10) for offset, seqno in enumerate((9000, 6, 7, 6), 1)]
-    assert [broken.kind if broken else None for broken in kinds] == [None, "begins-anew", None, "double"]
+    assert [broken.kind if broken else None for broken in kinds] == [None, "chain-restarted", None, "double"]
     assert chain.last == 7
 
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logferry.gateway.contract.names import printed_topic_id
+from logferry.loaders.planning.ledger_entry import LedgerEntry
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.ledger import LedgerEntry, new_entry
+from logferry.loaders.storage.ledger import new_entry
 from logferry.ops.audit.digests.findings import Findings
 from logferry.ops.audit.digests.ranges import Ranges
 from logferry.ops.audit.tables.file_rows import beyond_the_log
-from logferry.ops.audit.tables.ledger_check import Loaded, check_ledger, printed_id
+from logferry.ops.audit.tables.ledger_check import LoadedRanges, check_ledger
 
 TOPIC = "dc1.nginx"
 PLACE = (TOPIC, 0)
@@ -24,7 +26,7 @@ def entry(
     return new_entry(batch, dc, "lines/1", "run", [Range(TOPIC, partition, topic_id, start, end)])
 
 
-def check(entries: Sequence[LedgerEntry], last: int, last_now: int | None = None) -> tuple[Loaded, Findings]:
+def check(entries: Sequence[LedgerEntry], last: int, last_now: int | None = None) -> tuple[LoadedRanges, Findings]:
     findings = Findings()
     now = last if last_now is None else last_now
     return check_ledger("t_ledger", entries, last, now, "dc1", {TOPIC: "id"}, findings), findings
@@ -46,7 +48,7 @@ def check(entries: Sequence[LedgerEntry], last: int, last_now: int | None = None
         pytest.param([entry(0, 5, 3)], 0, ["ledger-overlap"], id="a range backwards"),
         pytest.param([entry(0, 0, 5), entry(1, 0, 5, partition=1)], 1, [], id="another partition"),
         pytest.param([entry(0, 0, 5), entry(1, 9, 12, dc="dc2")], 1, [], id="another data centre's offsets"),
-        pytest.param([entry(0, 0, 5, topic_id="old"), entry(1, 0, 2)], 1, ["loaded-from-older-topic"], id="anew"),
+        pytest.param([entry(0, 0, 5, topic_id="old"), entry(1, 0, 2)], 1, ["loaded-from-older-topic"], id="recreated"),
     ],
 )
 def test_ledger(entries: list[LedgerEntry], last: int, expected: list[str]):
@@ -60,7 +62,7 @@ def test_a_gap_names_the_offsets():
     assert (gap.where, gap.first, gap.last) == ("dc1.nginx-0", 5, 6)
 
 
-def test_the_ledger_may_go_on_while_it_is_read():
+def test_the_ledger_may_grow_while_it_is_read():
     _, findings = check([entry(0, 0, 5), entry(1, 5, 6), entry(2, 6, 7)], last=0, last_now=1)
     assert not len(findings)
 
@@ -88,7 +90,7 @@ def test_a_log_that_was_cut_back():
 
 
 def test_topic_ids_are_printed_as_kafka_prints_them():
-    assert printed_id(bytes.fromhex("c7b2acd7da8a4031b3f494cd429f4c8a")) == "x7Ks19qKQDGz9JTNQp9Mig"
+    assert printed_topic_id(bytes.fromhex("c7b2acd7da8a4031b3f494cd429f4c8a")) == "x7Ks19qKQDGz9JTNQp9Mig"
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30))))

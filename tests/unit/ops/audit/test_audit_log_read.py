@@ -7,29 +7,28 @@ from typing import Any, cast
 
 import pytest
 from aiokafka import errors
-from logferry.gateway.fetch import Fetched, KafkaRecord
-from logferry.gateway.kafka.client import Kafka
-from logferry.ops.audit.log import read as reading
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord
 from logferry.ops.audit.log.read import committed
 from logferry.ops.cli.problems import Unavailable
 
 PLACE = ("dc1.t", 0)
 
 
-def fetched(*offsets: int, next_offset: int, last_stable: int) -> Fetched:
+def fetched(*offsets: int, next_offset: int, last_stable: int) -> FetchedRecords:
     records = [KafkaRecord(offset, 1, b"s", b"v", []) for offset in offsets]
-    return Fetched(records, next_offset, last_stable, 0)
+    return FetchedRecords(records, next_offset, last_stable)
 
 
 class FakeKafka:
     """Answers in turn; an exception is raised. ``asked``: the offsets."""
 
-    def __init__(self, *answers: Fetched | Exception, earliest: int = 0) -> None:
+    def __init__(self, *answers: FetchedRecords | Exception, earliest: int = 0) -> None:
         self.answers = list(answers)
         self.earliest = earliest
         self.asked: list[int] = []
 
-    async def fetch(self, _topic: str, _partition: int, offset: int, **_: Any) -> Fetched:
+    async def fetch(self, _topic: str, _partition: int, offset: int, **_: Any) -> FetchedRecords:
         self.asked.append(offset)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -42,7 +41,7 @@ class FakeKafka:
 
 async def read(kafka: FakeKafka, start: int, end: int) -> tuple[list[int], Sequence[tuple[int, int]]]:
     removed: list[tuple[int, int]] = []
-    found = committed(cast("Kafka", kafka), PLACE, start, end, lambda low, high: removed.append((low, high)))
+    found = committed(cast(KafkaClient, kafka), PLACE, start, end, lambda low, high: removed.append((low, high)))
     return [record.offset async for one in found for record in one.records], removed
 
 
@@ -70,7 +69,7 @@ async def test_it_waits_while_a_transaction_is_open():
 
 
 async def test_a_transaction_that_stays_open(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "_DECIDED_WITHIN_S", -1.0)
+    monkeypatch.setattr("logferry.ops.audit.log.read._DECIDED_WITHIN_S", -1.0)
     with pytest.raises(Unavailable, match="a transaction at offset 2 stays open"):
         await read(FakeKafka(fetched(next_offset=2, last_stable=2)), 2, 4)
 

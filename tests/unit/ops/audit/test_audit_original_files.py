@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from logferry.gateway.contract.chunk import Chunk
+from logferry.ops.audit.digests.findings import Findings
 from logferry.ops.audit.digests.lines import MODULUS
 from logferry.ops.audit.digests.sums import chunk_digest, shown
 from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
-from logferry.ops.cli.problems import WrongUse
+from logferry.ops.cli.problems import UsageError
 
 TOPIC = "dc1.nginx"
 LOG = b"".join(b"line number %d of this file\n" % number for number in range(60))
@@ -28,7 +29,7 @@ def compare(path: Path, *sources: tuple[str, list[Chunk]], topic: str = TOPIC) -
         for source_id, chunks in sources:
             for number, chunk in enumerate(chunks):
                 files.take(topic, source_id, chunk, number)
-        return files.reports()
+        return files.reports(Findings())
     finally:
         files.close()
 
@@ -147,7 +148,7 @@ def test_a_file_that_goes_into_two_topics_is_two_promises(path: Path):
     for topic, chunks in (("dc1.a", list(cut(LOG))), ("dc1.b", damaged)):
         for chunk in chunks:
             files.take(topic, f"web1:{path}#1", chunk, 1)
-    reports = files.reports()
+    reports = files.reports(Findings())
     files.close()
     assert [(one.topic, one.equal) for one in reports] == [("dc1.a", True), ("dc1.b", False)]
 
@@ -171,5 +172,5 @@ def test_by_a_symbolic_link(path: Path, tmp_path: Path):
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, path: Path):
-    with pytest.raises(WrongUse, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         OriginalFiles([path, tmp_path / "missing"])

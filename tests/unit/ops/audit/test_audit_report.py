@@ -6,8 +6,8 @@ import io
 import json
 
 import pytest
-from logferry.ops.audit.compare.report import JSON_SOURCES, Report, SourceReport, TableReport
-from logferry.ops.audit.digests.findings import KEPT, Finding, Findings
+from logferry.ops.audit.compare.report import JSON_SOURCES, Report, SourceReport, TableAuditReport
+from logferry.ops.audit.digests.findings import MAX_KEPT, Finding, Findings
 from logferry.ops.audit.log.original_files import FileReport
 from logferry.ops.audit.render import SHOWN_FINDINGS, SHOWN_SOURCES, show
 from rich.console import Console
@@ -37,7 +37,7 @@ def report(sources: list[SourceReport], *findings: Finding, files: tuple[FileRep
     found = Findings()
     for finding in findings:
         found.add(finding)
-    table = TableReport("/data/t", 2, 8, 7, 1, 5)
+    table = TableAuditReport("/data/t", 2, 8, 7, 1, 5)
     return Report("dc1", ["dc1.nginx"], 6, 8, 1234567, sources, [table], list(files), found, 1.0)
 
 
@@ -81,17 +81,17 @@ def test_the_worst_come_first():
 
 def test_many_sources_and_findings_are_cut_short():
     sources = [source(f"web{number}") for number in range(JSON_SOURCES + 1)]
-    told = report(sources, *[GAP] * (KEPT + 50))
+    told = report(sources, *[GAP] * (MAX_KEPT + 50))
     lines = shown(told)
     assert sum("│ web" in line for line in lines) == SHOWN_SOURCES
     assert f"and {len(sources) - SHOWN_SOURCES:,} more" in "".join(lines)
     assert sum(line.startswith("  gap") for line in lines) == SHOWN_FINDINGS
-    assert f"  … and {KEPT + 50 - SHOWN_FINDINGS} more" in lines
-    assert lines[-1] == f"NOT exact: {KEPT + 50} × gap"
+    assert f"  … and {MAX_KEPT + 50 - SHOWN_FINDINGS} more" in lines
+    assert lines[-1] == f"NOT exact: {MAX_KEPT + 50} × gap"
     printed = told.as_dict()
     assert len(printed["sources"]) == JSON_SOURCES
-    assert len(printed["findings"]) == KEPT
-    assert printed["counts"]["findings"] == {"gap": KEPT + 50}
+    assert len(printed["findings"]) == MAX_KEPT
+    assert printed["counts"]["findings"] == {"gap": MAX_KEPT + 50}
     assert printed["counts"]["sources"] == len(sources)
 
 
@@ -102,15 +102,16 @@ def test_columns_without_anything_to_say_are_left_out():
     assert "overlaps" not in text
 
 
-def test_what_could_not_be_compared_is_said():
+def test_parts_that_were_not_compared_are_reported():
     file = FileReport("/var/log/a.log", "dc1.nginx", "web1", 50, 0, 40, 10, "")
     lines = shown(report([source("web1", is_cut=True)], files=(file,)))
     assert any("…10 → 30" in line for line in lines)
-    assert "retention: 1 sources are cut (…): what is retained of them was proven from there on" in lines
+    assert "retention: 1 sources are truncated (…): their retained part is proven" in lines
     assert (
-        "table /data/t: 2 batches, 8 rows: 7 held against the log, 1 not comparable, 5 chunks of the log not loaded yet"
+        "table /data/t: 2 batches, 8 rows: 7 compared with the log, 1 not comparable, "
+        "5 chunks of the log not loaded yet"
     ) in lines
-    assert "file /var/log/a.log: bytes 0 to 40 are what is stored; not sent yet: 10 bytes" in lines
+    assert "file /var/log/a.log: bytes 0 to 40 are stored unchanged; not sent yet: 10 bytes" in lines
 
 
 @pytest.mark.parametrize("name", ["[bold]web[/bold]", "näher\u202e", "[/]"])

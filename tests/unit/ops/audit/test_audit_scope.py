@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.kafka.metadata_request import TopicView
+from logferry.gateway.kafka.metadata_request import TopicMetadata
 from logferry.ops.audit.log.scope import only_dc
-from logferry.ops.cli.problems import WrongUse
+from logferry.ops.cli.problems import UsageError
 
 
-def views(*names: str) -> dict[str, TopicView]:
-    return {name: TopicView(name, b"i" * 16, False, ()) for name in names}
+def views(*names: str) -> dict[str, TopicMetadata]:
+    return {name: TopicMetadata(name, b"i" * 16, False, ()) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,6 @@ def test_states_that_a_mirror_brought_are_another_data_centres(names: list[str],
 
 
 @pytest.mark.parametrize("names", [[], ["l.gateway.dc1.state", "l.gateway.dc2.state"]])
-def test_what_cannot_be_told_is_asked_for(names: list[str]) -> None:
-    with pytest.raises(WrongUse):
+def test_the_data_centre_must_be_named_where_it_is_not_the_only_one(names: list[str]) -> None:
+    with pytest.raises(UsageError):
         only_dc(views(*names), "l")

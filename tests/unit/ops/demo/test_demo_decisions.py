@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import socket
 from pathlib import Path
 
 import pytest
-from logferry.ops.audit.compare.report import Report, TableReport
+from logferry.client import Chunk
+from logferry.ops.audit.compare.report import Report, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.original_files import FileReport
-from logferry.ops.demo import verdict as proof
+from logferry.ops.demo import verdict
 from logferry.ops.demo.gateways import unread_bytes
-from logferry.ops.demo.journey import Growth
-from logferry.ops.demo.plan import Plan
-from logferry.ops.demo.present import source_lines
+from logferry.ops.demo.loader_runs import LoaderRun, run_of
+from logferry.ops.demo.plan import DemoPlan
 from logferry.ops.demo.push import PushClient
-from logferry.ops.demo.readers import Account, Chunk, Seen, percentile
-from logferry.ops.demo.story import Told
-from logferry.ops.demo.view import ProcessLine, Snapshot, SourceLine, View, picture
+from logferry.ops.demo.readers import FileGrowth, ReaderAccount, SeenSource, percentile
+from logferry.ops.demo.story import StoryRecord
+from logferry.ops.demo.view import DemoSnapshot, ProcessLine, SourceLine, View, picture, source_lines
+from logferry.ops.stack.processes import Child
 from rich.console import Console
 
 
-def account_of(*chunks: tuple[str, int, int | None, int]) -> Account:
+def account_of(*chunks: tuple[str, int, int | None, int]) -> ReaderAccount:
     """Of (source, seqno, prev, size), one a second, each read half a second after it was made."""
-    account = Account()
+    account = ReaderAccount()
     for number, (source, seqno, prev, size) in enumerate(chunks):
         created_ms = 1_000_000 + number * 1000
-        account.take(source, Chunk(seqno, prev, created_ms, f"/logs/{source}", size), created_ms + 500.0)
+        place = ("dc1", "dc1.nginx", 0, number)
+        attributes = {"path": f"/logs/{source}"}
+        chunk = Chunk(*place, source, seqno, prev, created_ms, created_ms, attributes, b"x" * size)
+        account.take(chunk, created_ms + 500.0)
     return account
 
 
@@ -47,7 +52,7 @@ class TestAccount:
         assert account_of(("a", 10, 0, 10), second).breaks == 1
 
     def test_nothing_came(self) -> None:
-        assert (Account().seconds, Account().chunks) == (0.0, 0)
+        assert (ReaderAccount().seconds, ReaderAccount().chunks) == (0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -64,43 +69,43 @@ def test_percentile_of_one() -> None:
 class TestSourceLines:
     def test_the_newest_source_of_a_path_is_the_file_and_older_ones_the_rotated(self) -> None:
         sources = {
-            "host:/logs/a.log#1": Seen("/logs/a.log", bytes=80),
-            "host:/logs/a.log#12": Seen("/logs/a.log", bytes=5),
-            "host:/logs/b.log#3": Seen("/logs/b.log", bytes=7),
+            "host:/logs/a.log#1": SeenSource("/logs/a.log", bytes=80),
+            "host:/logs/a.log#12": SeenSource("/logs/a.log", bytes=5),
+            "host:/logs/b.log#3": SeenSource("/logs/b.log", bytes=7),
         }
         sizes = {"/logs/a.log": 9, "/logs/a.log.1": 100, "/logs/b.log": 7}
         lines = source_lines(sources, sizes)
         assert [(line.name, line.behind) for line in lines] == [("a.log", 4), ("a.log.1", 20), ("b.log", 0)]
 
     def test_between_the_renaming_and_the_new_file(self) -> None:
-        sources = {"host:/logs/a.log#1": Seen("/logs/a.log", bytes=80)}
+        sources = {"host:/logs/a.log#1": SeenSource("/logs/a.log", bytes=80)}
         assert source_lines(sources, {"/logs/a.log.1": 90}) == [SourceLine("a.log.1", 0, 80, 10)]
 
 
 class TestGrowth:
     def test_a_chunk_waits_from_when_its_end_was_written(self, tmp_path: Path) -> None:
-        growth, path = Growth(), tmp_path / "a.log"
+        growth, path = FileGrowth(), tmp_path / "a.log"
         for size, at_ms in ((10, 1000.0), (10, 1050.0), (25, 1100.0), (40, 1200.0)):
             path.write_bytes(b"x" * size)
             growth.note([path], at_ms)
-        seen = Seen("a", arrivals=[(5, 1300.0), (10, 1300.0), (11, 1400.0), (40, 1500.0), (41, 1600.0)])
+        seen = SeenSource("a", arrivals=[(5, 1300.0), (10, 1300.0), (11, 1400.0), (40, 1500.0), (41, 1600.0)])
         assert growth.waits_ms(path, seen) == [300.0, 300.0, 300.0, 300.0]
 
     def test_a_renamed_file_is_the_same(self, tmp_path: Path) -> None:
-        growth, path = Growth(), tmp_path / "a.log"
+        growth, path = FileGrowth(), tmp_path / "a.log"
         path.write_bytes(b"x" * 10)
         growth.note([path], 1000.0)
         old = path.rename(tmp_path / "a.log.1")
         growth.note([path], 1500.0)
         path.write_bytes(b"x" * 4)
         growth.note([path, old], 2000.0)
-        assert growth.waits_ms(old, Seen("a", arrivals=[(10, 3000.0)])) == [2000.0]
-        assert growth.waits_ms(path, Seen("a", arrivals=[(4, 3000.0)])) == [1000.0]
+        assert growth.waits_ms(old, SeenSource("a", arrivals=[(10, 3000.0)])) == [2000.0]
+        assert growth.waits_ms(path, SeenSource("a", arrivals=[(4, 3000.0)])) == [1000.0]
 
 
 def report(**changes: object) -> Report:
     """One file of 30 bytes in two chunks and three lines, all well."""
-    table = TableReport("/warehouse/nginx", batches=1, rows=3, compared=3, not_comparable=0, not_loaded=0)
+    table = TableAuditReport("/warehouse/nginx", batches=1, rows=3, compared=3, not_comparable=0, not_loaded=0)
     file = FileReport("/logs/a", "dc1.nginx", "a", 30, 0, 30, 0, "")
     good = Report("dc1", ["dc1.nginx"], 2, 3, 30, [], [table], [file], Findings(), 0.1)
     return dataclasses.replace(good, **changes)  # type: ignore[arg-type]
@@ -111,7 +116,7 @@ GOOD = account_of(("a", 10, 0, 10), ("a", 30, 10, 20))
 
 class TestShortfalls:
     def test_none(self) -> None:
-        assert proof.shortfalls(report(), GOOD) == []
+        assert verdict.shortfalls(report(), GOOD) == []
 
     @pytest.mark.parametrize(
         ("changed", "account", "word"),
@@ -125,33 +130,42 @@ class TestShortfalls:
             (report(), account_of(("a", 10, 0, 10), ("a", 30, 11, 20)), "out of the order"),
         ],
     )
-    def test_each(self, changed: Report, account: Account, word: str) -> None:
-        (found,) = proof.shortfalls(changed, account)
+    def test_each(self, changed: Report, account: ReaderAccount, word: str) -> None:
+        (found,) = verdict.shortfalls(changed, account)
         assert word in found
 
 
 def test_the_verdict_names_what_was_killed() -> None:
-    told = Told(killed=["a gateway worker", "a loader"])
-    assert proof.verdict(report(), told, True).startswith("YES:")
-    assert "a gateway worker, a loader" in proof.verdict(report(), told, True)
+    told = StoryRecord(killed=["a gateway worker", "a loader"])
+    assert verdict.verdict(report(), told, True).startswith("YES:")
+    assert "a gateway worker, a loader" in verdict.verdict(report(), told, True)
     findings = Findings()
     findings.add(Finding("row-missing", "dc1.nginx-0", "a line is not there"))
-    assert proof.verdict(report(findings=findings), told, False).startswith("NO:")
+    assert verdict.verdict(report(findings=findings), told, False).startswith("NO:")
 
 
-def test_waits_are_told_by_shares() -> None:
+def test_waits_are_shown_by_shares() -> None:
     ms = sorted([10.0] * 89 + [900.0] * 10 + [6000.0])
-    assert proof.waited(ms) == ["0.01 s", "0.90 s", "0.90 s", "6.00 s", "99.0%", "99.0%"]
+    assert verdict.wait_columns(ms) == ["0.01 s", "0.90 s", "0.90 s", "6.00 s", "99.0%", "99.0%"]
+
+
+def test_a_loader_run_counts_the_time_of_its_batches_alone(tmp_path: Path) -> None:
+    """Not the start of Spark, nor the wait for segments."""
+    batches = [{"ranges": [{}], "seconds": 0.5}, {"ranges": [], "seconds": 0.1}, {"ranges": [{}], "seconds": 1.4}]
+    summary = {"rows": 400_000, "quarantined": 1, "tables": [{"seconds": 48.0, "batches": batches}]}
+    child = Child("loader", ["true"], tmp_path / "loader.log")
+    child.log.write_text(f"a line of Spark\n{json.dumps(summary)}\n", encoding="utf-8")
+    assert run_of(3, child) == LoaderRun(3, batches=2, rows=400_000, quarantined=1, seconds=2.0)
 
 
 class TestPushClient:
     def client(self, tmp_path: Path, log: str) -> PushClient:
-        client = PushClient(Plan(tmp_path, (tmp_path / "[a]*.log",), 1, 1, 0), ["http://127.0.0.1:1"])
+        client = PushClient(DemoPlan(tmp_path, (tmp_path / "[a]*.log",), 1, 1, 0), ["http://127.0.0.1:1"])
         client.child.log.parent.mkdir()
         client.child.log.write_text(log, encoding="utf-8")
         return client
 
-    def test_where_it_went_on_is_read_from_its_log(self, tmp_path: Path) -> None:
+    def test_the_new_data_centre_is_read_from_the_log(self, tmp_path: Path) -> None:
         at = "2026-11-21T12:00:00.000Z DEBUG"
         log = (
             f"{at} session source=host:/logs/a.log#1 session=7 recorded=4096 url=http://127.0.0.1:1\n"
@@ -166,13 +180,13 @@ class TestPushClient:
         assert client.repeated() == (1, 2)
 
     def test_before_it_has_a_log(self, tmp_path: Path) -> None:
-        client = PushClient(Plan(tmp_path, (), 1, 1, 0), ["http://127.0.0.1:1"])
+        client = PushClient(DemoPlan(tmp_path, (), 1, 1, 0), ["http://127.0.0.1:1"])
         assert (client.resumed(), client.repeated()) == ({}, (0, 0))
 
 
 class TestView:
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
+    def snapshot(self) -> DemoSnapshot:
+        return DemoSnapshot(
             step="gateway-0 is dead; its lanes go to the others",
             written=123_456_789_012,
             readable=120_000_000_000,
@@ -187,7 +201,7 @@ class TestView:
             lanes=[0, 1, None, 1, 0, None, 0, 1],
         )
 
-    def drawn(self, snapshot: Snapshot) -> list[str]:
+    def drawn(self, snapshot: DemoSnapshot) -> list[str]:
         console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True, color_system=None)
         console.print(picture(snapshot, 1234.5, 97))
         assert isinstance(console.file, io.StringIO)
@@ -203,7 +217,7 @@ class TestView:
         assert "p99 12.35 s" in text
 
     def test_the_picture_of_nothing(self) -> None:
-        assert "nothing is readable yet" in "\n".join(self.drawn(Snapshot()))
+        assert "nothing is readable yet" in "\n".join(self.drawn(DemoSnapshot()))
 
     def test_without_a_terminal_an_event_is_one_line_as_it_is(self) -> None:
         console = Console(file=io.StringIO(), width=40)

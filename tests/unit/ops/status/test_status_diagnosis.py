@@ -18,9 +18,9 @@ from logferry.gateway.api.schemas import (
     WaitStatus,
 )
 from logferry.gateway.api.status import partitions_status
-from logferry.gateway.kafka.metadata_request import PartitionView, TopicView
-from logferry.ops.status import render as show
-from logferry.ops.status.diagnosis import Finding, Service, Silent, judge
+from logferry.gateway.kafka.metadata_request import PartitionMetadata, TopicMetadata
+from logferry.ops.status import render
+from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, SilentWorker, diagnose
 from rich.console import Console
 
 NOW_MS = 1_700_000_000_000
@@ -78,12 +78,14 @@ def worker(url: str = A, lanes: list[LaneStatus] | None = None, **changes: Any) 
     return status.model_copy(update=changes)
 
 
-def service(*workers: Status, **silent: Silent) -> Service:
-    return Service({worker.url: worker for worker in workers}, {f"http://{url}:1": s for url, s in silent.items()})
+def service(*workers: Status, **silent: SilentWorker) -> ServiceStatus:
+    return ServiceStatus(
+        {worker.url: worker for worker in workers}, {f"http://{url}:1": s for url, s in silent.items()}
+    )
 
 
 def test_all_is_well() -> None:
-    assert judge(service(worker(A), worker(B))) == []
+    assert diagnose(service(worker(A), worker(B))) == []
 
 
 AWAY = kafka(
@@ -111,18 +113,18 @@ SLOW = {"last_wait": WaitStatus(reason="a commit took long", began_ms=NOW_MS - 9
 MOVED = {"last_wait": WaitStatus(reason="taken over", began_ms=NOW_MS - 9000, ended_ms=NOW_MS - 8800)}
 THROTTLED = ThrottledStatus(scope="token", name="web", count=12, wait_s=3.0, last_ms=NOW_MS - 4000)
 
-CASES: dict[str, tuple[Service, list[Finding]]] = {
+CASES: dict[str, tuple[ServiceStatus, list[Diagnosis]]] = {
     "kafka is away for all": (
         service(worker(A, kafka=AWAY), worker(B, kafka=AWAY)),
-        [Finding(True, "Kafka does not answer", "k:9092: no answer within 2 s", 18.0)],
+        [Diagnosis(True, "Kafka does not answer", "k:9092: no answer within 2 s", 18.0)],
     ),
     "kafka is away for one": (
         service(worker(A), worker(B, kafka=AWAY)),
-        [Finding(True, f"Kafka does not answer {B}", "k:9092: no answer within 2 s", 18.0)],
+        [Diagnosis(True, f"Kafka does not answer {B}", "k:9092: no answer within 2 s", 18.0)],
     ),
     "a broker of several is away": (
         service(worker(A, kafka=HALF), worker(B, kafka=HALF)),
-        [Finding(True, "Kafka's broker 2 (k:9093) does not answer", "refused")],
+        [Diagnosis(True, "Kafka's broker 2 (k:9093) does not answer", "refused")],
     ),
     "partitions without a leader come before those without replicas": (
         service(
@@ -137,36 +139,38 @@ CASES: dict[str, tuple[Service, list[Finding]]] = {
             worker(B),
         ),
         [
-            Finding(True, "1 partition of Kafka without a leader", "dc1.x-0, dc1.x-1"),
-            Finding(False, "2 partitions of Kafka lack replicas in sync", "dc1.x-0, dc1.x-1"),
+            Diagnosis(True, "1 partition of Kafka without a leader", "dc1.x-0, dc1.x-1"),
+            Diagnosis(False, "2 partitions of Kafka lack replicas in sync", "dc1.x-0, dc1.x-1"),
         ],
     ),
     "a worker is silent, and so are its lanes": (
-        service(worker(A), b=Silent("timed out")),
+        service(worker(A), b=SilentWorker("timed out")),
         [
-            Finding(True, f"worker {B} does not answer", "timed out"),
-            Finding(True, "lanes 2 to 3 are served by nobody", f"the group gave it to {B}, which does not answer"),
+            Diagnosis(True, f"worker {B} does not answer", "timed out"),
+            Diagnosis(
+                True, "lanes 2 to 3 are served by nobody", f"the group assigned it to {B}, which does not answer"
+            ),
         ],
     ),
     "a worker that was not asked is no fault": (
-        service(worker(A), worker(B), c=Silent("it was not asked", wrong=False)),
-        [Finding(False, "worker http://c:1 does not answer", "it was not asked")],
+        service(worker(A), worker(B), c=SilentWorker("it was not asked", wrong=False)),
+        [Diagnosis(False, "worker http://c:1 does not answer", "it was not asked")],
     ),
     "nobody has a lane yet": (
         service(worker(A, group=group(owners={})), worker(B, [lane(3)], group=group(owners={}))),
-        [Finding(True, "lane 2 is served by nobody", "the group has given it to no worker yet")],
+        [Diagnosis(True, "lane 2 is served by nobody", "the group has assigned it to no worker yet")],
     ),
     "a lane is on its way": (
         service(worker(A), worker(B, [lane(3)])),
-        [Finding(True, "lane 2 is served by nobody", f"the group gave it to {B}, which does not have it yet")],
+        [Diagnosis(True, "lane 2 is served by nobody", f"the group assigned it to {B}, which does not have it yet")],
     ),
     "lanes that do not serve, with the error and since when they do not": (
         service(worker(A, [lane(0, **OPENING), lane(1)]), worker(B, [lane(2, **OPENING), lane(3, **OPENING)])),
-        [Finding(True, "lanes 0, 2 to 3 are fencing", "while serving: NotCommitted: k", 30.0)],
+        [Diagnosis(True, "lanes 0, 2 to 3 are fencing", "while serving: NotCommitted: k", 30.0)],
     ),
     "an error of long ago is not the reason": (
         service(worker(A, [lane(0, **{**OPENING, "last_error_ms": NOW_MS - 99_000}), lane(1)]), worker(B)),
-        [Finding(True, "lane 0 is fencing", "it failed (NotCommitted)", 30.0)],
+        [Diagnosis(True, "lane 0 is fencing", "it failed (NotCommitted)", 30.0)],
     ),
     "of two that have a lane the one that serves it counts": (
         service(worker(A), worker(B, [lane(0, state="closing"), lane(2), lane(3)])),
@@ -174,7 +178,7 @@ CASES: dict[str, tuple[Service, list[Finding]]] = {
     ),
     "a commit that is not answered": (
         service(worker(A, [lane(0, transaction_ms=NOW_MS - 7000), lane(1)]), worker(B)),
-        [Finding(True, "lane 0 is waiting for a commit", "Kafka has not answered it yet", 7.0)],
+        [Diagnosis(True, "lane 0 is waiting for a commit", "Kafka has not answered it yet", 7.0)],
     ),
     "a commit that has just begun": (
         service(worker(A, [lane(0, transaction_ms=NOW_MS - 700), lane(1)]), worker(B)),
@@ -182,11 +186,11 @@ CASES: dict[str, tuple[Service, list[Finding]]] = {
     ),
     "the group is not seen": (
         service(worker(A, group=group(seen_ms=NOW_MS - 20_000, error="cut")), worker(B)),
-        [Finding(True, f"worker {A} does not see the other workers", "cut", 20.0)],
+        [Diagnosis(True, f"worker {A} does not see the other workers", "cut", 20.0)],
     ),
     "a limit is reached": (
         service(worker(A, limits={"sessions": Usage(used=96, limit=100)}), worker(B)),
-        [Finding(True, f"worker {A} is at its limit of sessions", "96 of 100")],
+        [Diagnosis(True, f"worker {A} is at its limit of sessions", "96 of 100")],
     ),
     "a limit of nothing is not reached by nothing": (
         service(worker(A, limits={"sessions": Usage(used=0, limit=0)}), worker(B)),
@@ -195,27 +199,27 @@ CASES: dict[str, tuple[Service, list[Finding]]] = {
     "lanes that have mended": (
         service(worker(A, [lane(0, **MENDED), lane(1, **SLOW)]), worker(B, [lane(2, **MOVED), lane(3)])),
         [
-            Finding(False, "lane 0 had to wait, and can go on again", "while serving: OSError: k", 30.0),
-            Finding(False, "lane 1 had to wait, and can go on again", "a commit took long", 6.0),
+            Diagnosis(False, "lane 0 had to wait, and can serve again", "while serving: OSError: k", 30.0),
+            Diagnosis(False, "lane 1 had to wait, and can serve again", "a commit took long", 6.0),
         ],
     ),
     "a quota is hit": (
         service(worker(A, throttled=[THROTTLED]), worker(B)),
-        [Finding(False, "the token web is over its quota", f"{A} refused 12 writes; the last 4 s ago")],
+        [Diagnosis(False, "the token web is over its quota", f"{A} refused 12 writes; the last 4 s ago")],
     ),
     "a young worker": (
         service(worker(A, started_ms=NOW_MS - 12_000), worker(B)),
         [
-            Finding(
+            Diagnosis(
                 False,
                 "1 worker started a short time ago",
-                f"{A} 12 s ago; if nobody did that, the log says why it ended before",
+                f"{A} 12 s ago; if no operator restarted it, its log has the reason",
             )
         ],
     ),
     "different versions": (
         service(worker(A), worker(B, version="2")),
-        [Finding(False, "the workers have different versions", "1, 2")],
+        [Diagnosis(False, "the workers have different versions", "1, 2")],
     ),
 }
 
@@ -223,17 +227,17 @@ CASES: dict[str, tuple[Service, list[Finding]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_wrong(case: str) -> None:
     seen, expected = CASES[case]
-    assert judge(seen) == expected
+    assert diagnose(seen) == expected
 
 
 def test_what_is_wrong_comes_before_what_is_worth_knowing() -> None:
     seen = service(worker(A, throttled=[THROTTLED], kafka=AWAY), worker(B, [lane(2, **MENDED), lane(3, **OPENING)]))
-    assert [finding.wrong for finding in judge(seen)] == [True, True, False, False]
+    assert [finding.wrong for finding in diagnose(seen)] == [True, True, False, False]
 
 
 def test_partitions_are_counted_and_the_worst_named_first() -> None:
-    whole, thin, lost = PartitionView(0, 1, 0, (1, 2), (1, 2)), (1, 1, 0, (1, 2), (1,)), (2, -1, 0, (1, 2), ())
-    topic = TopicView("dc1.x", bytes(16), False, (whole, PartitionView(*thin), PartitionView(*lost)))
+    whole, thin, lost = PartitionMetadata(0, 1, 0, (1, 2), (1, 2)), (1, 1, 0, (1, 2), (1,)), (2, -1, 0, (1, 2), ())
+    topic = TopicMetadata("dc1.x", bytes(16), False, (whole, PartitionMetadata(*thin), PartitionMetadata(*lost)))
     assert partitions_status([topic]) == PartitionsStatus(
         total=3, without_leader=1, under_replicated=1, examples=["dc1.x-2", "dc1.x-1"]
     )
@@ -242,16 +246,16 @@ def test_partitions_are_counted_and_the_worst_named_first() -> None:
 # ---- shown ------------------------------------------------------------------------------------------------------
 
 
-def shown(seen: Service, width: int = 140) -> list[str]:
+def shown(seen: ServiceStatus, width: int = 140) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    show.show(seen, judge(seen), NOW_MS / 1000, console)
+    render.print_status(seen, diagnose(seen), NOW_MS / 1000, console)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def test_a_healthy_one_says_so_first() -> None:
     lines = shown(service(worker(A), worker(B)))
-    assert lines[0].startswith("dc1: all is well  at ")
+    assert lines[0].startswith("dc1: no problem found  at ")
     assert any(A in line and "2 serve" in line and "7 of 100" in line and "answers" in line for line in lines)
     row = next(line for line in lines if line.split()[:2] == ["3", "serving"])
     assert row.split()[:4] == ["3", "serving", "1", "h"]
@@ -259,10 +263,10 @@ def test_a_healthy_one_says_so_first() -> None:
     assert "Kafka cluster c" in lines
 
 
-def test_what_is_wrong_stands_first_with_reason_and_since_when() -> None:
-    seen = service(worker(A, [lane(0, **OPENING), lane(1)], kafka=AWAY), b=Silent("[Errno 111] refused"))
+def test_problems_come_first_with_reason_and_duration() -> None:
+    seen = service(worker(A, [lane(0, **OPENING), lane(1)], kafka=AWAY), b=SilentWorker("[Errno 111] refused"))
     lines = shown(seen)
-    assert lines[0].startswith("dc1: 4 things are wrong")
+    assert lines[0].startswith("dc1: 4 problems found")
     assert lines[1:3] == [f"  ✗ worker {B} does not answer", "      [Errno 111] refused"]
     assert lines[3].startswith("  ✗ Kafka does not answer  for 18 s, since ")
     assert lines[4] == "      k:9092: no answer within 2 s"
@@ -277,7 +281,7 @@ def test_of_many_lanes_those_in_trouble_are_shown() -> None:
     lanes[444] = lane(444, **OPENING)
     lines = shown(service(worker(A, lanes, lanes_total=500)))
     assert any(line.split()[:2] == ["444", "fencing"] for line in lines)
-    assert any("and 436 more; all with --json" in line for line in lines)
+    assert any("and 436 more; --json lists all" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +298,7 @@ def test_of_many_lanes_those_in_trouble_are_shown() -> None:
     ],
 )
 def test_spans(seconds: float, text: str) -> None:
-    assert show.span(seconds) == text
+    assert render.span(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -302,4 +306,22 @@ def test_spans(seconds: float, text: str) -> None:
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (268_435_456, "268.4 MB"), (5 * 10**13, "50.0 TB")],
 )
 def test_sizes(number: int, text: str) -> None:
-    assert show.size(number) == text
+    assert render.size(number) == text
+
+
+def test_a_risk_of_the_configuration_is_named_once_and_is_not_wrong() -> None:
+    risky = [worker(url, warnings=["tokens are shown: configure tls"]) for url in (A, B)]
+    assert diagnose(service(*risky)) == [Diagnosis(False, "tokens are shown", "configure tls")]
+
+
+def test_what_workers_say_does_not_steer_the_terminal() -> None:
+    evil = "x\x1b]0;title\x07\x9b31m\u202e[red]y"
+    bad = worker(A, [lane(0, state="waiting", why=evil, topic=evil)], version=evil, warnings=[f"{evil}: {evil}"])
+    shown = io.StringIO()
+    console = Console(file=shown, width=200, force_terminal=True)
+    found = service(bad, evil=SilentWorker(evil))
+    render.print_status(found, diagnose(found), NOW_MS / 1000, console)
+    text = shown.getvalue()
+    for sign in ("\x1b]0", "\x07", "\x9b", "\u202e"):
+        assert sign not in text
+    assert "x\\x1b]0;title\\x07\\x9b31m\\u202e[red]y" in text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from logferry.ops.status.mirror import Mirror, MirrorStatus, as_dict, judge, links_of, show_tables
+from logferry.ops.status.diagnosis import SilentWorker, as_document
+from logferry.ops.status.mirror import Mirror, MirrorStatus, diagnose_mirror, links_of, print_mirror
 from rich.console import Console
 
 NOW_MS = 1_700_000_000_000
@@ -24,7 +25,11 @@ def link(dc: str, **changes: Any) -> dict[str, Any]:
 
 def worker(url: str, lanes: list[int], links: list[dict[str, Any]], stops: Any = (), **changes: Any) -> MirrorStatus:
     serving = {"state": "serving", "why": "open", "since_ms": NOW_MS - 5000, "error": None}
-    partitions = [{"topic": t, "partition": n, "dc": "dc1", "stop": stop} for t, n, stop in stops]
+    facts = {"dc": "dc1", "source_next": 81, "local_next": 80, "source_end": 90, "waiting_bytes": 5}
+    partitions = [
+        {"topic": t, "partition": n, "state": "stopped" if stop else "mirroring", **facts, "stop": stop}
+        for t, n, stop in stops
+    ]
     document = {
         "dc": "dc2",
         "now_ms": NOW_MS,
@@ -40,13 +45,14 @@ def worker(url: str, lanes: list[int], links: list[dict[str, Any]], stops: Any =
 
 
 def mirror(*workers: MirrorStatus, **silent: str) -> Mirror:
-    return Mirror({found.url: found for found in workers}, {f"http://{name}:1": why for name, why in silent.items()})
+    away = {f"http://{name}:1": SilentWorker(why) for name, why in silent.items()}
+    return Mirror({found.url: found for found in workers}, away)
 
 
 def test_all_is_well() -> None:
     well = mirror(worker(A, [0, 1], [link("dc1")]), worker(B, [2, 3], [link("dc1")]))
-    assert judge(well) == []
-    assert as_dict(well, [], 1.0)["well"]
+    assert diagnose_mirror(well) == []
+    assert as_document([], 1.0, well)["well"]
 
 
 def test_lags_are_put_together_over_the_workers() -> None:
@@ -55,36 +61,57 @@ def test_lags_are_put_together_over_the_workers() -> None:
     [found] = links_of(mirror(worker(A, [0, 1], [first]), worker(B, [2, 3], [second])))
     assert (found.lag_records, found.lag_bytes, found.lag_s, found.stopped) == (15, 1500, 9.0, 1)
     assert (found.topics, found.partitions) == (3, 12)
-    assert found.wait is not None
-    assert found.wait[0].reason == "later"
+    assert found.last_wait is not None
+    assert found.last_wait.reason == "later"
     unknown = link("dc1", lag_bytes=None, lag_s=None)
     [found] = links_of(mirror(worker(A, [0, 1], [first]), worker(B, [2, 3], [unknown])))
     assert (found.lag_bytes, found.lag_s) == (None, 4.0)
 
 
-def test_a_link_that_waits_is_wrong_unless_it_is_told_to() -> None:
-    [finding] = judge(mirror(worker(A, [0, 1, 2, 3], [link("dc1", last_wait=wait(7))])))
+def test_a_link_that_waits_is_wrong_unless_a_limit_holds_it() -> None:
+    [finding] = diagnose_mirror(mirror(worker(A, [0, 1, 2, 3], [link("dc1", last_wait=wait(7))])))
     assert (finding.wrong, finding.what, finding.for_s) == (True, "the link to dc1 waits", 7.0)
     held = link("dc1", last_wait=wait(7, None, "bytes_per_s", fault=False))
-    assert [finding.wrong for finding in judge(mirror(worker(A, [0, 1, 2, 3], [held])))] == [False]
+    assert [finding.wrong for finding in diagnose_mirror(mirror(worker(A, [0, 1, 2, 3], [held])))] == [False]
     over = link("dc1", last_wait=wait(7, 3))
-    assert judge(mirror(worker(A, [0, 1, 2, 3], [over]))) == []
+    assert diagnose_mirror(mirror(worker(A, [0, 1, 2, 3], [over]))) == []
 
 
-def test_what_stands_still_is_named_with_the_way_on() -> None:
-    kinds = (("cut-back", True), ("refused", False))
+def test_a_stopped_partition_is_named_with_its_remedy() -> None:
+    kinds = (("log-truncated", True), ("write-rejected", False))
     for kind, is_resumed in kinds:
         stop = {"kind": kind, "detail": "why", "since_ms": NOW_MS - 60_000, "what_to_do": "look at it"}
-        [finding] = judge(mirror(worker(A, [0, 1, 2, 3], [link("dc1")], [("dc1.nginx", 3, stop), ("dc1.a", 0, None)])))
+        [finding] = diagnose_mirror(
+            mirror(worker(A, [0, 1, 2, 3], [link("dc1")], [("dc1.nginx", 3, stop), ("dc1.a", 0, None)]))
+        )
         assert finding.wrong
-        assert finding.what == f"dc1.nginx-3 of dc1 stands still: {kind}"
+        assert finding.what == f"dc1.nginx-3 of dc1 stopped: {kind}"
         assert finding.reason.startswith("why; look at it")
         assert (f"logferry mirror resume dc1.nginx 3 --url {A}" in finding.reason) == is_resumed
         assert finding.for_s == 60.0
 
 
+def test_the_document_has_the_positions_by_which_a_partition_is_resumed() -> None:
+    stop = {"kind": "records-removed", "detail": "why", "since_ms": NOW_MS, "what_to_do": "resume"}
+    document = as_document([], 1.0, mirror(worker(A, [0], [], [("dc1.nginx", 3, stop)])))
+    [partition] = document["workers"][A]["partitions"]
+    assert partition == {
+        "topic": "dc1.nginx",
+        "partition": 3,
+        "dc": "dc1",
+        "state": "stopped",
+        "source_next": 81,
+        "local_next": 80,
+        "source_end": 90,
+        "waiting_bytes": 5,
+        "stop": stop,
+    }
+
+
 def test_lanes_and_workers() -> None:
-    found = judge(mirror(worker(A, [0, 1], [], state="fencing", error="while serving: no"), b="connection refused"))
+    found = diagnose_mirror(
+        mirror(worker(A, [0, 1], [], state="fencing", error="while serving: no"), b="connection refused")
+    )
     assert [finding.what for finding in found] == [
         f"worker {B} does not answer",
         "lanes 2 to 3 served by nobody",
@@ -97,9 +124,19 @@ def test_lanes_and_workers() -> None:
 def test_what_is_shown() -> None:
     behind = link("dc1", lag_records=1234, lag_bytes=5_600_000, lag_s=61.0, last_wait=wait(20, 10, "broker 1 is away"))
     out = io.StringIO()
-    show_tables(
-        mirror(worker(A, [0, 1, 2, 3], [behind, link("dc3", lag_bytes=None, lag_s=None)])), Console(file=out, width=200)
-    )
+    shown = mirror(worker(A, [0, 1, 2, 3], [behind, link("dc3", lag_bytes=None, lag_s=None)]))
+    print_mirror(shown, [], 1.0, Console(file=out, width=200))
     said = out.getvalue()
     for text in ("1,234 records", "about 5.6 MB", "1 min 1 s", "for 10 s: broker 1 is away", "not known yet", "never"):
         assert text in said
+
+
+def test_settings_that_cannot_be_copied_and_risks_of_the_configuration_are_named_once() -> None:
+    both = [worker(url, lanes, [link("dc1")]) for url, lanes in ((A, [0, 1]), (B, [2, 3]))]
+    for one in both:
+        one.unaltered["dc1.nginx"] = "retention.ms: no right"
+        one.warnings.append("tokens are shown: configure tls")
+    settings, risk = diagnose_mirror(mirror(*both))
+    assert (settings.wrong, settings.what) == (False, "the settings of dc1.nginx here may differ from its original's")
+    assert "retention.ms: no right" in settings.reason
+    assert (risk.wrong, risk.what, risk.reason) == (False, "tokens are shown", "configure tls")

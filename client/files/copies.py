@@ -1,0 +1,216 @@
+"""Copies of a followed file that rotation makes: ``copytruncate``, ``copy``, or a move to another file system.
+
+The bytes that a truncation took are in the copy. So the source continues there, as if the file had been renamed, and
+the file itself begins a new source. A copy is known by its name, which rotation derives from the file's, and by its
+content: the head, and the bytes before the position.
+"""
+
+# Paths stay text, as in `discover`.
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Container, Iterable
+from typing import NamedTuple
+
+from logferry.client.files.discover import FileKey
+from logferry.client.files.fingerprint import HEAD_BYTES, Fingerprint, fingerprint
+from logferry.client.files.tail import FileChanged, FileTail
+
+QUIET_S = 5.0  # a copy that did not grow for so long is complete
+_STEP_BYTES = 1 << 18
+_BEHIND = re.compile(r"(.+)[-._]\d[\d:T]*\Z")
+_BEFORE_EXTENSION = re.compile(r"(.+?)[-._]\d{8}[\d\-._:T]*(\.[^.\d][^.]*)\Z")
+
+
+class WantedCopy(NamedTuple):
+    """What is known of the source: ``mark`` is before ``position``, ``data`` was read behind it."""
+
+    path: str
+    head: Fingerprint
+    position: int
+    mark: Fingerprint
+    born_ns: int
+    data: bytes | memoryview = b""
+
+
+def originals(name: str) -> list[str]:
+    """The names from which rotation may have derived this one: numbers and dates behind it, or one before its ending.
+
+    A copy of a copy has several.
+    """
+    before = _BEFORE_EXTENSION.match(name)
+    found = [before[1] + before[2]] if before else []
+    while behind := _BEHIND.match(name):
+        name = behind[1]
+        found.append(name)
+    return found
+
+
+def copy_depth(path: str) -> int:
+    """By which an original sorts before its copies."""
+    return len(_original_paths(path))
+
+
+def find_copy(wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool) -> FileTail | None:
+    """The copy in the file's folder, and of a symbolic link in the folder that it leads to, opened at the position."""
+    if not wanted.head.length:
+        return None
+    for path in dict.fromkeys((wanted.path, os.path.realpath(wanted.path))):
+        folder, name = os.path.split(path)
+        try:
+            with os.scandir(folder) as entries:
+                found = [each for each in entries if name in originals(each.name)]
+            candidates = sorted(each.path for each in found if each.is_file(follow_symlinks=False))
+        except OSError:
+            continue
+        for candidate in candidates:
+            tail = _open(candidate, wanted, is_another, now, once)
+            if tail is not None:
+                return tail
+    return None
+
+
+def _open(
+    path: str, wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool
+) -> FileTail | None:
+    try:
+        tail = FileTail.open(path, now, once)
+    except OSError:
+        return None
+    if tail is None:
+        return None
+    if not is_another(tail) and _continues(tail, wanted):
+        return tail
+    tail.close()
+    return None
+
+
+def _continues(tail: FileTail, wanted: WantedCopy) -> bool:
+    """Whether the source continues in this file; then the file is at the position."""
+    try:
+        is_older = bool(tail.born_ns and wanted.born_ns and tail.born_ns < wanted.born_ns)
+        if is_older or tail.differs(wanted.head, wanted.position, wanted.mark):
+            return False
+        tail.head = wanted.head
+        tail.go_to(wanted.position)
+        return tail.read(len(wanted.data)) == wanted.data
+    except (OSError, FileChanged):
+        return False
+
+
+class _Suspect:
+    """``similar``: followed files from whose names, before renames, its own comes. ``whole_of``: the one that had every
+    byte of it. ``sent_to``: so many of its bytes that one has sent. (No dataclass: that module takes 2 MB.)
+    """
+
+    def __init__(self, tail: FileTail, since: float, similar: list[FileTail], whole_of: FileTail | None) -> None:
+        self.tail = tail
+        self.since = since
+        self.similar = similar
+        self.whole_of = whole_of
+        self.sent_to = 0
+
+
+class SuspectedCopies:
+    """Unknown files that begin as a followed file with a similar name. They may be copies in the making: they wait.
+
+    They are kept open meanwhile, so that one which is removed is not lost.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[FileKey, _Suspect] = {}
+
+    def close(self) -> None:
+        self.forget(tuple(self._held))
+
+    def forget(self, keys: Iterable[FileKey]) -> None:
+        """They are followed now, or not wanted."""
+        for key in keys:
+            if (suspect := self._held.pop(key, None)) is not None:
+                suspect.tail.close()
+
+    def gone(self, found: Container[FileKey], now: float) -> list[FileTail]:
+        """Those that no pattern shows any more. They are to be decided now, with `begin_of`."""
+        gone = [suspect for key, suspect in self._held.items() if key not in found]
+        for suspect in gone:
+            suspect.tail = suspect.tail.renewed(now)
+        return [suspect.tail for suspect in gone]
+
+    def release(self, tail: FileTail) -> None:
+        """It is decided, and followed with this descriptor."""
+        suspect = self._held.pop(tail.key, None)
+        if suspect is not None and suspect.tail is not tail:
+            suspect.tail.close()
+
+    def copy_of(self, wanted: WantedCopy, original: FileTail, now: float) -> FileTail | None:
+        """The one in which the source continues, opened at the position; it is the caller's then."""
+        for key, suspect in self._held.items() if wanted.head.length else ():
+            if original in suspect.similar:
+                suspect.tail = suspect.tail.renewed(now)
+                if _continues(suspect.tail, wanted):
+                    del self._held[key]
+                    return suspect.tail
+        return None
+
+    def is_over(self, original: FileTail, sent_to: int) -> None:
+        """The original ended; so many bytes of it were sent, or still are. What copies have of these is not sent."""
+        for suspect in self._held.values():
+            if suspect.whole_of is original and suspect.tail.size <= sent_to:
+                suspect.sent_to = suspect.tail.size
+
+    def begin_of(self, tail: FileTail, live: Iterable[FileTail], now: float, at_once: bool, gone: bool) -> int | None:
+        """Where to begin with the file; None: it waits, and is kept open, until it has not grown for `QUIET_S`.
+
+        A complete copy, once the original that is still there was sent so far, has nothing of its own: it begins at its
+        end.
+        """
+        paths = _original_paths(tail.path)
+        held = self._held.get(tail.key)
+        if held is not None and 0 < held.sent_to <= tail.size:
+            return held.sent_to
+        if held is None and not paths:
+            return 0  # most files: with thousands, looking at all the others for each takes longest
+        before = [] if held is None else held.similar
+        similar = [each for each in live if (each.path in paths or each in before) and _begins_as(tail, each)]
+        if not similar:
+            return 0
+        is_intact = all(each.is_intact() for each in similar)
+        whole_of = next((each for each in similar if _is_whole_copy(tail, each)), None) if is_intact else None
+        same = held if held is not None and held.tail.size == tail.size else None
+        since = now if same is None else same.since
+        if at_once or (is_intact and (gone or now - since >= QUIET_S)):
+            if whole_of is None:
+                return 0  # also of an original that was truncated before any of it was sent
+            if at_once or gone or whole_of.position >= tail.size:  # else a truncation may take what was not sent
+                return tail.size
+        if whole_of is None and same is not None:
+            whole_of = same.whole_of
+        self.release(tail)
+        self._held[tail.key] = _Suspect(tail, since, similar, whole_of)
+        return None  # an original that was truncated continues in its copy
+
+
+def _original_paths(path: str) -> list[str]:
+    folder, name = os.path.split(path)
+    return [os.path.join(folder, each) for each in originals(name)]
+
+
+def _begins_as(tail: FileTail, original: FileTail) -> bool:
+    """Also as the original did before it was truncated."""
+    begin = tail.pread(HEAD_BYTES, 0)
+    if len(begin) < original.head.length:
+        return original.pread(len(begin), 0) == begin
+    return fingerprint(begin[: original.head.length]) == original.head
+
+
+def _is_whole_copy(tail: FileTail, original: FileTail) -> bool:
+    """Every byte of it is in the original. Shorter files than a head are no proof: many begin with the same lines."""
+    if not HEAD_BYTES <= tail.size <= original.size:
+        return False
+    return all(
+        tail.pread(_STEP_BYTES, at) == original.pread(min(_STEP_BYTES, tail.size - at), at)
+        for at in range(0, tail.size, _STEP_BYTES)
+    )

@@ -1,0 +1,142 @@
+"""The state of a source: key and value of a record in the gateway's state topic. Pure."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+_STATE = struct.Struct(">BBI16sqqqq")
+_HEARTBEAT = struct.Struct(">Bqqqq")
+_HAS_RECORDED, _HAS_BASE, _HAS_HEARTBEAT, _HAS_TOKEN = 1, 2, 4, 8
+_HAS_ALL = _HAS_RECORDED | _HAS_BASE | _HAS_HEARTBEAT | _HAS_TOKEN
+_HAS_WATERMARK, _HAS_POSITION, _HAS_SIZE, _IS_FINISHED = 1, 2, 4, 8
+
+STATE_VERSION = 1
+
+
+class SourceIdentity(NamedTuple):
+    """The identity of a source. ``topic`` is the full name (``dc1.nginx``); the key is part of the identity."""
+
+    topic: str
+    partition_key: str | None
+    source_id: str
+
+    @property
+    def key(self) -> str:
+        """The key that determines lane and partition."""
+        return self.source_id if self.partition_key is None else self.partition_key
+
+    def state_key(self) -> bytes:
+        """The key of its record in the state topic. NUL parts the fields: it is in none of them."""
+        if self.partition_key is None:
+            return b"s%s\0%s" % (self.topic.encode(), self.source_id.encode())
+        return b"k%s\0%s\0%s" % (self.topic.encode(), self.partition_key.encode(), self.source_id.encode())
+
+    @classmethod
+    def of_state_key(cls, raw: bytes) -> SourceIdentity:
+        parts = raw[1:].decode().split("\0")
+        if raw[:1] == b"s" and len(parts) == 2:
+            return cls(parts[0], None, parts[1])
+        if raw[:1] == b"k" and len(parts) == 3:
+            return cls(parts[0], parts[1], parts[2])
+        raise ValueError(f"state key {raw!r} cannot be decoded")
+
+
+# Of a record without a value that opens each term of a lane, in the state topics of gateway and mirror.
+FENCE_KEY: Final = b"fence"
+
+
+class Heartbeat(NamedTuple):
+    """The state that a source reports without a new chunk. ``at_ms``: when the gateway recorded it.
+
+    ``watermark_ms``: it has sent all that happened before. ``position`` and ``size``: bytes of its file.
+    """
+
+    at_ms: int
+    watermark_ms: int | None = None
+    position: int | None = None
+    size: int | None = None
+    finished: bool | None = None
+
+    def encode(self) -> bytes:
+        flags = (
+            (self.watermark_ms is not None) * _HAS_WATERMARK
+            | (self.position is not None) * _HAS_POSITION
+            | (self.size is not None) * _HAS_SIZE
+            | bool(self.finished) * _IS_FINISHED
+        )
+        return _HEARTBEAT.pack(flags, self.at_ms, self.watermark_ms or 0, self.position or 0, self.size or 0)
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Heartbeat:
+        flags, at_ms, watermark_ms, position, size = _HEARTBEAT.unpack(raw)
+        return cls(
+            at_ms,
+            watermark_ms if flags & _HAS_WATERMARK else None,
+            position if flags & _HAS_POSITION else None,
+            size if flags & _HAS_SIZE else None,
+            bool(flags & _IS_FINISHED),
+        )
+
+
+class SourceState(NamedTuple):
+    """The recorded state of a source. ``session`` 0: none was opened.
+
+    ``written_ms``: the last chunk or session. ``heartbeat``: the last one, None if there was none. ``token``: the name
+    of the token that opened the session, or that wrote first; None: it was none.
+    """
+
+    topic_id: bytes
+    partition: int
+    recorded: int | None
+    base: int | None
+    session: int
+    written_ms: int
+    heartbeat: Heartbeat | None = None
+    token: str | None = None
+
+    @property
+    def alive_ms(self) -> int:
+        """The time of the last chunk, session or heartbeat."""
+        return self.written_ms if self.heartbeat is None else max(self.written_ms, self.heartbeat.at_ms)
+
+    def encode(self) -> bytes:
+        flags = (self.recorded is not None) * _HAS_RECORDED | (self.base is not None) * _HAS_BASE
+        if self.heartbeat is not None:
+            flags |= _HAS_HEARTBEAT
+        if self.token is not None:
+            flags |= _HAS_TOKEN
+        fixed = _STATE.pack(
+            STATE_VERSION,
+            flags,
+            self.partition,
+            self.topic_id,
+            self.recorded or 0,
+            self.base or 0,
+            self.session,
+            self.written_ms,
+        )
+        if self.heartbeat is not None:
+            fixed += self.heartbeat.encode()
+        return fixed if self.token is None else fixed + self.token.encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> SourceState:
+        """Raises ValueError: another version, a flag that is not known, or another length than the flags say."""
+        if raw[:1] != bytes([STATE_VERSION]):
+            raise ValueError(f"state of version {raw[:1].hex()}; this logferry reads version {STATE_VERSION:02}")
+        ends = _STATE.size + (_HEARTBEAT.size if len(raw) > 1 and raw[1] & _HAS_HEARTBEAT else 0)
+        has_token = len(raw) > ends
+        if len(raw) < ends or raw[1] > _HAS_ALL or bool(raw[1] & _HAS_TOKEN) != has_token:
+            raise ValueError(f"state of {len(raw)} bytes with flags {raw[1:2].hex()}")
+        _, flags, partition, topic_id, recorded, base, session, written_ms = _STATE.unpack_from(raw)
+        return cls(
+            topic_id,
+            partition,
+            recorded if flags & _HAS_RECORDED else None,
+            base if flags & _HAS_BASE else None,
+            session,
+            written_ms,
+            Heartbeat.decode(raw[_STATE.size : ends]) if flags & _HAS_HEARTBEAT else None,
+            raw[ends:].decode() if has_token else None,
+        )

@@ -1,0 +1,86 @@
+"""Replay: reads the states of a lane, of gateway or mirror, from its partition of a compacted topic.
+
+A state that cannot be decoded stops the lane alone, unless a later record of its key replaced it: continuing without a
+state would record or copy again what it stands for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from aiokafka import errors
+from logferry.gateway.errors import LaneUnreadable
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.record_batch import CorruptBatch
+
+_FETCH_BYTES: Final = 1 << 18
+_DEADLINE_S: Final = 15.0
+_PAUSE_S: Final = 0.01
+
+
+async def replay_states(
+    kafka: KafkaClient,
+    topic: str,
+    partition: int,
+    apply: Callable[[bytes, bytes | None], None],
+    remedy: Callable[[int], str] = lambda _offset: "",
+    up_to: int = 0,
+) -> None:
+    """Gives every committed state up to the partition's end to ``apply``.
+
+    Complete only after a fence, with ``up_to`` behind the record that it wrote: a broker that was frozen may still take
+    itself for the leader, and have less. It is not believed: the replay waits for one that has the record.
+
+    ``apply``: takes key and value, and raises ValueError for what it cannot decode. ``remedy``: what else to do about
+    the record at an offset. Raises KafkaError and LaneUnreadable.
+    """
+    unreadable: dict[bytes, tuple[int, Exception]] = {}
+    end = await _end(kafka, topic, partition, up_to)
+    position = await kafka.offset(topic, partition, EARLIEST)
+    while position < end:
+        try:
+            fetched = await kafka.fetch(topic, partition, position, max_bytes=_FETCH_BYTES)
+        except CorruptBatch as error:
+            detail = f"{topic}-{partition}: {error}. Make an intact replica the leader, or restore the partition"
+            raise LaneUnreadable(detail) from error
+        for record in fetched.records:
+            key = record.key or b""
+            try:
+                apply(key, record.value)
+                unreadable.pop(key, None)
+            except (ValueError, struct.error) as error:
+                if record.value is None:
+                    unreadable.pop(key, None)  # an operator forgot it
+                else:
+                    unreadable[key] = (record.offset, error)
+        if fetched.next_offset == position:
+            await _ask_again(kafka, topic, partition)
+        position = fetched.next_offset
+    if unreadable:
+        offset, reason = next(iter(unreadable.values()))
+        more = f", and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
+        raise LaneUnreadable(
+            f"{topic}-{partition}: the record at offset {offset} cannot be decoded: {reason}{more}. Upgrade this "
+            f"worker if a newer one wrote it{remedy(offset)}"
+        )
+
+
+async def _end(kafka: KafkaClient, topic: str, partition: int, up_to: int) -> int:
+    """The end of what is committed. Raises LeaderNotAvailableError where it stays before ``up_to``."""
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            while (end := await kafka.offset(topic, partition, LATEST)) < up_to:
+                await _ask_again(kafka, topic, partition)
+            return end
+    except TimeoutError:
+        detail = f"the leader of {topic}-{partition} does not have the offset {up_to - 1}, which is committed"
+        raise errors.LeaderNotAvailableError(detail) from None
+
+
+async def _ask_again(kafka: KafkaClient, topic: str, partition: int) -> None:
+    """Asks who leads the partition, after a moment: its leader may not have the last marker yet, or be another one."""
+    kafka.forget_leader(topic, partition)
+    await asyncio.sleep(_PAUSE_S)

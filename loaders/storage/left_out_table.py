@@ -1,0 +1,123 @@
+"""The side table of chunks left out (``<path>_moved``), whose copy from another data centre was loaded. Without Spark.
+
+A row counts when the table holds its batch; of several rows for one record, the newest counts. One without another
+topic (``kept`` is null) revokes the earlier ones: the chunk was reloaded and is in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from logferry.loaders.errors import Overtaken
+from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, merged
+from logferry.loaders.storage.ledger import (
+    arrow_schema,
+    create_table,
+    last_batch,
+    open_table,
+    read_rows,
+    storage_errors,
+)
+from logferry.loaders.storage.quarantine import active_filter
+from logferry.loaders.storage.source_table import add_sources, create_sources, read_sources
+
+LEFT_OUT_SCHEMA: Final = arrow_schema(
+    "batch long, topic string, partition int, offset long, source_id string, seqno long, kept string"
+)
+
+
+class LeftOutChunk(NamedTuple):
+    """A chunk that was left out. ``kept``: the topic of the copy that was loaded; None: no longer left out."""
+
+    batch: int
+    topic: str
+    partition: int
+    offset: int
+    source_id: str
+    seqno: int
+    kept: str | None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.topic, self.partition, self.offset
+
+    def is_in(self, r: Range) -> bool:
+        return (self.topic, self.partition) == r.key and r.start <= self.offset < r.end
+
+
+def left_out_rows(notes: Iterable[LeftOutChunk]) -> Any:
+    return pa.Table.from_pylist([note._asdict() for note in notes], schema=LEFT_OUT_SCHEMA)
+
+
+def read_left_out(path: Path, last: int) -> list[LeftOutChunk]:
+    """The chunks left out of a table with this last batch. Raises StorageUnavailable."""
+    notes = (LeftOutChunk(**row) for row in read_rows(path, [("batch", "<=", last)]))
+    found = {note.place: note for note in sorted(notes, key=lambda note: note.batch)}
+    return sorted(note for note in found.values() if note.kept is not None)
+
+
+def create_side_tables(paths: TablePaths) -> None:
+    create_sources(paths.sources)
+    create_table(paths.left_out, LEFT_OUT_SCHEMA, "logferry chunks that came twice")
+
+
+def left_out_changes(
+    before: Iterable[LeftOutChunk], now: Sequence[LeftOutChunk], entry: LedgerEntry
+) -> tuple[LeftOutChunk, ...]:
+    """The rows that a batch writes. A reload repeats none, and revokes those that no longer apply."""
+    if not entry.reload:
+        return tuple(now)
+    left_out = {note.place: note for note in now}
+    known = {note.place: note for note in before if any(note.is_in(r) for r in entry.reload)}
+    new = [note for place, note in left_out.items() if place not in known or known[place].kept != note.kept]
+    back = [note._replace(batch=entry.batch, kept=None) for place, note in known.items() if place not in left_out]
+    return tuple(sorted([*new, *back], key=lambda note: note.place))
+
+
+def known_before(paths: TablePaths, batch: int, run: str) -> dict[SourceKey, SourceFacts]:
+    """The facts of the sources before the batch; counted from the table itself where the side table has none.
+
+    Creates the side tables, unless they exist.
+    """
+    create_side_tables(paths)
+    before = batch - 1
+    if before >= 0 and last_batch(open_table(paths.sources)) < before:
+        found: dict[SourceKey, SourceFacts] = {}
+        columns = ["topic", "source_id", "seqno", "recorded", "event_time"]
+        is_chunk = ~ds.field("source_id").is_null() & ~ds.field("seqno").is_null()
+        for rows in stored_rows(paths, before, columns, is_chunk):
+            wanted = [("seqno", "min"), ("seqno", "max"), ("recorded", "max")]
+            wanted += [("event_time", "max")] * ("event_time" in rows.schema.names)
+            each = pa.Table.from_batches([rows]).group_by(["topic", "source_id"]).aggregate(wanted)
+            facts = {
+                SourceKey(row["topic"], row["source_id"]): SourceFacts(
+                    row["seqno_min"], row["seqno_max"], row["recorded_max"], row.get("event_time_max")
+                )
+                for row in each.to_pylist()
+            }
+            found = merged(found, facts)
+        add_sources(paths.sources, before, run, found, all_of_it=True)
+    return read_sources(paths.sources)
+
+
+def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any) -> Iterator[Any]:
+    """Rows of table and quarantine as of exactly this batch. Raises Overtaken, StorageUnavailable."""
+    for path in (paths.main, paths.quarantine):
+        table = open_table(path)
+        if table is None:
+            continue
+        if path == paths.main and last_batch(table) != batch:
+            raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader has continued")
+        with storage_errors(f"{path} cannot be read"):
+            stored = table.to_pyarrow_dataset()
+            if path == paths.quarantine:
+                wanted = wanted & active_filter(stored.schema.names, batch)
+            have = [name for name in columns if name in stored.schema.names]
+            scanner = stored.scanner(columns=have, filter=wanted, batch_readahead=4)
+            yield from (rows for rows in scanner.to_batches() if rows.num_rows)

@@ -1,0 +1,212 @@
+"""The gateway on a Kafka with TLS, client certificates, passwords and Kafka's own authorizer, and with exactly the
+rights of operations/kafka.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from logferry.gateway.contract.names import lane_of
+from logferry.gateway.contract.offset_history import MirrorCheckpoint, checkpoint_key, mirror_lane_of
+from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.service.preflight import wait_until_created
+
+from tests.support.kafka_rights import DESCRIBE_CLUSTER, documented, grant
+from tests.support.secured_kafka import PASSWORD, SecuredKafka, as_toml
+from tests.support.served_gateway import Gateway
+
+RIGHTS: Final = documented("Gateway of `dc1`")
+JSON: Final = {"Accept": "application/x-ndjson"}
+TEXT: Final = {"Accept": "text/plain"}
+ID: Final = bytes(range(16))
+# By operation and resource; the gateway logs the second as `broker_settings_hidden`.
+HARMLESS: Final = {
+    ("DESCRIBE", "Topic:LITERAL:__consumer_offsets"),
+    ("DESCRIBE_CONFIGS", "Cluster:LITERAL:kafka-cluster"),
+}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """Who connects needs a certificate and a password. The users have no rights yet."""
+    users, settings = ("gateway", "blind"), {"listener.name.secured.ssl.client.auth": "required"}
+    kafka = SecuredKafka(tmp_path_factory.mktemp("secured") / "files", users, settings)
+    with kafka:
+        yield kafka
+
+
+def connection(kafka: SecuredKafka, user: str, **changes: str) -> str:
+    certificate = kafka.plain_settings(user, "certificate")
+    files = {name: certificate[name] for name in ("cert_file", "key_file")}
+    return as_toml("kafka", kafka.plain_settings(user, "PLAIN") | files | changes)
+
+
+def served(kafka: SecuredKafka, folder: Path, user: str, workers: int, **settings: int) -> Gateway:
+    tables = connection(kafka, user)
+    return Gateway(folder, "", workers, tables, settings={"prefix": "logferry", **settings})
+
+
+def events(gateway: Gateway, *levels: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in gateway.said().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["level"] in levels]
+
+
+def denied(kafka: SecuredKafka, user: str) -> set[tuple[str, str]]:
+    """What the authorizer has refused the user."""
+    said = kafka.log(1).read_text(encoding="utf-8")
+    pattern = rf"Principal = User:{user} is Denied operation = (\S+) from host = \S+ on resource = (\S+)"
+    return set(re.findall(pattern, said))
+
+
+def source(topic: str, name: str, rest: str = "") -> str:
+    return f"/v1/topics/{topic}/sources/{name}{rest}"
+
+
+async def copy_of_dc2(kafka: SecuredKafka) -> None:
+    """Topics as a mirror writes them: a topic, the states of its sources, and how far it is mirrored."""
+    data, states, checkpoints = "dc2.copied", "logferry.gateway.dc2.state", "logferry.mirror.dc1.state"
+    client = KafkaClient({"bootstrap_servers": kafka.bootstrap}, "tests")
+    await client.start()
+    try:
+        for topic in (data, states, checkpoints):
+            await client.create_topic(topic, 1, 1, {})
+            await wait_until_created(client, topic)
+    finally:
+        await client.close()
+    identity = SourceIdentity(data, None, "far")
+    state = SourceState(ID, 0, 7, None, 0, int(time.time() * 1000))
+    checkpoint = MirrorCheckpoint(ID, ID, 5, 5, -1, -1, 0, 0, 0, ())
+    assert (lane_of(identity.key, 1), mirror_lane_of(data, 0, 1)) == (0, 0)
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+        await producer.send_and_wait(states, state.encode(), identity.state_key())
+        await producer.send_and_wait(checkpoints, checkpoint.encode(), checkpoint_key(data, 0))
+
+
+async def test_with_the_documented_rights_everything_works(secured: SecuredKafka, tmp_path: Path) -> None:
+    """Without the optional ones, over TLS, by a password and a certificate."""
+    await grant(secured.bootstrap, "gateway", RIGHTS)
+    await copy_of_dc2(secured)
+    async with served(secured, tmp_path, "gateway", 2) as gateway:
+
+        async def done(method: str, path: str, status: int = 200, **request: Any) -> Any:
+            for worker in range(2) if method == "GET" else (0,):
+                deadline = time.monotonic() + 30
+                found, document, headers = await gateway.ask(method, path, worker=worker, **request)
+                while found == 503 and time.monotonic() < deadline:
+                    await asyncio.sleep(float(headers["Retry-After"]))
+                    found, document, headers = await gateway.ask(method, path, worker=worker, **request)
+                assert found == status, (path, document)
+            return document
+
+        await done("PUT", "/v1/topics/rights", 201, data='{"partitions": 1}')
+        grown = await done("PUT", "/v1/topics/rights", data='{"partitions": 2}')
+        assert (grown["partitions"], "dc1.rights" in str(await done("GET", "/v1/topics"))) == (2, True)
+        for number in range(8):
+            await done("POST", source("rights", f"s{number}", "/session"))
+            await done("POST", source("rights", f"s{number}", "/chunks?seqno=1"), data=b"x\n")
+            await done("POST", source("rights", f"s{number}", "/heartbeat"), data='{"position": 2}')
+            assert (await done("GET", source("rights", f"s{number}")))["recorded_seqno"] == 1
+        assert len((await done("GET", "/v1/topics/rights/sources"))["sources"]) == 8
+        pages = [await done("GET", f"/v1/topics/dc1.rights/partitions/{n}/chunks", headers=TEXT) for n in (0, 1)]
+        assert b"".join(pages).count(b"\n") == 8
+        await check_consumer(gateway, done)
+        await done("DELETE", source("rights", "s0"))
+        assert (await done("GET", source("rights", "s0")))["recorded_seqno"] is None
+        # Of another data centre.
+        await done("GET", "/v1/topics/dc2.copied/partitions/0/chunks", headers=TEXT)
+        assert (await done("GET", source("copied", "far", "?dc=dc2")))["recorded_seqno"] == 7
+        translated = await done("GET", "/v1/topics/dc2.copied/partitions/0/translate?offset=5&from=dc2&to=dc1")
+        assert translated["translated"] == 5
+        status = await done("GET", "/v1/status")
+        assert (status["warnings"], status["kafka"]["error"]) == ([], None)
+    assert denied(secured, "gateway") == HARMLESS
+    assert PASSWORD not in gateway.said()
+    consumer = AIOKafkaConsumer("dc1.rights", bootstrap_servers=secured.bootstrap, auto_offset_reset="earliest")
+    async with consumer:
+        found = [(await consumer.getone()).key for _ in range(8)]
+    assert sorted(found) == [b"s%d" % number for number in range(8)]
+
+
+async def check_consumer(gateway: Gateway, done: Any) -> None:
+    """A read session, a commit of all that it was sent, and positions."""
+    consumer = "/v1/consumers/rights"
+    async with gateway.session.get(f"{gateway.urls[0]}{consumer}/stream?topic=dc1.rights", headers=JSON) as stream:
+        frames: list[Any] = []
+        async with asyncio.timeout(60):
+            while sum(frame["frame"] == "chunk" for frame in frames) < 8:
+                frames.append(json.loads(await stream.content.readline()))
+        opened, assigned = frames[0]["session"], frames[1]
+        read = {frame["partition"]: frame["offset"] + 1 for frame in frames if frame["frame"] == "chunk"}
+        positions = [{"topic": "dc1.rights", "partition": number, "offset": at} for number, at in read.items()]
+        body = json.dumps({"generation": assigned["generation"], "positions": positions})
+        await done("POST", f"{consumer}/sessions/{opened}/commit", data=body)
+    assert {row["offset"] for row in (await done("GET", consumer + "/offsets"))["positions"]} == {*read.values()}
+    # Kafka misses the session a moment later.
+    reset = '{"topic": "dc1.rights", "to": "earliest"}'
+    async with asyncio.timeout(60):
+        while (await gateway.ask("PUT", consumer + "/offsets", data=reset))[0] != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def test_without_the_right_to_describe_the_cluster_it_serves_and_no_source_expires(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    """The brokers' time is not known then. Once the right is granted, silent sources expire, without a restart."""
+    await grant(secured.bootstrap, "blind", [right for right in RIGHTS if right != DESCRIBE_CLUSTER])
+    async with served(secured, tmp_path, "blind", 1, source_retention_ms=1000) as gateway:
+
+        async def recorded(name: str) -> int | None:
+            status, document, _ = await gateway.ask("GET", source("blind", name))
+            assert status == 200, document
+            seqno = document["recorded_seqno"]
+            assert seqno is None or isinstance(seqno, int)
+            return seqno
+
+        await gateway.ask("PUT", "/v1/topics/blind", data='{"partitions": 1}')
+        await gateway.ask("POST", source("blind", "silent", "/chunks?seqno=1"), data=b"x\n")
+        (missing,) = (event["reason"] for event in events(gateway, "warning") if event["event"] == "clock_differs")
+        _, status, _ = await gateway.ask("GET", "/v1/status")
+        assert status["warnings"] == [missing]
+        assert "no source expires" in missing
+        assert "the right to describe the cluster" in missing
+        assert denied(secured, "blind") == HARMLESS | {("DESCRIBE", "Cluster:LITERAL:kafka-cluster")}
+        # Four times the retention; a search for silent sources each quarter of it.
+        until, seqno = time.monotonic() + 4, 0
+        while time.monotonic() < until:
+            seqno += 1
+            answered, document, _ = await gateway.ask(
+                "POST", source("blind", "busy", f"/chunks?seqno={seqno}"), data=b"x"
+            )
+            assert answered == 200, document
+            assert await recorded("silent") == 1
+        await grant(secured.bootstrap, "blind", [DESCRIBE_CLUSTER])
+        async with asyncio.timeout(60):
+            while await recorded("silent") is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert "clocks_agree" in {event["event"] for event in events(gateway, "info")}
+        assert (await gateway.ask("GET", "/v1/status"))[1]["warnings"] == []
+
+
+async def test_a_wrong_password_ends_the_start_with_a_word_and_without_the_password(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    tables = connection(secured, "gateway", sasl_password_file=str(secured.folder / "wrong-password"))
+    gateway = Gateway(tmp_path, "", 1, tables)
+    (worker,) = gateway.workers
+    worker.start()
+    try:
+        assert await asyncio.to_thread(worker.wait_for_end, 60)
+    finally:
+        worker.stop(5)
+    assert worker.exit_status == 3
+    assert "kafka_away" in gateway.said()
+    assert "Authentication failed" in gateway.said()
+    assert "a wrong one" not in gateway.said()

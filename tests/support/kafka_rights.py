@@ -1,0 +1,120 @@
+"""The rights that operations/kafka.md lists, and Kafka's request that grants them; without a JVM."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from aiokafka.protocol.types import Int8, Int16, Int32, Schema
+from logferry.gateway.kafka.client import KafkaClient, raise_for
+from logferry.gateway.kafka.metadata_request import TAGS, TEXT, FlexibleRequest, array
+
+from tests.support.secured_kafka import Right
+
+_PAGE: Final = Path(__file__).parents[2] / "ops/docs/operations/kafka.md"
+_CLUSTER: Final = "kafka-cluster"
+# Kafka's numbers.
+_TYPES: Final = {"TOPIC": 2, "GROUP": 3, "CLUSTER": 4, "TRANSACTIONAL_ID": 5}
+_PATTERNS: Final = {"LITERAL": 3, "PREFIXED": 4}
+_OPERATIONS: Final = {
+    "READ": 3,
+    "WRITE": 4,
+    "CREATE": 5,
+    "ALTER": 7,
+    "DESCRIBE": 8,
+    "DESCRIBE_CONFIGS": 10,
+    "ALTER_CONFIGS": 11,
+}
+_ALLOW: Final = 3
+
+DESCRIBE_CLUSTER: Final[Right] = ("CLUSTER", _CLUSTER, "LITERAL", "DESCRIBE")
+
+
+class CreateAclsRequest(
+    FlexibleRequest,
+    key=30,
+    version=2,
+    asked=Schema(
+        (
+            "creations",
+            array(
+                *(("type", Int8), ("name", TEXT), ("pattern", Int8)),
+                *(("principal", TEXT), ("host", TEXT), ("operation", Int8), ("permission", Int8)),
+            ),
+        ),
+        TAGS,
+    ),
+    answered=Schema(
+        ("throttle_time_ms", Int32), ("results", array(("error_code", Int16), ("error_message", TEXT))), TAGS
+    ),
+):
+    def __init__(self, user: str, rights: Iterable[Right]) -> None:
+        principal = (f"User:{user}", "*")
+        super().__init__(
+            [
+                (_TYPES[kind], name, _PATTERNS[pattern], *principal, _OPERATIONS[operation], _ALLOW, {})
+                for kind, name, pattern, operation in rights
+            ]
+        )
+
+
+def documented(heading: str) -> list[Right]:
+    """The rows of the table below the heading, without the optional ones."""
+    section = _PAGE.read_text(encoding="utf-8").partition(f"\n### {heading}\n")[2].partition("\n#")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    found: list[Right] = []
+    for resource, names, operations, *rest in rows[2:]:
+        kind, _, pattern = resource.partition(", ")
+        name = re.match("`([^`]+)`", names)
+        if not any("**optional**" in text for text in rest):
+            found += [
+                (_upper(kind), name[1] if name else _CLUSTER, pattern.upper() or "LITERAL", _upper(operation))
+                for operation in operations.split(", ")
+            ]
+    return found
+
+
+def rights_of_script(dc: str, other: str, folder: Path) -> dict[str, list[Right]]:
+    """The rights of each user in the Kafka of ``dc``, as the script of operations/kafka.md grants them."""
+    [script] = [
+        block for block in _PAGE.read_text(encoding="utf-8").split("```") if "kafka-rights.sh DC OTHER_DC" in block
+    ]
+    (folder / "rights.sh").write_text(script.removeprefix("sh\n"))
+    shown = folder / "kafka-acls.sh"
+    shown.write_text('#!/bin/sh\necho "$*"\n')
+    shown.chmod(0o700)
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    command = ["sh", str(folder / "rights.sh"), dc, other]
+    said = subprocess.run(command, env=path, check=True, capture_output=True, text=True).stdout
+    found: dict[str, list[Right]] = {}
+    for line in said.splitlines():
+        options = dict(re.findall(r"--([a-z-]+) ([^-]\S*)", line))
+        user, pattern = (
+            options["allow-principal"].removeprefix("User:"),
+            options.get("resource-pattern-type", "literal"),
+        )
+        kind = next((kind for kind in ("topic", "group", "transactional-id") if kind in options), "cluster")
+        place = kind.replace("-", "_").upper(), options.get(kind, _CLUSTER), pattern.upper()
+        for operation in re.findall(r"--operation (\w+)", line):
+            found.setdefault(user, []).append((*place, _upper(operation)))
+    return found
+
+
+def _upper(name: str) -> str:
+    """``DescribeConfigs`` → ``DESCRIBE_CONFIGS``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
+
+
+async def grant(bootstrap: str, user: str, rights: Iterable[Right]) -> None:
+    kafka = KafkaClient({"bootstrap_servers": bootstrap}, "tests")
+    await kafka.start()
+    try:
+        answer = await kafka.send(kafka.brokers()[0][0], CreateAclsRequest(user, rights))
+        for code, message, _ in answer.results:
+            raise_for(code, message)
+    finally:
+        await kafka.close()

@@ -1,0 +1,60 @@
+"""What tests of loads in this process share: jobs, the batches of a load, and a loader that dies at a chosen step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.commands.reload import ReloadPreview, reload_table
+from logferry.loaders.config import TableJob
+from logferry.loaders.planning.ledger_entry import LedgerEntry
+from logferry.loaders.planning.plan import StoppedTopic
+from logferry.loaders.planning.reload_plan import ReloadTarget
+from logferry.loaders.runs import table_run
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.ledger import read_ledger
+
+
+class LoaderDied(Exception):
+    """Raised by `die`, which a test puts in the place of a step."""
+
+
+def die(*_: object, **__: object) -> Any:
+    raise LoaderDied
+
+
+def job(table: Path, *topics: str, **settings: Any) -> TableJob:
+    return TableJob.model_validate({"path": table, "topics": list(topics), **settings})
+
+
+def done(events: Iterable[object]) -> list[BatchDone]:
+    return [event for event in events if isinstance(event, BatchDone)]
+
+
+def stops(events: Iterable[object]) -> list[StoppedTopic]:
+    return [event for event in events if isinstance(event, StoppedTopic)]
+
+
+def planned(loader: Loader, table: Path, max_records: int, *topics: str) -> LedgerEntry:
+    """Leaves the table as a loader does that dies after it has written the ledger."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_run, "do_batch", die)
+        with pytest.raises(LoaderDied):
+            list(load_table(loader, job(table, *topics, max_records=max_records)))
+    return read_ledger(table)[-1]
+
+
+def reload(loader: Loader, work: TableJob, *targets: str) -> tuple[BatchDone, ReloadPreview]:
+    """Reloads the targets; returns the batch, and the preview that the operator was shown."""
+    previews: list[ReloadPreview] = []
+
+    def confirm(preview: ReloadPreview) -> bool:
+        previews.append(preview)
+        return True
+
+    found = reload_table(loader, work, [ReloadTarget.parse(target) for target in targets], confirm)
+    assert found is not None
+    return found, previews[0]

@@ -1,0 +1,129 @@
+"""Symbolic links: followed within the folders of their pattern, and out of them only where the operator allows it."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.client.agent.config import Config, FileGroup, parse
+from logferry.client.files.discover import leads_out
+from logferry.client.files.fingerprint import HEAD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("path", "real", "pattern", "roots", "out"),
+    [
+        ("/srv/a/x.log", "/srv/a/x.log", "/srv/*/x.log", (), False),
+        ("/srv/a/x.log", "/srv/b/y", "/srv/*/x.log", (), False),
+        ("/srv/a/x.log", "/etc/shadow", "/srv/*/x.log", (), True),
+        ("/srv/a/x.log", "/srv2/y", "/srv/*/x.log", (), True),
+        ("/srv/a/x.log", "/etc/shadow", "/srv/a/x.log", (), True),
+        ("/srv/a/x.log", "/data/y", "/srv/*/x.log", ("/data",), False),
+        ("/srv/a/x.log", "/data/y", "/srv/*/x.log", ("/",), False),
+        ("/var/log/app/x.log", "/var/log/auth.log", "/var/log/app/*.log", (), True),
+        ("/var/log/containers/x.log", "/var/log/pods/p/0.log", "/var/log/containers/*.log", (), False),
+        ("/var/log/containers/x.log", "/var/lib/docker/containers/c/c-json.log", "/var/log/containers/*", (), False),
+        ("/var/log/pods/p/0.log", "/var/lib/docker/containers/c/c-json.log", "/var/log/pods/*/*", (), False),
+        ("/var/log/containers/x.log", "/etc/shadow", "/var/log/containers/*.log", (), True),
+        ("/var/log/app/x.log", "/var/lib/docker/containers/c/c-json.log", "/var/log/app/*.log", (), True),
+    ],
+)
+def test_where_links_may_lead(path: str, real: str, pattern: str, roots: tuple[str, ...], out: bool) -> None:
+    assert leads_out(path, real, [pattern], roots) is out
+
+
+def following(client: Any, *link_roots: str) -> None:
+    """The client follows `logs/` alone."""
+    group = FileGroup((str(client.root / "logs" / "**" / "*.log"),), "t", link_roots=link_roots)
+    client.config = client.config._replace(files=(group,))
+    client.restart()
+
+
+@pytest.fixture
+def secret(client: Any) -> Any:
+    (client.root / "logs").mkdir()
+    (client.root / "secrets").mkdir()
+    client.write("secrets/shadow.log", b"root:secret\n")
+    return client.root / "secrets" / "shadow.log"
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_link_out_of_the_folder_is_refused_and_named_once(
+    client: Any, gateway: Any, secret: Path, is_folder: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = client.root / "logs" / ("linked" if is_folder else "x.log")
+    link.symlink_to(secret.parent if is_folder else secret)
+    following(client)
+    client.write("logs/own.log", b"own\n")
+    client.settle()
+    assert client.stored() == [b"own\n"]
+    ((path, why),) = client.agent.failures().items()
+    assert path.startswith(str(link))
+    assert "--link-root" in why
+    assert caplog.text.count("link-refused") == 1
+    link.unlink()
+    client.settle()
+    assert not client.agent.failures()
+
+
+def test_a_link_into_a_folder_that_is_allowed_is_followed(client: Any, secret: Path) -> None:
+    (client.root / "logs" / "x.log").symlink_to(secret)
+    following(client, str(secret.parent))
+    client.settle()
+    assert client.stored() == [b"root:secret\n"]
+
+
+def test_a_folder_of_the_pattern_itself_may_be_a_link(client: Any) -> None:
+    (client.root / "data").mkdir()
+    (client.root / "logs").symlink_to("data")
+    client.write("data/x.log", b"one\n")
+    following(client)
+    client.settle()
+    assert client.stored() == [b"one\n"]
+
+
+def test_a_link_that_is_turned_between_the_search_and_the_opening_is_refused(
+    client: Any, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following(client)
+    client.write("logs/real", b"harmless\n")
+    link = client.root / "logs" / "x.log"
+    link.symlink_to("real")
+    search = client.agent.watch._find
+
+    def search_then_turn() -> Any:
+        found = search()
+        link.unlink()
+        link.symlink_to(secret)
+        return found
+
+    monkeypatch.setattr(client.agent.watch, "_find", search_then_turn)
+    client.settle()
+    assert client.stored() == []
+
+
+def test_a_file_behind_a_link_that_was_compressed_while_the_client_was_down_arrives(client: Any, secret: Path) -> None:
+    """As the kubelet rotates: in the folder that the link leads to."""
+    (client.root / "logs" / "x.log").symlink_to(secret)
+    following(client, str(client.root / "secrets"))
+    secret.write_bytes(b"first" + b"." * HEAD_BYTES + b"\n")
+    client.settle()
+    with secret.open("ab") as file:
+        file.write(b"not sent yet\n")
+    (client.root / "secrets" / "shadow.log.20261122.gz").write_bytes(gzip.compress(secret.read_bytes()))
+    secret.unlink()
+    secret.write_bytes(b"the next file" + b"." * HEAD_BYTES + b"\n")
+    client.restart()
+    client.settle()
+    assert sorted(content.splitlines()[-1][:12] for content in client.stored()) == [b"not sent yet", b"the next fil"]
+
+
+def test_the_setting_is_an_option_and_a_key(tmp_path: Path) -> None:
+    given = ["--url", "http://a:1", "--topic", "t", "--state-dir", "s"]
+    assert parse([*given, "--link-root", "/a", "--link-root", "/b", "/l"]).files[0].link_roots == ("/a", "/b")
+    file = tmp_path / "push.toml"
+    file.write_text('link_root = ["/data/logs"]\n[[files]]\npaths = "/l"\ntopic = "t"\n')
+    config: Config = parse([*given, "--config", str(file)])
+    assert config.files[0].link_roots == ("/data/logs",)

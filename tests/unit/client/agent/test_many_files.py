@@ -1,0 +1,133 @@
+"""With thousands of files nearly all are quiet: what an answer, a look and a save cost depends on the busy ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.client.agent.dispatch import NEVER, TimeQueue
+from logferry.client.agent.source import FileSource
+from logferry.client.files.checkpoint import FILE
+from logferry.client.files.copies import SuspectedCopies
+from logferry.client.files.tail import FileTail
+
+QUIET = 200
+SILENT = pytest.mark.parametrize("client", [{"heartbeat_s": 0.0}], indirect=True)
+
+
+def test_a_queue_gives_what_has_been_due_for_longest_and_each_item_once() -> None:
+    queue: TimeQueue[str] = TimeQueue()
+    for item, due in (("late", 9.0), ("b", 2.0), ("a", 1.0), ("moved", 1.5), ("gone", 0.0), ("c", 2.0)):
+        queue.put(item, due)
+    queue.put("moved", 3.0)
+    queue.put("gone", NEVER)
+    assert [queue.pop(3.0) for _ in range(5)] == ["a", "b", "c", "moved", None]
+    assert queue.pop(9.0) == "late"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, of: type, name: str) -> list[object]:
+    calls: list[object] = []
+    original = getattr(of, name)
+
+    def call(self: object, *arguments: Any) -> Any:
+        calls.append(self)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(of, name, call)
+    return calls
+
+
+def with_quiet_files(client: Any) -> None:
+    """All sent, and quiet for so long that they are looked at once a second."""
+    for number in range(QUIET):
+        client.write(f"{number}.log", b"quiet\n")
+    client.write("hot.log", b"begin\n")
+    client.settle()
+    client.step(100.0)
+    client.settle()
+
+
+@SILENT
+def test_an_answer_asks_only_sources_that_may_have_a_request(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_quiet_files(client)
+    client.write("hot.log", b"x" * 999 + b"\n")
+    client.step()
+    calls = counted(monkeypatch, FileSource, "next_job")
+    for _ in range(20):
+        client.write("hot.log", b"x" * 999 + b"\n")
+        client.step(0.0)
+    assert 0 < len(calls) <= 60
+    assert {call.name.partition("#")[0].rpartition("/")[2] for call in calls} == {"hot.log"}  # type: ignore[attr-defined]
+
+
+def test_a_name_that_no_rotation_gives_is_not_compared_with_all_others(tmp_path: Path) -> None:
+    asked = []
+
+    def live() -> Iterator[FileTail]:
+        asked.append(path.name)
+        yield from ()
+
+    for name in ("7.log", "app.log.1"):
+        path = tmp_path / name
+        path.write_bytes(b"line\n")
+        tail = FileTail.open(str(path), 0.0)
+        assert tail is not None
+        assert SuspectedCopies().begin_of(tail, live(), 0.0, at_once=False, gone=False) == 0
+        tail.close()
+    assert asked == ["app.log.1"]
+
+
+@SILENT
+def test_a_quiet_file_is_looked_at_once_a_second(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_quiet_files(client)
+    calls = counted(monkeypatch, FileTail, "look")
+    for _ in range(10):
+        client.step(0.2)
+    assert QUIET <= len(calls) <= 4 * QUIET
+
+
+@SILENT
+def test_lines_of_every_file_are_sent_however_many_there_are(client: Any) -> None:
+    with_quiet_files(client)
+    for number in range(0, QUIET, 3):
+        client.write(f"{number}.log", b"more\n")
+    client.settle()
+    assert sorted(client.stored()) == sorted(path.read_bytes() for path in client.root.glob("*.log"))
+
+
+@SILENT
+def test_a_save_writes_the_entries_that_changed(client: Any) -> None:
+    with_quiet_files(client)
+    assert client.agent.remember(client.now)
+    before = (client.root / "state" / FILE).read_bytes()
+    client.write("hot.log", b"x" * 2000 + b"\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    after = (client.root / "state" / FILE).read_bytes()
+    assert after.startswith(before)
+    assert b"hot.log" in after[len(before) :]
+    assert b"/7.log" not in after[len(before) :]
+    client.restart()
+    client.write("hot.log", b"more\n")
+    client.settle()
+    assert len(client.stored()) == QUIET + 1
+    assert b"begin\n" + b"x" * 2000 + b"\nmore\n" in client.stored()
+
+
+@pytest.mark.parametrize("client", [{"once": True}], indirect=True)
+def test_with_once_every_source_is_asked_a_few_times_whether_it_is_done(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(QUIET):
+        client.write(f"{number}.log", b"line\n")
+    client.restart()
+    calls = counted(monkeypatch, FileSource, "is_done")
+    rounds = 0
+    client.step()
+    while not client.agent.is_done():
+        client.step(0.2)
+        rounds += 1
+    assert rounds >= QUIET // 5  # as five requests fit into a round
+    assert len(calls) <= 12 * QUIET

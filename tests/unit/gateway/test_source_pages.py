@@ -1,0 +1,74 @@
+"""The list of sources, page by page: complete, in order, and without reading the states behind a page."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from logferry.gateway.api.sources import SourcePage, _sort_key
+from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+
+ID = b"i" * 16
+SIZE = 20
+
+
+def state(topic_id: bytes = ID) -> SourceState:
+    return SourceState(topic_id, 0, None, None, 0, 1)
+
+
+class FakeLane:
+    """A lane's table; ``read`` counts the states that were read."""
+
+    def __init__(self, sources: list[tuple[SourceIdentity, SourceState]]) -> None:
+        self._sources, self.read = sources, 0
+
+    async def sources(self, _topic: str, wants: Callable[[str], bool]) -> list[tuple[SourceIdentity, SourceState]]:
+        found = [(source, state) for source, state in self._sources if wants(source.source_id)]
+        self.read += len(found)
+        return found
+
+
+def lanes_of(names: list[tuple[str, str | None, bytes]]) -> list[Any]:
+    lanes = [FakeLane([]), FakeLane([])]
+    for number, (source_id, key, topic_id) in enumerate(names):
+        lanes[number % 2]._sources.append((SourceIdentity("dc1.t", key, source_id), state(topic_id)))
+    return lanes
+
+
+async def page_of(lanes: list[Any], after: str, *, is_bounded: bool = True) -> tuple[SourcePage, list[Any]]:
+    page = SourcePage(after, lambda _: True, SIZE, is_bounded=is_bounded)
+    return page, await page.rows("dc1.t", lanes, lambda found: found.topic_id == ID)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_pages_are_complete_and_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    ids = [f"web {rng.randrange(60)}/é%" for _ in range(200)]
+    names = sorted({(source_id, rng.choice([None, "k", "k/"]), rng.choice([ID, ID, b"o" * 16])) for source_id in ids},
+                   key=repr)  # fmt: skip
+    rng.shuffle(names)
+    names = list({name[:2]: name for name in names}.values())
+    lanes = lanes_of(names)
+    found: list[tuple[str, str | None]] = []
+    after = ""
+    while True:
+        page, rows = await page_of(lanes, after)
+        if page.is_cut and len(rows) < SIZE:
+            _, rows = await page_of(lanes, after, is_bounded=False)
+        if not rows:
+            break
+        found += [(row["source_id"], row["partition_key"]) for row in rows]
+        after = _sort_key(rows[-1])
+    expected = [name[:2] for name in names if name[2] == ID]
+    assert len(found) == len(expected), seed
+    assert set(found) == set(expected), seed
+
+
+async def test_the_states_behind_a_full_page_are_not_read() -> None:
+    lanes = lanes_of([(f"web{number:05}", None, ID) for number in range(10_000)])
+    page, rows = await page_of(lanes, "web00500")
+    assert [row["source_id"] for row in rows] == [f"web{number:05}" for number in range(501, 501 + SIZE)]
+    assert page.is_cut
+    assert sum(lane.read for lane in lanes) < 3 * SIZE

@@ -1,0 +1,81 @@
+"""Sessions and heartbeats leave a state in Kafka and in memory: they count in quotas, with the bytes of their keys."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+from aiohttp.streams import StreamReader
+from aiohttp.test_utils import make_mocked_request
+from logferry.gateway.api.sources import SourcesApi
+from logferry.gateway.api.write import WriteApi
+from logferry.gateway.config import Config
+from logferry.gateway.errors import Problem
+from logferry.gateway.http.admission import Admission
+from logferry.gateway.http.auth import Gate
+from logferry.gateway.http.quotas import Quotas
+from logferry.gateway.http.router import Call
+from logferry.gateway.kafka.types import TopicFacts
+from logferry.gateway.lanes.authority import Refusal
+
+TOKEN = {"name": "tenant", "sha256": "0" * 64, "write": ["*"], "chunks_per_s": 5}
+CONFIG = Config.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "x:1"}, "tokens": [TOKEN]})
+
+
+class World:
+    """The handlers of a worker that owns every lane; its lanes refuse everything and keep what they got."""
+
+    def __init__(self) -> None:
+        self.submitted: list[Any] = []
+        topics = Mock()
+        topics.fresh = Mock(return_value=None)
+        facts = TopicFacts("dc1.nginx", b"i" * 16, 1, 1 << 20)
+        topics.facts = AsyncMock(return_value=facts)
+        lane = Mock(submit=self._submit)
+        forwarding: Any = Mock(answer=lambda _request, _source, here: here(lane))
+        quotas, admission = Quotas(CONFIG), Admission(CONFIG.limits)
+        self.write = WriteApi(CONFIG, topics, forwarding, admission, quotas, "http://w")
+        self.sources = SourcesApi(CONFIG, topics, Mock(), forwarding, admission, Mock(), quotas)
+        self.caller = next(iter(Gate(CONFIG)._tokens.values()))
+
+    async def _submit(self, request: Any) -> Any:
+        self.submitted.append(request)
+        return Mock(outcome=Refusal("superseded", "refused", None))
+
+    def call(self, last: str, body: bytes = b"", **query: str) -> Call:
+        payload = StreamReader(Mock(_reading_paused=False), 1 << 16, loop=asyncio.get_running_loop())
+        payload.feed_data(body)
+        payload.feed_eof()
+        path = f"/v1/topics/nginx/sources/web1/{last}"
+        request = make_mocked_request("POST", path, headers={"Content-Length": str(len(body))}, payload=payload)
+        return Call(request, path.split("/"), query, self.caller)
+
+
+async def answered(world: World, last: str, **query: str) -> str:
+    """The kind of the problem that the handler answers with."""
+    handlers = {"session": world.write.open_session, "heartbeat": world.sources.heartbeat, "chunks": world.write.write}
+    call = world.call(last, b"{}" if last == "heartbeat" else b"", **query)
+    with pytest.raises(Problem) as caught:
+        await handlers[last](call)
+    return caught.value.kind
+
+
+@pytest.mark.parametrize("last", ["session", "heartbeat"])
+async def test_sessions_and_heartbeats_count_as_chunks(last: str) -> None:
+    world = World()
+    kinds = [await answered(world, last) for _ in range(50)]
+    assert kinds[:5] == ["superseded"] * 5
+    assert kinds.count("quota") > 30
+    assert len(world.submitted) == kinds.count("superseded")
+
+
+@pytest.mark.parametrize(("last", "query"), [("session", {}), ("heartbeat", {}), ("chunks", {"seqno": "1"})])
+async def test_the_bytes_of_keys_count_in_the_lane(last: str, query: dict[str, str]) -> None:
+    sizes = []
+    for key in ("k", "k" * 500):
+        world = World()
+        assert await answered(world, last, partition_key=key, **query) == "superseded"
+        sizes.append(world.submitted[0].size_bytes)
+    assert sizes[1] - sizes[0] == 499

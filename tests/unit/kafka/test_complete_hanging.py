@@ -1,0 +1,164 @@
+"""Which open transactions are completed: those that are older than the producer's fence, and no newer owner's."""
+
+from __future__ import annotations
+
+import struct
+import time
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import errors
+from logferry.gateway.broker_clock import BrokerClock
+from logferry.gateway.kafka import error_codes
+from logferry.gateway.kafka.hanging_transactions import (
+    _PRODUCERS_ANSWER,
+    DescribeProducersRequest,
+    FencedProducer,
+    NewerOwner,
+    WriteTxnMarkersRequest,
+    _open_transactions,
+    complete_hanging,
+)
+from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.types import LaneIdentity
+
+ID, OTHER = "logferry.gateway.dc1.lane-3", "logferry.gateway.dc1.lane-4"
+LANE = LaneIdentity(3, ID, ("state", 3), lambda topic, _: topic == "dc1.t")
+NOW_MS = int(time.time() * 1000)
+LONG_AGO_MS = NOW_MS - 3_600_000
+COMMIT, ABORT = 2, 3
+STILL_ENDING = "Kafka has not ended a transaction in it"
+
+
+class OnePartition:
+    """A broker with one partition, its open transactions, and the transaction log. ``marked``: the markers written."""
+
+    def __init__(self, *opened: tuple[int, int, int], log: tuple[tuple[int, int, int, str], ...] = ()) -> None:
+        self.opened, self.log, self.marked = opened, log, list[tuple[int, int, bool]]()
+        self.marker_code = self.described_code = 0
+        self.clock = BrokerClock()
+
+    async def describe(self, topics: Any = None) -> Any:
+        partition = SimpleNamespace(partition=0, leader=1)
+        return SimpleNamespace(topics={"dc1.t": SimpleNamespace(name="dc1.t", partitions=[partition])})
+
+    async def describe_topic(self, topic: str) -> Any:
+        return SimpleNamespace(partitions=[None])
+
+    async def send(self, node: int, request: Any) -> Any:
+        if isinstance(request, DescribeProducersRequest):
+            producers: list[Any] = [(pid, epoch, 0, last_ms, 7, 10, {}) for pid, epoch, last_ms in self.opened]
+            described: Any = (0, self.described_code, None, [] if self.described_code else producers, {})
+            return _PRODUCERS_ANSWER.encode((0, [("dc1.t", [described], {})], {}))
+        assert isinstance(request, WriteTxnMarkersRequest)
+        [(producer_id, epoch, committed, _, _, _)] = request._fields[0]
+        if not self.marker_code:
+            self.marked.append((producer_id, epoch, committed))
+        return SimpleNamespace(markers=[(producer_id, [("dc1.t", [(0, self.marker_code, {})], {})], {})])
+
+    async def offset(self, topic: str, partition: int, time_ms: int) -> int:
+        return len(self.log) if time_ms == -1 else 0
+
+    async def fetch(self, topic: str, partition: int, position: int, *, max_bytes: int) -> Any:
+        records = []
+        for producer_id, epoch, status, name in self.log:
+            key = struct.pack(">hh", 0, len(name)) + name.encode()
+            records.append(KafkaRecord(0, 0, key, struct.pack(">hqhib", 1, producer_id, epoch, 15_000, status), []))
+        return SimpleNamespace(records=records, next_offset=len(self.log))
+
+
+async def complete(kafka: OnePartition, epoch: int, **options: Any) -> dict[tuple[str, int], str]:
+    return await complete_hanging(kafka, LANE, [FencedProducer(ID, 2000, epoch)], **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("status", "committed"), [(COMMIT, True), (ABORT, False)])
+async def test_an_older_transaction_ends_as_the_log_says(status: int, committed: bool) -> None:
+    kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, status, ID),))
+    assert await complete(kafka, 9) == {}
+    assert kafka.marked == [(2000, 8, committed)]
+
+
+async def test_the_transaction_in_flight_is_left_alone() -> None:
+    kafka = OnePartition((2000, 9, NOW_MS), log=((2000, 10, COMMIT, ID),))
+    assert await complete(kafka, 9) == {}
+    assert kafka.marked == []
+
+
+async def test_a_newer_owners_transaction_is_never_ended() -> None:
+    """Its PREPARE_COMMIT is in the log already, and a late marker would be taken for that of its next transaction."""
+    kafka = OnePartition((2000, 10, NOW_MS), log=((2000, 11, COMMIT, ID),))
+    with pytest.raises(NewerOwner, match="epoch 10"):
+        await complete(kafka, 9)
+    assert kafka.marked == []
+
+
+async def test_a_transaction_of_an_earlier_producer_id_of_the_lane_is_found() -> None:
+    log = ((1000, 8, COMMIT, ID), (2000, 1, COMMIT, ID))
+    kafka = OnePartition((1000, 7, LONG_AGO_MS), log=log)
+    assert await complete(kafka, 2) == {}
+    assert kafka.marked == [(1000, 8, True)]
+
+
+async def test_a_later_producer_id_of_the_lane_is_a_newer_owners() -> None:
+    kafka = OnePartition((3000, 7, LONG_AGO_MS), log=((2000, 1, COMMIT, ID), (3000, 8, COMMIT, ID)))
+    with pytest.raises(NewerOwner, match="3000"):
+        await complete(kafka, 2)
+    assert kafka.marked == []
+
+
+@pytest.mark.parametrize("last_ms", [NOW_MS, LONG_AGO_MS])
+async def test_the_transactions_of_other_lanes_are_left_alone(last_ms: int) -> None:
+    kafka = OnePartition((4000, 7, last_ms), log=((4000, 8, COMMIT, OTHER), (2000, 1, COMMIT, ID)))
+    assert await complete(kafka, 2) == {}
+    assert kafka.marked == []
+
+
+async def test_what_kafka_is_still_ending_is_left_to_it_and_not_written_to() -> None:
+    kafka = OnePartition((1500, 7, NOW_MS), log=((1500, 8, ABORT, f"{ID}~1"),))
+    assert await complete(kafka, 2, ending=frozenset({1500})) == {("dc1.t", 0): STILL_ENDING}
+    assert kafka.marked == []
+
+
+async def test_a_partition_that_takes_no_marker_now_is_not_written_to() -> None:
+    kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, ABORT, ID),))
+    kafka.marker_code = error_codes.NOT_ENOUGH_REPLICAS
+    assert await complete(kafka, 9) == {("dc1.t", 0): STILL_ENDING}
+
+
+async def test_a_partition_that_may_not_be_described_is_not_written_to_and_the_lane_opens() -> None:
+    kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, ABORT, ID),))
+    kafka.described_code = error_codes.TOPIC_AUTHORIZATION_FAILED
+    assert await complete(kafka, 9) == {
+        ("dc1.t", 0): "its producers cannot be described: grant Read on the topic",
+    }
+    assert kafka.marked == []
+
+
+async def test_an_outcome_that_the_log_does_not_hold_is_not_guessed() -> None:
+    with pytest.raises(errors.KafkaError, match="does not hold its outcome"):
+        await complete(OnePartition((2000, 7, NOW_MS)), 9)
+
+
+@pytest.mark.parametrize("producers", [1, 5])
+async def test_the_loop_is_not_held_by_the_producers_of_many_partitions(producers: int) -> None:
+    """In CPU time of the loop's thread: five in each of ten thousand partitions take 230 ms to decode."""
+    idle: list[Any] = [(number, 3, 5, NOW_MS, 1, -1, {}) for number in range(producers - 1)]
+    kafka = OnePartition()
+    partitions: list[Any] = [
+        (number, 0, None, [*idle, (2000, 9, 0, NOW_MS, 1, 10, {})], {}) for number in range(10_000)
+    ]
+    raw = bytes(_PRODUCERS_ANSWER.encode((0, [("dc1.t", partitions, {})], {})))
+    response_type = DescribeProducersRequest([]).prepare({61: (0, 0)}).RESPONSE_TYPE
+
+    async def send(node: int, request: Any) -> Any:
+        return response_type.decode(BytesIO(raw))  # as aiokafka does, in the event loop
+
+    kafka.send = send  # type: ignore[method-assign]
+    began = time.thread_time()
+    opened, missed = await _open_transactions(kafka, LANE, None)  # type: ignore[arg-type]
+    held_s = time.thread_time() - began
+    assert (len(opened), missed) == (10_000, {})
+    assert {(found.producer_id, found.epoch) for found in opened} == {(2000, 9)}
+    assert held_s < 0.01

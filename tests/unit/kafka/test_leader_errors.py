@@ -1,0 +1,75 @@
+"""What `KafkaClient` makes of the errors that a leader's move gives its requests for offsets and records."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import errors
+from aiokafka.protocol.offset import OffsetRequest
+from logferry.gateway.kafka.client import LATEST, KafkaClient
+from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
+
+_TP = ("dc1.t", 0)
+_PASSING = {"no leader": 5, "another leader": 6, "no replica": 9, "storage": 56}
+_FINAL = {"no such topic": 3, "no right": 29}
+
+
+class Moving:
+    """Broker 1 answers with an error, broker 2 with offset 7 and no records; the leader moves from one to the other."""
+
+    def __init__(self, kafka: Any, code: int) -> None:
+        self.code, self.looks, self.asked = code, 0, list[int]()
+        kafka.describe = self.describe
+        kafka._client.send = self.send
+        self._kafka = kafka
+
+    async def describe(self, names: list[str]) -> ClusterMetadata:
+        self.looks += 1
+        leader = min(self.looks, 2)
+        self._kafka._leaders[_TP] = leader
+        views = (PartitionMetadata(0, leader, 0, (1, 2), (1, 2)),)
+        return ClusterMetadata("here", {}, {"dc1.t": TopicMetadata("dc1.t", b"i" * 16, False, views)}, {})
+
+    async def send(self, node: int, request: object, **_: object) -> Any:
+        self.asked.append(node)
+        code = self.code if node == 1 else 0
+        if isinstance(request, OffsetRequest):
+            return SimpleNamespace(topics=[("dc1.t", [(0, code, -1, 7)])])
+        return SimpleNamespace(throttle_time_ms=0, topics=[("dc1.t", [(0, code, 7, 7, 0, [], -1, b"")])])
+
+
+async def call(kafka: KafkaClient, what: str) -> object:
+    async with asyncio.timeout(10):
+        if what == "offset":
+            return await kafka.offset(*_TP, LATEST)
+        if what == "offsets":
+            return (await kafka.offsets([_TP], LATEST))[_TP]
+        return (await kafka.fetch(*_TP, 7, max_bytes=1 << 20)).last_stable
+
+
+@pytest.mark.parametrize("what", ["offset", "offsets", "fetch"])
+@pytest.mark.parametrize("code", _PASSING.values(), ids=_PASSING)
+async def test_an_error_that_passes_is_asked_again_of_the_leader(code: int, what: str) -> None:
+    kafka = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    moving = Moving(kafka, code)
+    try:
+        assert await call(kafka, what) == 7
+        assert moving.asked == [1, 2]
+    finally:
+        await kafka.close()
+
+
+@pytest.mark.parametrize("what", ["offset", "offsets", "fetch"])
+@pytest.mark.parametrize("code", _FINAL.values(), ids=_FINAL)
+async def test_any_other_error_is_raised_at_once(code: int, what: str) -> None:
+    kafka = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    moving = Moving(kafka, code)
+    try:
+        with pytest.raises(errors.for_code(code)):
+            await call(kafka, what)
+        assert moving.asked == [1]
+    finally:
+        await kafka.close()

@@ -1,0 +1,199 @@
+"""A segment check asks the gateways: their time counts, their token stays with them, and exclusions apply."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.loaders.commands.table import main as table_command
+from logferry.loaders.config import GatewayAccess, TableJob
+from logferry.loaders.errors import GatewayUnavailable
+from logferry.loaders.gateway_clock import GatewayClock, difference
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.planning.segment_states import ACTIVE, DROPPED, Segment, SegmentRules
+from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
+from logferry.loaders.runs.segment_check import ReportedSource, SegmentCheck, ask_gateways, begin_check, finish_check
+from logferry.loaders.storage.left_out_table import create_side_tables
+from logferry.loaders.storage.segment_table import create_segments, put_segments
+from logferry.loaders.storage.source_table import add_sources
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+Serve = Callable[[Callable[[http.server.BaseHTTPRequestHandler], None]], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        def begin(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> str:
+            class Handler(http.server.BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    answer(self)
+
+                def log_message(self, *_: Any) -> None:
+                    pass
+
+            server = stack.enter_context(http.server.HTTPServer(("127.0.0.1", 0), Handler))
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield begin
+
+
+def page(handler: http.server.BaseHTTPRequestHandler, sources: list[dict[str, Any]], at: datetime) -> None:
+    body = json.dumps({"sources": sources, "next": None}).encode()
+    handler.send_response_only(200)
+    handler.send_header("Date", format_datetime(at, usegmt=True))
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+class NoKafka:
+    def ends(self, topics: list[str]) -> dict[TopicPartition, int]:
+        return {TopicPartition(topic, 0): 7 for topic in topics}
+
+
+class FakeLoader:
+    """The parts of a loader that a check needs."""
+
+    def __init__(self, gateways: dict[str, GatewayAccess]) -> None:
+        self.gateways, self.clock, self.dc, self.kafka = gateways, GatewayClock(), "dc1", NoKafka()
+
+
+@pytest.mark.parametrize("ahead", [-20 * MINUTE, 20 * MINUTE])
+def test_the_time_of_a_check_is_the_gateway_s(serve: Serve, ahead: timedelta):
+    url = serve(lambda handler: page(handler, [], datetime.now(UTC) + ahead))
+    loader: Any = FakeLoader({"dc1": GatewayAccess(urls=[url])})
+    before = datetime.now(UTC)
+    check = begin_check(loader, ["dc1.a"])
+    assert check.missing == ""
+    assert before - 2 * timedelta(seconds=1) <= check.began - ahead <= datetime.now(UTC) + timedelta(seconds=1)
+    assert check.ends == {TopicPartition("dc1.a", 0): 7}
+    assert abs(loader.clock.now() - datetime.now(UTC) - ahead) < MINUTE
+
+
+def test_whole_seconds_are_no_difference():
+    later = NOW + timedelta(milliseconds=900)
+    assert difference(format_datetime(NOW, usegmt=True), later, later) == timedelta(0)
+    assert difference(format_datetime(NOW, usegmt=True), NOW - MINUTE, NOW + MINUTE) == timedelta(0)
+    assert difference(format_datetime(NOW, usegmt=True), NOW - MINUTE, NOW - MINUTE) == MINUTE
+    assert difference(format_datetime(NOW, usegmt=True), NOW + MINUTE, NOW + MINUTE) == timedelta(seconds=-59)
+    assert difference(None, NOW, NOW) is None
+    assert difference("yesterday", NOW, NOW) is None
+
+
+def test_of_several_gateways_the_earliest_time_counts():
+    clock = GatewayClock()
+    clock.learn([MINUTE, -MINUTE])
+    assert clock.of_gateways(NOW) == NOW - MINUTE
+    clock.learn([])
+    assert clock.of_gateways(NOW) == NOW
+
+
+def test_a_token_does_not_follow_a_redirect_to_another_host(serve: Serve, tmp_path: Path):
+    seen: list[str | None] = []
+
+    def other(handler: http.server.BaseHTTPRequestHandler) -> None:
+        seen.append(handler.headers["Authorization"])
+        page(handler, [], NOW)
+
+    elsewhere = serve(other)
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        if handler.path.startswith("/v1/topics/a/"):
+            handler.send_response(307)
+            handler.send_header("Location", f"{elsewhere}{handler.path}")
+            handler.end_headers()
+        elif handler.path.startswith("/v1/topics/b/"):
+            handler.send_response(307)
+            handler.send_header("Location", "/v1/topics/c/sources")
+            handler.end_headers()
+        else:
+            seen.append(handler.headers["Authorization"])
+            page(handler, [{"source_id": "s", "partition": 2, "written_ms": 5}], NOW)
+
+    (tmp_path / "token").write_text("secret")
+    access = {"dc1": GatewayAccess(urls=[serve(answer)], token_file=tmp_path / "token")}
+    with pytest.raises(GatewayUnavailable, match="redirects to http:"):
+        ask_gateways(access, ["dc1.a"], GatewayClock())
+    assert seen == []
+    (report,) = ask_gateways(access, ["dc1.b"], GatewayClock()).values()
+    assert report.partitions == {2}
+    assert seen == ["Bearer secret"], "on the same host it does"
+
+
+def test_an_excluded_source_and_lost_records_do_not_hold_up_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    job = TableJob.model_validate(
+        {"path": tmp_path / "t", "topics": ["dc1.a"], "parser": {"format": "access"}, "segments": {}}
+    )
+    paths = TablePaths.of(job.path)
+    create_segments(paths.segments, SegmentRules())
+    create_side_tables(paths)
+    start = NOW - 240 * MINUTE
+    put_segments(paths.segments, 0, "run", [Segment(start, 1, ACTIVE, 1, 9, start, start, 0, None, start, None, 0)])
+    facts = {SourceKey("dc1.a", "web7:/x#1"): SourceFacts(0, 5, NOW, start)}
+    add_sources(paths.sources, 0, "run", facts)
+    position = Range("dc1.a", 0, "id", 7, 7)
+    reported = {SourceKey("dc1.a", "web7:/x#1"): _report(5), SourceKey("dc1.a", "lost"): _report(99)}
+    check = SegmentCheck(NOW, ("dc1.a",), reported, {position.key: 7}, "")
+    assert finish_check(job, paths, 0, "run", check, [position._replace(end=6)]) is None
+    command = ["segments", "exclude", str(job.path)]
+    assert table_command([*command, "web7:*"]) == 0
+    assert finish_check(job, paths, 0, "run", check, [position._replace(end=6)]) is None, "not all is loaded"
+    done = finish_check(job, paths, 0, "run", check, [position])
+    assert done is not None
+    assert (done.check.low.at, done.check.low.waits_for) == (NOW, None)
+    assert "web7:* is excluded from" in capsys.readouterr().out
+    assert table_command(["segments", "list", str(job.path)]) == 0
+    assert "excluded: web7:*" in capsys.readouterr().out
+    assert table_command(["segments", "include", str(job.path), "web7:*"]) == 0
+    assert table_command(["segments", "include", str(job.path), "web7:*"]) == 2
+    assert "is not excluded" in capsys.readouterr().err
+    assert finish_check(job, paths, 0, "run", check, [position]) is None
+
+
+def test_sources_without_heartbeats_hold_a_table_that_had_rows_all_day(tmp_path: Path):
+    """All of them fell silent at once: an outage, for `max_wait_s` at most."""
+    job = TableJob.model_validate(
+        {"path": tmp_path / "t", "topics": ["dc1.a"], "parser": {"format": "access"}, "segments": {}}
+    )
+    paths = TablePaths.of(job.path)
+    create_segments(paths.segments, SegmentRules())
+    create_side_tables(paths)
+    hours = [NOW - timedelta(hours=n) for n in range(1, 26)]
+    rows = [Segment(at, 1, ACTIVE, 1, 9, at, at, 0, None, at, None, 0) for at in hours]
+    put_segments(paths.segments, 0, "run", rows)
+    facts = {SourceKey("dc1.a", f"s{n}"): SourceFacts(0, 5, NOW - 40 * MINUTE, NOW - 45 * MINUTE) for n in range(3)}
+    add_sources(paths.sources, 0, "run", facts)
+
+    def low(hours: float) -> datetime | None:
+        check = SegmentCheck(NOW + timedelta(hours=hours), ("dc1.a",), {}, {}, "")
+        done = finish_check(job, paths, 0, "run", check, [])
+        return None if done is None else done.check.low.at
+
+    assert low(0) == low(11) == NOW - 45 * MINUTE
+    assert low(12) == NOW + timedelta(hours=12)
+    add_sources(paths.sources, 1, "run", {})
+    put_segments(paths.segments, 1, "run", [rows[7]._replace(state=DROPPED, rows=0, batch=1)])
+    check = SegmentCheck(NOW, ("dc1.a",), {}, {}, "")
+    done = finish_check(job, paths, 1, "run", check, [])
+    assert done is not None
+    assert done.check.low.at == NOW, "an hour had no rows"
+
+
+def _report(seqno: int) -> ReportedSource:
+    return ReportedSource(seqno, NOW, None, None, False, frozenset({0}))

@@ -1,0 +1,173 @@
+"""Old rows dropped from a table: which rows go, in which order, and what a loader that died leaves. Without Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.loaders.commands.compact import drop_old
+from logferry.loaders.commands.table import main
+from logferry.loaders.errors import ClockAhead, Overtaken
+from logferry.loaders.planning.ledger_entry import DROP
+from logferry.loaders.planning.segment_states import ACTIVE, DROPPED
+from logferry.loaders.storage import drop_rows
+from logferry.loaders.storage.drop_rows import OldRows, cutoff
+from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.left_out_table import create_side_tables, known_before
+from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten
+from logferry.loaders.storage.segment_table import read_segments
+
+from tests.support.loaded_table import HOUR, NOON, LoadedTable
+
+
+def test_from_which_time_on_rows_are_kept():
+    now = datetime(2026, 11, 20, 12, 34, tzinfo=UTC)
+    day = timedelta(days=1)
+    assert cutoff(now, 2 * day, 3600, by_days=False) == datetime(2026, 11, 18, 12, tzinfo=UTC)
+    assert cutoff(now, 2 * day, None, by_days=False) == datetime(2026, 11, 18, tzinfo=UTC)
+    assert cutoff(now, 2 * day, 3600, by_days=True) == datetime(2026, 11, 18, tzinfo=UTC)
+    odd = cutoff(now, 2 * day, 7 * 3600, by_days=True)
+    assert timedelta(0) <= datetime(2026, 11, 18, tzinfo=UTC) - odd < timedelta(hours=7)
+    assert odd.timestamp() % (7 * 3600) == 0
+
+
+def test_exactly_the_old_rows_go_and_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    logs = LoadedTable(tmp_path)
+    old, new = NOON - timedelta(days=3), NOON - HOUR
+    logs.load(old, old + HOUR / 2, old + 2 * HOUR, bad=[old, new])
+    logs.load(old + HOUR, new, None, old + HOUR - timedelta(microseconds=1))
+    logs.load(new, new)
+    ranges = read_ledger(logs.paths.main)[-1].ranges
+    create_side_tables(logs.paths)
+    known = known_before(logs.paths, 3, "run")
+    assert {key.source_id: (one.first_seqno, one.last_seqno) for key, one in known.items()} == {
+        "web0": (0, 6),
+        "web1": (1, 7),
+        "web2": (2, 8),
+    }
+    entry, found = drop_old(logs.paths.main, timedelta(days=3) - HOUR, now=NOON + timedelta(minutes=59))
+    assert entry is not None
+    assert known_before(logs.paths, 4, "run") == known, "what is known of sources does not go with their rows"
+    assert (entry.kind, entry.cutoff, found) == (DROP, old + HOUR, OldRows(3, 1, 1))
+    assert logs.offsets == [2, 3, 4, 5, 7, 8], "the row without an event was recorded later"
+    assert logs.quarantined == 1
+    assert logs.states == {-72: (DROPPED, 1, 0), -71: (ACTIVE, 1, 1), -70: (ACTIVE, 1, 1), -1: (ACTIVE, 1, 3)}
+    (dropped,) = [s for s in read_segments(logs.paths.segments, 3).values() if s.state == DROPPED]
+    assert dropped.reason == "3 rows, 18 bytes, before 2026-11-17T13:00:00Z, by batch 3"
+    stands = read_ledger(logs.paths.main)[-1]
+    assert (stands.cutoff, stands.ranges) == (old + HOUR, tuple(r._replace(start=r.end) for r in ranges))
+    assert drop_old(logs.paths.main, timedelta(days=3) - HOUR, now=NOON) == (None, OldRows(0, 0, 0)), (
+        "no batch for nothing"
+    )
+    # What comes late is loaded, and goes with the next one; the window stays what it is.
+    logs.batch += 1
+    logs.load(old, new)
+    assert logs.states[-72] == (DROPPED, 1, 1)
+    entry, found = drop_old(logs.paths.main, timedelta(days=3) - HOUR, now=NOON)
+    assert found == OldRows(1, 0, 1)
+    assert logs.states[-72] == (DROPPED, 1, 0)
+    assert logs.offsets == [2, 3, 4, 5, 7, 8, 10]
+    assert main(["compact", str(logs.paths.main), "--retain-days", "1", "--json", "--idle"]) == 0
+    assert '"cutoff": ' in capsys.readouterr().out
+    assert logs.offsets == []
+
+
+def test_a_clock_that_is_ahead_drops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A month ahead is refused, a week is not: rows then go a week too early. One that is behind keeps them longer."""
+    day = timedelta(days=1)
+    logs = LoadedTable(tmp_path)
+    logs.load(NOON - 80 * day, NOON - 31 * day, NOON)
+    with pytest.raises(ClockAhead, match=r"says 2026-12-20T12:00:00Z, but .* the newest row at 2026-11-20T12:01:00Z"):
+        drop_old(logs.paths.main, 60 * day, now=NOON + 30 * day)
+    assert drop_old(logs.paths.main, 60 * day, now=NOON - 30 * day) == (None, OldRows(0, 0, 0))
+    assert logs.offsets == [0, 1, 2]
+    assert drop_old(logs.paths.main, 60 * day, now=NOON + 7 * day)[1] == OldRows(1, 0, 1)
+    assert drop_old(logs.paths.main, 60 * day, now=NOON + 30 * day, is_idle=True)[1] == OldRows(1, 0, 1)
+    other = LoadedTable(tmp_path / "other")
+    other.load(datetime.now(UTC) - 9 * day)
+    assert main(["compact", str(other.paths.main), "--retain-days", "5"]) == 1
+    assert "Correct the clock; if the table gets no rows any more, repeat with --idle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parted", [None, ["topic"]])
+def test_whole_files_go_without_being_read(tmp_path: Path, parted: list[str] | None, monkeypatch: pytest.MonkeyPatch):
+    logs = LoadedTable(tmp_path, parted, segments=False)
+    logs.load(NOON - timedelta(days=9), NOON - timedelta(days=8))
+    logs.load(NOON, NOON)
+
+    def no_reading(*_: object) -> Any:
+        raise AssertionError("its bounds tell enough")
+
+    monkeypatch.setattr(Rewriter, "_count", no_reading)
+    _, found = drop_old(logs.paths.main, timedelta(days=5), now=NOON)
+    assert found == OldRows(2, 0, 0)
+    assert logs.offsets == [2, 3]
+
+
+def test_a_row_without_an_event_goes_by_when_it_was_recorded(tmp_path: Path):
+    logs = LoadedTable(tmp_path, segments=False)
+    logs.load(NOON - timedelta(days=9), None)
+    drop_old(logs.paths.main, timedelta(days=5), now=NOON)
+    assert logs.offsets == [1]
+    drop_old(logs.paths.main, timedelta(days=5), now=NOON + timedelta(days=7))
+    assert logs.offsets == []
+
+
+def test_a_planned_batch_comes_first(tmp_path: Path):
+    logs = LoadedTable(tmp_path)
+    logs.load(NOON - timedelta(days=9), NOON)
+    batch = logs.plan(1)
+    with pytest.raises(Overtaken, match=f"batch {batch} is planned and not loaded; nothing was dropped"):
+        drop_old(logs.paths.main, timedelta(days=5), now=NOON)
+    assert logs.offsets == [0, 1]
+
+
+class _Dead(Exception):
+    pass
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_loader_that_dies_in_between(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No row goes before the commit of the main table. The next run finishes the drop with the planned cutoff."""
+    logs = LoadedTable(tmp_path)
+    logs.load(NOON - timedelta(days=9), NOON - timedelta(days=5), NOON, bad=[NOON - timedelta(days=9)])
+    before = logs.offsets, logs.quarantined, logs.states
+    calls: list[Any] = []
+
+    def dies(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) > step:
+            raise _Dead
+        return commit_rewritten(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drop_rows, "commit_rewritten", dies)
+        with pytest.raises(_Dead):
+            drop_old(logs.paths.main, timedelta(days=7), now=NOON)
+    assert (logs.offsets, logs.quarantined, logs.states) == before
+    assert read_ledger(logs.paths.main)[-1].kind == DROP
+    entry, _ = drop_old(logs.paths.main, timedelta(days=8), now=NOON)
+    assert entry is None, "the one that was planned has taken it"
+    assert (logs.offsets, logs.quarantined) == ([1, 2], 0)
+    assert last_batch(open_table(logs.paths.quarantine)) == last_batch(open_table(logs.paths.main)) == 1
+
+
+def test_rows_of_a_dead_clock_are_as_old_as_their_recording(tmp_path: Path):
+    """Events of 1970 that were recorded today stay, those recorded long ago go, and the segments count them."""
+    logs = LoadedTable(tmp_path)
+    dead, old = datetime(1970, 1, 1, 5, tzinfo=UTC), NOON - 100 * timedelta(days=1)
+    logs.load(old, NOON)
+    logs.load(dead, dead, dead, recorded=[NOON, NOON, old])
+    entry, found = drop_old(logs.paths.main, timedelta(days=30), now=NOON)
+    assert entry is not None
+    assert found == OldRows(2, 0, 2)
+    assert logs.offsets == [1, 2, 3]
+    segments = read_segments(logs.paths.segments, entry.batch)
+    assert (segments[dead].state, segments[dead].rows, segments[dead].bytes) == (DROPPED, 2, 12)
+    assert segments[dead].reason.startswith("1 rows, 6 bytes, before 2026-10-21")
+    assert drop_old(logs.paths.main, timedelta(days=30), now=NOON) == (None, OldRows(0, 0, 0)), "and nothing more"
+    last, _ = drop_old(logs.paths.main, timedelta(days=1), now=NOON + timedelta(days=3))
+    assert last is not None
+    assert logs.offsets == [], "a month after their recording"

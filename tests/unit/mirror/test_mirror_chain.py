@@ -1,0 +1,94 @@
+"""Copies of copies: each record is known by its position in the original, and replication cycles stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from logferry.gateway.contract.offset_history import MirrorCheckpoint, OffsetRange, OriginalPosition
+from logferry.gateway.errors import Problem
+from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.mirror.copy.batch_rewrite import committed_batches
+from logferry.mirror.copy.partition import MirroredPartition
+from logferry.mirror.lanes import chain as lanes_chain
+from logferry.mirror.lanes.chain import ChainHistories, ChainStopped
+
+from tests.unit.mirror.test_batch_rewrite import encoded, record
+
+FIRST, MIDDLE, LOCAL = b"1" * 16, b"2" * 16, b"3" * 16
+THERE = MirrorCheckpoint(FIRST, MIDDLE, 100, 50, 40, 0, 0, 0, 1, ())
+
+
+class Books:
+    """Of the middle of a chain; ``answers`` to one question after the other, the last one permanently."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+
+    async def originals(self, tp: Any, first: int, last: int) -> Any:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def partition(checkpoint: MirrorCheckpoint | None = None, *, is_chained: bool = True) -> MirroredPartition:
+    return MirroredPartition(
+        topic="dc1.t",
+        number=0,
+        dc="dc2",
+        source_id=MIDDLE,
+        local_id=LOCAL,
+        partition_bytes=1 << 20,
+        checkpoint=checkpoint,
+        clock_ms=lambda: 0,
+        is_chained=is_chained,
+    )
+
+
+async def origin(moved: MirroredPartition, *answers: Any) -> lanes_chain.ChainOrigin | None:
+    batches = committed_batches(memoryview(encoded(7, [record(7), record(8)])), [], 7).batches
+    return await ChainHistories({"dc2": cast(OffsetTranslation, Books(*answers))}).origin(moved, batches)
+
+
+async def test_what_is_no_copy_there_is_its_own_original() -> None:
+    assert await origin(partition(is_chained=False)) is None
+
+
+async def test_the_history_there_is_waited_for() -> None:
+    ranges = [OffsetRange(70, 7, 2)]
+    assert await origin(partition(), None, None, (THERE, ranges)) == lanes_chain.ChainOrigin(FIRST, ranges)
+
+
+async def test_without_the_history_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_chain, "_HISTORY_WAIT_S", 0.05)
+    for answer in (None, Problem("not-mirrored", "no mirror writes it"), OSError("away")):
+        with pytest.raises(ChainStopped) as stopped:
+            await origin(partition(), answer)
+        assert stopped.value.kind == "origin-unknown"
+
+
+async def test_what_comes_from_here_is_a_replication_cycle() -> None:
+    with pytest.raises(ChainStopped) as stopped:
+        await origin(partition(), (replace(THERE, source_id=LOCAL), [OffsetRange(70, 7, 2)]))
+    assert stopped.value.kind == "replication-cycle"
+
+
+async def test_what_is_here_already_is_not_written_again() -> None:
+    here = replace(THERE, source_id=MIDDLE, local_id=LOCAL, chained=OriginalPosition(FIRST, 71))
+    with pytest.raises(ChainStopped) as stopped:
+        await origin(partition(here), (THERE, [OffsetRange(70, 7, 2)]))
+    assert stopped.value.kind == "duplicate-records"
+    after = replace(here, chained=OriginalPosition(FIRST, 70))
+    assert await origin(partition(after), (THERE, [OffsetRange(70, 7, 2)])) is not None
+    # Of another original, offsets start again.
+    other = replace(here, chained=OriginalPosition(b"4" * 16, 71))
+    assert await origin(partition(other), (THERE, [OffsetRange(70, 7, 2)])) is not None
+
+
+def test_a_copy_of_a_copy_continues_from_the_original_itself() -> None:
+    moved = partition(replace(THERE, source_id=MIDDLE, local_id=LOCAL, chained=OriginalPosition(FIRST, 71)))
+    moved.source_id, moved.dc, moved.is_chained = FIRST, "dc1", False
+    moved.rewind()
+    assert (moved.stop, moved.position, moved.checks) == (None, 71, False)

@@ -1,0 +1,249 @@
+"""What one lane of the mirror does by itself when partitions take nothing, and when one is resumed."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+from aiokafka import errors
+from logferry.gateway.contract.offset_history import checkpoint_key
+from logferry.gateway.errors import LaneUnreadable
+from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords, KafkaRecord
+from logferry.gateway.lanes.lifecycle import now_ms
+from logferry.gateway.topics import partition_health
+from logferry.mirror.lanes.resume import CannotResume
+from logferry.mirror.lanes.transaction import read_checkpoints
+
+from tests.support.mirror_lane import TOPIC, MemoryCluster, MirrorWorld, topic, until
+from tests.unit.mirror.test_batch_rewrite import encoded, record
+
+
+async def test_a_new_producer_knows_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.lane.invalidate()
+        await until(lambda: len(world.producers) == 2)
+        assert world.before == [{}, world.producers[0].producers]
+
+
+async def test_a_partition_that_takes_nothing_pauses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_health, "_LOOK_S", 0)
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.unavailable[TOPIC, 0] = "it has no leader"
+        world.link.write(0, 3)
+        await until(lambda: world.stops() == {0: "target-unavailable"})
+        producers = len(world.producers)
+        for count in range(20):
+            world.link.write(0, 1)
+            world.link.write(1, 1)
+            await until(partial(lambda wanted: world.copied(1) == wanted, count + 1))
+        assert (len(world.producers), world.copied(0)) == (producers, 0)
+        stop = world.partition(0).stop
+        assert stop is not None
+        assert "it has no leader" in stop.detail
+        # Mended: it ends by itself.
+        del world.unavailable[TOPIC, 0]
+        world.targets.health.accept([(TOPIC, 0)])
+        world.lane.retry_stops()
+        await until(lambda: world.copied(0) == 23 and world.stops() == {})
+        assert world.budget.used_bytes == 0
+
+
+async def test_a_partition_that_metadata_shows_to_take_nothing_costs_no_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.unavailable[TOPIC, 0] = "too few replicas"
+        world.targets.health.refuse({(TOPIC, 0): "1 of its replicas are in sync"})
+        world.link.write(0, 1)
+        world.link.write(1, 1)
+        await until(lambda: world.copied(1) == 1 and world.stops() == {0: "target-unavailable"})
+        assert len(world.producers) == 1
+
+
+async def test_the_lane_waits_for_its_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoints have no other place: no partition is to blame."""
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        state = (world.config.state_topic, 0)
+        world.unavailable[state] = "it has no leader"
+        world.link.write(0, 1)
+        await until(lambda: len(world.producers) > 2)
+        assert (world.stops(), world.targets.health.refused()) == ({}, {})
+        del world.unavailable[state]
+        await until(lambda: world.copied(0) == 1)
+
+
+async def test_a_resume_drops_nothing_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records 1 and 2 wait, because a commit is under way, when the partition stops and is resumed behind a hole."""
+    world = MirrorWorld()
+    world.there.ranges[TOPIC, 0] = (3, 6)
+    async with world.running(monkeypatch):
+        partition, resumed = world.partition(0), list[asyncio.Task[int]]()
+
+        def stop(tp: object) -> None:
+            if tp == (TOPIC, 0) and not resumed:
+                world.link.write(0, 2)
+                world.link.deliver_now(partition)
+                partition.halt("records-removed", "the remote log no longer has offset 3")
+                resumed.append(asyncio.create_task(world.lane.resume((TOPIC, 0), 4)))
+
+        world.fails = stop
+        world.link.write(0, 1)
+        await until(lambda: resumed)
+        world.link.logs[TOPIC, 0] = [encoded(offset, [record(offset)]) for offset in range(6)]
+        async with asyncio.timeout(10):
+            assert await resumed[0] == 4
+        assert world.copied(0) == 3
+        world.link.deliver(world.partition(0))
+        await until(lambda: world.copied(0) == 5)
+        assert world.budget.used_bytes == 0
+
+
+async def test_only_one_resume_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = MirrorWorld()
+    world.there.ranges[TOPIC, 0] = (0, 9)
+    async with world.running(monkeypatch):
+        world.partition(0).halt("unreadable-batch", "offset 0")
+        asked = [asyncio.create_task(world.lane.resume((TOPIC, 0), at)) for at in (1, 2)]
+        async with asyncio.timeout(10):
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [int, CannotResume]
+
+
+@pytest.mark.parametrize(
+    ("side", "error"),
+    [
+        ("here", errors.PolicyViolationError("retention is over the limit")),
+        ("there", errors.TopicAuthorizationFailedError("its settings cannot be read")),
+    ],
+)
+async def test_a_topic_that_cannot_be_created_stops_alone_and_by_name(
+    monkeypatch: pytest.MonkeyPatch, side: str, error: errors.KafkaError
+) -> None:
+    world = MirrorWorld()
+    refuses = getattr(world, side).refuses
+    world.there.add(topic("dc1.a", 1))
+    world.link.topics = dict(world.there.topics)
+    refuses["dc1.a"] = error
+    async with world.running(monkeypatch):
+        world.link.write(0, 1)
+        await until(lambda: world.copied(0) == 1)
+        stop = world.partition(0, "dc1.a").stop
+        assert stop is not None
+        assert stop.kind == "target-not-created"
+        assert error.args[0] in stop.detail
+        del refuses["dc1.a"]
+        world.targets.invalidate()
+        await world.targets.ensure(world.there, world.link.topics)
+        world.lane.adopt(world.link, world.link.topics)
+        assert world.stops() == {}
+        world.link.write(0, 1, "dc1.a")
+        await until(lambda: world.written.get(("dc1.a", 0)) == 1)
+
+
+async def test_a_copy_that_may_not_be_read_stops_alone_until_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a checkpoint the mirror has to see that the copy is empty; of the others in the transaction it does."""
+    world = MirrorWorld()
+    world.here.records[TOPIC, 0] = [KafkaRecord(0, 0, None, b"of another program", [])]
+    world.here.unreadable[TOPIC, 0] = errors.TopicAuthorizationFailedError("no right to read it")
+    async with world.running(monkeypatch):
+        for number in range(2):
+            world.link.write(number, 2)
+        await until(lambda: world.copied(1) == 2 and world.stops() == {0: "target-unreadable"})
+        stop = world.partition(0).stop
+        assert stop is not None
+        assert "no right to read it" in stop.detail
+        assert (len(world.producers), world.copied(0)) == (1, 0)
+        # It is looked at again after a minute.
+        del world.here.unreadable[TOPIC, 0]
+        world.lane.retry_stops()
+        assert world.stops() == {0: "target-unreadable"}
+        world.lane._retried.clock_ms = lambda: now_ms() + 61_000
+        world.lane.retry_stops()
+        await until(lambda: world.stops() == {0: "target-not-empty"})
+        assert world.budget.used_bytes == 0
+
+
+async def test_an_original_that_turned_compacted_was_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction changes the last batch that was mirrored; a lane that opens again compares with it."""
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.link.write(0, 3)
+        await until(lambda: world.copied(0) == 3)
+        world.there.settings[TOPIC]["cleanup.policy"] = "compact"
+        world.link.logs[TOPIC, 0] = [encoded(number, [record(number)], "gzip") for number in range(4)]
+        world.lane.invalidate()
+        await until(lambda: world.stops() == {0: "log-truncated"})
+        assert world.link.refreshes > 0
+        await world.targets.ensure(world.there, world.link.topics)
+        world.lane.adopt(world.link, world.link.topics)
+        await until(lambda: world.copied(0) == 4)
+        assert world.stops() == {}
+
+
+async def test_a_truncated_original_stays_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.link.write(0, 3)
+        await until(lambda: world.copied(0) == 3)
+        world.link.logs[TOPIC, 0] = [encoded(number, [record(number)], "gzip") for number in range(4)]
+        world.lane.invalidate()
+        await until(lambda: world.stops() == {0: "log-truncated"})
+        await world.targets.ensure(world.there, world.link.topics)
+        world.lane.adopt(world.link, world.link.topics)
+        assert world.stops() == {0: "log-truncated"}
+
+
+class BrokenState(MemoryCluster):
+    async def fetch(self, name: str, number: int, position: int, *, max_bytes: int) -> FetchedRecords:
+        raise CorruptBatch("the batch at offset 0 has a wrong checksum")
+
+
+@pytest.mark.parametrize("damage", ["batch", "checkpoint"])
+async def test_a_state_that_cannot_be_read_stops_its_lane_alone(damage: str) -> None:
+    here: Any = (BrokenState if damage == "batch" else MemoryCluster)("here")
+    here.records["state", 2] = [KafkaRecord(0, 0, checkpoint_key(TOPIC, 0), b"\x09 of a newer version", [])]
+    with pytest.raises(LaneUnreadable, match="state-2"):
+        await read_checkpoints(here, "state", 2)
+
+
+async def test_a_later_checkpoint_replaces_one_that_cannot_be_read() -> None:
+    here: Any = MemoryCluster("here")
+    key = checkpoint_key(TOPIC, 0)
+    here.records["state", 2] = [KafkaRecord(0, 0, key, b"\x09", []), KafkaRecord(1, 0, key, None, [])]
+    assert await read_checkpoints(here, "state", 2) == {}
+
+
+async def test_a_record_of_the_state_that_an_operator_forgot_is_nothing() -> None:
+    """Also where the key names no partition."""
+    here: Any = MemoryCluster("here")
+    here.records["state", 2] = [KafkaRecord(0, 0, b"?", b"\x09", []), KafkaRecord(1, 0, b"?", None, [])]
+    assert await read_checkpoints(here, "state", 2) == {}
+    here.records["state", 2].pop()
+    with pytest.raises(LaneUnreadable, match=r"logferry lanes --mirror --config FILE --forget 2:0"):
+        await read_checkpoints(here, "state", 2)
+
+
+async def test_an_original_recreated_with_fewer_partitions_stops_each_of_its_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is not there any more has nothing to catch up with, but it is not caught up either."""
+    world = MirrorWorld(partitions=2)
+    async with world.running(monkeypatch):
+        for number in range(2):
+            world.link.write(number, 2)
+        await until(lambda: world.copied(0) == world.copied(1) == 2)
+        world.there.add(topic(TOPIC, 1, "-new"))
+        world.link.topics = dict(world.there.topics)
+        world.lane.adopt(world.link, world.link.topics)
+        assert world.stops() == {0: "source-recreated", 1: "source-deleted"}
+        # It grows again: both are partitions of the new one.
+        world.there.add(topic(TOPIC, 2, "-new"))
+        world.link.topics = dict(world.there.topics)
+        world.lane.adopt(world.link, world.link.topics)
+        assert world.stops() == {0: "source-recreated", 1: "source-recreated"}

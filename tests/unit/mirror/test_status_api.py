@@ -1,0 +1,139 @@
+"""Who may see and resume: holders of a token with the right, and no browser for another site's page.
+
+A browser sends such a request without asking, or names itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+from aiohttp.test_utils import RawTestServer, TestClient
+from logferry.gateway.http.auth import Gate
+from logferry.gateway.http.router import Routes
+from logferry.gateway.token_command import new_token
+from logferry.mirror.lanes.resume import CannotResume
+from logferry.mirror.remote.cluster import RemoteCluster
+from logferry.mirror.status_api import MirrorApi
+from prometheus_client import CollectorRegistry
+
+from tests.support.mirror_lane import MirrorWorld
+
+BODY = '{"topic": "dc1.t", "partition": 0, "from": 7}'
+JSON = {"Content-Type": "application/json"}
+
+
+class Lane:
+    state = "serving"
+
+    def __init__(self) -> None:
+        self.partitions: dict[Any, Any] = {("dc1.t", 0): None}
+        self.resumed: list[tuple[Any, int | None]] = []
+
+    async def opens(self) -> None:
+        """It had failed when it was asked, and knew no partition."""
+        self.partitions[("dc1.t", 0)] = None
+
+    async def resume(self, tp: Any, start: int | None) -> int:
+        if tp not in self.partitions:
+            raise CannotResume("try again")
+        self.resumed.append((tp, start))
+        return start or 0
+
+
+@pytest.fixture
+def lane() -> Lane:
+    return Lane()
+
+
+@asynccontextmanager
+async def serving(lane: Lane, patch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[TestClient[Any, Any]]:
+    patch.setattr("logferry.mirror.status_api.REGISTRY", CollectorRegistry())
+    world = MirrorWorld(**settings)
+    ownership: Any = SimpleNamespace(
+        lanes={0: lane}, held=list, url="http://a", other_workers=list, is_settled=True, wait_for_news=lane.opens
+    )
+    routes = Routes(Gate(world.config))
+    world.links["dc1"] = RemoteCluster(
+        world.config.remotes[0], world.there, world.config.limits, world.budget, frozenset(), AsyncMock()
+    )
+    world.targets.unaltered["dc1.t"] = "retention.ms: no right"
+    world.links["dc1"].topics = dict(world.there.topics)
+    MirrorApi(world.config, ownership, world.links, world.budget, world.targets).add_to(routes)
+    client: TestClient[Any, Any] = TestClient(RawTestServer(routes))
+    async with client:
+        yield client
+
+
+@pytest.fixture
+async def client(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TestClient[Any, Any]]:
+    async with serving(lane, monkeypatch) as client:
+        yield client
+
+
+async def test_an_operator_resumes(client: TestClient[Any, Any], lane: Lane) -> None:
+    async with client.post("/v1/resume", data=BODY, headers=JSON) as answer:
+        assert answer.status == 200
+    assert lane.resumed == [(("dc1.t", 0), 7)]
+
+
+async def test_a_resume_waits_for_a_lane_that_opens_again(client: TestClient[Any, Any], lane: Lane) -> None:
+    lane.partitions.clear()
+    async with client.post("/v1/resume", data=BODY, headers=JSON) as answer:
+        assert answer.status == 200, await answer.text()
+    # A topic that no remote has is not waited for.
+    async with client.post("/v1/resume", data=BODY.replace("dc1.t", "dc1.other"), headers=JSON) as answer:
+        assert answer.status == 409
+    assert list(lane.partitions) == [("dc1.t", 0)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({**JSON, "Origin": "https://elsewhere.example"}, 403),
+        ({**JSON, "Origin": "null"}, 403),
+        ({**JSON, "Sec-Fetch-Site": "same-origin"}, 403),
+    ],
+)
+async def test_a_browser_does_not(
+    client: TestClient[Any, Any], lane: Lane, headers: dict[str, str], status: int
+) -> None:
+    async with client.post("/v1/resume", data=BODY, headers=headers) as answer:
+        assert (answer.status, answer.content_type) == (status, "application/problem+json")
+    assert lane.resumed == []
+
+
+async def test_with_tokens_only_their_holders_see_and_resume(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, sha256 = new_token()
+    tokens = [{"name": "operator", "sha256": sha256, "admin": ["*"]}]
+    async with serving(lane, monkeypatch, tokens=tokens) as client:
+        calls = [("GET", "/v1/status"), ("GET", "/metrics"), ("POST", "/v1/resume")]
+        for method, path in calls:
+            for given in ({}, {"Authorization": "Bearer lf_unknown"}):
+                async with client.request(method, path, data=BODY, headers={**JSON, **given}) as answer:
+                    assert (answer.status, answer.headers["WWW-Authenticate"][:6]) == (401, "Bearer"), path
+        assert lane.resumed == []
+        for path in ("/healthz", "/readyz"):
+            async with client.get(path) as answer:
+                assert answer.status == 200
+        for method, path in calls:
+            known = {**JSON, "Authorization": f"Bearer {secret}"}
+            async with client.request(method, path, data=BODY, headers=known) as answer:
+                assert answer.status == 200, await answer.text()
+                if path == "/v1/status":
+                    assert (await answer.json())["unaltered"] == {"dc1.t": "retention.ms: no right"}
+    assert lane.resumed == [(("dc1.t", 0), 7)]
+
+
+@pytest.mark.parametrize(
+    "body", ["", "[]", BODY.replace("7", "true"), BODY.replace("7", '"latest"'), BODY.replace("0", "-1"), "x" * 5000]
+)
+async def test_a_body_of_another_form_is_refused(client: TestClient[Any, Any], lane: Lane, body: str) -> None:
+    async with client.post("/v1/resume", data=body, headers=JSON) as answer:
+        assert answer.status == (413 if len(body) > 4096 else 400)
+    assert lane.resumed == []

@@ -1,0 +1,40 @@
+"""pyproject.toml names every package and every data file of the tree, so that the wheel is complete."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("gateway", "mirror", "loaders", "client", "ops")
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+NOT_SHIPPED = ("ops/docs", "ops/decisions", "ops/mkdocs.yml", *(f"{folder}/README.md" for folder in FOLDERS))
+
+
+def test_every_package_is_listed_once_and_exists() -> None:
+    found = {
+        "logferry." + ".".join(file.parent.relative_to(ROOT).parts)
+        for folder in FOLDERS
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert sorted(SETUPTOOLS["packages"]) == sorted(found)
+
+
+def test_every_data_file_is_listed() -> None:
+    listed = {
+        file.relative_to(ROOT)
+        for package, patterns in SETUPTOOLS["package-data"].items()
+        for pattern in patterns
+        for file in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    files = (path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file())
+    found = {
+        file
+        for file in files
+        if file.suffix not in (".py", ".pyc") and not any(file.is_relative_to(other) for other in NOT_SHIPPED)
+    }
+    assert listed == found
+
+
+def test_every_top_package_is_typed() -> None:
+    assert all((ROOT / folder / "py.typed").exists() for folder in FOLDERS)
