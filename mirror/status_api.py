@@ -115,7 +115,7 @@ class _Lag(Collector):
         for dc, found in by_dc.items():
             for family, value in zip(lags, lag_of(found), strict=True):
                 family.add_metric([dc], value or 0)
-            kinds = Counter(partition.stop.kind for partition in found if partition.stop is not None)
+            kinds = Counter(stop.kind for partition in found if (stop := partition.last_stop) is not None)
             for reason in STOPS:
                 stopped.add_metric([dc, reason], kinds[reason])
         return [*lags, stopped]
@@ -219,7 +219,7 @@ def _link(link: RemoteCluster, partitions: list[MirroredPartition]) -> dict[str,
         "fetched_bytes": link.fetched_bytes,
         "bytes_per_s": link.remote.bytes_per_s,
         "partitions": len(partitions),
-        "stopped": sum(partition.stop is not None for partition in partitions),
+        "stopped": sum(partition.last_stop is not None for partition in partitions),
         "moved_records": sum(partition.copied_records for partition in partitions),
         "moved_bytes": sum(partition.copied_bytes for partition in partitions),
         "lag_records": lag.records,
@@ -230,7 +230,7 @@ def _link(link: RemoteCluster, partitions: list[MirroredPartition]) -> dict[str,
 
 
 def _partition(partition: MirroredPartition) -> dict[str, Any]:
-    stop, done = partition.stop, partition.checkpoint
+    stop, done = partition.last_stop, partition.checkpoint
     found: dict[str, Any] = {
         "topic": partition.topic,
         "partition": partition.number,

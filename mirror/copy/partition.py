@@ -92,6 +92,8 @@ class MirroredPartition:
     waiting: deque[CopiedBatch] = field(default_factory=deque)
     waiting_bytes: int = 0
     stop: StopReason | None = None
+    # The stop that the retry under way may end.
+    retried: StopReason | None = None
     end: int | None = None
     checks: bool = False
     is_known_empty: bool = False
@@ -128,12 +130,20 @@ class MirroredPartition:
     @property
     def state(self) -> str:
         """``stopped``, ``mirroring``, ``caught-up``, or ``unseen``: no broker answered for it yet."""
-        if self.stop is not None:
+        if self.last_stop is not None:
             return "stopped"
         if self.end is None:
             return "unseen"
-        is_idle = not (self.waiting or self.under_way)
-        return "caught-up" if is_idle and self.position >= self.end else "mirroring"
+        return "caught-up" if self._is_caught_up else "mirroring"
+
+    @property
+    def last_stop(self) -> StopReason | None:
+        """Why nothing is copied. A retry ends it when a position is committed, or when there is nothing to copy."""
+        return self.stop or self.retried
+
+    @property
+    def _is_caught_up(self) -> bool:
+        return self.end is not None and not (self.waiting or self.under_way) and self.position >= self.end
 
     @property
     def lag_records(self) -> int | None:
@@ -184,7 +194,7 @@ class MirroredPartition:
         return dropped
 
     def halt(self, kind: str, detail: str) -> None:
-        self.stop = StopReason(kind, detail, self.clock_ms())
+        self.stop, self.retried = StopReason(kind, detail, self.clock_ms()), None
         self.on_stop(self)
         self.on_change(self)
 
@@ -201,6 +211,8 @@ class MirroredPartition:
             self.halt("log-truncated", detail)
             return 0
         self.end = found.last_stable
+        if self._is_caught_up:
+            self.retried = None
         if not len(found.records):
             return 0
         moved = committed_batches(found.records, found.aborted, self.position)

@@ -202,6 +202,7 @@ class MirrorLane(LaneLifecycle):
             is_chained=link.remote.is_chained(topic.name),
             keeps_history=topic.name not in link.sources,
             stop=self._retried.present.get(tp),
+            retried=self._retried.tried.get(tp),
             heard_at=time.monotonic(),
             on_waiting=self._has_waiting,
             on_passed=self._has_passed,
@@ -245,7 +246,7 @@ class MirrorLane(LaneLifecycle):
         for tp in self._retried.due(lambda tp: self.targets.health.why(*tp) is None, self.targets.altered_ms):
             partition = self.partitions.get(tp)
             if partition is not None:
-                partition.stop = None
+                partition.retried, partition.stop = partition.stop, None
                 self.budget.give(partition.rewind())
 
     def _pass_soon(self) -> None:

@@ -27,17 +27,18 @@ UNAVAILABLE: Final = "target-unavailable"
 class RetriedStops:
     """By partition. They outlive a failure of the lane.
 
-    ``tried``: those that ended by a retry. The same stop again is the same: it keeps its time, and is not logged.
+    ``tried``: those that ended by a retry, until something is committed. The same stop again is the same: it keeps its
+    time, and is not logged.
     """
 
     clock_ms: Callable[[], int]
     present: dict[TopicPartition, StopReason] = field(default_factory=dict)
     _since_ms: dict[TopicPartition, int] = field(default_factory=dict)
-    _tried: dict[TopicPartition, StopReason] = field(default_factory=dict)
+    tried: dict[TopicPartition, StopReason] = field(default_factory=dict)
 
     def add(self, tp: TopicPartition, stop: StopReason) -> StopReason:
         """Returns it; with its first time if it continues one that was retried."""
-        before = self._tried.pop(tp, None)
+        before = self.tried.pop(tp, None)
         if not (stop.kind == UNAVAILABLE or stop.kind in RETRY_AFTER_S):
             self.present.pop(tp, None)
             return stop
@@ -50,7 +51,7 @@ class RetriedStops:
     def forget(self, tp: TopicPartition) -> None:
         """An operator resumed it."""
         self.present.pop(tp, None)
-        self._tried.pop(tp, None)
+        self.tried.pop(tp, None)
 
     def due(
         self, is_available: Callable[[TopicPartition], bool], altered_ms: Mapping[str, int]
@@ -62,9 +63,9 @@ class RetriedStops:
             if stop.kind == REJECTED and altered_ms.get(tp[0], 0) + _KNOWN_MS > self._since_ms[tp]:
                 is_due = True
             if is_due:
-                self._tried[tp] = self.present.pop(tp)
+                self.tried[tp] = self.present.pop(tp)
                 yield tp
 
     def committed(self, tp: TopicPartition) -> None:
         """Records of it are committed: a later stop is a new one."""
-        self._tried.pop(tp, None)
+        self.tried.pop(tp, None)

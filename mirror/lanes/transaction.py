@@ -180,6 +180,7 @@ class LaneTransactions:
             self.history_next += len(blocks) + 1  # the commit's own marker
         for partition, after in checkpoints.items():
             partition.checkpoint = self.checkpoints[partition.tp] = after
+            partition.retried = None
             partition.under_way = False
             if partition.passed is not None:
                 partition.on_passed(partition)
@@ -203,6 +204,7 @@ class LaneTransactions:
             await self.commit_checkpoints({partition.tp: after for partition, after in checkpoints.items()})
         for partition, after in checkpoints.items():
             partition.checkpoint = after
+            partition.retried = None
 
     async def commit_checkpoints(self, checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
         """A transaction of checkpoints alone. Raises NotCommitted or OutcomeUnknown."""

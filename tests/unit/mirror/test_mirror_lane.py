@@ -165,8 +165,27 @@ async def test_a_copy_that_may_not_be_read_stops_alone_until_it_may(monkeypatch:
         assert world.stops() == {0: "target-unreadable"}
         world.lane._retried.clock_ms = lambda: now_ms() + 61_000
         world.lane.retry_stops()
+        retried = world.partition(0)
+        assert (retried.stop, retried.last_stop, retried.state) == (None, stop, "stopped")
         await until(lambda: world.stops() == {0: "target-not-empty"})
+        assert retried.last_stop is retried.stop
         assert world.budget.used_bytes == 0
+
+
+async def test_a_stop_is_reported_until_its_retry_commits_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = MirrorWorld()
+    world.here.records[TOPIC, 0] = [KafkaRecord(0, 0, None, b"of another program", [])]
+    world.here.unreadable[TOPIC, 0] = errors.TopicAuthorizationFailedError("no right to read it")
+    async with world.running(monkeypatch):
+        world.link.write(0, 2)
+        await until(lambda: world.stops() == {0: "target-unreadable"})
+        del world.here.records[TOPIC, 0]
+        world.lane._retried.clock_ms = lambda: now_ms() + 61_000
+        world.lane.retry_stops()
+        assert world.stops() == {}
+        assert world.partition(0).state == "stopped"
+        await until(lambda: world.copied(0) == 2 and world.partition(0).last_stop is None)
+        assert world.partition(0).state != "stopped"
 
 
 async def test_an_original_that_turned_compacted_was_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
