@@ -10,7 +10,8 @@ Invariants
 * Every chunk carries ``prev``, except one that resumes behind such a gap. Seqnos are positions and the bytes at a
   position never change. So a chunk that is sent again, cut alike or otherwise, is a duplicate or a refused overlap,
   never doubled.
-* A source whose file is gone reports ``finished`` after the last of its chunks; then it is done.
+* A source whose file is gone reports ``finished`` after the last of its chunks; then it is done. One that moves reports
+  it to the data centre that it leaves when the next one has its session: it is never finished everywhere.
 * ``unsaved``: the checkpoint does not hold the identity of this source yet; nothing may be sent before it does.
 * After a reboot the gateway's position counts only if a mark of this host proves it: a power failure may have taken
   the end of the file, and lines that were never sent may be there now. Else a new source begins at the last mark.
@@ -67,16 +68,16 @@ class FileSource:
         self.batch: FileBatch | None = None
         self.busy = self.after_reboot = False
         self.unsaved = True
-        self.stopped = ""
+        self.stopped = self._error = ""
         self.why = ""  # it is a new source, or "known"
         self._batches = BatchReader(entry.source_id, limits, attributes)
         self._heartbeat = HeartbeatSchedule(heartbeat_s)
         self._session: int | None = None
+        self._left: tuple[int, int] | None = None
         self._url: str | None = None
-        self._failures = 0
+        self._failures = self._asked_ms = 0
         self._not_before = self._direct_from = 0.0
         self._superseded_at: float | None = None
-        self._error = ""
         self._progress = ProgressClock()
         self._centres = centres
         self._at = centres.here
@@ -84,7 +85,6 @@ class FileSource:
         self.home = centres.number(entry.dc) if entry.dc else None if is_fresh else 0
         self._is_sure = is_fresh  # this process knows from its home how far it is
         self._recorded: int | None = None
-        self._asked_ms = 0
         self._is_heard = False  # since `update_entry`
 
     @property
@@ -98,8 +98,9 @@ class FileSource:
         if self.busy or now < self._not_before or self.stopped:
             return None
         if self._session is not None and self._at != self._centres.here:
-            job = self._farewell(now)
-            self._session = self._url = None
+            self._left, self._session, self._url = (self._at, self._session), None, None
+        if self._session is not None and self._left is not None:
+            job, self._left = self._farewell(*self._left, now), None
             if job is not None:
                 return job
         if self.is_done() and (self.tail is None or self._session is None):
@@ -132,12 +133,11 @@ class FileSource:
             return self._centres.here
         return self.home
 
-    def _farewell(self, now: float) -> PushJob | None:
-        """For the data centre that it leaves, if that one is not gone. Sent once, whatever the answer."""
-        beat = None if self._centres.is_gone(self._at, now) else self._heartbeat.farewell(self.reading.position)
-        if beat is None:
-            return None
-        return PushJob(self.entry.topic, self.name, None, False, self._session, None, beat, self._at)
+    def _farewell(self, dc: int, session: int, now: float) -> PushJob | None:
+        """For the data centre that it left, if that one is not gone. Sent once, whatever the answer."""
+        is_heard = dc != self._at and not self._centres.is_gone(dc, now)
+        beat = self._heartbeat.farewell(self.reading.position) if is_heard else None
+        return beat and PushJob(self.entry.topic, self.name, None, False, session, None, beat, dc)
 
     def _cut(self, now: float, created_ms: int, idle_s: float) -> FileBatch | None:
         batch = self._batches.next(self.reading, now, created_ms, idle_s)
@@ -164,7 +164,7 @@ class FileSource:
         do = next_step(answer)
         if self.stopped or (self.tail is None and self.is_done()):
             return do  # the incarnation ended meanwhile, and nothing of it is left to send
-        if job.beat is not None and job.session != self._session:
+        if job.beat is not None and (job.session, job.dc) != (self._session, self._at):
             return do  # a farewell
         if job.beat is not None and self._take_heartbeat(job.beat, do, answer, now):
             return do

@@ -251,6 +251,26 @@ def test_files_that_are_quiet_say_farewell_to_the_one_they_leave(client: Any, bo
     assert here.beats[-1]["finished"] is False
 
 
+def test_the_farewell_follows_the_session_in_the_other_one(client: Any, both: Any) -> None:
+    """Else the source would be finished everywhere meanwhile, and the loader's segments would not wait for it."""
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    (there,) = both.second.sources.values()
+    both.first.is_away = False
+    both.first.faults.extend(["source-in-use"] * 500)
+    while client.agent.centres.here:
+        client.step()
+    for _ in range(20):
+        client.step()
+    assert not any(beat["finished"] for beat in there.beats)
+    both.first.faults.clear()
+    client.settle()
+    assert there.beats[-1]["finished"]
+
+
 def test_a_file_that_was_rotated_away_meanwhile_is_sent_to_its_end(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()
