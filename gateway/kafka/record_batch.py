@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import cramjam
+from aiokafka import errors
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode
 from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
 from aiokafka.record.memory_records import MemoryRecords
@@ -143,8 +144,8 @@ def _varint(number: int) -> bytes:
 _SMALL: Final = tuple(map(zigzag, range(4096)))
 
 
-class CorruptBatch(Exception):
-    """A batch whose checksum is wrong."""
+class CorruptBatch(errors.KafkaError):
+    """A batch whose checksum is wrong, or whose records cannot be decoded. Kafka gives the same again."""
 
 
 class KafkaRecord(NamedTuple):
@@ -186,29 +187,34 @@ def committed_records(
     batches = MemoryRecords(raw)
     while batches.has_next():
         batch = batches.next_batch()
-        while pending and pending[0][1] <= batch.base_offset:
-            open_aborts.add(pending.pop(0)[0])
-        if batch.is_control_batch:
-            # There are many, most end a commit, and a replay of a lane passes them all.
-            if batch.producer_id in open_aborts and _ends_abort(batch):
-                open_aborts.discard(batch.producer_id)
-            position = max(position, batch.next_offset)
-            continue
-        if batch.is_transactional and batch.producer_id in open_aborts:
-            position = max(position, batch.next_offset)
-            continue
-        if not batch.validate_crc():
-            raise CorruptBatch(f"the batch at offset {batch.base_offset} has a wrong checksum")
-        for record in batch:
-            if record.offset < offset:
+        try:
+            while pending and pending[0][1] <= batch.base_offset:
+                open_aborts.add(pending.pop(0)[0])
+            if batch.is_control_batch:
+                # There are many, most end a commit, and a replay of a lane passes them all.
+                if batch.producer_id in open_aborts and _ends_abort(batch):
+                    open_aborts.discard(batch.producer_id)
+                position = max(position, batch.next_offset)
                 continue
-            found.append(KafkaRecord(record.offset, record.timestamp, record.key, record.value, record.headers))
-            size += len(record.value or b"") + len(record.key or b"") + _ENTRY_BYTES
-            for _, content in record.headers:
-                size += len(content or b"") + _ENTRY_BYTES
-            if stop_bytes is not None and size >= stop_bytes:
-                return found, record.offset + 1
-        position = max(position, batch.next_offset)
+            if batch.is_transactional and batch.producer_id in open_aborts:
+                position = max(position, batch.next_offset)
+                continue
+            if not batch.validate_crc():
+                raise CorruptBatch(f"the batch at offset {batch.base_offset} has a wrong checksum")
+            for record in batch:
+                if record.offset < offset:
+                    continue
+                found.append(KafkaRecord(record.offset, record.timestamp, record.key, record.value, record.headers))
+                size += len(record.value or b"") + len(record.key or b"") + _ENTRY_BYTES
+                for _, content in record.headers:
+                    size += len(content or b"") + _ENTRY_BYTES
+                if stop_bytes is not None and size >= stop_bytes:
+                    return found, record.offset + 1
+            position = max(position, batch.next_offset)
+        except CorruptBatch:
+            raise
+        except Exception as error:  # each codec has errors of its own
+            raise CorruptBatch(f"the batch at offset {batch.base_offset} cannot be decoded: {error!r}") from error
     return found, position
 
 

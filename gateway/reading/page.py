@@ -21,7 +21,7 @@ from logferry.gateway.config import Limits
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
 from logferry.gateway.reading.assignment import unknown_topic
 from logferry.gateway.reading.formats import PLAIN, Row, media_type, row_object, row_of
 
@@ -66,7 +66,7 @@ class PartitionPage:
 async def read_page(kafka: KafkaClient, limits: Limits, wanted: ReadRequest) -> PartitionPage:
     """At least one chunk if there is one that passes the filters within the wait, at most about ``max_bytes``.
 
-    Raises Problem ``unknown-topic`` or ``out-of-range``.
+    Raises Problem ``unknown-topic`` or ``out-of-range``, and ``kafka-unavailable`` where Kafka gives damaged records.
     """
     try:
         return await _collect(kafka, limits, wanted, await _start(kafka, wanted))
@@ -77,6 +77,10 @@ async def read_page(kafka: KafkaClient, limits: Limits, wanted: ReadRequest) -> 
         end = await kafka.offset(wanted.topic, wanted.partition, LATEST)
         detail = f"offset {wanted.offset} is outside the retained offsets {first} to {end}"
         raise Problem("out-of-range", detail, first=first, next=end) from None
+    except CorruptBatch as error:
+        what_to_do = "make an intact replica the leader, or read on behind it"
+        detail = f"{wanted.topic}-{wanted.partition}: {error}; {what_to_do}"
+        raise Problem("kafka-unavailable", detail) from error
 
 
 async def _not_found(kafka: KafkaClient, wanted: ReadRequest) -> Problem:

@@ -99,8 +99,12 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
         while pending and pending[0][1] <= base:
             open_aborts.add(pending.pop(0)[0])
         if attributes & _CONTROL:
-            if producer in open_aborts and _ends_abort(batch, count):
-                open_aborts.discard(producer)
+            try:
+                if producer in open_aborts and _ends_abort(batch, count):
+                    open_aborts.discard(producer)
+            except (IndexError, struct.error) as error:
+                wrong = f"the control batch at offset {base} cannot be decoded: {error!r}"
+                return CopiedBatches(found, position, passed, wrong)
         elif attributes & TRANSACTIONAL and producer in open_aborts:
             pass
         elif next_offset > position:
@@ -112,7 +116,11 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
                 span = SourceRange(base, count)
                 found.append(CopiedBatch(base, next_offset, epoch, crc, last_ms, (span,), count, head, _body(batch)))
             elif count:
-                found += _encoded_again(batch, position, epoch, crc)
+                try:
+                    found += _encoded_again(batch, position, epoch, crc)
+                except Exception as error:  # noqa: BLE001  each codec has errors of its own
+                    wrong = f"the batch at offset {base} cannot be decoded: {error!r}"
+                    return CopiedBatches(found, position, passed, wrong)
         position, passed = max(position, next_offset), epoch
     return CopiedBatches(found, position, passed)
 

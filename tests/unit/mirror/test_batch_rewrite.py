@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 import struct
+from contextlib import suppress
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
-from logferry.gateway.kafka.record_batch import Stamp
+from logferry.gateway.kafka.record_batch import CorruptBatch, Stamp, committed_records
 from logferry.mirror.copy.batch_rewrite import CopiedBatch, SourceRange, committed_batches
 from logferry.mirror.copy.coalesce import coalesced
 
 Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]]]
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-_CRC_AT, _ATTRIBUTES_AT = 17, 21
+_CRC_AT, _ATTRIBUTES_AT, _HEADER_BYTES = 17, 21, 61
 _APPEND_TIME = 0x08
 
 
@@ -175,3 +176,36 @@ def test_an_older_format_is_named() -> None:
     assert (
         committed_batches(memoryview(raw), [], 9).wrong == "the batch at offset 9 has format 1; only 2 can be mirrored"
     )
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_batch_that_cannot_be_decoded_is_named_and_nothing_else_fails(codec: str) -> None:
+    """Its checksum is right: a producer with a defect wrote it. The batches before it are copied."""
+    before, rng, wrong = encoded(0, [record(0)]), random.Random(11), 0
+    whole = encoded(1, [record(number) for number in range(1, 9)], codec, attributes=_APPEND_TIME)
+    for _ in range(500):
+        raw = bytearray(whole)
+        for _ in range(rng.choice((1, 3, 20))):
+            raw[rng.randrange(_HEADER_BYTES, len(raw))] = rng.randrange(256)
+        seal(raw)
+        found = committed_batches(memoryview(before + bytes(raw)), [], 0)
+        assert read(found.batches[:1]) == [record(0)]
+        if found.wrong is not None:
+            wrong += 1
+            assert (found.next_offset, len(found.batches)) == (1, 1)
+            assert "the batch at offset 1 cannot be decoded" in found.wrong
+        with suppress(CorruptBatch):
+            committed_records(bytes(raw), [], 1)
+    assert wrong > 50
+
+
+def test_a_control_batch_that_cannot_be_decoded_is_named() -> None:
+    raw = bytearray(control(1, 7, commit=False))
+    del raw[_HEADER_BYTES + 3 :]
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    seal(raw)
+    found = committed_batches(memoryview(encoded(0, [record(0)]) + bytes(raw)), [(7, 0)], 0)
+    assert (found.next_offset, read(found.batches)) == (1, [record(0)])
+    assert "the control batch at offset 1 cannot be decoded" in str(found.wrong)
+    with pytest.raises(CorruptBatch, match="the batch at offset 1 cannot be decoded"):
+        committed_records(bytes(raw), [(7, 0)], 0)
