@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -36,17 +37,19 @@ def medians(rounds: list[Side]) -> Side:
 
 
 def alternate(
-    rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side], warm_up: int = 3
+    rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side], warm_up_s: float = 90.0
 ) -> tuple[list[Side], list[Side]]:
-    """Runs both in turn, so that a drifting machine speed favours neither. The first rounds warm up.
-
-    In its first minute a broker spends more time on JIT compilation than on records.
+    """Runs both in turn, so that a drifting machine speed favours neither. Rounds that begin while it warms up do not
+    count: at first a broker spends more time on JIT compilation than on records.
     """
-    mine, others = [], []
-    for number in range(warm_up + rounds):
-        mine.append(ours(number))
-        others.append(theirs(number))
-    return mine[warm_up:], others[warm_up:]
+    pairs: list[tuple[Side, Side]] = []
+    began, number = time.monotonic(), 0
+    while len(pairs) < rounds:
+        is_warm = time.monotonic() - began >= warm_up_s
+        pair = ours(number), theirs(number)
+        pairs += [pair] if is_warm else []
+        number += 1
+    return [mine for mine, _ in pairs], [others for _, others in pairs]
 
 
 def median_ratio(ours: list[Side], theirs: list[Side], key: str) -> float:

@@ -127,7 +127,7 @@ def load_rows_vs_structured_streaming() -> Figure:
             return {"rows_s": rows / seconds, "seconds": seconds, "rows": rows, **memory}
 
         for form in _FORMATS:
-            a, b = alternate(_ROUNDS, partial(side, _ours, form), partial(side, _theirs, form), warm_up=0)
+            a, b = alternate(_ROUNDS, partial(side, _ours, form), partial(side, _theirs, form), warm_up_s=0)
             if {one["rows"] for one in (*a, *b)} != {a[0]["rows"]}:
                 raise RuntimeError(f"the tables differ: {a} {b}")
             ratios.append(median_ratio(a, b, "rows_s"))
@@ -145,7 +145,7 @@ def load_small_batches_vs_structured_streaming() -> Figure:
             result = load(bootstrap, "dc1.small", folder / f"{load.__name__[1:]}-{number}", "lines", _SMALL_OFFSETS)
             return {"batch_s": result["seconds"] / len(result["batches"]), "batches": len(result["batches"])}
 
-        a, b = alternate(_ROUNDS, partial(side, _ours), partial(side, _theirs), warm_up=0)
+        a, b = alternate(_ROUNDS, partial(side, _ours), partial(side, _theirs), warm_up_s=0)
     unit = "time of a small batch / Structured Streaming's"
     return compared("load_small_batches_vs_structured_streaming", unit, a, b, "batch_s")
 

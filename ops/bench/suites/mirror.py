@@ -142,7 +142,7 @@ def _measured() -> tuple[Side, Side]:
 
         for data in _DATA:
             _fill(there.bootstrap, data, folder)
-        ours, theirs = alternate(_ROUNDS, lambda _: copies(our_mirror), lambda _: copies(mirror_maker), warm_up=0)
+        ours, theirs = alternate(_ROUNDS, lambda _: copies(our_mirror), lambda _: copies(mirror_maker), warm_up_s=0)
     return medians(ours), medians(theirs)
 
 

@@ -108,7 +108,7 @@ async def test_a_later_producer_id_of_the_lane_is_a_newer_owners() -> None:
     assert kafka.marked == []
 
 
-@pytest.mark.parametrize("last_ms", [NOW_MS, LONG_AGO_MS])
+@pytest.mark.parametrize("last_ms", [NOW_MS, LONG_AGO_MS], ids=["now", "long ago"])
 async def test_the_transactions_of_other_lanes_are_left_alone(last_ms: int) -> None:
     kafka = OnePartition((4000, 7, last_ms), log=((4000, 8, COMMIT, OTHER), (2000, 1, COMMIT, ID)))
     assert await complete(kafka, 2) == {}

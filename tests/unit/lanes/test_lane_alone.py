@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from logferry.gateway.topics.catalog import TopicCatalog
 
 TOPIC = TopicFacts("dc1.t", b"i" * 16, 2, 1 << 20)
 WEB = SourceIdentity("dc1.t", None, "web")
-NOW = int(time.time() * 1000)
+NOW = 1_700_000_000_000
 STATE = SourceState(TOPIC.id, 0, 5, None, 0, NOW).encode()
 
 
