@@ -335,9 +335,12 @@ class ClientWorld:
 
     def check(self) -> None:
         found: dict[int, dict[str, tuple[int, int]]] = {}
-        for name, stored in self.centres.together().items():
-            if not stored.chunks:
-                continue
+        sources = {name: stored for name, stored in self.centres.together().items() if stored.chunks}
+        fitting = {
+            name: [number for number, incarnation in enumerate(self.all) if fits(incarnation, stored)]
+            for name, stored in sources.items()
+        }
+        for name, stored in sorted(sources.items(), key=lambda each: len(fitting[each[0]])):
             begin = position = begin_of(stored)
             for chunk in stored.chunks:
                 prev = position if chunk.prev is None else chunk.prev  # the gateway looks at whether it may be so
@@ -349,12 +352,14 @@ class ClientWorld:
                         if self.record_start:
                             assert self.record_start.match(chunk.data), (name, chunk)
                 position = chunk.seqno
-            numbers = [number for number, incarnation in enumerate(self.all) if fits(incarnation, stored)]
+            numbers = fitting[name]
             assert numbers, f"{name} holds what no file held: {stored.content()!r}"
-            assert len(numbers) == 1 or all(self.all[number].losses for number in numbers), (name, numbers)
-            incarnation = self.all[numbers[0]]
+            # Only what a power failure cut or zeroed may look like another file: then it is one that has no source yet.
+            assert len(numbers) == 1 or any(self.all[number].losses for number in numbers), (name, numbers)
+            number = min(numbers, key=lambda each: (each in found, self.all[each].content != stored.content()))
+            incarnation = self.all[number]
             assert not begin or self.copies or incarnation.copies or incarnation.losses, f"{name} begins at {begin}"
-            found.setdefault(numbers[0], {})[name] = (begin, position)
+            found.setdefault(number, {})[name] = (begin, position)
         arrived: dict[int, int] = {}  # by the incarnation
         for number, incarnation in enumerate(self.all):
             before, spans = incarnation.before, found.get(number, {})

@@ -186,7 +186,7 @@ def never_wait(draft: Draft, request: transaction.Request) -> tuple[Outcome, boo
     return outcome, must_wait and outcome.__class__ is not Refusal and bool(getattr(outcome, "written", True))
 
 
-GUARDS: list[tuple[object, str, object]] = [
+GUARDS: list[Any] = [
     (transaction, "decide_write", no_base),
     (transaction, "decide_write", no_deduplication),
     (transaction, "decide_write", any_session),
@@ -202,7 +202,8 @@ GUARDS: list[tuple[object, str, object]] = [
     (Draft, "add", never_wait),
     (SourceTable, "pinned", lambda table, topic, key, topic_id: None),
     (Log, "fences", lambda log, epoch: False),
-    (PendingRequests, "fail_queued", lambda pending, touches: None),
+    # Its search takes most of a minute.
+    pytest.param(PendingRequests, "fail_queued", lambda pending, touches: None, marks=pytest.mark.full),
 ]
 
 

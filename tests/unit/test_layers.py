@@ -100,6 +100,8 @@ OPS: dict[str, tuple[str, ...]] = {
     "ops": ("ops.cli",),
 }
 
+# `errors` are names only.
+AIOKAFKA_PURE = ("aiokafka.record", "aiokafka.protocol", "aiokafka.codec", "aiokafka.errors")
 IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random", "os", "pathlib", "uvloop")
 # Sub-packages and modules that decide and touch nothing: no I/O, no clock, no random numbers.
 PURE = (
@@ -239,11 +241,7 @@ def test_what_decides_does_no_io_and_has_no_clock(module: str) -> None:
     allowed = ALSO.get(module, set())
     assert [name for name in names if within(name, *IO) and name.partition(".")[0] not in allowed] == []
     assert [name for name in names if within(name, "pyspark", "deltalake", "pyarrow")] == []
-    assert [
-        n
-        for n in names
-        if within(n, "aiokafka") and not within(n, "aiokafka.record", "aiokafka.protocol", "aiokafka.codec")
-    ] == []
+    assert [n for n in names if within(n, "aiokafka") and not within(n, *AIOKAFKA_PURE)] == []
 
 
 def test_a_module_that_calls_itself_pure_is_tested_as_pure() -> None:

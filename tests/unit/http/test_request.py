@@ -106,12 +106,12 @@ def test_content_encoding_is_undone(encoded: bytes, encoding: str) -> None:
     assert decoded_body(encoded, encoding, LIMIT) == BODY
 
 
-@pytest.mark.parametrize("compress", [_gzip, lambda raw: bytes(cramjam.zstd.compress(raw))])
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 @pytest.mark.parametrize("size", [0, 1, LIMIT])
-def test_up_to_the_limit(compress: object, size: int) -> None:
-    assert callable(compress)
-    encoding = "gzip" if compress is _gzip else "zstd"
-    assert decoded_body(compress(b"x" * size), encoding, LIMIT) == b"x" * size
+def test_up_to_the_limit(encoding: str, size: int) -> None:
+    body = b"x" * size
+    encoded = _gzip(body) if encoding == "gzip" else bytes(cramjam.zstd.compress(body))
+    assert decoded_body(encoded, encoding, LIMIT) == body
 
 
 BAD_BODIES = [
