@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SRC := gateway mirror loaders client ops tests
+# Tests that need nothing but Python run in two processes; the others share a Kafka.
+ALONE := -n 2 tests/unit tests/model
+BESIDE := tests/integration tests/crash
 
 .PHONY: help setup demo up push-client check format test test-all test-long docs reference bench soak clean
 .DEFAULT_GOAL := help
@@ -42,10 +45,12 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff format $(SRC)
 
 test: setup ## unit, model, and the main way of each feature (ten minutes)
-	$(BIN)/pytest -m 'not long and not crash and not full'
+	$(BIN)/pytest -m 'not long and not crash and not full' $(ALONE)
+	$(BIN)/pytest -m 'not long and not crash and not full' $(BESIDE)
 
 test-all: setup ## every test but the long ones; CI runs this
-	$(BIN)/pytest -m 'not long'
+	$(BIN)/pytest -m 'not long' $(ALONE)
+	$(BIN)/pytest -m 'not long' $(BESIDE)
 
 test-long: setup ## every test, including the long ones
 	$(BIN)/pytest
