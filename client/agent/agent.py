@@ -43,7 +43,6 @@ PAGE_EVERY_S = 1.0
 CREDENTIALS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
 END_GRACE_S = 5.0
-LARGEST_CUTS_BYTES = 1 << 20
 HEARD_EVERY_MS = 3_600_000  # a heartbeat alone is noted so often
 
 
@@ -134,20 +133,29 @@ class Agent:
         if unsaved:
             self._checkpoint.changed.update(unsaved)
             self.remember(now)
-        for source, _ in ready:
-            source.busy = not source.unsaved
-            if source.unsaved:
+        is_logged = self._log_in_flight([(source, job) for source, job in ready if not source.unsaved], now)
+        for source, job in ready:
+            source.busy = not source.unsaved and (is_logged or job.batch is None)
+            if not source.busy:
                 source.let_go()
                 self.watch.ready.put(source, now + REMEMBER_EVERY_S)
         leaving = [(source, job) for source, job in ready if source.busy]
-        self._log_in_flight(leaving)
         self._under_way += len(leaving)
         return leaving
 
-    def _log_in_flight(self, leaving: list[tuple[FileSource, PushJob]]) -> None:
-        """Before they are sent. A failure is logged when the checkpoint cannot be written, either."""
-        with suppress(OSError):
+    def _log_in_flight(self, leaving: list[tuple[FileSource, PushJob]], now: float) -> bool:
+        """Before they are sent: after a reboot nothing else proves it. False: it failed, and they have to wait."""
+        try:
             self._cuts.add((source.name, source.in_flight()) for source, job in leaving if job.batch is not None)
+        except OSError as error:
+            self._write_failed(error, now)
+            return False
+        return True
+
+    def _write_failed(self, error: OSError, now: float) -> None:
+        if self._save_failed is None or now - self._save_failed >= REMEMBER_EVERY_S:
+            log_event("state-write-failed", reason=error.strerror)
+            self._save_failed = now
 
     def _paced(self, now: float, room: int) -> int:
         """No request while a limit is overdrawn. With a limit on bytes one at a time, so that each is accounted for."""
@@ -217,11 +225,10 @@ class Agent:
         try:
             self._checkpoint.save()
         except OSError as error:
-            log_event("state-write-failed", reason=error.strerror)
-            self._save_failed = now
+            self._write_failed(error, now)
             return False
         self._moved, self._save_failed = False, None
-        if is_whole or self._cuts.written_bytes > LARGEST_CUTS_BYTES:
+        if is_whole or self._cuts.is_full:
             cuts: dict[str, BatchLayout | None] = {
                 name: cut for name, cut in self._checkpoint.cuts.items() if name in self._checkpoint.entries
             }  # of files that were not opened yet

@@ -5,16 +5,19 @@
 * A layout has digests of the bytes before its start and before its end. After a reboot they prove that the file still
   holds what was sent after the last checkpoint: a power failure may have taken that, and other lines may be there now.
 
-A line a batch is appended to ``cuts.jsonl`` before the batch is sent, without fsync. It survives the client, but not a
+A line a batch is written to ``cuts.jsonl`` before the batch is sent, without fsync. It survives the client, but not a
 power failure of the host; then chunks may overlap by position in two data centres. A layout before the position of the
-checkpoint has no effect; so a new file is begun only now and then.
+checkpoint has no effect; so a new file is begun only now and then. The file has room for a while: on a full disk, where
+the checkpoint cannot be written, its lines alone prove how far a source is.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +25,8 @@ from logferry.client.files.chunking import FileBatch, Piece
 from logferry.client.files.fingerprint import digest, grown
 
 FILE = "cuts.jsonl"
+# What it has room for, behind its first lines.
+RESERVED_BYTES = 1 << 20
 
 
 class BatchLayout(NamedTuple):
@@ -52,34 +57,48 @@ class BatchLayout(NamedTuple):
 
 
 class InFlightLog:
-    """The file, open for appending. Raises OSError if it cannot be written; it holds whole lines then, too."""
+    """The file, open for writing. Raises OSError if it cannot be written: then nothing counts that was not written.
+
+    NUL bytes are behind its lines.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._fd = -1
-        self.written_bytes = 0  # since `begin`
+        self._end = self._begun = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Better begun anew: what was reserved is used up."""
+        return self._end - self._begun > RESERVED_BYTES
 
     def begin(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
         """Replaces the file by one with these layouts alone."""
         temporary = self._path.with_name(FILE + ".new")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fd, lines = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644), _lines(cuts)
         try:
-            os.write(fd, _lines(cuts))
+            with suppress(AttributeError):  # not every system has it
+                os.posix_fallocate(fd, 0, len(lines) + RESERVED_BYTES)
+            _write(fd, lines, 0)
             temporary.replace(self._path)
         except OSError:
             os.close(fd)
             raise
         self.close()
-        self._fd, self.written_bytes = fd, 0
+        self._fd, self._end, self._begun = fd, len(lines), len(lines)
 
     def add(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
-        """Appended, in one write."""
+        """Behind the others, in one write."""
         lines = _lines(cuts)
         if not lines:
             return
         if self._fd < 0:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self.written_bytes += os.write(self._fd, lines)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            before = self._path.read_bytes().rstrip(b"\0")
+            self._end = self._begun = len(before)
+            lines = lines if not before or before.endswith(b"\n") else b"\n" + lines  # its last write was torn
+        _write(self._fd, lines, self._end)
+        self._end += len(lines)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -103,6 +122,11 @@ def load(folder: Path) -> dict[str, BatchLayout]:
         except (ValueError, TypeError, IndexError):
             continue
     return found
+
+
+def _write(fd: int, data: bytes, position: int) -> None:
+    if os.pwrite(fd, data, position) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _lines(cuts: Iterable[tuple[str, BatchLayout | None]]) -> bytes:

@@ -1,8 +1,12 @@
 """What the client writes down, and when: before anything leaves, and no more than a hint."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from logferry.client.files import in_flight
 from logferry.client.files.checkpoint import FILE, Checkpoint
 
 from tests.support.fake_gateway import FakeGateway
@@ -73,6 +77,60 @@ def test_a_full_disk_holds_up_new_sources_only(
     for _ in range(20):
         client.step()
     assert sorted(client.stored()) == sorted(path.read_bytes() for path in client.root.glob("*.log"))
+
+
+@contextmanager
+def no_file_grows_beyond(size: int) -> Iterator[None]:
+    """A write behind that position fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_a_reboot_while_the_disk_is_full_doubles_nothing(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_room: bool
+) -> None:
+    """Nothing is sent that a later start could not prove; with room for the layouts, lines are not held up."""
+    monkeypatch.setattr("logferry.client.files.checkpoint.boot", lambda: "one")
+    client.restart()
+    client.write("z.log", b"x" * 2000 + b"\n")
+    client.settle()
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    for _ in range(20):
+        client.write("z.log", b"old\n")
+        with no_file_grows_beyond(in_flight.RESERVED_BYTES if has_room else 1), monkeypatch.context() as patch:
+            patch.setattr(client.checkpoint, "save", full)
+            client.step()
+    assert "state-write-failed" in caplog.text
+    assert client.stored() == [b"x" * 2000 + b"\n" + b"old\n" * (20 if has_room else 0)]
+    client.close()
+    monkeypatch.setattr("logferry.client.files.checkpoint.boot", lambda: "two")
+    client.begin()
+    client.settle()
+    assert client.stored() == [b"x" * 2000 + b"\n" + b"old\n" * 20]
+
+
+def test_the_layouts_have_room_and_follow_a_torn_one(tmp_path: Any) -> None:
+    layout = in_flight.BatchLayout(0, (in_flight.Piece(0, 4, None),), 7, "a", "b")
+    log = in_flight.InFlightLog(tmp_path)
+    log.begin([("one", layout)])
+    file = tmp_path / in_flight.FILE
+    assert file.stat().st_blocks * 512 >= in_flight.RESERVED_BYTES
+    log.add([("two", layout)])
+    log.close()
+    file.write_bytes(file.read_bytes().rstrip(b"\0") + b'["torn", 0,')
+    after = in_flight.InFlightLog(tmp_path)
+    after.add([("three", layout)])
+    after.add([("four", layout)])
+    after.close()
+    assert in_flight.load(tmp_path) == dict.fromkeys(("one", "two", "three", "four"), layout)
 
 
 def test_the_checkpoint_knows_the_source_when_the_request_leaves(client: Any, gateway: FakeGateway) -> None:
