@@ -248,6 +248,12 @@ def test_the_generated_pages_say_what_the_code_says() -> None:
     assert written == pages(), "run: make reference"
 
 
+def test_the_usage_of_a_command_is_one_line() -> None:
+    lines = pages()["cli.md"].splitlines()
+    usages = [at for at, line in enumerate(lines) if line.startswith("usage: ")]
+    assert [lines[at] for at in usages if lines[at + 1].startswith(" ")] == []
+
+
 def test_the_page_of_metrics_has_every_metric() -> None:
     """Names as the code has them: first arguments of the metric classes, and what the push-client renders."""
     made: set[str] = set()
