@@ -160,7 +160,7 @@ class SessionRegistry:
         """The consumers of this worker's sessions whose groups other programs have joined."""
         return [
             f"the group {consumer} has members that are not read sessions and take partitions from them: "
-            + ", ".join(client_ids[:_SHOWN])
+            f"stop {', '.join(client_ids[:_SHOWN])}, or give them another group"
             for consumer, client_ids in self._strangers.items()
         ]
 

@@ -50,6 +50,7 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="logferry load",
+        usage="%(prog)s [--config FILE | --table PATH] [OPTION ...]",
         description="example: logferry load --table /data/nginx --topics '*.nginx' --bootstrap 127.0.0.1:9092\n\n"
         "Loads Kafka topics into Delta tables, every line once, up to the last record committed at the start.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -36,7 +36,7 @@ def table_facts(path: Path) -> dict[str, Any]:
     paths = TablePaths.of(path)
     state = read_state(paths)
     if state.newest is None:
-        raise LoaderConfigError(f"{paths.main}: no batch was ever loaded")
+        raise LoaderConfigError(f"{paths.main}: no batch was ever loaded: check the path, or run logferry load first")
     return {
         "table": str(paths.main),
         "last": _facts(state.committed),

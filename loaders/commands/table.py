@@ -60,33 +60,36 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, arguments: str, summary: str) -> argparse.ArgumentParser:
-        return _add_command(commands, name, f"logferry table {name} {arguments}", summary)
+    def command(name: str, usage: str, arguments: str, summary: str) -> argparse.ArgumentParser:
+        return _add_command(commands, name, usage, f"logferry table {name} {arguments}", summary)
 
-    _state(command("state", "/warehouse/nginx", "print offsets, parser, planned batch and quarantine of tables"))
-    _reset(command("reset", "/warehouse/nginx --config load.toml --to dc1.nginx=latest", "set positions of a table"))
-    _reload(
-        command(
-            "reload",
-            "/warehouse/nginx --config load.toml --from 2026-11-20T10..2026-11-20T12",
-            "read ranges from Kafka again and replace their rows",
-        )
-    )
-    _move(command("move", "/warehouse/nginx --config load-dc2.toml --to dc2", "move tables to another data centre"))
-    _add_job(command("requarantine", "/warehouse/nginx --config load.toml", "parse the lines of the quarantine again"))
-    _compact(
-        command("compact", "/warehouse/nginx --retain-days 90", "merge small files, drop old rows, remove unused files")
-    )
+    table, job = "/warehouse/nginx", "/warehouse/nginx --config load.toml"
+    _state(command("state", "[PATH ...]", table, "print offsets, parser, planned batch and quarantine of tables"))
+    _reset(command("reset", "[PATH] --to TARGET", f"{job} --to dc1.nginx=latest", "set positions of a table"))
+    example = f"{job} --from 2026-11-20T10..2026-11-20T12"
+    _reload(command("reload", "[PATH] --from RANGE", example, "read ranges from Kafka again and replace their rows"))
+    example = f"{table} --config load-dc2.toml --to dc2"
+    _move(command("move", "[PATH] --to DC", example, "move tables to another data centre"))
+    _add_job(command("requarantine", "[PATH]", job, "parse the lines of the quarantine again"))
+    summary = "merge small files, drop old rows, remove unused files"
+    _compact(command("compact", "[PATH ...]", f"{table} --retain-days 90", summary))
     summary = "list segments, wait until one is READY, or exclude sources"
-    _segments(command("segments", "wait /warehouse/nginx 2026-11-20T10", summary))
+    example = f"logferry table segments wait {table} 2026-11-20T10"
+    _segments(_add_command(commands, "segments", None, example, summary))
     return parser
 
 
 def _add_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, example: str, summary: str
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    usage: str | None,
+    example: str,
+    summary: str,
 ) -> argparse.ArgumentParser:
+    """``usage`` None: argparse's own. A parser with sub-commands needs it, since their names are made from it."""
     return commands.add_parser(
         name,
+        usage=None if usage is None else f"%(prog)s {usage} [OPTION ...]",
         help=summary,
         description=f"example: {example}\n\n{summary[0].upper()}{summary[1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -145,12 +148,12 @@ def _segments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     example = "logferry table segments"
     summary = "list the newest segments, and why they are not READY"
-    lists = _add_command(actions, "list", f"{example} list /warehouse/nginx", summary)
+    lists = _add_command(actions, "list", "[PATH ...]", f"{example} list /warehouse/nginx", summary)
     _share(lists, "paths", "--config")
     lists.add_argument("--last", type=count, default=48, metavar="N", help="number of segments (default: %(default)s)")
     lists.add_argument("--json", action="store_true", help="print one line of JSON per table")
     summary = "return when a segment is READY"
-    waits = _add_command(actions, "wait", f"{example} wait /warehouse/nginx 2026-11-20T10", summary)
+    waits = _add_command(actions, "wait", "[PATH] SEGMENT", f"{example} wait /warehouse/nginx 2026-11-20T10", summary)
     said = (
         "folder of the table (not needed with --config), then the start of the segment in UTC: 2026-11-20T10, "
         "2026-11-20, 2026-11-20T10:15"
@@ -161,7 +164,7 @@ def _segments(parser: argparse.ArgumentParser) -> None:
     waits.add_argument("--version", type=count, default=1, metavar="N", help="wait for this version or a later one")
     decisions = {"exclude": "do not wait for a source", "include": "wait for an excluded source again"}
     for name, summary in decisions.items():
-        decides = _add_command(actions, name, f"{example} {name} /warehouse/nginx 'web7:*'", summary)
+        decides = _add_command(actions, name, "[PATH] SOURCE", f"{example} {name} /warehouse/nginx 'web7:*'", summary)
         said = "folder of the table (not needed with --config), then the source; * stands for any text"
         decides.add_argument("names", nargs="+", metavar="PATH SOURCE", help=said)
         _share(decides, "--config")

@@ -242,4 +242,4 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC)
     except ValueError:
-        raise LoaderConfigError(f"--from: {text!r} is not a time") from None
+        raise LoaderConfigError(f"--from: {text!r} is not a time like 2026-11-20T10 (UTC)") from None

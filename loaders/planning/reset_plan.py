@@ -110,7 +110,8 @@ def abandoned_topics(
 def _offset(view: TopicOffsets, partition: int, to: str) -> int:
     have = view.partitions.get(partition)
     if have is None:
-        raise LoaderConfigError(f"{view.topic} has no partition {partition}")
+        known = f"0 to {max(view.partitions)}" if view.partitions else "none"
+        raise LoaderConfigError(f"{view.topic} has no partition {partition}; name one that it has: {known}")
     if to == EARLIEST:
         return have.earliest
     if to == LATEST:

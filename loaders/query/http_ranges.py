@@ -105,7 +105,8 @@ class HttpTopics:
             raise LoaderConfigError(str(error)) from None
         position = self._steps(resolve_cursors(asked)).start
         if not isinstance(position, Position):
-            raise LoaderConfigError(f"{where!r} is not a position")
+            forms = f"{EARLIEST}, {LATEST}, dc1.nginx:0:17,… or cursors:dc1.nginx:0:17,…"
+            raise LoaderConfigError(f"{where!r} is not a position; it must be like {forms}")
         named = {TopicPartition(*place): at.offset for place, at in position.items()}
         if strange := sorted(f"{p.topic}:{p.partition}" for p in named if p not in offsets):
             raise LoaderConfigError(

@@ -82,6 +82,7 @@ def _audit_mirror(args: argparse.Namespace, console: Console) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="logferry audit",
+        usage="%(prog)s [--config FILE] [--json | --brief] [OPTION ...]",
         description="example: logferry audit --config audit.toml --state-file /var/lib/logferry/audit.state --brief\n\n"
         "Verifies from the stored data that no line is lost or doubled: in Kafka, between Kafka and the\n"
         "gateway's states, in the copies of other data centres, in the tables and their segments, and\n"

@@ -152,7 +152,7 @@ async def test_the_state_reports_the_content_of_a_table(
     show(facts, Console(file=out, width=200))
     assert "holds batch 0 (load, lines/1, offsets of dc1" in out.getvalue()
     assert "quarantined: 2 · the line is not UTF-8" in out.getvalue()
-    with pytest.raises(LoaderConfigError, match="no batch was ever loaded"):
+    with pytest.raises(LoaderConfigError, match="no batch was ever loaded: check the path"):
         table_facts(tmp_path / "nothing")
 
 

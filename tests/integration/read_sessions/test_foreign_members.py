@@ -63,7 +63,7 @@ async def test_a_program_that_joins_later_is_named(
                     seen += await stream.content.readany()
             with stock_consumer(kafka.bootstrap, topic, consumer, STOCK[protocol], tmp_path / "stock.log"):
                 await wait_warned(running, f"the group {consumer} has members that are not read sessions")
-                await wait_warned(running, "foreign")
+                await wait_warned(running, "foreign, or give them another group")
                 refused = await running.ask("GET", path, expect=409)
                 assert refused.problem == "conflict"
             await wait_warned(running, None)

@@ -24,6 +24,7 @@ _UNITS: Final = {
     "_s": "seconds", "_days": "days", "_hours": "hours", "_percent": "percent", "_bytes": "bytes", "lanes": "lanes",
     "workers": "processes", "port": "TCP port", "connections": "connections", "sessions": "sessions",
     "_chunks": "chunks", "_sources": "sources", "_records": "records", "threads": "threads",
+    "seqno_jump": "seqnos", "parallel": "tables", "nice": "niceness",
 }  # fmt: skip
 _NAMES: Final[dict[Any, str]] = {int: "integer", float: "number", str: "string", bool: "true or false", Path: "path"}
 

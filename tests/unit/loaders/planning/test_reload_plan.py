@@ -60,6 +60,11 @@ def test_what_is_no_target(text: str):
         ReloadTarget.parse(text)
 
 
+def test_a_day_that_does_not_exist_is_refused_with_an_example():
+    with pytest.raises(LoaderConfigError, match="'2026-11-31' is not a time like 2026-11-20T10"):
+        ReloadTarget.parse("2026-11-31..2026-12-02")
+
+
 def entry(batch: int, *ranges: tuple[int, int, int], dc: str = "dc1", id_: str = "A", kind: str = LOAD) -> LedgerEntry:
     return new_entry(batch, dc, "lines/1", "run", [Range(T, p, id_, start, end) for p, start, end in ranges], kind=kind)
 

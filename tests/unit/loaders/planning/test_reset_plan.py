@@ -78,7 +78,7 @@ WRONG = {
     "dc1.a": "TOPIC=earliest|latest|forget, or TOPIC:PARTITION=",
     "dc1.a=7": "an offset needs a partition",
     "dc1.a:0=forget": "a topic can be forgotten, a partition cannot",
-    "dc1.a:9=1": "dc1.a has no partition 9",
+    "dc1.a:9=1": "dc1.a has no partition 9; name one that it has: 0 to 2",
     "dc1.a:0=7": "Kafka holds 8 to 40",
     "dc1.a:0=41": "Kafka holds 8 to 40",
     "dc1.c=latest": "dc1.c does not exist",
