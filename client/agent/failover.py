@@ -65,6 +65,10 @@ class FailoverPolicy:
         centre = self._centres[number]
         return centre.fails_since is not None and now - centre.fails_since >= self._failover_s
 
+    def others(self, now: float) -> list[int]:
+        """The other data centres that are not gone."""
+        return [number for number in range(len(self.names)) if number != self.here and not self.is_gone(number, now)]
+
     def status(self, now: float) -> dict[str, Any]:
         """For ``--status``: the present data centre, since when and why, and the state of the others."""
         others = [

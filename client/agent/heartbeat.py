@@ -13,6 +13,7 @@ reported something else and then ended would count as fallen silent together, wh
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import NamedTuple
 
 from logferry.client.files.tail import FileTail
@@ -31,12 +32,16 @@ class HeartbeatReport(NamedTuple):
 
 
 class HeartbeatSchedule:
-    """``interval_s``: 0 for no reports at all. ``is_over``: that the source is finished was heard, or need not be."""
+    """``interval_s``: 0 for no reports at all. ``is_over``: that the source is finished was heard, or need not be.
+
+    ``left``: its sessions in data centres that it left and that do not know it yet.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self.is_over = not interval_s
         self._interval_s = interval_s
         self._next = 0.0
+        self.left: dict[int, int] = {}
         self.last_size: int | None = None  # of a file that is gone
 
     def defer(self, now: float) -> None:
@@ -62,9 +67,16 @@ class HeartbeatSchedule:
         seen_ms = now_ms - int((now - tail.looked_at) * 1000) - 1
         return HeartbeatReport(position, tail.size, seen_ms if position >= tail.size else None, False)
 
-    def farewell(self, position: int) -> HeartbeatReport | None:
-        """To a data centre that the source leaves: nothing more of it will come there."""
-        return HeartbeatReport(position, None, None, True) if self._interval_s and position else None
+    def farewell(self, position: int, live: Collection[int]) -> tuple[int, int, HeartbeatReport] | None:
+        """For a data centre in ``left`` that answers (``live``), with its session: no more of the source comes there.
+
+        Each is named once.
+        """
+        while self.left:
+            dc, session = self.left.popitem()
+            if self._interval_s and position and dc in live:
+                return dc, session, HeartbeatReport(position, None, None, True)
+        return None
 
 
 class SourceStatus(NamedTuple):

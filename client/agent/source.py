@@ -73,7 +73,6 @@ class FileSource:
         self._batches = BatchReader(entry.source_id, limits, attributes)
         self._heartbeat = HeartbeatSchedule(heartbeat_s)
         self._session: int | None = None
-        self._left: tuple[int, int] | None = None
         self._url: str | None = None
         self._failures = self._asked_ms = 0
         self._not_before = self._direct_from = 0.0
@@ -98,11 +97,13 @@ class FileSource:
         if self.busy or now < self._not_before or self.stopped:
             return None
         if self._session is not None and self._at != self._centres.here:
-            self._left, self._session, self._url = (self._at, self._session), None, None
-        if self._session is not None and self._left is not None:
-            job, self._left = self._farewell(*self._left, now), None
-            if job is not None:
-                return job
+            self._heartbeat.left[self._at] = self._session
+            self._session = self._url = None
+        is_moved = self._session is not None or self._heartbeat.is_over
+        found = self._heartbeat.farewell(self.reading.position, self._centres.others(now)) if is_moved else None
+        if found is not None:
+            dc, session, farewell = found
+            return PushJob(self.entry.topic, self.name, None, False, session, None, farewell, dc)
         if self.is_done() and (self.tail is None or self._session is None):
             return None
         direct = now >= self._direct_from
@@ -133,12 +134,6 @@ class FileSource:
             return self._centres.here
         return self.home
 
-    def _farewell(self, dc: int, session: int, now: float) -> PushJob | None:
-        """For the data centre that it left, if that one is not gone. Sent once, whatever the answer."""
-        is_heard = dc != self._at and not self._centres.is_gone(dc, now)
-        beat = self._heartbeat.farewell(self.reading.position) if is_heard else None
-        return beat and PushJob(self.entry.topic, self.name, None, False, session, None, beat, dc)
-
     def _cut(self, now: float, created_ms: int, idle_s: float) -> FileBatch | None:
         batch = self._batches.next(self.reading, now, created_ms, idle_s)
         if batch is not None and self.tail is not None and self.tail.cover(batch.data):
@@ -150,7 +145,8 @@ class FileSource:
         asked = self._session is not None or self.tail is None or self.reading.end == 0
         is_unknown = not self.entry.dc and self.reading.position <= self.entry.since  # nothing was sent under its name
         is_reported = self.tail is not None or self._heartbeat.is_over or is_unknown
-        return not self.busy and bool((asked and self._is_sent() and is_reported) or self.stopped)
+        is_over = asked and self._is_sent() and is_reported and not self._heartbeat.left
+        return not self.busy and bool(is_over or self.stopped)
 
     def _is_sent(self) -> bool:
         return self.batch is None and self.reading.position >= self.reading.end

@@ -147,6 +147,9 @@ _SMALL: Final = tuple(map(zigzag, range(4096)))
 class CorruptBatch(errors.KafkaError):
     """A batch whose checksum is wrong, or whose records cannot be decoded. Kafka gives the same again."""
 
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # without the name of the class
+
 
 class KafkaRecord(NamedTuple):
     offset: int
@@ -211,10 +214,12 @@ def committed_records(
                 if stop_bytes is not None and size >= stop_bytes:
                     return found, record.offset + 1
             position = max(position, batch.next_offset)
-        except CorruptBatch:
+        except (CorruptBatch, MemoryError):
             raise
         except Exception as error:  # each codec has errors of its own
-            raise CorruptBatch(f"the batch at offset {batch.base_offset} cannot be decoded: {error!r}") from error
+            raise CorruptBatch(
+                f"the batch at offset {getattr(batch, 'base_offset', position)} cannot be decoded: {error!r}"
+            ) from error
     return found, position
 
 

@@ -28,6 +28,7 @@ from logferry.gateway.contract.offset_history import (
 )
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
+from logferry.gateway.kafka.record_batch import CorruptBatch
 
 _WAIT_S: Final = 5.0
 
@@ -231,6 +232,8 @@ class OffsetTranslation:
             return Cursor(*partition, offset)
         try:
             return Cursor(*partition, await self.to_original(partition, offset))
+        except CorruptBatch:
+            raise
         except (errors.KafkaError, OSError, Problem):
             return None
 

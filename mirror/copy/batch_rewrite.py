@@ -118,6 +118,8 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
             elif count:
                 try:
                     found += _encoded_again(batch, position, epoch, crc)
+                except MemoryError:
+                    raise
                 except Exception as error:  # noqa: BLE001  each codec has errors of its own
                     wrong = f"the batch at offset {base} cannot be decoded: {error!r}"
                     return CopiedBatches(found, position, passed, wrong)

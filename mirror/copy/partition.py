@@ -238,6 +238,8 @@ class MirroredPartition:
             self.on_waiting(self)
         elif self.passed is not None:
             self.on_passed(self)
+        elif self._is_caught_up:
+            self.retried = None
         if moved.wrong is not None:
             # The batches before it are copied.
             self.halt("unreadable-batch", moved.wrong)

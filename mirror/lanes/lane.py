@@ -243,6 +243,8 @@ class MirrorLane(LaneLifecycle):
         """Ends the stops that end by themselves, where it is time; called often. Nothing while it does not serve."""
         if self._transactions is None or self.state != "serving":
             return
+        for tp in [tp for tp in self._retried.tried if (one := self.partitions.get(tp)) and one.last_stop is None]:
+            self._retried.committed(tp)
         for tp in self._retried.due(lambda tp: self.targets.health.why(*tp) is None, self.targets.altered_ms):
             partition = self.partitions.get(tp)
             if partition is not None:

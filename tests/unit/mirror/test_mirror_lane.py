@@ -188,6 +188,22 @@ async def test_a_stop_is_reported_until_its_retry_commits_something(monkeypatch:
         assert world.partition(0).state != "stopped"
 
 
+async def test_a_retry_ends_the_stop_of_a_partition_with_nothing_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the remote answers is the last batch alone, to be compared; then it is silent."""
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.link.write(0, 2)
+        await until(lambda: world.copied(0) == 2)
+        world.partition(0).halt("fetch-rejected", "no right")
+        world.lane._retried.clock_ms = lambda: now_ms() + 61_000
+        world.lane.retry_stops()
+        assert world.partition(0).state == "stopped"
+        await until(lambda: world.partition(0).state == "caught-up")
+        assert world.lane._retried.tried
+        world.lane.retry_stops()
+        assert not world.lane._retried.tried
+
+
 async def test_an_original_that_turned_compacted_was_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compaction changes the last batch that was mirrored; a lane that opens again compares with it."""
     world = MirrorWorld()

@@ -271,6 +271,24 @@ def test_the_farewell_follows_the_session_in_the_other_one(client: Any, both: An
     assert there.beats[-1]["finished"]
 
 
+def test_the_farewell_of_a_file_that_is_gone_is_sent_where_no_session_can_be_opened(client: Any, both: Any) -> None:
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+    (there,) = both.second.sources.values()
+    client.write("b.log", ONE)
+    both.first.is_away = False
+    while client.agent.centres.here:
+        client.step()
+    both.first.topics.clear()
+    (client.root / "a.log").unlink()
+    for _ in range(30):
+        client.step()
+    assert there.beats[-1]["finished"]
+
+
 def test_a_file_that_was_rotated_away_meanwhile_is_sent_to_its_end(client: Any, both: Any) -> None:
     client.write("a.log", ONE)
     client.settle()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from logferry.client.files import in_flight
 from logferry.client.files.checkpoint import FILE, Checkpoint
+from logferry.client.files.chunking import Piece
 
 from tests.support.fake_gateway import FakeGateway
 
@@ -118,7 +119,7 @@ def test_a_reboot_while_the_disk_is_full_doubles_nothing(
 
 
 def test_the_layouts_have_room_and_follow_a_torn_one(tmp_path: Any) -> None:
-    layout = in_flight.BatchLayout(0, (in_flight.Piece(0, 4, None),), 7, "a", "b")
+    layout = in_flight.BatchLayout(0, (Piece(0, 4, None),), 7, "a", "b")
     log = in_flight.InFlightLog(tmp_path)
     log.begin([("one", layout)])
     file = tmp_path / in_flight.FILE

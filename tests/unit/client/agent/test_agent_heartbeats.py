@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from logferry.client.agent.heartbeat import HeartbeatSchedule
 
 EVERY = {"heartbeat_s": 60.0}
 
@@ -227,3 +228,11 @@ def test_a_source_of_a_deleted_topic_is_rejected_once(
     assert caplog.text.count("refused") == 1
     assert not client.agent.watch.sources
     assert not client.checkpoint.entries
+
+
+def test_each_data_centre_that_was_left_hears_it_once() -> None:
+    schedule = HeartbeatSchedule(60.0)
+    schedule.left |= {1: 7, 2: 8, 3: 9}
+    found = [schedule.farewell(100, live=(1, 3)) for _ in range(3)]
+    assert [each and (each[0], each[1], each[2].finished) for each in found] == [(3, 9, True), (1, 7, True), None]
+    assert schedule.left == {}
