@@ -58,14 +58,14 @@ GUARDS = [
         "gateway/lanes/transaction.py",
         "why = self.refused(source.topic, verdict.state.partition)",
         "why = None",
-        "tests/unit/lanes/test_partition_health.py",
+        "tests/unit/topics/test_partition_health.py",
     ),
     Guard(
         "what does not need the bad partition is queued again",
         "gateway/lanes/pending.py",
         "        if failure.unavailable:\n            failed =",
         "        if False:\n            failed =",
-        "tests/unit/lanes/test_partition_health.py",
+        "tests/unit/topics/test_partition_health.py",
     ),
     Guard(
         "a duplicate is confirmed by the group",
@@ -143,7 +143,7 @@ GUARDS = [
         "gateway/topics/durability.py",
         "    if not refused:\n        return None\n",
         "    return None\n",
-        "tests/unit/gateway",
+        "tests/unit/service tests/unit/topics",
     ),
     Guard(
         "the members of a gzip body are counted",
@@ -164,7 +164,7 @@ GUARDS = [
         "mirror/lanes/lane.py",
         "if not resume.partition.waiting}",
         "}",
-        "tests/unit/mirror/test_mirror_lane.py",
+        "tests/unit/mirror/lanes/test_mirror_lane.py",
     ),
     Guard(
         "sources that fall silent together hold a segment",

@@ -28,7 +28,7 @@ from logferry.mirror.lanes.lane import MirrorLane
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.remote.flow_control import MemoryBudget
 
-from tests.unit.mirror.test_batch_rewrite import encoded, record
+from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 
 TOPIC = "dc1.t"
 SETTINGS = {

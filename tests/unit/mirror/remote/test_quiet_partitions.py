@@ -18,7 +18,7 @@ from logferry.mirror.remote import cluster
 from logferry.mirror.remote.cluster import Fetcher, RemoteCluster
 from logferry.mirror.remote.flow_control import MemoryBudget
 
-from tests.unit.mirror.test_batch_rewrite import encoded, record
+from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 
 _ID = b"i" * 16
 _TOPIC = TopicMetadata("dc1.t", _ID, False, tuple(PartitionMetadata(number, 1, 0, (1,), (1,)) for number in range(3)))

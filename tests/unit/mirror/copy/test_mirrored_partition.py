@@ -8,7 +8,7 @@ from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchPosition
 from logferry.mirror.copy.partition import MirroredPartition
 
-from tests.unit.mirror.test_batch_rewrite import control, encoded, record
+from tests.unit.mirror.copy.test_batch_rewrite import control, encoded, record
 
 
 def partition() -> MirroredPartition:

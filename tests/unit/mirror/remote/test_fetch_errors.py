@@ -19,7 +19,7 @@ from logferry.mirror.remote.cluster import RemoteCluster
 from logferry.mirror.remote.flow_control import MemoryBudget
 
 from tests.support.mirror_lane import until
-from tests.unit.mirror.test_quiet_partitions import _ID, Broker, follow, running
+from tests.unit.mirror.remote.test_quiet_partitions import _ID, Broker, follow, running
 
 # As brokers answer while a leader moves, or before they have heard of the topic.
 _PASSING = {

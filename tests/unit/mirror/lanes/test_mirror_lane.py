@@ -17,7 +17,7 @@ from logferry.mirror.lanes.resume import CannotResume
 from logferry.mirror.lanes.transaction import read_checkpoints
 
 from tests.support.mirror_lane import TOPIC, MemoryCluster, MirrorWorld, topic, until
-from tests.unit.mirror.test_batch_rewrite import encoded, record
+from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 
 
 async def test_a_new_producer_knows_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

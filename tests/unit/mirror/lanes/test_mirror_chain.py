@@ -14,7 +14,7 @@ from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes import chain as lanes_chain
 from logferry.mirror.lanes.chain import ChainHistories, ChainStopped
 
-from tests.unit.mirror.test_batch_rewrite import encoded, record
+from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 
 FIRST, MIDDLE, LOCAL = b"1" * 16, b"2" * 16, b"3" * 16
 THERE = MirrorCheckpoint(FIRST, MIDDLE, 100, 50, 40, 0, 0, 0, 1, ())

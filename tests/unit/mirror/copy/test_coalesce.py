@@ -12,7 +12,7 @@ from logferry.gateway.kafka.record_batch import Stamp
 from logferry.mirror.copy.batch_rewrite import CopiedBatch, committed_batches
 from logferry.mirror.copy.coalesce import CoalescedBatch, coalesced
 
-from tests.unit.mirror.test_batch_rewrite import Record, encoded, seal
+from tests.unit.mirror.copy.test_batch_rewrite import Record, encoded, seal
 
 _MIB = 1 << 20
 _VALUES = st.one_of(
