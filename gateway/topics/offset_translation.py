@@ -14,18 +14,14 @@ from contextlib import suppress
 from typing import Final
 
 from aiokafka import errors
-from logferry.gateway.contract.names import Cursor, TopicPartition, split_topic
-from logferry.gateway.contract.offset_history import (
-    BlockPointer,
-    HistoryBlock,
+from logferry.gateway.contract.mirror_checkpoint import (
     MirrorCheckpoint,
-    OffsetRange,
     checkpoint_key,
     mirror_lane_of,
     partition_of_key,
-    step_towards,
-    within,
 )
+from logferry.gateway.contract.names import Cursor, TopicPartition, split_topic
+from logferry.gateway.contract.offset_history import BlockPointer, HistoryBlock, OffsetRange, step_towards, within
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch

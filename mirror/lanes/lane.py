@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logferry.gateway import log
+from logferry.gateway.contract.mirror_checkpoint import partitions_of_lane
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import partitions_of_lane
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.metadata_request import NO_ID, TopicMetadata

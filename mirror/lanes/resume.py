@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
+from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, OriginalPosition
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import MirrorCheckpoint, OriginalPosition
 from logferry.gateway.errors import Problem
 from logferry.gateway.topics.offset_translation import OffsetTranslation
 from logferry.mirror.copy.partition import MirroredPartition

@@ -15,17 +15,19 @@ from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
+from logferry.gateway.contract.mirror_checkpoint import (
+    MirrorCheckpoint,
+    OriginalPosition,
+    checkpoint_key,
+    partition_of_key,
+)
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.contract.offset_history import (
     BlockPointer,
     HistoryBlock,
-    MirrorCheckpoint,
     OffsetRange,
-    OriginalPosition,
-    checkpoint_key,
     composed,
     merged,
-    partition_of_key,
     pointers_after,
 )
 from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient

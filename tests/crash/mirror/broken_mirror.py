@@ -13,8 +13,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import MirrorCheckpoint, OffsetRange
+from logferry.gateway.contract.offset_history import OffsetRange
 from logferry.gateway.kafka.transactional_producer import PartitionBatches, TransactionalProducer
 from logferry.gateway.kafka.types import LaneIdentity, Record
 from logferry.mirror.__main__ import main

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, checkpoint_key, mirror_lane_of
 from logferry.gateway.contract.names import lane_of
-from logferry.gateway.contract.offset_history import MirrorCheckpoint, checkpoint_key, mirror_lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.service.preflight import wait_until_created

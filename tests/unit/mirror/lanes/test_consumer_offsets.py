@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 from aiokafka import errors
+from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, checkpoint_key
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import MirrorCheckpoint, checkpoint_key
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.consumer_groups import CommitRefused, GroupState
 from logferry.gateway.kafka.record_batch import KafkaRecord

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from logferry.gateway.contract.offset_history import MirrorCheckpoint, OffsetRange, OriginalPosition
+from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, OriginalPosition
+from logferry.gateway.contract.offset_history import OffsetRange
 from logferry.gateway.errors import Problem
 from logferry.gateway.topics.offset_translation import OffsetTranslation
 from logferry.mirror.copy.batch_rewrite import committed_batches

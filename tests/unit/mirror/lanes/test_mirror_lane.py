@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka import errors
-from logferry.gateway.contract.offset_history import checkpoint_key
+from logferry.gateway.contract.mirror_checkpoint import checkpoint_key
 from logferry.gateway.errors import LaneUnreadable
 from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords, KafkaRecord
 from logferry.gateway.lanes.lifecycle import now_ms
