@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from logferry.gateway.config import KafkaSettings
+from logferry.gateway.contract.endpoint import check_url
 from logferry.gateway.contract.names import Malformed, check_dc
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.settings import ParserSettings
@@ -75,8 +76,7 @@ class GatewayAccess(_Strict):
     @classmethod
     def _urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is not a URL like http://127.0.0.1:8080")
+            check_url(url, "urls:")
         return urls
 
 

@@ -69,7 +69,7 @@ class InFlightLog:
 
     @property
     def is_full(self) -> bool:
-        """Better begun anew: what was reserved is used up."""
+        """What was reserved is used up: `begin` a new file."""
         return self._end - self._begun > RESERVED_BYTES
 
     def begin(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from logferry.client.transport.connections import origin_of
+from logferry.gateway.contract.endpoint import check_token, check_url, origin_of
 
 BACK_TO_FIRST_S = 60.0
 USER_AGENT = "logferry-client"
@@ -69,17 +69,3 @@ def cluster_of(urls: str | Iterable[str], token: str | None) -> GatewayCluster:
     for url in given:
         check_url(url, "urls:")
     return GatewayCluster(given, None if token is None else check_token(token, "token"))
-
-
-def check_url(url: object, where: str) -> None:
-    """Raises ValueError, which begins with ``where``."""
-    if not isinstance(url, str) or origin_of(url) is None or "@" in url or "?" in url or "#" in url:
-        raise ValueError(f"{where} {url!r} is not http(s)://host[:port][/path]")
-
-
-def check_token(text: str, where: str) -> str:
-    """The token, fit for a header. Raises ValueError, which names ``where`` and never the token."""
-    token = text.strip()
-    if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise ValueError(f"{where}: does not hold a token, which is one word of printable ASCII")
-    return token

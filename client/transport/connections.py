@@ -141,15 +141,3 @@ def gzipped(parts: Iterable[bytes | memoryview]) -> bytes:
     """At the fastest level: it saves bytes on the network, not on a disk."""
     squeeze = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     return b"".join([*(squeeze.compress(part) for part in parts), squeeze.flush()])
-
-
-def origin_of(url: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port; None if it is not an http(s) URL."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return None
-    return parts.scheme, parts.hostname, port

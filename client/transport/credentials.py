@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from logferry.client.events import log_event
-from logferry.client.transport.cluster import GatewayCluster, check_token
+from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.dialer import Dialer
+from logferry.gateway.contract.endpoint import check_token
 
 
 def read_token(path: str) -> str:

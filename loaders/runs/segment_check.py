@@ -23,6 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from logferry.gateway.contract.endpoint import check_token
 from logferry.gateway.contract.names import full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, Loader
 from logferry.loaders.config import GatewayAccess, TableJob
@@ -267,6 +268,8 @@ def _get(gateway: GatewayAccess, path: str, times: list[timedelta]) -> dict[str,
 
 def _token(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8").strip()
+        return check_token(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
         raise LoaderConfigError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise LoaderConfigError(str(error)) from None

@@ -12,8 +12,8 @@ import urllib.parse
 import urllib.request
 from typing import Any, Final
 
-from logferry.client.transport.cluster import check_token
 from logferry.client.transport.credentials import read_token
+from logferry.gateway.contract.endpoint import check_token, check_url
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
 TOKEN_VARIABLE: Final = "LOGFERRY_TOKEN"
@@ -69,10 +69,11 @@ class GatewayClient:
         service: str = "gateway",
     ) -> None:
         """Raises UsageError."""
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--url {url}: expected a URL like http://127.0.0.1:8080")
-        self.url, self.is_encrypted = url.rstrip("/"), parts.scheme == "https"
+        try:
+            check_url(url, "--url:")
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self.url, self.is_encrypted = url.rstrip("/"), url.lower().startswith("https:")
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"

@@ -33,6 +33,20 @@ class Guard(NamedTuple):
 
 GUARDS = [
     Guard(
+        "nothing is sent that a reboot would double",
+        "client/agent/agent.py",
+        "not source.unsaved and (is_logged or job.batch is None)",
+        "not source.unsaved",
+        "tests/unit/client/agent/test_agent_checkpoint.py",
+    ),
+    Guard(
+        "the farewell follows the session in the next data centre",
+        "client/agent/source.py",
+        "is_moved = self._session is not None or self._heartbeat.is_over",
+        "is_moved = True",
+        "tests/unit/client/agent/test_agent_centres.py",
+    ),
+    Guard(
         "a leader without the record of the fence is not believed",
         "gateway/lanes/replay.py",
         "LATEST)) < up_to:",

@@ -226,7 +226,7 @@ def test_an_error_is_reported(ran: Ran, loaded: Loaded, tmp_path: Path):
         (
             ["SELECT 1", "--table", loaded.path, "--topics", "dc1.unknown", "--url", "ftp://x"],
             2,
-            "expected a URL like http",
+            "is not http(s)://host",
         ),
     ]
     for arguments, status, said in cases:

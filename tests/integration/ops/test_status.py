@@ -189,7 +189,7 @@ def test_no_answer_and_wrong_use(capsys: pytest.CaptureFixture[str], tmp_path: P
     (tmp_path / "empty").write_text("\n")
     for argv, exit_status, said in (
         (["--url", "http://127.0.0.1:1,http://127.0.0.1:2"], 3, "no gateway answers at http://127.0.0.1:1"),
-        (["--url", "ftp://127.0.0.1"], 2, "expected a URL like http://127.0.0.1:8080"),
+        (["--url", "ftp://127.0.0.1"], 2, "is not http(s)://host[:port][/path]"),
         (["--token-file", str(tmp_path / "empty")], 2, "does not hold a token"),
         (["--ca-file", str(tmp_path / "none")], 2, "No such file"),
     ):
