@@ -261,7 +261,12 @@ def test_the_storage_of_tables_needs_no_spark(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [name for name in MODULES if within(name, "client", "gateway.contract.names", "gateway.contract.chunk")]
+    "module",
+    [
+        name
+        for name in MODULES
+        if within(name, "client", *(f"gateway.contract.{one}" for one in ("names", "chunk", "endpoint")))
+    ],
 )
 def test_the_client_needs_the_standard_library_alone(module: str) -> None:
     others = {
