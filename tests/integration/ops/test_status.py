@@ -71,19 +71,16 @@ async def test_it_names_the_reason_when_kafka_freezes_dies_and_comes_back(tmp_pa
         chunk = source_path("nginx", "web1", "/chunks?seqno=")
         await running.ask("POST", chunk + "5", data=b"line\n")
         assert await seen(running, is_well) == []
-        written = (await status(running)).lanes
-        assert [lane.committed_ms is not None for lane in written].count(True) == 1
-        assert sum(lane.sources for lane in written) == 1
+        (stuck,) = (lane for lane in (await status(running)).lanes if lane.committed_ms is not None)
+        assert stuck.sources == 1
 
         kafka.kill(1, signal.SIGSTOP)
         writing = asyncio.create_task(running.ask("POST", chunk + "9", data=b"line\n", expect=None))
-        found = await seen(running, lambda found: any("waiting for a commit" in finding.what for finding in found))
+        found = await seen(running, lambda found: any("does not take the batch" in one.reason for one in found))
         assert found[0].what == "Kafka does not answer"
         assert found[0].reason == f"{kafka.bootstrap}: no answer within 2 s"
         assert found[0].for_s is not None
         assert 2 <= found[0].for_s < BOUND_S
-        (stuck,) = (lane for lane in (await status(running)).lanes if lane.transaction_ms is not None)
-        assert stuck.in_flight_bytes > 0
 
         kafka.kill(1, signal.SIGKILL)
         found = await seen(running, lambda found: found[0].reason.endswith("Connection refused"))
