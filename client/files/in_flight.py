@@ -66,6 +66,7 @@ class InFlightLog:
         self._path = folder / FILE
         self._fd = -1
         self._end = self._begun = 0
+        self._is_torn = False  # the last line
 
     @property
     def is_full(self) -> bool:
@@ -85,7 +86,7 @@ class InFlightLog:
             os.close(fd)
             raise
         self.close()
-        self._fd, self._end, self._begun = fd, len(lines), len(lines)
+        self._fd, self._end, self._begun, self._is_torn = fd, len(lines), len(lines), False
 
     def add(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
         """Behind the others, in one write."""
@@ -96,9 +97,10 @@ class InFlightLog:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             before = self._path.read_bytes().rstrip(b"\0")
             self._end = self._begun = len(before)
-            lines = lines if not before or before.endswith(b"\n") else b"\n" + lines  # its last write was torn
+            self._is_torn = before[-1:] not in (b"", b"\n")
+        lines = b"\n" * self._is_torn + lines
         _write(self._fd, lines, self._end)
-        self._end += len(lines)
+        self._end, self._is_torn = self._end + len(lines), False
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

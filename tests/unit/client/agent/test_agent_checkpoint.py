@@ -128,6 +128,8 @@ def test_the_layouts_have_room_and_follow_a_torn_one(tmp_path: Any) -> None:
     log.close()
     file.write_bytes(file.read_bytes().rstrip(b"\0") + b'["torn", 0,')
     after = in_flight.InFlightLog(tmp_path)
+    with no_file_grows_beyond(1), pytest.raises(OSError, match="large"):
+        after.add([("three", layout)])
     after.add([("three", layout)])
     after.add([("four", layout)])
     after.close()
