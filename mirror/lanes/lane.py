@@ -72,8 +72,9 @@ class MirrorLane(LaneLifecycle):
             link.refresh_soon()
         if not isinstance(error, NotCommitted):
             return
-        # Without its own partitions the lane can do nothing; no other one is to blame.
-        self.targets.health.refuse({tp: why for tp, why in error.unavailable.items() if tp in self.partitions})
+        # Without its own partitions the lane can do nothing; no other one is to blame. One that is rejected has a stop.
+        unavailable = {tp: why for tp, why in error.unavailable.items() if tp != error.refused}
+        self.targets.health.refuse({tp: why for tp, why in unavailable.items() if tp in self.partitions})
         if error.refused in self.partitions:
             self.targets.reread(error.refused[0])
             if error.refused not in self._uncoalesced:

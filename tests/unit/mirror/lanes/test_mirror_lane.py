@@ -11,6 +11,7 @@ from aiokafka import errors
 from logferry.gateway.contract.mirror_checkpoint import checkpoint_key
 from logferry.gateway.errors import LaneUnreadable
 from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords, KafkaRecord
+from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.topics import partition_health
 from logferry.mirror.lanes.resume import CannotResume
@@ -186,6 +187,29 @@ async def test_a_stop_is_reported_until_its_retry_commits_something(monkeypatch:
         assert world.partition(0).state == "stopped"
         await until(lambda: world.copied(0) == 2 and world.partition(0).last_stop is None)
         assert world.partition(0).state != "stopped"
+
+
+async def test_a_partition_that_is_rejected_has_one_stop_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not unavailable, too: its stop would change to and fro."""
+    world = MirrorWorld()
+
+    def refuse(tp: tuple[str, int]) -> None:
+        if tp == (TOPIC, 0):
+            error = errors.TopicAuthorizationFailedError("grant Read on the topic")
+            raise NotCommitted(error, refused=tp, unavailable={tp: "grant Read on the topic"})
+
+    world.fails = refuse
+    async with world.running(monkeypatch):
+        for number in range(2):
+            world.link.write(number, 2)
+        await until(lambda: world.stops() == {0: "write-rejected"} and world.copied(1) == 2)
+        assert world.targets.health.refused() == {}
+        world.lane._retried.clock_ms = lambda: now_ms() + 61_000
+        world.lane.retry_stops()
+        stop = world.partition(0).last_stop
+        assert stop is not None
+        assert stop.kind == "write-rejected"
+        await until(lambda: world.stops() == {0: "write-rejected"})
 
 
 async def test_a_retry_ends_the_stop_of_a_partition_with_nothing_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
