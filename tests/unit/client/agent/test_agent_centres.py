@@ -68,6 +68,15 @@ def comes_back(client: Any, gateway: Any) -> None:
     raise AssertionError("it does not come back")
 
 
+def moves_to_the_second(client: Any, both: Any) -> None:
+    """The first one has ``ONE`` of the file, the second one its next line."""
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    goes_away(client, both.first)
+    client.settle()
+
+
 @pytest.mark.parametrize("fault", ["source-in-use", "503"])
 def test_a_source_that_another_token_writes_is_no_reason_to_leave(client: Any, both: Any, fault: str) -> None:
     client.write("a.log", ONE)
@@ -81,11 +90,7 @@ def test_a_source_that_another_token_writes_is_no_reason_to_leave(client: Any, b
 
 
 def test_it_continues_in_the_other_one_and_comes_back(client: Any, both: Any) -> None:
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     client.write("a.log", b"three\n")
     client.settle()
     comes_back(client, both.first)
@@ -137,11 +142,7 @@ def test_a_client_that_was_killed_sends_nothing_again_though_the_one_that_knows_
 
 
 def test_after_a_restart_it_is_where_it_was_and_asks_there_before_it_comes_back(client: Any, both: Any) -> None:
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     client.restart()
     assert client.agent.centres.here == 1
     for number in range(10):
@@ -179,11 +180,7 @@ def test_where_it_went_is_known_before_anything_is_sent_there(
 
 @pytest.mark.parametrize("name", ["first", "renamed"])
 def test_one_that_is_not_configured_any_more_has_what_it_has(client: Any, both: Any, name: str) -> None:
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     assert client.agent.remember(client.now)
     both.first.is_away = False
     client.config = client.config._replace(data_centres=(DataCentre(name, (FIRST,)),))
@@ -215,11 +212,7 @@ def test_another_one_that_dies_in_turn_costs_nothing(client: Any, both: Any) -> 
 
 
 def test_one_that_forgot_is_sent_its_own_part_again_and_no_more(client: Any, both: Any) -> None:
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     both.second.sources.clear()
     client.restart()
     client.settle()
@@ -239,11 +232,7 @@ def test_refusals_and_quotas_are_not_evaded(client: Any, both: Any) -> None:
 
 
 def test_files_that_are_quiet_say_farewell_to_the_one_they_leave(client: Any, both: Any) -> None:
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     comes_back(client, both.first)
     (there,), (here,) = both.second.sources.values(), both.first.sources.values()
     assert there.beats[-1] == {"position": len(ONE) + 4, "finished": True}
@@ -253,11 +242,7 @@ def test_files_that_are_quiet_say_farewell_to_the_one_they_leave(client: Any, bo
 
 def test_the_farewell_follows_the_session_in_the_other_one(client: Any, both: Any) -> None:
     """Else the source would be finished everywhere meanwhile, and the loader's segments would not wait for it."""
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     (there,) = both.second.sources.values()
     both.first.is_away = False
     both.first.faults.extend(["source-in-use"] * 500)
@@ -272,11 +257,7 @@ def test_the_farewell_follows_the_session_in_the_other_one(client: Any, both: An
 
 
 def test_the_farewell_of_a_file_that_is_gone_is_sent_where_no_session_can_be_opened(client: Any, both: Any) -> None:
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     (there,) = both.second.sources.values()
     client.write("b.log", ONE)
     both.first.is_away = False
@@ -302,11 +283,7 @@ def test_a_file_that_was_rotated_away_meanwhile_is_sent_to_its_end(client: Any, 
 
 
 def test_the_status_says_where_it_is_and_why(client: Any, both: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     client.step(5.0)
     assert agent_module.main(["--status", "--state-dir", str(client.root / "state")]) == 0
     said = capsys.readouterr().out
@@ -318,11 +295,7 @@ def test_the_status_says_where_it_is_and_why(client: Any, both: Any, capsys: pyt
 
 def test_moves_are_logged(client: Any, both: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "logferry.client")
-    client.write("a.log", ONE)
-    client.settle()
-    client.write("a.log", b"two\n")
-    goes_away(client, both.first)
-    client.settle()
+    moves_to_the_second(client, both)
     comes_back(client, both.first)
     events = [record.getMessage().partition(" ")[0] for record in caplog.records]
     assert [event for event in events if event.startswith("data-centre")] == ["data-centre-left", "data-centre-back"]
