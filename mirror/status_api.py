@@ -22,7 +22,7 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import STOPS, MirroredPartition
 from logferry.mirror.lanes.lane import MirrorLane
-from logferry.mirror.lanes.resume import CannotResume
+from logferry.mirror.lanes.stops import CannotResume
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.metrics import REGISTRY
 from logferry.mirror.remote.cluster import RemoteCluster

@@ -24,8 +24,8 @@ from logferry.gateway.service import preflight
 from logferry.gateway.service.preflight import connect_to_kafka
 from logferry.gateway.service.reload import reload_on_hangup
 from logferry.gateway.tls import kafka_options, server_context
-from logferry.gateway.topics.durability import replication
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.health import replication
+from logferry.gateway.topics.mirrored import OffsetTranslation
 from logferry.mirror.config import MirrorConfig, Remote
 from logferry.mirror.lanes.chain import chain_histories, reject_cycles
 from logferry.mirror.lanes.consumer_offsets import ConsumerOffsetSync

@@ -20,7 +20,7 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.metadata_request import ClusterMetadata, TopicMetadata
 from logferry.gateway.kafka.produce_request import BrokerAbilities
 from logferry.gateway.kafka.types import LaneIdentity
-from logferry.gateway.topics.durability import replication, weakness
+from logferry.gateway.topics.health import replication, weakness
 
 _CONNECT_DEADLINE_S: Final = 30.0
 _LAG_S: Final = 0.1

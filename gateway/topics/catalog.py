@@ -21,8 +21,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.metadata_request import TopicMetadata
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.topics.durability import replication, weakness
-from logferry.gateway.topics.partition_health import PartitionHealth
+from logferry.gateway.topics.health import PartitionHealth, replication, weakness
 
 _FACTS_TTL_S: Final = 5.0
 RECORD_OVERHEAD_BYTES: Final = 4096

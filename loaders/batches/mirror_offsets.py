@@ -15,13 +15,13 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import errors
 from logferry.gateway.config import ConfigError, KafkaSettings
+from logferry.gateway.contract.mirror_state import DamagedMirrorState
 from logferry.gateway.contract.names import printed_topic_id
-from logferry.gateway.contract.offset_history import DamagedMirrorState
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.tls import kafka_options
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.mirrored import OffsetTranslation
 from logferry.loaders.errors import KafkaUnavailable
 from logferry.loaders.planning.ledger_entry import OriginOffset
 from logferry.loaders.planning.move_plan import PositionAnswer, origin_dc

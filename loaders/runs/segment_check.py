@@ -23,8 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from logferry.gateway.contract.endpoint import check_token
-from logferry.gateway.contract.names import full_topic, split_topic
+from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, Loader
 from logferry.loaders.config import GatewayAccess, TableJob
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError

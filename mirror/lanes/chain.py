@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 
 from aiokafka import errors
 from logferry.gateway.config import ConfigError
+from logferry.gateway.contract.mirror_state import OffsetRange
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import OffsetRange
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.metadata_request import TopicMetadata
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.mirrored import OffsetTranslation
 from logferry.mirror.config import MirrorConfig, Remote
 from logferry.mirror.copy.batch_rewrite import CopiedBatch
 from logferry.mirror.copy.partition import MirroredPartition

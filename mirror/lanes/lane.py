@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logferry.gateway import log
-from logferry.gateway.contract.mirror_checkpoint import partitions_of_lane
+from logferry.gateway.contract.mirror_state import partitions_of_lane
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
@@ -23,8 +23,7 @@ from logferry.mirror import metrics
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes.chain import ChainHistories
-from logferry.mirror.lanes.resume import CannotResume, Resume, original_position
-from logferry.mirror.lanes.retried_stops import REJECTED, RetriedStops
+from logferry.mirror.lanes.stops import REJECTED, CannotResume, Resume, RetriedStops, original_position
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.lanes.transaction import LaneTransactions
 from logferry.mirror.remote.cluster import RemoteCluster

@@ -15,21 +15,19 @@ from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.contract.mirror_checkpoint import (
-    MirrorCheckpoint,
-    OriginalPosition,
-    checkpoint_key,
-    partition_of_key,
-)
-from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import (
+from logferry.gateway.contract.mirror_state import (
     BlockPointer,
     HistoryBlock,
+    MirrorCheckpoint,
     OffsetRange,
+    OriginalPosition,
+    checkpoint_key,
     composed,
     merged,
+    partition_of_key,
     pointers_after,
 )
+from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient
 from logferry.gateway.kafka.metadata_request import NO_ID
 from logferry.gateway.kafka.record_batch import CODECS, batches
@@ -42,11 +40,10 @@ from logferry.gateway.kafka.transactional_producer import (
 from logferry.gateway.kafka.types import Record
 from logferry.gateway.lanes.replay import replay_states
 from logferry.mirror.config import MirrorConfig
-from logferry.mirror.copy.batch_rewrite import CopiedBatch
-from logferry.mirror.copy.coalesce import CoalescedBatch, coalesced
+from logferry.mirror.copy.batch_rewrite import CoalescedBatch, CopiedBatch, coalesced
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes.chain import ChainHistories, ChainOrigin, ChainStopped
-from logferry.mirror.lanes.retried_stops import UNAVAILABLE
+from logferry.mirror.lanes.stops import UNAVAILABLE
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.remote.flow_control import MemoryBudget
 

@@ -22,7 +22,7 @@ from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchResponse, FetchSession
 from logferry.gateway.kafka.metadata_request import TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
-from logferry.gateway.rate_limit import BURST_S, TokenBucket
+from logferry.gateway.limits import BURST_S, TokenBucket
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.remote.flow_control import MemoryBudget

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from aiokafka import AIOKafkaProducer, errors
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.config import load as load_gateway
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, partition_of_key
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint, partition_of_key
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import KafkaRecord

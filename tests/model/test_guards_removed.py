@@ -154,7 +154,7 @@ GUARDS = [
     ),
     Guard(
         "a weak topic is refused",
-        "gateway/topics/durability.py",
+        "gateway/topics/health.py",
         "    if not refused:\n        return None\n",
         "    return None\n",
         "tests/unit/service tests/unit/topics",

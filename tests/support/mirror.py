@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 from logferry.gateway.config import KafkaSettings
-from logferry.gateway.contract.mirror_checkpoint import partition_of_key
-from logferry.gateway.contract.offset_history import HistoryBlock
+from logferry.gateway.contract.mirror_state import HistoryBlock, partition_of_key
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands.move import move_table

@@ -111,7 +111,7 @@ PURE = (
         "gateway.reading.assignment",
         "gateway.reading.formats",
     ),
-    *("gateway.rate_limit", "gateway.fair_share"),
+    "gateway.limits",
     "mirror.copy",
     *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.regex_groups"),
     "loaders.parsing.access_log",
@@ -262,11 +262,7 @@ def test_the_storage_of_tables_needs_no_spark(module: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [
-        name
-        for name in MODULES
-        if within(name, "client", *(f"gateway.contract.{one}" for one in ("names", "chunk", "endpoint")))
-    ],
+    [name for name in MODULES if within(name, "client", *(f"gateway.contract.{one}" for one in ("names", "chunk")))],
 )
 def test_the_client_needs_the_standard_library_alone(module: str) -> None:
     others = {

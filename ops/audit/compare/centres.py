@@ -9,7 +9,7 @@ from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.metadata_request import TopicMetadata
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.mirrored import OffsetTranslation
 from logferry.ops.audit.compare.resume import Resumed
 from logferry.ops.audit.log.partition import PartitionLog
 from logferry.ops.audit.tables.ledger_check import LoadedRanges

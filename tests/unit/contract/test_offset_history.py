@@ -6,21 +6,19 @@ import random
 from dataclasses import replace
 
 import pytest
-from logferry.gateway.contract.mirror_checkpoint import (
-    MirrorCheckpoint,
-    OriginalPosition,
-    checkpoint_key,
-    mirror_lane_of,
-    partition_of_key,
-    partitions_of_lane,
-)
-from logferry.gateway.contract.offset_history import (
+from logferry.gateway.contract.mirror_state import (
     BlockPointer,
     DamagedMirrorState,
     HistoryBlock,
+    MirrorCheckpoint,
     OffsetRange,
+    OriginalPosition,
+    checkpoint_key,
     composed,
     merged,
+    mirror_lane_of,
+    partition_of_key,
+    partitions_of_lane,
     pointers_after,
     step_towards,
     within,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchPosition
 from logferry.mirror.copy.partition import MirroredPartition

@@ -14,7 +14,7 @@ from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMe
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import StopReason
-from logferry.mirror.lanes.retried_stops import RetriedStops
+from logferry.mirror.lanes.stops import RetriedStops
 from logferry.mirror.remote.cluster import RemoteCluster
 from logferry.mirror.remote.flow_control import MemoryBudget
 

@@ -1,6 +1,7 @@
-"""The partitions that take nothing now: no leader, too few replicas in sync, or a leader that does not answer.
+"""What a topic needs so that nothing that is acknowledged in it is lost with a broker, and what takes nothing now.
 
-Requests for them are refused before they are drafted, so that nothing else in their lanes waits for them.
+A partition takes nothing without a leader, with too few replicas in sync, or when its leader does not answer. Requests
+for it are refused before they are drafted, so that nothing else in its lane waits for it.
 
 * *Opened* by what a transaction met, and by what Kafka's metadata shows when the facts of a topic are loaded.
 * *Closed* when Kafka shows a leader with enough replicas in sync, and that leader answers for the partition. A
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiokafka import errors
 from logferry.gateway import log
@@ -26,6 +27,55 @@ _ANSWER_S: Final = 2.0
 # How long a partition is refused at least, by how often it was reported within `_SOON_S` of having been closed.
 _REFUSED_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 _SOON_S: Final = 60.0
+
+
+class Durability(NamedTuple):
+    """Replicas of each partition, and how many of them must have a record before it is acknowledged."""
+
+    replicas: int
+    in_sync: int
+
+
+DURABLE: Final = Durability(replicas=3, in_sync=2)
+
+
+def replication(accepted: Sequence[str], brokers: int) -> Durability:
+    """What a topic is created with. Fewer than `DURABLE` only where that weakness is accepted by name.
+
+    ``brokers``: those that are up; a broker that is down for a moment makes no topic weak for good.
+    """
+    replicas, in_sync = DURABLE
+    if "replication" in accepted:
+        replicas = min(replicas, max(1, brokers))
+    if "min-isr" in accepted:
+        in_sync = min(in_sync, max(1, replicas - 1))
+    return Durability(replicas, min(in_sync, replicas))
+
+
+def weakness(topic: TopicMetadata, settings: Mapping[str, str], accepted: Sequence[str]) -> str | None:
+    """What is too weak and not accepted by name, and what to do about it; None: the topic is durable."""
+    replicas = min(len(p.replicas) for p in topic.partitions)
+    in_sync = int(settings["min.insync.replicas"])
+    weak = {
+        "replication": (
+            replicas < DURABLE.replicas,
+            f"its partitions have {replicas} replicas, needed are {DURABLE.replicas}",
+        ),
+        "min-isr": (in_sync < DURABLE.in_sync, f"min.insync.replicas={in_sync}, needed is {DURABLE.in_sync}"),
+        "unclean-election": (
+            settings["unclean.leader.election.enable"] != "false",
+            "unclean.leader.election.enable=true, needed is false",
+        ),
+    }
+    refused = {name: text for name, (is_weak, text) in weak.items() if is_weak and name not in accepted}
+    if not refused:
+        return None
+    texts = "; ".join(f"{name} ({text})" for name, text in refused.items())
+    names = ", ".join(f'"{name}"' for name in refused)
+    return (
+        f"Kafka's {topic.name} is too weak for exactly-once delivery: {texts}. "
+        f"Strengthen it, or accept it by name: accept_weak_kafka = [{names}]"
+    )
 
 
 @dataclass(slots=True)
