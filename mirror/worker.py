@@ -18,14 +18,14 @@ from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.router import Routes
 from logferry.gateway.http.server import ListeningSite, Server
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service import preflight
 from logferry.gateway.service.preflight import connect_to_kafka
 from logferry.gateway.service.reload import reload_on_hangup
 from logferry.gateway.tls import kafka_options, server_context
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.gateway.topics.health import replication
-from logferry.gateway.topics.mirrored import OffsetTranslation
 from logferry.mirror.config import MirrorConfig, Remote
 from logferry.mirror.lanes.chain import chain_histories, reject_cycles
 from logferry.mirror.lanes.consumer_offsets import ConsumerOffsetSync

@@ -20,7 +20,7 @@ from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.reading import page
 from logferry.gateway.reading.formats import Row
-from logferry.gateway.topics.mirrored import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 
 # Counted for each row beside its data: the work to encode it.
 _ROW_BYTES: Final = 100

@@ -25,13 +25,12 @@ from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 from aiokafka import errors
-from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient, raise_for
-from logferry.gateway.kafka.metadata_request import TAGS, TEXT, FlexibleRequest, array, read_answer
 from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.requests import FlexibleRequest, read_answer, schema
 from logferry.gateway.kafka.types import LaneIdentity, grouped
 
 _TRANSACTION_LOG: Final = "__transaction_state"
@@ -43,20 +42,10 @@ _STILL_ENDING: Final = "Kafka has not ended a transaction in it"
 MAY_NOT_DESCRIBE: Final = "its producers cannot be described: grant Read on the topic"
 # The log is searched for the producer id of a transaction that has been open for so long: longer than any may be.
 _LONG_OPEN_MS: Final = 60_000
-
-_TOPICS: Final = array(("topic", TEXT), ("partitions", CompactArray(Int32)))
-_PRODUCER: Final = (("producer_id", Int64), ("epoch", Int32), ("last_sequence", Int32), ("last_timestamp", Int64))
-_PRODUCERS: Final = array(*_PRODUCER, ("coordinator_epoch", Int32), ("open_since", Int64))
-_PARTITION: Final = (("partition", Int32), ("error_code", Int16))
-_DESCRIBED: Final = array(*_PARTITION, ("error_message", TEXT), ("producers", _PRODUCERS))
-_MARKED: Final = array(("topic", TEXT), ("partitions", array(*_PARTITION)))
-_MARKER: Final = (("producer_id", Int64), ("epoch", Int16), ("committed", Boolean), ("topics", _TOPICS))
-_TRANSACTION: Final = (("error_code", Int16), ("transactional_id", TEXT), ("state", TEXT), ("timeout_ms", Int32))
-_STATE: Final = (*_TRANSACTION, ("start_ms", Int64), ("producer_id", Int64), ("epoch", Int16), ("topics", _TOPICS))
-
-
-_PRODUCERS_ANSWER = Schema(
-    ("throttle_time_ms", Int32), ("topics", array(("topic", TEXT), ("partitions", _DESCRIBED))), TAGS
+_PRODUCERS_ANSWER: Final = schema(
+    "throttle_time_ms:int32 topics[topic:text partitions[partition:int32 error_code:int16 error_message:text "
+    "producers[producer_id:int64 epoch:int32 last_sequence:int32 last_timestamp:int64 coordinator_epoch:int32 "
+    "open_since:int64]]]"
 )
 
 
@@ -64,7 +53,7 @@ class DescribeProducersRequest(
     FlexibleRequest,
     key=61,
     version=0,
-    asked=Schema(("topics", _TOPICS), TAGS),
+    asked="topics[topic:text partitions:int32s]",
     answered=None,
 ):
     """The producers that have written to partitions of the broker, and their open transactions there.
@@ -80,8 +69,9 @@ class WriteTxnMarkersRequest(
     FlexibleRequest,
     key=27,
     version=1,
-    asked=Schema(("markers", array(*_MARKER, ("coordinator_epoch", Int32))), TAGS),
-    answered=Schema(("markers", array(("producer_id", Int64), ("topics", _MARKED))), TAGS),
+    asked="markers[producer_id:int64 epoch:int16 committed:bool topics[topic:text partitions:int32s] "
+    "coordinator_epoch:int32]",
+    answered="markers[producer_id:int64 topics[topic:text partitions[partition:int32 error_code:int16]]]",
 ):
     def __init__(self, open_: OpenTransaction, *, committed: bool) -> None:
         # Kafka's own markers have the epoch after that of the records.
@@ -93,8 +83,9 @@ class DescribeTransactionsRequest(
     FlexibleRequest,
     key=65,
     version=0,
-    asked=Schema(("transactional_ids", CompactArray(TEXT)), TAGS),
-    answered=Schema(("throttle_time_ms", Int32), ("states", array(*_STATE)), TAGS),
+    asked="transactional_ids:texts",
+    answered="throttle_time_ms:int32 states[error_code:int16 transactional_id:text state:text timeout_ms:int32 "
+    "start_ms:int64 producer_id:int64 epoch:int16 topics[topic:text partitions:int32s]]",
 ):
     """The state of a transactional id at its coordinator (KIP-664)."""
 

@@ -32,7 +32,7 @@ from logferry.gateway.kafka.hanging_transactions import (
     TransactionState,
     read_state,
 )
-from logferry.gateway.kafka.produce_request import CommitRequest
+from logferry.gateway.kafka.requests import CommitRequest
 from logferry.gateway.kafka.types import LaneIdentity
 
 TRANSACTION_TIMEOUT_MS: Final = 15_000

@@ -17,8 +17,7 @@ from logferry.gateway import log
 from logferry.gateway.config import ConfigError
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, TopicMetadata
-from logferry.gateway.kafka.produce_request import BrokerAbilities
+from logferry.gateway.kafka.requests import BrokerAbilities, ClusterMetadata, TopicMetadata
 from logferry.gateway.kafka.types import LaneIdentity
 from logferry.gateway.topics.health import replication, weakness
 

@@ -30,7 +30,7 @@ from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.server import ListeningSite, Server
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
-from logferry.gateway.kafka.metadata_request import DescribeQuorumRequest, read_controller_ms
+from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import STATES
 from logferry.gateway.lanes.ownership import Ownership
@@ -42,7 +42,7 @@ from logferry.gateway.service.preflight import connect_to_kafka
 from logferry.gateway.service.reload import reload_on_hangup
 from logferry.gateway.tls import kafka_options, server_context
 from logferry.gateway.topics.catalog import TopicCatalog
-from logferry.gateway.topics.mirrored import OffsetTranslation, RemoteSources
+from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector

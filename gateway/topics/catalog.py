@@ -19,7 +19,7 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract.names import check_topic, full_topic, printed_topic_id, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.topics.health import PartitionHealth, replication, weakness
 

@@ -20,7 +20,7 @@ from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import LATEST, KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 
 _LOOK_S: Final = 0.5
 _ANSWER_S: Final = 2.0

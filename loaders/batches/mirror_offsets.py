@@ -21,7 +21,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.tls import kafka_options
-from logferry.gateway.topics.mirrored import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.loaders.errors import KafkaUnavailable
 from logferry.loaders.planning.ledger_entry import OriginOffset
 from logferry.loaders.planning.move_plan import PositionAnswer, origin_dc

@@ -20,8 +20,8 @@ from logferry.gateway.contract.mirror_state import OffsetRange
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
-from logferry.gateway.topics.mirrored import OffsetTranslation
+from logferry.gateway.kafka.requests import TopicMetadata
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig, Remote
 from logferry.mirror.copy.batch_rewrite import CopiedBatch
 from logferry.mirror.copy.partition import MirroredPartition

@@ -25,7 +25,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient, raise_for
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER
-from logferry.gateway.topics.mirrored import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.lanes.chain import ChainHistories
 from logferry.mirror.remote.cluster import RemoteCluster
 

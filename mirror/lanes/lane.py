@@ -16,7 +16,7 @@ from logferry.gateway.contract.mirror_state import partitions_of_lane
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
-from logferry.gateway.kafka.metadata_request import NO_ID, TopicMetadata
+from logferry.gateway.kafka.requests import NO_ID, TopicMetadata
 from logferry.gateway.kafka.transactional_producer import NotCommitted, TransactionalProducer
 from logferry.gateway.lanes.lifecycle import LaneLifecycle, now_ms
 from logferry.mirror import metrics

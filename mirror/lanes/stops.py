@@ -10,7 +10,7 @@ from typing import Final
 from logferry.gateway.contract.mirror_state import MirrorCheckpoint, OriginalPosition
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.topics.mirrored import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.copy.partition import MirroredPartition, StopReason
 
 REJECTED: Final = "write-rejected"

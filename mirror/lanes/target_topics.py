@@ -15,7 +15,7 @@ from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.kafka.client import PASSING, KafkaClient
 from logferry.gateway.kafka.error_codes import TOPIC_AUTHORIZATION_FAILED
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.topics.health import PartitionHealth, replication
 

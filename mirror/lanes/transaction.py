@@ -29,8 +29,8 @@ from logferry.gateway.contract.mirror_state import (
 )
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient
-from logferry.gateway.kafka.metadata_request import NO_ID
 from logferry.gateway.kafka.record_batch import CODECS, batches
+from logferry.gateway.kafka.requests import NO_ID
 from logferry.gateway.kafka.transactional_producer import (
     Encodable,
     NotCommitted,

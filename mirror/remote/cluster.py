@@ -19,8 +19,8 @@ from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchResponse, FetchSession
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.record_requests import FetchedPartition, FetchResponse, FetchSession
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.gateway.limits import BURST_S, TokenBucket
 from logferry.mirror.config import Limits, Remote

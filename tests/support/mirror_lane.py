@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.kafka.fetch_request import FetchedPartition
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord, Stamp, committed_records
+from logferry.gateway.kafka.record_requests import FetchedPartition
+from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.lanes import lifecycle
 from logferry.mirror.config import MirrorConfig

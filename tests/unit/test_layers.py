@@ -105,7 +105,7 @@ AIOKAFKA_PURE = ("aiokafka.record", "aiokafka.protocol", "aiokafka.codec", "aiok
 IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random", "os", "pathlib", "uvloop")
 # Sub-packages and modules that decide and touch nothing: no I/O, no clock, no random numbers.
 PURE = (
-    *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.fetch_request"),
+    *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
     *("gateway.lanes.transaction", "gateway.lanes.authority", "gateway.lanes.dedup", "gateway.http.request"),
     *(
         "gateway.reading.assignment",

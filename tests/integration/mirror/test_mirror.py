@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.fetch_request import FetchPosition, FetchSession
+from logferry.gateway.kafka.record_requests import FetchPosition, FetchSession
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror.copy.batch_rewrite import committed_batches
 from logferry.ops.audit.command import main as audit

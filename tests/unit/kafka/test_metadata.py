@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from logferry.gateway.kafka.metadata_request import _METADATA, MetadataRequest, PartitionMetadata, read_metadata
+from logferry.gateway.kafka.requests import _METADATA, MetadataRequest, PartitionMetadata, read_metadata
 
 ID = bytes(range(16))
 UNKNOWN = 3

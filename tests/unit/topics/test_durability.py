@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.kafka.metadata_request import PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.requests import PartitionMetadata, TopicMetadata
 from logferry.gateway.topics.health import Durability, replication, weakness
 
 SETTINGS = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from aiokafka import errors
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.mirror.lanes import target_topics
 from logferry.mirror.lanes.target_topics import ALIKE, TargetTopics, changes_of_copy, settings_of_copy
 

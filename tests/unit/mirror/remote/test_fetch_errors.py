@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from logferry.gateway.kafka import error_codes
-from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchRequest, FetchResponse
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.record_requests import FetchedPartition, FetchRequest, FetchResponse
+from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import StopReason

@@ -1,26 +1,32 @@
-"""Kafka's Fetch request, version 13, and fetch sessions, for frequent fetches of many partitions. Pure.
+"""Kafka's Fetch and Produce requests, version 13, and fetch sessions: what carries records. Pure.
 
-What it has over the versions that aiokafka knows:
+What they have over the versions that aiokafka knows:
 
-* A topic is named by its id (KIP-516), so a fetch never reads another topic that has the name now.
-* The request holds the last epoch that was read (KIP-595), so the broker reports a log that was truncated meanwhile.
+* A topic is named by its id (KIP-516), so a fetch never reads another topic that has the name now, and a batch is never
+  written into another topic that was created under its name meanwhile.
+* A fetch holds the last epoch that was read (KIP-595), so the broker reports a log that was truncated meanwhile.
 * Fetch sessions (KIP-227): the broker remembers the partitions. A request names only those that changed, and an answer
   only those with news. The broker also takes care that none of them starves.
+* Produce adds its partitions to the transaction by itself (KIP-890).
 
-The answer is decoded by hand: batches stay in the buffer, and ten thousand idle partitions cost nothing.
+Batches are never copied: they are sent in pieces, and stay in the buffer of an answer. The answer of a fetch is decoded
+by hand, so ten thousand idle partitions cost nothing.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from typing import ClassVar, Final, NamedTuple
 
 from logferry.gateway.contract.varint import read_tags, read_varint, varint
-from logferry.gateway.kafka.types import TopicIdPartition, grouped
+from logferry.gateway.kafka.requests import schema
+from logferry.gateway.kafka.types import Piece, TopicIdPartition, grouped
 
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
+_ALL_IN_SYNC: Final = -1
 _NO_TAGS: Final = b"\0"
 _NO_RACK: Final = b"\x01"
 # Replica, longest wait, least and most bytes, isolation level, session's id and epoch.
@@ -31,6 +37,13 @@ _ASKED: Final = struct.Struct(">iiqiqi")
 _FOUND: Final = struct.Struct(">ihqqq")
 _THROTTLE: Final = struct.Struct(">i")
 _DIVERGING: Final = 0
+# acks, time-out.
+_HOW: Final = struct.Struct(">hi")
+_PARTITION: Final = struct.Struct(">i")
+_PRODUCED: Final = schema(
+    "topics[topic_id:uuid partitions[partition:int32 error_code:int16 base_offset:int64 log_append_time_ms:int64 "
+    "log_start_offset:int64 record_errors[index:int32 message:text] error_message:text]] throttle_time_ms:int32"
+)
 
 
 class FetchPosition(NamedTuple):
@@ -99,7 +112,7 @@ def _asked(wanted: Mapping[TopicIdPartition, FetchPosition]) -> bytes:
 
 
 def _forgotten(partitions: Iterable[TopicIdPartition]) -> bytes:
-    return _by_topic((topic_id, struct.pack(">i", number)) for topic_id, number in partitions)
+    return _by_topic((topic_id, _PARTITION.pack(number)) for topic_id, number in partitions)
 
 
 def _by_topic(encoded: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -195,3 +208,47 @@ class FetchSession:
     def _restart(self) -> None:
         self._id = self._epoch = 0
         self._changed = set(self.wanted)
+
+
+class Produced(NamedTuple):
+    """The result of one batch. ``code``: of `error_codes`."""
+
+    code: int
+    base_offset: int
+    message: str | None
+
+
+class ProduceRequest:
+    """One batch for each of some partitions of one broker, in pieces that are sent without copying."""
+
+    API_KEY: ClassVar[int] = 0
+    API_VERSION: ClassVar[int] = 13
+
+    def __init__(
+        self, transactional_id: str, timeout_ms: int, batches: Mapping[TopicIdPartition, Sequence[Piece]]
+    ) -> None:
+        self._transactional_id, self._timeout_ms, self._batches = transactional_id.encode(), timeout_ms, batches
+        self.throttle_ms = 0
+
+    def pieces(self) -> list[Piece]:
+        topics = grouped((topic_id, (partition, batch)) for (topic_id, partition), batch in self._batches.items())
+        name = self._transactional_id
+        found: list[Piece] = []
+        # The bytes between the batches; a compact length is one more than the length.
+        small = [varint(len(name) + 1), name, _HOW.pack(_ALL_IN_SYNC, self._timeout_ms), varint(len(topics) + 1)]
+        for topic_id, written in topics.items():
+            small += (topic_id, varint(len(written) + 1))
+            for partition, batch in written:
+                small += (_PARTITION.pack(partition), varint(sum(map(len, batch)) + 1))
+                found += (b"".join(small), *batch)
+                small = [_NO_TAGS]
+            small.append(_NO_TAGS)
+        return [*found, b"".join((*small, _NO_TAGS))]
+
+    def read(self, answer: memoryview) -> dict[TopicIdPartition, Produced]:
+        topics, self.throttle_ms, _tags = _PRODUCED.decode(BytesIO(answer))
+        return {
+            TopicIdPartition(topic_id, number): Produced(code, base_offset, message)
+            for topic_id, partitions, _ in topics
+            for number, code, base_offset, _append_ms, _log_start, _records, message, _ in partitions
+        }
