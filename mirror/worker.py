@@ -31,8 +31,7 @@ from logferry.mirror.lanes.chain import chain_histories, reject_cycles
 from logferry.mirror.lanes.consumer_offsets import ConsumerOffsetSync
 from logferry.mirror.lanes.lane import MirrorLane
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.remote.cluster import RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget, RemoteCluster
 from logferry.mirror.status_api import LIMITS, MirrorApi
 
 # How often the stops that end by themselves are looked at.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from io import BytesIO
 from typing import Any, Final, NamedTuple
@@ -136,7 +136,7 @@ async def complete_hanging(
     producers: Iterable[FencedProducer],
     only: set[TopicPartition] | None = None,
     *,
-    ending: frozenset[int] = frozenset(),
+    ending: Collection[int] = (),
 ) -> dict[TopicPartition, str]:
     """Ends the open transactions of the lane's producers as the transaction log says; only after its fence.
 

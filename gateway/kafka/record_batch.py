@@ -195,7 +195,7 @@ def committed_records(
                 open_aborts.add(pending.pop(0)[0])
             if batch.is_control_batch:
                 # There are many, most end a commit, and a replay of a lane passes them all.
-                if batch.producer_id in open_aborts and _ends_abort(batch):
+                if batch.producer_id in open_aborts and ends_abort(batch):
                     open_aborts.discard(batch.producer_id)
                 position = max(position, batch.next_offset)
                 continue
@@ -223,7 +223,7 @@ def committed_records(
     return found, position
 
 
-def _ends_abort(batch: Iterable[object]) -> bool:
+def ends_abort(batch: Iterable[object]) -> bool:
     """A control batch emptied by compaction ends whatever its producer had open."""
     for record in batch:
         return bool(ControlRecord.parse(record.key) == ABORT_MARKER)  # type: ignore[attr-defined]

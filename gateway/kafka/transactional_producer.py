@@ -224,7 +224,7 @@ class TransactionalProducer:
         self._committed_at = time.monotonic()
 
     async def _complete_hanging(self, only: set[TopicPartition] | None) -> dict[TopicPartition, str]:
-        fenced, ending = self._coordinator.fenced, self._coordinator.ending
+        fenced, ending = self._coordinator.fenced.values(), {*self._coordinator.ending.values()}
         try:
             return await complete_hanging(self._kafka, self.lane, fenced, only, ending=ending)
         except NewerOwner as error:

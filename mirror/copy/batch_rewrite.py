@@ -13,14 +13,13 @@ of many records is written as it is, because walking through them costs more tha
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from crc32c import crc32c
-from logferry.gateway.contract.varint import read_varint, read_zigzag, zigzag
+from logferry.gateway.contract.varint import read_zigzag, zigzag
 from logferry.gateway.kafka.record_batch import (
     BATCH_HEAD,
     BATCH_TAIL,
@@ -30,12 +29,12 @@ from logferry.gateway.kafka.record_batch import (
     TRANSACTIONAL,
     Stamp,
     batch_header,
+    ends_abort,
 )
 from logferry.gateway.kafka.types import Piece
 
 CODEC: Final = 0x07
 _APPEND_TIME, _CONTROL, _DELETE_HORIZON = 0x08, 0x20, 0x40
-_ABORT: Final = 0
 # A batch with more records than this is not added to another.
 _FEW_RECORDS: Final = 16
 # How much a record can grow: its length, the time and the offset.
@@ -112,31 +111,25 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
         next_offset = base + last_delta + 1
         while pending and pending[0][1] <= base:
             open_aborts.add(pending.pop(0)[0])
-        if attributes & _CONTROL:
-            try:
-                if producer in open_aborts and _ends_abort(batch, count):
+        try:
+            if attributes & _CONTROL:
+                if producer in open_aborts and ends_abort(MemoryRecords(bytes(batch)).next_batch()):
                     open_aborts.discard(producer)
-            except (IndexError, struct.error) as error:
-                wrong = f"the control batch at offset {base} cannot be decoded: {error!r}"
-                return CopiedBatches(found, position, passed, wrong)
-        elif attributes & TRANSACTIONAL and producer in open_aborts:
-            pass
-        elif next_offset > position:
-            if crc32c(batch[BATCH_HEAD.size :]) & 0xFFFFFFFF != crc:
-                return CopiedBatches(found, position, passed, f"the batch at offset {base} has a wrong checksum")
-            is_dense = count == last_delta + 1
-            if base >= position and is_dense and not attributes & (_APPEND_TIME | _DELETE_HORIZON):
-                head = (attributes, last_delta, first_ms, last_ms)
-                span = SourceRange(base, count)
-                found.append(CopiedBatch(base, next_offset, epoch, crc, last_ms, (span,), count, head, _body(batch)))
-            elif count:
-                try:
+            elif next_offset > position and not (attributes & TRANSACTIONAL and producer in open_aborts):
+                if crc32c(batch[BATCH_HEAD.size :]) & 0xFFFFFFFF != crc:
+                    return CopiedBatches(found, position, passed, f"the batch at offset {base} has a wrong checksum")
+                is_dense = count == last_delta + 1
+                if base >= position and is_dense and not attributes & (_APPEND_TIME | _DELETE_HORIZON):
+                    head, spans = (attributes, last_delta, first_ms, last_ms), (SourceRange(base, count),)
+                    found.append(CopiedBatch(base, next_offset, epoch, crc, last_ms, spans, count, head, _body(batch)))
+                elif count:
                     found += _encoded_again(batch, position, epoch, crc)
-                except MemoryError:
-                    raise
-                except Exception as error:  # noqa: BLE001  each codec has errors of its own
-                    wrong = f"the batch at offset {base} cannot be decoded: {error!r}"
-                    return CopiedBatches(found, position, passed, wrong)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  each codec has errors of its own
+            kind = "control batch" if attributes & _CONTROL else "batch"
+            wrong = f"the {kind} at offset {base} cannot be decoded: {error!r}"
+            return CopiedBatches(found, position, passed, wrong)
         position, passed = max(position, next_offset), epoch
     return CopiedBatches(found, position, passed)
 
@@ -147,22 +140,10 @@ def _body(batch: memoryview) -> memoryview:
     return body if 2 * len(body) >= memoryview(batch.obj).nbytes else memoryview(bytes(body))
 
 
-def _ends_abort(batch: memoryview, count: int) -> bool:
-    """A control batch emptied by compaction ends whatever its producer had open."""
-    if not count:
-        return True
-    # Of the one record: length, attributes, two deltas, the key's length (4: 8 in zigzag), then version and type.
-    key = bytes(batch[HEADER_BYTES:])
-    at = read_varint(key, 0)[1] + 1
-    for _ in range(3):
-        at = read_varint(key, at)[1]
-    return bool(struct.unpack_from(">hh", key, at)[1] == _ABORT)
-
-
 def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> list[CopiedBatch]:
     """The records from the position on as one batch without holes."""
     raw = bytes(batch)
-    base, _, _, _, _ = BATCH_HEAD.unpack_from(raw)
+    base = BATCH_HEAD.unpack_from(raw)[0]
     attributes, last_delta, _, last_ms, _, _, _, _ = BATCH_TAIL.unpack_from(raw, BATCH_HEAD.size)
     records = [record for record in MemoryRecords(raw).next_batch() if record.offset >= position]
     if not records:
@@ -176,9 +157,8 @@ def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> li
         base_sequence=-1,
         batch_size=1 << 30,
     )
-    by_broker = attributes & _APPEND_TIME
     for index, record in enumerate(records):
-        stamp = last_ms if by_broker else record.timestamp
+        stamp = last_ms if attributes & _APPEND_TIME else record.timestamp
         builder.append(index, stamp, record.key, record.value, list(record.headers))
     built = memoryview(bytes(builder.build()))
     head = BATCH_TAIL.unpack_from(built, BATCH_HEAD.size)
@@ -188,9 +168,8 @@ def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> li
             ranges[-1] = SourceRange(ranges[-1].source, ranges[-1].size + 1)
         else:
             ranges.append(SourceRange(record.offset, 1))
-    fields = (head[0], head[1], head[2], head[3])
-    end = base + last_delta + 1
-    return [CopiedBatch(base, end, epoch, crc, last_ms, tuple(ranges), len(records), fields, built[HEADER_BYTES:])]
+    fields, body = (head[0], head[1], head[2], head[3]), built[HEADER_BYTES:]
+    return [CopiedBatch(base, base + last_delta + 1, epoch, crc, last_ms, tuple(ranges), len(records), fields, body)]
 
 
 class CoalescedBatch(NamedTuple):

@@ -27,7 +27,7 @@ from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER
 from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.lanes.chain import ChainHistories
-from logferry.mirror.remote.cluster import RemoteCluster
+from logferry.mirror.remote import RemoteCluster
 
 _INTERVAL_S: Final = 3.0
 _LONGEST_PAUSE_S: Final = 60.0

@@ -26,8 +26,7 @@ from logferry.mirror.lanes.chain import ChainHistories
 from logferry.mirror.lanes.stops import REJECTED, CannotResume, Resume, RetriedStops, original_position
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.lanes.transaction import LaneTransactions
-from logferry.mirror.remote.cluster import RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget, RemoteCluster
 
 # How long a passed marker waits for a record that its position can be committed with.
 _PASS_S: Final = 0.5

@@ -43,14 +43,14 @@ class RetriedStops:
     def add(self, tp: TopicPartition, stop: StopReason) -> StopReason:
         """Returns it; with its first time if it continues one that was retried."""
         before = self.tried.pop(tp, None)
-        if not (stop.kind == UNAVAILABLE or stop.kind in RETRY_AFTER_S):
+        if stop.kind != UNAVAILABLE and stop.kind not in RETRY_AFTER_S:
             self.present.pop(tp, None)
             return stop
         self._since_ms[tp] = stop.since_ms
-        is_same = before is not None and before.kind == stop.kind
-        found = replace(stop, since_ms=before.since_ms) if is_same and before is not None else stop
-        self.present[tp] = found
-        return found
+        if before is not None and before.kind == stop.kind:
+            stop = replace(stop, since_ms=before.since_ms)
+        self.present[tp] = stop
+        return stop
 
     def forget(self, tp: TopicPartition) -> None:
         """An operator resumed it."""

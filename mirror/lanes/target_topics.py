@@ -111,25 +111,15 @@ class TargetTopics:
         except BaseException:
             self._ensured.pop(of, None)
             raise
-        if self._lacks(shape):
+        sizes = {name: len(topic.partitions) for name, topic in self.known.items()}
+        if any(sizes.get(name, -1) < size for name, size in shape.items() if name not in self.errors):
             self._ensured.pop(of, None)
-
-    def _lacks(self, shape: Mapping[str, int]) -> bool:
-        """Whether one of these topics or partitions is not known here, and is not refused."""
-        return any(
-            name not in self.known or len(self.known[name].partitions) < size
-            for name, size in shape.items()
-            if name not in self.errors
-        )
 
     async def _ensure(self, remote: KafkaClient, wanted: dict[str, TopicMetadata]) -> None:
         view = await self._kafka.describe()
         missing = [topic for name, topic in wanted.items() if name not in view.topics]
-        small = [
-            topic
-            for name, topic in wanted.items()
-            if name in view.topics and len(view.topics[name].partitions) < len(topic.partitions)
-        ]
+        present = ((topic, view.topics[name]) for name, topic in wanted.items() if name in view.topics)
+        small = [topic for topic, here in present if len(here.partitions) < len(topic.partitions)]
         for name in wanted:
             self.errors.pop(name, None)
         now = time.monotonic()
@@ -151,10 +141,9 @@ class TargetTopics:
         made = {topic.name: len(topic.partitions) for topic in missing + small if topic.name not in self.errors}
         topics = view.topics | (await self._appeared(made) if made else {})
         self._know(wanted, topics)
-        present = [name for name in due if name in topics]
-        here = await self._settings(self._kafka, present)
+        here = await self._settings(self._kafka, [name for name in due if name in topics])
         if self._alters:
-            for name in (name for name in present if name not in here and name in self.errors):
+            for name in (name for name in due if name in topics and name not in here and name in self.errors):
                 self._not_altered(name, "they cannot be read here", self.errors[name])
         for name, of_it in here.items():
             self._in_sync[name] = int(of_it["min.insync.replicas"])
@@ -230,9 +219,8 @@ class TargetTopics:
                     self.errors[name] = "it is here, but Kafka hides it from the mirror: grant the rights on it"
             found = view.topics
             wanted = ((name, size) for name, size in shape.items() if name not in self.errors)
-            if all(name in found and len(found[name].partitions) >= size for name, size in wanted):
-                return found
-            if time.monotonic() > until:
+            is_there = all(name in found and len(found[name].partitions) >= size for name, size in wanted)
+            if is_there or time.monotonic() > until:
                 return found
             await asyncio.sleep(_POLL_S)
 
@@ -241,8 +229,6 @@ class TargetTopics:
         replicas, in_sync = replication(self._accepted, brokers)
         configs = settings_of_copy(settings)
         configs |= {"unclean.leader.election.enable": "false", "min.insync.replicas": str(in_sync)}
-        try:
+        with suppress(errors.TopicAlreadyExistsError):
             await self._kafka.create_topic(topic.name, len(topic.partitions), replicas, configs)
             log.event("target_created", topic=topic.name, partitions=len(topic.partitions))
-        except errors.TopicAlreadyExistsError:
-            return

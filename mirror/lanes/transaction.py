@@ -45,7 +45,7 @@ from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes.chain import ChainHistories, ChainOrigin, ChainStopped
 from logferry.mirror.lanes.stops import UNAVAILABLE
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget
 
 _FETCH_BYTES: Final = 1 << 18
 

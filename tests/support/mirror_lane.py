@@ -26,7 +26,7 @@ from logferry.mirror.lanes import lane as mirror_lane
 from logferry.mirror.lanes.chain import ChainHistories
 from logferry.mirror.lanes.lane import MirrorLane
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget
 
 from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 

@@ -38,13 +38,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.api"),
     ),
     "mirror.copy": ("gateway.contract", "gateway.kafka"),
-    "mirror.remote": ("mirror", "mirror.copy", "gateway", "gateway.contract", "gateway.kafka"),
     "mirror.lanes": (
-        *("mirror", "mirror.copy", "mirror.remote"),
+        *("mirror", "mirror.copy"),
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics", "gateway.lanes"),
     ),
     "mirror": (
-        *("mirror.copy", "mirror.remote", "mirror.lanes", "gateway", "gateway.contract", "gateway.kafka"),
+        *("mirror.copy", "mirror.lanes", "gateway", "gateway.contract", "gateway.kafka"),
         *("gateway.topics", "gateway.lanes", "gateway.service", "gateway.http"),
     ),
     "loaders.planning": ("loaders", "loaders.parsing", "gateway.contract"),

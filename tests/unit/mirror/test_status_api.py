@@ -16,7 +16,7 @@ from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.router import Routes
 from logferry.gateway.token_command import new_token
 from logferry.mirror.lanes.stops import CannotResume
-from logferry.mirror.remote.cluster import RemoteCluster
+from logferry.mirror.remote import RemoteCluster
 from logferry.mirror.status_api import MirrorApi
 from prometheus_client import CollectorRegistry
 

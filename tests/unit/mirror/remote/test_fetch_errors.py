@@ -15,8 +15,7 @@ from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import StopReason
 from logferry.mirror.lanes.stops import RetriedStops
-from logferry.mirror.remote.cluster import RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget, RemoteCluster
 
 from tests.support.mirror_lane import until
 from tests.unit.mirror.remote.test_quiet_partitions import _ID, Broker, follow, running

@@ -5,6 +5,7 @@ that have room in memory at the moment; the others are left out until there is r
 
 Where there are many partitions, those without records for a while have fetchers of their own. A broker examines all
 partitions of a session whenever one of them has records, so a few busy ones among thousands would keep it busy.
+All links of a worker share one budget of memory for batches that are not committed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_requests import FetchedPartition, FetchResponse, FetchSession
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
+from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.limits import BURST_S, TokenBucket
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import MirroredPartition
-from logferry.mirror.remote.flow_control import MemoryBudget
 
 # From so many partitions on, those without records for so long are fetched apart.
 _MANY: Final = 500
@@ -118,12 +119,6 @@ class RemoteCluster:
                 pause = min(2 * pause, _LONGEST_RETRY_S)
 
     async def _refresh(self) -> None:
-        self._failing.discard(_TOPICS)  # it is added again where they fail
-        await self._refresh_topics()
-        if _TOPICS not in self._failing:
-            self.report_recovery(_TOPICS)
-
-    async def _refresh_topics(self) -> None:
         try:
             view = await self.kafka.describe()
         except (errors.KafkaError, OSError, TimeoutError) as error:
@@ -131,7 +126,10 @@ class RemoteCluster:
             return
         taken = (topic for topic in view.topics.values() if self.remote.takes(topic.name) or topic.name in self.sources)
         self.topics = {topic.name: topic for topic in taken}
+        self._failing.discard(_TOPICS)  # it is added again where they fail
         await self._on_topics(self, self.topics)
+        if _TOPICS not in self._failing:
+            self.report_recovery(_TOPICS)
         are_many, quiet_before = len(self._followed) >= _MANY, time.monotonic() - _QUIET_S
         for partition in self._followed:
             partition.is_quiet = are_many and partition.heard_at < quiet_before
@@ -166,20 +164,19 @@ class RemoteCluster:
             if key != of:
                 fetcher.leave(partition)
         if leader >= 0:
-            if of not in self._fetchers:
-                self._start(*of)
-            self._fetchers[of].join(partition)
+            (self._fetchers.get(of) or self._start(*of)).join(partition)
 
     def has_news(self, partition: MirroredPartition) -> None:
         """Records arrived: it moves to the busy fetcher."""
         partition.is_quiet = False
         self._assign(partition)
 
-    def _start(self, node: int, is_quiet: bool) -> None:
+    def _start(self, node: int, is_quiet: bool) -> Fetcher:
         fetcher = self._fetchers[node, is_quiet] = Fetcher(self, node, is_quiet)
         task = asyncio.create_task(fetcher.run(), name=f"fetch-{self.remote.dc}-{node}{'-quiet' * is_quiet}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return fetcher
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A fetcher that ends by an unexpected error ends the worker."""
@@ -197,25 +194,22 @@ class RemoteCluster:
     def report_failure(self, reason: str, by: object = _TOPICS) -> None:
         """``by``: what failed; the link waits until each of those that failed answers again."""
         self._failing.add(by)
-        now = int(time.time() * 1000)
         if self.fault is None or self.fault.ended_ms is not None:
-            self.fault = RemoteWait(reason, now)
+            self.fault = RemoteWait(reason, now_ms())
             log.event("link_waits", dc=self.remote.dc, reason=reason)
         self.fault.reason = reason
 
     def report_recovery(self, by: object) -> None:
         self._failing.discard(by)
         if self.fault is not None and self.fault.ended_ms is None and not self._failing:
-            self.fault.ended_ms = int(time.time() * 1000)
+            self.fault.ended_ms = now_ms()
             log.event("link_recovered", dc=self.remote.dc, after_ms=self.fault.ended_ms - self.fault.since_ms)
 
-    def waits(self, reason: str) -> None:
+    async def wait_for(self, limit: Awaitable[None], reason: str) -> None:
         """It waits by its own limits: for memory, or by its rate."""
-        self.throttle = RemoteWait(reason, int(time.time() * 1000), is_fault=False)
-
-    def waits_no_more(self) -> None:
-        if self.throttle is not None and self.throttle.ended_ms is None:
-            self.throttle.ended_ms = int(time.time() * 1000)
+        wait = self.throttle = RemoteWait(reason, now_ms(), is_fault=False)
+        await limit
+        wait.ended_ms = now_ms()
 
     @property
     def silent_s(self) -> float:
@@ -228,7 +222,7 @@ class RemoteCluster:
     @property
     def last_wait(self) -> RemoteWait | None:
         """The last wait of either kind; None: there was none."""
-        found = [wait for wait in (self.fault, self.throttle) if wait is not None]
+        found = filter(None, (self.fault, self.throttle))
         return max(found, key=lambda wait: (wait.ended_ms is None, wait.is_fault, wait.since_ms), default=None)
 
 
@@ -303,14 +297,12 @@ class Fetcher:
         """Returns when memory and the remote's rate limit allow a fetch."""
         link = self._link
         if link.budget.is_full:
-            link.waits(f"{link.budget.limit_bytes:,} bytes wait to be committed here (limits.waiting_bytes)")
-            await link.budget.room()
-            link.waits_no_more()
+            why = f"{link.budget.limit_bytes:,} bytes wait to be committed here (limits.waiting_bytes)"
+            await link.wait_for(link.budget.room(), why)
         wait_s = 0.0 if link.bucket is None else link.bucket.wait_s(time.monotonic())
         if wait_s > 0:
-            link.waits(f"its rate limit is {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)")
-            await asyncio.sleep(wait_s)
-            link.waits_no_more()
+            why = f"its rate limit is {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)"
+            await link.wait_for(asyncio.sleep(wait_s), why)
 
     async def _fetch(self) -> FetchResponse:
         if self.asked_at is None:
@@ -350,7 +342,7 @@ class Fetcher:
     def _look_up_range(self, partition: MirroredPartition) -> None:
         self._looking.add(partition.key)
         self.changed(partition)
-        task: asyncio.Task[None] = asyncio.create_task(self._range(partition))
+        task = asyncio.create_task(self._range(partition))
         self._ranges.add(task)
         task.add_done_callback(self._ranges.discard)
 
@@ -373,3 +365,31 @@ class Fetcher:
             self._looking.discard(partition.key)
             if self.partitions.get(partition.key) is partition:
                 self.changed(partition)
+
+
+class MemoryBudget:
+    """Bytes fetched and not committed. May exceed the limit by the fetches in flight when it was reached."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def take(self, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        if self.used_bytes >= self.limit_bytes:
+            self._room.clear()
+
+    def give(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        if self.used_bytes < self.limit_bytes:
+            self._room.set()
+
+    async def room(self) -> None:
+        """Returns when there is room."""
+        await self._room.wait()
+
+    @property
+    def is_full(self) -> bool:
+        return not self._room.is_set()
