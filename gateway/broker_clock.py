@@ -26,27 +26,23 @@ def _boot_s() -> float:
 
 
 class BrokerClock:
-    """The time of the brokers, and how far the clock of this host is from it."""
+    """The time of the brokers, and how far the clock of this host is from it. ``boot_s``: for `answered`."""
 
     def __init__(self, wall_s: Callable[[], float] = time.time, boot_s: Callable[[], float] = _boot_s) -> None:
-        self._wall_s, self._boot_s = wall_s, boot_s
+        self._wall_s, self.boot_s = wall_s, boot_s
         # The brokers' time less the boot clock, when it was taken last, and what is wrong with the last answer.
         self._offset_s: float | None = None
         self._answered_s = 0.0
         self._problem: str | None = "Kafka has not said its time yet"
 
-    def boot_s(self) -> float:
-        """The boot clock, for `answered`."""
-        return self._boot_s()
-
     def now_ms(self) -> int:
         """Unix time in ms: the brokers' if it was ever known, else this host's."""
-        known = self._wall_s() if self._offset_s is None else self._offset_s + self._boot_s()
+        known = self._wall_s() if self._offset_s is None else self._offset_s + self.boot_s()
         return int(known * 1000)
 
     def answered(self, broker_ms: int, asked_s: float) -> None:
         """Takes the time that a broker said after ``asked_s`` of `boot_s`."""
-        now_s = self._boot_s()
+        now_s = self.boot_s()
         offset_s = broker_ms / 1000 - (asked_s + now_s) / 2
         is_alone = abs(self._wall_s() - now_s - offset_s) > STOP_S
         if self._offset_s is not None and is_alone and abs(offset_s - self._offset_s) > STOP_S:
@@ -58,13 +54,13 @@ class BrokerClock:
 
     def failed(self, why: str) -> None:
         """No broker said its time."""
-        if self._offset_s is None or self._boot_s() - self._answered_s > _WORTH_S:
+        if self._offset_s is None or self.boot_s() - self._answered_s > _WORTH_S:
             self._problem = why
 
     @property
     def ahead_s(self) -> float | None:
         """How far this host's clock is ahead of the brokers' (negative: behind); None: not known."""
-        return None if self._offset_s is None else self._wall_s() - self._boot_s() - self._offset_s
+        return None if self._offset_s is None else self._wall_s() - self.boot_s() - self._offset_s
 
     @property
     def stop(self) -> str | None:

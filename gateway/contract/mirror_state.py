@@ -57,8 +57,7 @@ class HistoryBlock:
         """Raises DamagedMirrorState."""
         try:
             version, source_id, number = _BLOCK.unpack_from(raw)
-            if version != VERSION:
-                raise DamagedMirrorState(f"a history block of version {version}; this program reads version {VERSION}")
+            _check_version(version)
             count, *rest = decode_numbers(raw[_BLOCK.size :])
             pointers, rest = pointers_of(rest[: 3 * count]), rest[3 * count :]
             ranges: list[OffsetRange] = []
@@ -127,21 +126,17 @@ def pointers_after(number: int, before: Sequence[BlockPointer], last: BlockPoint
         step *= _STRIDE
 
 
-class Step(NamedTuple):
-    """The block to go to. ``is_it``: it holds the offset, or the one after it begins behind the offset."""
+def step_towards(pointers: Sequence[BlockPointer], offset: int, *, of_source: bool) -> tuple[BlockPointer | None, bool]:
+    """The block to go to, from one that begins after the offset, or from the end; None: all begin after the offset.
 
-    pointer: BlockPointer
-    is_it: bool
-
-
-def step_towards(pointers: Sequence[BlockPointer], offset: int, *, of_source: bool) -> Step | None:
-    """From a block that begins after the offset, or from the end of the history; None: all begin after it."""
+    And whether it is the one: it holds the offset, or the one after it begins behind the offset.
+    """
     later: BlockPointer | None = None
     for pointer in pointers:
         if (pointer.source if of_source else pointer.local) <= offset:
-            return Step(pointer, True) if later is None else Step(later, False)
+            return (later or pointer), later is None
         later = pointer
-    return None if later is None else Step(later, False)
+    return later, False
 
 
 class DamagedMirrorState(ValueError):
@@ -172,6 +167,11 @@ def decode_numbers(raw: bytes) -> list[int]:
             raise ValueError("a number is cut off") from None
         found.append(value)
     return found
+
+
+def _check_version(version: int) -> None:
+    if version != VERSION:
+        raise ValueError(f"it is of version {version}; this program reads version {VERSION}")
 
 
 class OriginalPosition(NamedTuple):
@@ -220,8 +220,7 @@ class MirrorCheckpoint:
         """Raises DamagedMirrorState."""
         try:
             version, source_id, local_id, source, local, base, epoch, crc, last_ms = _STATE.unpack_from(raw)
-            if version != VERSION:
-                raise DamagedMirrorState(f"a checkpoint of version {version}; this program reads version {VERSION}")
+            _check_version(version)
             blocks, *rest = decode_numbers(raw[_STATE.size :])
             chained = None
             if len(rest) % 3 == 2:

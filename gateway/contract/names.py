@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,200}\Z")
 _DC = re.compile(r"[a-z0-9-]{1,32}\Z")
 _ATTRIBUTE = re.compile(r"[a-z0-9._-]{1,64}\Z")
+_CURSOR = re.compile(r"([^:]*):([0-9]+):([0-9]+)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 # A Kafka topic by its full name, and the number of one of its partitions.
@@ -41,10 +42,10 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        topic, _, rest = text.partition(":")
-        partition, _, offset = rest.partition(":")
-        if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
+        found = _CURSOR.fullmatch(text)
+        if not found:
             raise Malformed(f"cursor: {text!r} is not <dc>.<topic>:<partition>:<offset>")
+        topic, partition, offset = found.groups()
         if len(partition) > 10 or len(offset) > 19 or int(offset) > MAX_SEQNO:
             raise Malformed(f"cursor: {text!r} has a number that is too large")
         return cls(topic, int(partition), int(offset))

@@ -35,7 +35,8 @@ _FETCH: Final = struct.Struct(">iiiibii")
 _ASKED: Final = struct.Struct(">iiqiqi")
 # Partition, error code, high watermark, last stable offset, log start offset.
 _FOUND: Final = struct.Struct(">ihqqq")
-_THROTTLE: Final = struct.Struct(">i")
+# Pause, error code, session.
+_ANSWER: Final = struct.Struct(">ihi")
 _DIVERGING: Final = 0
 # acks, time-out.
 _HOW: Final = struct.Struct(">hi")
@@ -93,26 +94,29 @@ class FetchRequest:
         forgotten: Iterable[TopicIdPartition],
     ) -> None:
         head = _FETCH.pack(_CONSUMER, wait_ms, 1, max_bytes, _READ_COMMITTED, *session)
+        asked = _by_topic(
+            (topic_id, _ASKED.pack(number, -1, offset, epoch, -1, max_bytes) + _NO_TAGS)
+            for (topic_id, number), (offset, epoch, max_bytes) in wanted.items()
+        )
+        gone = _by_topic((topic_id, _PARTITION.pack(number)) for topic_id, number in forgotten)
         self.throttle_ms = 0
-        self._request = b"".join((head, _asked(wanted), _forgotten(forgotten), _NO_RACK, _NO_TAGS))
+        self._request = b"".join((head, asked, gone, _NO_RACK, _NO_TAGS))
 
     def pieces(self) -> tuple[bytes]:
         return (self._request,)
 
     def read(self, answer: memoryview) -> FetchResponse:
-        (self.throttle_ms,) = _THROTTLE.unpack_from(answer)
-        return read_fetched(answer)
-
-
-def _asked(wanted: Mapping[TopicIdPartition, FetchPosition]) -> bytes:
-    return _by_topic(
-        (topic_id, _ASKED.pack(number, -1, offset, epoch, -1, max_bytes) + _NO_TAGS)
-        for (topic_id, number), (offset, epoch, max_bytes) in wanted.items()
-    )
-
-
-def _forgotten(partitions: Iterable[TopicIdPartition]) -> bytes:
-    return _by_topic((topic_id, _PARTITION.pack(number)) for topic_id, number in partitions)
+        """Records stay in its buffer."""
+        self.throttle_ms, code, session_id = _ANSWER.unpack_from(answer)
+        topics, at = read_varint(answer, _ANSWER.size)
+        found: list[FetchedPartition] = []
+        for _ in range(topics - 1):
+            topic_id = bytes(answer[at : at + 16])
+            partitions, at = read_varint(answer, at + 16)
+            for _ in range(partitions - 1):
+                at = _read_partition(answer, at, topic_id, found)
+            at = read_tags(answer, at)[1]
+        return FetchResponse(code, session_id, found)
 
 
 def _by_topic(encoded: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -121,20 +125,6 @@ def _by_topic(encoded: Iterable[tuple[bytes, bytes]]) -> bytes:
     for topic_id, partitions in topics.items():
         parts += (topic_id, varint(len(partitions) + 1), *partitions, _NO_TAGS)
     return b"".join(parts)
-
-
-def read_fetched(raw: memoryview) -> FetchResponse:
-    """Decodes the answer; records stay in its buffer."""
-    _throttle_ms, code, session_id = struct.unpack_from(">ihi", raw)
-    topics, at = read_varint(raw, 10)
-    found: list[FetchedPartition] = []
-    for _ in range(topics - 1):
-        topic_id = bytes(raw[at : at + 16])
-        partitions, at = read_varint(raw, at + 16)
-        for _ in range(partitions - 1):
-            at = _read_partition(raw, at, topic_id, found)
-        at = read_tags(raw, at)[1]
-    return FetchResponse(code, session_id, found)
 
 
 def _read_partition(raw: memoryview, at: int, topic_id: bytes, found: list[FetchedPartition]) -> int:

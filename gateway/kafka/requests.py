@@ -230,10 +230,6 @@ class BrokerAbilities(NamedTuple):
     end_txn: int
     transactions: int
 
-    @property
-    def suffices(self) -> bool:
-        return self.produce >= 13 and self.end_txn >= 5 and self.transactions >= 2
-
 
 _FINALIZED_FEATURES: Final = 2
 _FEATURES: Final = schema("features[name:text most:int16 least:int16]").fields[0]

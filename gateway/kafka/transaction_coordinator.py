@@ -26,12 +26,7 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 from logferry.gateway import log
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.client import PASSING
-from logferry.gateway.kafka.hanging_transactions import (
-    DescribeTransactionsRequest,
-    FencedProducer,
-    TransactionState,
-    read_state,
-)
+from logferry.gateway.kafka.hanging_transactions import DescribeTransactionsRequest, FencedProducer
 from logferry.gateway.kafka.requests import CommitRequest
 from logferry.gateway.kafka.types import LaneIdentity
 
@@ -108,9 +103,12 @@ class TransactionCoordinator:
         while True:
             answer = await self._ask(name, InitProducerIdRequest(name, TRANSACTION_TIMEOUT_MS), ENDING_S)
             if answer.error_code == error_codes.CONCURRENT_TRANSACTIONS:
-                found = read_state(await self._ask(name, DescribeTransactionsRequest(name)))
-                if found is not None and (found.state == _ABORTING or self._is_own_commit(name, found)):
-                    self.ending[name] = found.producer_id
+                [(code, _, state, _, _, producer_id, epoch, *_)] = (
+                    await self._ask(name, DescribeTransactionsRequest(name))
+                ).states
+                # With an error the coordinator does not know the id, or does not answer for it now.
+                if not code and (state == _ABORTING or self._is_own_commit(name, state, producer_id, epoch)):
+                    self.ending[name] = producer_id
                     return
                 continue
             if answer.error_code:
@@ -119,13 +117,13 @@ class TransactionCoordinator:
             self.fenced[name] = FencedProducer(name, answer.producer_id, answer.producer_epoch)
             return
 
-    def _is_own_commit(self, name: str, found: TransactionState) -> bool:
+    def _is_own_commit(self, name: str, state: str, producer_id: int, epoch: int) -> bool:
         """Whether Kafka is committing a transaction of this process, whose producer is discarded."""
         before = self._before.get(name)
-        if found.state != _COMMITTING or before is None or before.producer_id != found.producer_id:
+        if state != _COMMITTING or before is None or before.producer_id != producer_id:
             return False
         # The commit raises the epoch; its answer may be missing.
-        return found.epoch in (before.epoch, before.epoch + 1)
+        return epoch in (before.epoch, before.epoch + 1)
 
     async def _ask(self, name: str, request: Any, ending_s: float = math.inf) -> Any:
         """The coordinator's answer; retries while it moves, and so long while a transaction of the id is ending."""

@@ -96,7 +96,7 @@ async def _known_everywhere(ask: Callable[[], Awaitable[_T]]) -> _T:
 def check_abilities(brokers: dict[str, BrokerAbilities]) -> None:
     """Raises WeakKafka, naming the broker that is too old."""
     for address, broker in brokers.items():
-        if not broker.suffices:
+        if broker.produce < 13 or broker.end_txn < 5 or broker.transactions < 2:
             raise WeakKafka(
                 f"the broker {address} is too old: Kafka 4.1 or newer with transaction.version 2 is needed, "
                 f"it has Produce {broker.produce} (13), EndTxn {broker.end_txn} (5) and transaction.version "

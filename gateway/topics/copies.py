@@ -179,15 +179,15 @@ class OffsetTranslation:
         pointers = checkpoint.pointers
         after = checkpoint.local_next if of_source else checkpoint.original.next_offset
         while True:
-            step = step_towards(pointers, offset, of_source=of_source)
-            if step is None:
+            pointer, is_it = step_towards(pointers, offset, of_source=of_source)
+            if pointer is None:
                 return None, after
-            block = await self._block(tp, step.pointer)
+            block = await self._block(tp, pointer)
             if block.source_id != checkpoint.original.id:
                 raise _gone(tp, offset)
-            if step.is_it:
+            if is_it:
                 return block, after
-            pointers, after = block.pointers, step.pointer.local if of_source else step.pointer.source
+            pointers, after = block.pointers, pointer.local if of_source else pointer.source
 
     async def _block(self, tp: TopicPartition, pointer: BlockPointer) -> HistoryBlock:
         offset = pointer.offset

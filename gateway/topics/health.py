@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
@@ -22,6 +22,9 @@ from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import LATEST, KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 
+# A durable topic has so many replicas, and so many of them have what is acknowledged.
+_REPLICAS: Final = 3
+_IN_SYNC: Final = 2
 _LOOK_S: Final = 0.5
 _ANSWER_S: Final = 2.0
 # How long a partition is refused at least, by how often it was reported within `_SOON_S` of having been closed.
@@ -29,27 +32,18 @@ _REFUSED_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 _SOON_S: Final = 60.0
 
 
-class Durability(NamedTuple):
-    """Replicas of each partition, and how many of them must have a record before it is acknowledged."""
+def replication(accepted: Sequence[str], brokers: int) -> tuple[int, int]:
+    """What a topic is created with: replicas, and how many must have a record before it is acknowledged.
 
-    replicas: int
-    in_sync: int
-
-
-DURABLE: Final = Durability(replicas=3, in_sync=2)
-
-
-def replication(accepted: Sequence[str], brokers: int) -> Durability:
-    """What a topic is created with. Fewer than `DURABLE` only where that weakness is accepted by name.
-
-    ``brokers``: those that are up; a broker that is down for a moment makes no topic weak for good.
+    Fewer than durable only where that weakness is accepted by name. ``brokers``: those that are up; a broker that is
+    down for a moment makes no topic weak for good.
     """
-    replicas, in_sync = DURABLE
+    replicas, in_sync = _REPLICAS, _IN_SYNC
     if "replication" in accepted:
         replicas = min(replicas, max(1, brokers))
     if "min-isr" in accepted:
         in_sync = min(in_sync, max(1, replicas - 1))
-    return Durability(replicas, min(in_sync, replicas))
+    return replicas, min(in_sync, replicas)
 
 
 def weakness(topic: TopicMetadata, settings: Mapping[str, str], accepted: Sequence[str]) -> str | None:
@@ -57,11 +51,8 @@ def weakness(topic: TopicMetadata, settings: Mapping[str, str], accepted: Sequen
     replicas = min(len(p.replicas) for p in topic.partitions)
     in_sync = int(settings["min.insync.replicas"])
     weak = {
-        "replication": (
-            replicas < DURABLE.replicas,
-            f"its partitions have {replicas} replicas, needed are {DURABLE.replicas}",
-        ),
-        "min-isr": (in_sync < DURABLE.in_sync, f"min.insync.replicas={in_sync}, needed is {DURABLE.in_sync}"),
+        "replication": (replicas < _REPLICAS, f"its partitions have {replicas} replicas, needed are {_REPLICAS}"),
+        "min-isr": (in_sync < _IN_SYNC, f"min.insync.replicas={in_sync}, needed is {_IN_SYNC}"),
         "unclean-election": (
             settings["unclean.leader.election.enable"] != "false",
             "unclean.leader.election.enable=true, needed is false",

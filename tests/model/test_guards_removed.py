@@ -99,7 +99,7 @@ GUARDS = [
     Guard(
         "a newer producer id of the lane is another owner's",
         "gateway/kafka/hanging_transactions.py",
-        "ids.index(open_.producer_id) > ids.index(producer.producer_id)",
+        "ids.index(open_.producer_id) > ids.index(present)",
         "False",
         "tests/unit/kafka/test_complete_hanging.py",
     ),
