@@ -65,26 +65,23 @@ class BrokerClock:
     @property
     def stop(self) -> str | None:
         """Why nothing may expire now; None: it may."""
-        if self._problem is not None:
-            return self._problem
-        ahead_s = self.ahead_s
-        if ahead_s is not None and abs(ahead_s) > STOP_S:
-            return f"this host's clock is {_text(ahead_s)} {_side(ahead_s)} Kafka's: correct the wrong one"
-        return None
+        if self._problem is None and (differs := self._differs(STOP_S)):
+            return f"{differs}: correct the wrong one"
+        return self._problem
 
     @property
     def warning(self) -> str | None:
         """What an operator must know of the clocks; None: they agree."""
         if self.stop is not None:
             return f"no source expires: {self.stop}"
+        differs = self._differs(WARN_S)
+        return f"{differs}; synchronise the clocks" if differs else None
+
+    def _differs(self, limit_s: float) -> str | None:
         ahead_s = self.ahead_s
-        if ahead_s is not None and abs(ahead_s) > WARN_S:
-            return f"this host's clock is {_text(ahead_s)} {_side(ahead_s)} Kafka's; synchronise the clocks"
-        return None
-
-
-def _side(ahead_s: float) -> str:
-    return "ahead of" if ahead_s > 0 else "behind"
+        if ahead_s is None or abs(ahead_s) <= limit_s:
+            return None
+        return f"this host's clock is {_text(ahead_s)} {'ahead of' if ahead_s > 0 else 'behind'} Kafka's"
 
 
 def _text(seconds: float) -> str:

@@ -86,12 +86,7 @@ def merged(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
 
 def within(ranges: Iterable[OffsetRange], first: int, last: int) -> list[OffsetRange]:
     """The parts of the ranges with local offsets from the first to the last."""
-    found = []
-    for span in ranges:
-        start, end = max(span.local, first), min(span.local + span.size, last + 1)
-        if start < end:
-            found.append(OffsetRange(span.source + start - span.local, start, end - start))
-    return found
+    return [*composed(ranges, [OffsetRange(first, first, last + 1 - first)])]
 
 
 def composed(first: Iterable[OffsetRange], second: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:

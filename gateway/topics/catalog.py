@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import errors
-from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import check_topic, full_topic, printed_topic_id, split_topic
 from logferry.gateway.errors import Problem
@@ -40,6 +39,8 @@ class TopicCatalog:
         self._wanted: set[tuple[str, int]] = set()
         self._look_lock = asyncio.Lock()
         self.health = PartitionHealth()
+        # By which the states of sources are stamped.
+        self.clock = kafka.clock
 
     def fresh(self, topic: str) -> TopicFacts | None:
         """The facts, if they are known and young enough."""
@@ -102,11 +103,6 @@ class TopicCatalog:
         dc, name = split_topic(topic)
         detail = f"there is no topic {name} in {dc}; create it: logferry topics create {name} --partitions 4"
         return Problem("unknown-topic", detail, topic=topic)
-
-    @property
-    def clock(self) -> BrokerClock:
-        """By which the states of sources are stamped."""
-        return self._kafka.clock
 
     # ---- the topics as users see them -------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ _GROWTH_BYTES: Final = 5 + 10 + 5
 # Below this a copy costs less than a piece of its own.
 _SMALL_BYTES: Final = 4096
 
+_Records = list[tuple[bytes, int, memoryview]]
+
 
 class SourceRange(NamedTuple):
     """``size`` records with consecutive offsets, from ``source`` on in the remote partition."""
@@ -190,69 +192,51 @@ class CoalescedBatch(NamedTuple):
 
 def coalesced(batches: Iterable[CopiedBatch], limit_bytes: int) -> Iterator[CoalescedBatch]:
     """All batches in order; a coalesced one is not larger than the limit."""
-    first, open_one = 0, None
+    first = size_bytes = 0
+    run: list[tuple[CopiedBatch, _Records]] = []
     for batch in batches:
-        if open_one is not None:
-            if open_one.takes(batch, limit_bytes):
-                continue
-            written = open_one.written(first)
-            first += written.size
-            yield written
-        open_one = _Open(batch)
-    if open_one is not None:
-        yield open_one.written(first)
-
-
-class _Open:
-    """A batch that others may be added to, beginning with the first as it is."""
-
-    def __init__(self, batch: CopiedBatch) -> None:
-        attributes, _, self._base_ms, self._last_ms = batch.head
-        self._attributes = attributes & ~TRANSACTIONAL
-        self._batches, self._size, self._bytes = [batch], batch.size, batch.size_bytes
-        self._body: list[Piece] = [batch.body]
-        self._small = bytearray()
-
-    def takes(self, batch: CopiedBatch, limit_bytes: int) -> bool:
-        """Whether it was added."""
-        attributes, _, base_ms, last_ms = batch.head
         most = len(batch.body) + _GROWTH_BYTES * batch.size
-        if batch.size > _FEW_RECORDS or self._bytes + most > limit_bytes:
-            return False
-        if self._attributes & CODEC or attributes & ~TRANSACTIONAL != self._attributes:
-            return False
-        records = _records(batch)
+        records = _records(batch, run[0][0]) if run and size_bytes + most <= limit_bytes else None
         if records is None:
-            return False
-        for attribute, time_delta, rest in records:
-            head = b"".join((attribute, zigzag(base_ms + time_delta - self._base_ms), zigzag(self._size)))
-            self._add(zigzag(len(head) + len(rest)) + head, rest)
-            self._size += 1
-        self._batches.append(batch)
-        self._last_ms = max(self._last_ms, last_ms)
-        return True
-
-    def _add(self, head: bytes, rest: memoryview) -> None:
-        self._bytes += len(head) + len(rest)
-        self._small += head
-        if len(rest) < _SMALL_BYTES:
-            self._small += rest
+            if run:
+                yield (written := _one_of(first, run))
+                first += written.size
+            run, size_bytes, records = [], batch.size_bytes, []
         else:
-            self._body += (self._small, rest)
-            self._small = bytearray()
-
-    def written(self, first: int) -> CoalescedBatch:
-        if len(self._batches) == 1:
-            [batch] = self._batches
-            return CoalescedBatch(first, batch.size, (batch,), batch.head, (batch.body,))
-        head = (self._attributes, self._size - 1, self._base_ms, self._last_ms)
-        return CoalescedBatch(first, self._size, tuple(self._batches), head, [*self._body, self._small])
+            size_bytes += most
+        run.append((batch, records))
+    if run:
+        yield _one_of(first, run)
 
 
-def _records(batch: CopiedBatch) -> list[tuple[bytes, int, memoryview]] | None:
-    """Attributes, time delta, and the bytes after the offset delta; None if the batch is malformed."""
+def _one_of(first: int, run: list[tuple[CopiedBatch, _Records]]) -> CoalescedBatch:
+    """The first batch as it is, and the records of the others behind it."""
+    batches = tuple(batch for batch, _ in run)
+    size, body, small = batches[0].size, list[Piece]([batches[0].body]), bytearray()
+    if len(run) == 1:
+        return CoalescedBatch(first, size, batches, batches[0].head, body)
+    attributes, _, base_ms, _ = batches[0].head
+    for batch, records in run[1:]:
+        for attribute, time_delta, rest in records:
+            head = b"".join((attribute, zigzag(batch.head[2] + time_delta - base_ms), zigzag(size)))
+            small += zigzag(len(head) + len(rest)) + head
+            if len(rest) < _SMALL_BYTES:
+                small += rest
+            else:
+                body += (small, rest)
+                small = bytearray()
+            size += 1
+    fields = (attributes & ~TRANSACTIONAL, size - 1, base_ms, max(batch.head[3] for batch in batches))
+    return CoalescedBatch(first, size, batches, fields, [*body, small])
+
+
+def _records(batch: CopiedBatch, first: CopiedBatch) -> _Records | None:
+    """Attributes, time delta, and the bytes after the offset delta; None if it cannot follow the ``first`` in one."""
+    attributes = batch.head[0] & ~TRANSACTIONAL
+    if batch.size > _FEW_RECORDS or attributes & CODEC or attributes != first.head[0] & ~TRANSACTIONAL:
+        return None
     raw, at = batch.body, 0
-    found: list[tuple[bytes, int, memoryview]] = []
+    found: _Records = []
     try:
         for index in range(batch.size):
             length, begin = read_zigzag(raw, at)
