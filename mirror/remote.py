@@ -135,8 +135,6 @@ class RemoteCluster:
             partition.is_quiet = are_many and partition.heard_at < quiet_before
             self._assign(partition)
 
-    # ---- partitions -------------------------------------------------------------------------------------------
-
     def follow(self, partition: MirroredPartition) -> None:
         """Fetches it from now on, whenever it has room."""
         self._followed.add(partition)
@@ -188,8 +186,6 @@ class RemoteCluster:
     def refresh_soon(self) -> None:
         """Leaders moved, or a topic changed: the topics are refreshed at once."""
         self._refresh_now.set()
-
-    # ---- state -----------------------------------------------------------------------------------------
 
     def report_failure(self, reason: str, by: object = _TOPICS) -> None:
         """``by``: what failed; the link waits until each of those that failed answers again."""

@@ -56,9 +56,6 @@ def printed_topic_id(topic_id: bytes) -> str:
     return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
 
 
-# ---- names -----------------------------------------------------------------------------------------------
-
-
 def check_topic(topic: str) -> str:
     """A topic without its data centre, as writers name it."""
     if not _TOPIC.match(topic) or topic in (".", ".."):
@@ -124,9 +121,6 @@ def lane_of(key: str, lanes: int) -> int:
 def partition_of(key: str, partitions: int) -> int:
     """The partition to which a new key is pinned; afterwards the pin decides."""
     return lane_of(key, partitions)
-
-
-# ---- URLs and tokens that users give --------------------------------------------------------------------------------
 
 
 def origin_of(url: str) -> tuple[str, str, int] | None:

@@ -34,6 +34,7 @@ from logferry.gateway.kafka.requests import (
     MetadataRequest,
     TopicMetadata,
     read_abilities,
+    read_answer,
     read_metadata,
 )
 from logferry.gateway.kafka.types import grouped
@@ -99,19 +100,19 @@ class KafkaClient:
         self.channels.abort()
         await close_client(self._client)
 
-    # ---- metadata ---------------------------------------------------------------------------------------------
-
     async def describe(self, topics: list[str] | None = None) -> ClusterMetadata:
         """The topics (None: all) as brokers see them now.
 
         Brokers learn of a new topic at different times: a topic that is asked for is missing only when every broker
         that answers says so.
         """
-        view = await read_metadata(await self._send_any(MetadataRequest(topics)))
+        view = await read_answer(await self._send_any(MetadataRequest(topics)), read_metadata)
         self.cluster_id = view.cluster_id
         for node in view.brokers if topics and view.errors else ():
             try:
-                other = await read_metadata(await self._client.send(node, MetadataRequest(sorted(view.errors))))
+                other = await read_answer(
+                    await self._client.send(node, MetadataRequest(sorted(view.errors))), read_metadata
+                )
             except PASSING:
                 continue
             view = ClusterMetadata(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
@@ -130,7 +131,7 @@ class KafkaClient:
 
         async def ask(node: int, led: list[TopicPartition]) -> dict[TopicPartition, bytes]:
             request = MetadataRequest(sorted({topic for topic, _ in led}))
-            known = (await read_metadata(await self._client.send(node, request))).topics
+            known = (await read_answer(await self._client.send(node, request), read_metadata)).topics
             return {tp: known[tp[0]].id if tp[0] in known else NO_ID for tp in led}
 
         seen: dict[str, set[bytes]] = {}
@@ -148,14 +149,6 @@ class KafkaClient:
         if topic not in view.topics:
             raise errors.for_code(view.errors.get(topic, UNKNOWN_TOPIC_OR_PARTITION))(topic)
         return view.topics[topic]
-
-    async def leader(self, topic: str, partition: int) -> int:
-        """Waits for the partition's leader and returns its broker. Raises UnknownTopicOrPartitionError."""
-        while True:
-            known = await self.present_leader(topic, partition)
-            if known >= 0:
-                return known
-            await asyncio.sleep(_BACKOFF_S)
 
     async def present_leader(self, topic: str, partition: int) -> int:
         """The partition's leader, or -1 while it has none. Raises UnknownTopicOrPartitionError."""
@@ -190,8 +183,6 @@ class KafkaClient:
                 found[node] = _settings(await self._client.send(node, request))[str(node)]
         return found
 
-    # ---- topics -----------------------------------------------------------------------------------------------
-
     async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> None:
         """Raises TopicAlreadyExistsError, InvalidReplicationFactorError, …"""
         wanted: list[Any] = [(topic, partitions, replication, [], list(configs.items()))]
@@ -207,8 +198,6 @@ class KafkaClient:
     async def alter_topic(self, topic: str, configs: Mapping[str, str]) -> None:
         for code, message, *_ in (await self._send_any(AlterConfigsRequest(topic, configs))).responses:
             raise_for(code, message or topic)
-
-    # ---- records ----------------------------------------------------------------------------------------------
 
     async def offset(self, topic: str, partition: int, time_ms: int) -> int:
         """The offset at a time (`EARLIEST`, or `LATEST`: the end of what is committed); -1: no record so late."""
@@ -297,12 +286,12 @@ class KafkaClient:
         async with asyncio.timeout(_DEADLINE_S + 35):
             while True:
                 try:
-                    return await ask(await self.leader(topic, partition))
+                    leader = await self.present_leader(topic, partition)
+                    if leader >= 0:
+                        return await ask(leader)
                 except PASSING:
                     self.forget_leader(topic, partition)
                 await asyncio.sleep(_BACKOFF_S)
-
-    # ---- groups -----------------------------------------------------------------------------------------------
 
     async def group_assignment(self, group: str, topic: str) -> dict[str, list[int]] | None:
         """Who has which partitions of the topic, by client id; None while the group is changing, {} without members."""
@@ -347,8 +336,6 @@ class KafkaClient:
     async def find_transaction_coordinator(self, transactional_id: str) -> None:
         """Returns when it is found; the first call in a cluster makes Kafka create its transaction log."""
         await self.with_coordinator(transactional_id, lambda _: asyncio.sleep(0), CoordinationType.TRANSACTION)
-
-    # ---- connections -------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _own_connection(self, wait_ms: int) -> AsyncIterator[tuple[tuple[str, int], int]]:

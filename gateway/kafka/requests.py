@@ -111,8 +111,6 @@ async def read_answer(answer: bytes, read: Callable[[BytesIO], _T]) -> _T:
     return await asyncio.to_thread(read, raw) if len(answer) > _INLINE_BYTES else read(raw)
 
 
-# ---- topics ----------------------------------------------------------------------------------------------------------
-
 _METADATA: Final = schema(
     "throttle_time_ms:int32 brokers[node_id:int32 host:text port:int32 rack:text] cluster_id:text controller_id:int32 "
     "topics[error_code:int16 topic:text topic_id:uuid is_internal:bool partitions[error_code:int16 partition:int32 "
@@ -161,12 +159,7 @@ class ClusterMetadata(NamedTuple):
     errors: dict[str, int]
 
 
-async def read_metadata(answer: Any) -> ClusterMetadata:
-    """``answer``: its bytes."""
-    return await read_answer(answer, _decoded)
-
-
-def _decoded(raw: BytesIO) -> ClusterMetadata:
+def read_metadata(raw: BytesIO) -> ClusterMetadata:
     _throttle_ms, known_brokers, cluster_id, _controller, known_topics, _ = _METADATA.decode(raw)
     topics: dict[str, TopicMetadata] = {}
     errors: dict[str, int] = {}
@@ -195,9 +188,6 @@ class AlterConfigsRequest(
     def __init__(self, topic: str, settings: Mapping[str, str]) -> None:
         changes: list[Any] = [(name, _SET, value, {}) for name, value in settings.items()]
         super().__init__([(_TOPIC_RESOURCE, topic, changes, {})], False)
-
-
-# ---- transactions and brokers ----------------------------------------------------------------------------------------
 
 
 class CommitRequest(

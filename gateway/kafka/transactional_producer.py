@@ -230,8 +230,6 @@ class TransactionalProducer:
         except NewerOwner as error:
             raise Fenced(str(error)) from None
 
-    # ---- producing --------------------------------------------------------------------------------------------
-
     async def _produce(self, parts: Sequence[PartitionBatches]) -> None:
         """All leaders at once, a few requests in flight to each, until everything is acknowledged."""
         unknown_until, pause = time.monotonic() + _UNKNOWN_TOPIC_S, _BACKOFF_S

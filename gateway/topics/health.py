@@ -131,9 +131,8 @@ class PartitionHealth:
             if known is not None and known.closed_s is None and now >= known.until_s:
                 known.closed_s = now
                 log.event("partition_accepted", topic=tp[0], partition=tp[1])
-        for tp in [tp for tp, known in self._known.items() if known.closed_s is not None]:
-            closed_s = self._known[tp].closed_s
-            if closed_s is not None and now - closed_s > _SOON_S:
+        for tp, known in list(self._known.items()):
+            if known.closed_s is not None and now - known.closed_s > _SOON_S:
                 del self._known[tp]
 
     async def watch(self, kafka: KafkaClient, min_in_sync: Callable[[str], int]) -> None:

@@ -151,8 +151,6 @@ class LaneTransactions:
         self.taken_bytes -= given
         self.budget.give(given + partition.rewind())
 
-    # ---- the transaction --------------------------------------------------------------------------------------
-
     async def commit(self, taken: Taken, origins: Origins) -> None:
         """Writes and commits the batches. Raises NotCommitted or OutcomeUnknown."""
         written = {
@@ -164,27 +162,26 @@ class LaneTransactions:
         }
         await self.producer.write(list(parts.values()))
         blocks: list[Record] = []
-        checkpoints: dict[MirroredPartition, MirrorCheckpoint] = {}
-        for partition in taken:
+        checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
+        for partition, found in taken.items():
             ranges = merged(copied_ranges(written[partition], parts[partition]))
-            at = self.history_next + len(blocks)
-            block, checkpoints[partition] = _advanced(
-                partition, taken[partition][-1], ranges, origins.get(partition), at
-            )
+            origin, at = origins.get(partition), self.history_next + len(blocks)
+            block, checkpoints[partition.tp] = _advanced(partition, found[-1], ranges, origin, at)
             if block is not None:
                 blocks.append((checkpoint_key(*partition.tp), block.encode(), []))
-        await self.write_state(blocks, {partition.tp: after for partition, after in checkpoints.items()})
+        await self.write_state(blocks, checkpoints)
         await self.producer.commit()
+        self.checkpoints |= checkpoints
         if blocks:
             self.history_next += len(blocks) + 1  # the commit's own marker
-        for partition, after in checkpoints.items():
-            partition.checkpoint = self.checkpoints[partition.tp] = after
+        for partition, found in taken.items():
+            partition.checkpoint = checkpoints[partition.tp]
             partition.retried = None
             partition.under_way = False
             if partition.passed is not None:
                 partition.on_passed(partition)
-            partition.copied_records += sum(batch.size for batch in taken[partition])
-            partition.copied_bytes += sum(batch.size_bytes for batch in taken[partition])
+            partition.copied_records += sum(batch.size for batch in found)
+            partition.copied_bytes += sum(batch.size_bytes for batch in found)
         self.budget.give(self.taken_bytes)
         self.taken_bytes = 0
 
@@ -193,17 +190,19 @@ class LaneTransactions:
 
         ``partitions``: those that the lane has by now; others are left out.
         """
-        passed, self.passed = self.passed, {}
-        checkpoints: dict[MirroredPartition, MirrorCheckpoint] = {}
+        passed = [partition for partition in self.passed if partitions.get(partition.tp) is partition]
+        self.passed = {}
+        checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
         for partition in passed:
             reached, done = partition.passed, partition.checkpoint
-            if reached is not None and done is not None and partitions.get(partition.tp) is partition:
-                checkpoints[partition] = replace(done, source_next=reached.offset, last_epoch=reached.epoch)
+            if reached is not None and done is not None:
+                checkpoints[partition.tp] = replace(done, source_next=reached.offset, last_epoch=reached.epoch)
         if checkpoints:
-            await self.commit_checkpoints({partition.tp: after for partition, after in checkpoints.items()})
-        for partition, after in checkpoints.items():
-            partition.checkpoint = after
-            partition.retried = None
+            await self.commit_checkpoints(checkpoints)
+        for partition in passed:
+            if partition.tp in checkpoints:
+                partition.checkpoint = checkpoints[partition.tp]
+                partition.retried = None
 
     async def commit_checkpoints(self, checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
         """A transaction of checkpoints alone. Raises NotCommitted or OutcomeUnknown."""

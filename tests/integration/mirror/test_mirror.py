@@ -89,7 +89,7 @@ async def records_of_batches(world: World) -> list[int]:
     try:
         session = FetchSession()
         session.want(TopicIdPartition((await kafka.describe_topic(world.topic)).id, 0), FetchPosition(0, -1, 1 << 24))
-        leader = await kafka.leader(world.topic, 0)
+        leader = await kafka.present_leader(world.topic, 0)
         fetched = await kafka.channels.ask(leader, session.request(0, 1 << 24))
         return [batch.size for batch in committed_batches(fetched.found[0].records, [], 0).batches]
     finally:
