@@ -191,7 +191,12 @@ class _BrokerConnection(asyncio.BufferedProtocol):
         if len(self._room):
             return
         if self._answer is None:
-            self._begins(*_SIZE.unpack(self._size))
+            (size_bytes,) = _SIZE.unpack(self._size)
+            if not _SIZE.size < size_bytes <= _ANSWER_BYTES:
+                self._broken(f"an answer of {size_bytes} bytes")
+                return
+            self._answer = bytearray(size_bytes)
+            self._room = memoryview(self._answer)
         else:
             answer, self._answer = memoryview(self._answer), None
             self._room = memoryview(self._size)
@@ -201,13 +206,6 @@ class _BrokerConnection(asyncio.BufferedProtocol):
         if not self.is_broken:
             self._broken(repr(exc) if exc else "the broker closed it")
             self._on_lost()
-
-    def _begins(self, size_bytes: int) -> None:
-        if _SIZE.size < size_bytes <= _ANSWER_BYTES:
-            self._answer = bytearray(size_bytes)
-            self._room = memoryview(self._answer)
-        else:
-            self._broken(f"an answer of {size_bytes} bytes")
 
     def _answered(self, answer: memoryview) -> None:
         (number,) = _SIZE.unpack_from(answer)

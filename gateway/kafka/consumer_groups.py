@@ -7,7 +7,7 @@ valid: it rejects one of a member whose generation has passed, and one without a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiokafka import errors
 from aiokafka.protocol.admin import DescribeGroupsRequest
@@ -26,6 +26,9 @@ _REFUSED: Final = (errors.IllegalGenerationError, errors.UnknownMemberIdError, e
 _CONSUMER_KINDS: Final = ("consumer", "")
 # Of a group that is none of the newer protocol.
 _OTHER_KIND: Final = (errors.GroupIdNotFound.errno, errors.UnsupportedVersionError.errno)
+
+# The positions of a group, or why it has none.
+Committed: TypeAlias = dict[TopicPartition, int] | errors.KafkaError
 
 _ASSIGNMENT: Final = "(partitions[topic_id:uuid topic:text partitions:int32s])"
 
@@ -118,9 +121,7 @@ class ConsumerGroups:
 
         return await self._kafka.with_coordinator(group, ask)
 
-    async def committed_at(
-        self, node: int, groups: Sequence[str]
-    ) -> dict[str, dict[TopicPartition, int] | errors.KafkaError]:
+    async def committed_at(self, node: int, groups: Sequence[str]) -> dict[str, Committed]:
         """`committed` of several groups, in one request to their coordinator; an error is its group's."""
         return _committed(await self._kafka.send(node, GroupOffsetsRequest(groups)))
 
@@ -146,8 +147,8 @@ class ConsumerGroups:
             raise CommitRefused(str(error)) from None
 
 
-def _committed(response: Any) -> dict[str, dict[TopicPartition, int] | errors.KafkaError]:
-    found: dict[str, dict[TopicPartition, int] | errors.KafkaError] = {}
+def _committed(response: Any) -> dict[str, Committed]:
+    found: dict[str, Committed] = {}
     for group, topics, code, _tags in response.groups:
         offsets: dict[TopicPartition, int] = {}
         for topic, partitions, _ in topics or ():

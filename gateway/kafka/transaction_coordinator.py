@@ -65,10 +65,16 @@ class TransactionCoordinator:
     async def fence(self) -> None:
         """Fences the lane's ids, and chooses the one to write with. Waits while it is none. Raises KafkaError."""
         ids = self._lane.transactional_ids
-        await self._fence_all()
-        while not self.fenced:
+        while True:
+            tasks = [asyncio.create_task(self._fence(name)) for name in ids]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+            if self.fenced:
+                break
             await asyncio.sleep(_LONGEST_BACKOFF_S)
-            await self._fence_all()
         self.present = next(self.fenced[name] for name in ids if name in self.fenced)
         self.is_troubled = False
         if self.ending:
@@ -89,14 +95,6 @@ class TransactionCoordinator:
         if not answer.error_code:
             self.present = self.fenced[name] = FencedProducer(name, answer.producer_id, answer.producer_epoch)
         return int(answer.error_code)
-
-    async def _fence_all(self) -> None:
-        tasks = [asyncio.create_task(self._fence(name)) for name in self._lane.transactional_ids]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _fence(self, name: str) -> None:
         """Returns when the id is fenced, or when its transaction is decided and Kafka may take long to end it."""

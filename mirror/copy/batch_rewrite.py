@@ -14,6 +14,7 @@ of many records is written as it is, because walking through them costs more tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -164,14 +165,11 @@ def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> li
         builder.append(index, stamp, record.key, record.value, list(record.headers))
     built = memoryview(bytes(builder.build()))
     head = BATCH_TAIL.unpack_from(built, BATCH_HEAD.size)
-    ranges: list[SourceRange] = []
-    for record in records:
-        if ranges and ranges[-1].source + ranges[-1].size == record.offset:
-            ranges[-1] = SourceRange(ranges[-1].source, ranges[-1].size + 1)
-        else:
-            ranges.append(SourceRange(record.offset, 1))
+    runs = groupby(enumerate(record.offset for record in records), lambda numbered: numbered[1] - numbered[0])
+    spans = ([offset for _, offset in run] for _, run in runs)
+    ranges = tuple(SourceRange(span[0], len(span)) for span in spans)
     fields, body = (head[0], head[1], head[2], head[3]), built[HEADER_BYTES:]
-    return [CopiedBatch(base, base + last_delta + 1, epoch, crc, last_ms, tuple(ranges), len(records), fields, body)]
+    return [CopiedBatch(base, base + last_delta + 1, epoch, crc, last_ms, ranges, len(records), fields, body)]
 
 
 class CoalescedBatch(NamedTuple):
