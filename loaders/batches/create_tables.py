@@ -17,7 +17,7 @@ from logferry.loaders.parsing.columns import DATES
 from logferry.loaders.parsing.rows import row_schema
 from logferry.loaders.parsing.settings import LINES, ParserSettings
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.data_files import INDEXED
+from logferry.loaders.storage.commit import INDEXED
 from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, existing_table, open_table
 from logferry.loaders.storage.tables import QUARANTINE, read_state
 

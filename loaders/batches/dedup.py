@@ -28,16 +28,16 @@ from logferry.loaders.planning.source_facts import (
     possible_duplicates,
     shared_topics,
 )
-from logferry.loaders.storage.left_out_table import (
+from logferry.loaders.storage.rewrite import rows_of, text
+from logferry.loaders.storage.sources import (
     LeftOutChunk,
     known_before,
     left_out_changes,
     left_out_rows,
+    moment,
     read_left_out,
     stored_rows,
 )
-from logferry.loaders.storage.rewrite import rows_of, text
-from logferry.loaders.storage.source_table import moment
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 

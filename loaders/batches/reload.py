@@ -2,7 +2,7 @@
 
 A reload is a batch of the ledger, so other batches come before or after it, and any loader that finds it planned
 finishes it. One commit of the main table removes the rows of the ranges and adds those from Kafka; the lines of the
-quarantine change in the same instant (see `quarantine.active_filter`).
+quarantine change in the same instant (see `tables.active_filter`).
 
 Crash windows: after the ledger, in mid-write, in or after the quarantine, after the segments: neither the table nor the
 active lines of the quarantine have changed; the next run of any loader reads the ranges again and completes the batch.
@@ -17,24 +17,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from logferry.loaders.batches.read import source
+from logferry.loaders.batches.records import source
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.reload_plan import TimeSpan
 from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, SegmentRules
-from logferry.loaders.storage.commit import HOOKS, CommittedBatch, commit_once
-from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.storage.commit import HOOKS, CommittedBatch, DataFiles, commit_once
 from logferry.loaders.storage.ledger import APP, open_table, table_at
-from logferry.loaders.storage.quarantine import resolved_by
 from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten, of_ranges
-from logferry.loaders.storage.source_table import moment
+from logferry.loaders.storage.sources import moment
+from logferry.loaders.storage.tables import resolved_by
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from logferry.loaders.spark.kafka_offsets import KafkaTopics
+    from logferry.loaders.spark.kafka_access import KafkaTopics
 
 # The largest difference between gateways' clocks: the search after the end of a span ends at a record this much later.
 CLOCKS: Final = timedelta(hours=1)

@@ -12,7 +12,7 @@ to do.
 
 from __future__ import annotations
 
-from logferry.loaders.batches.write_files import write_files
+from logferry.loaders.batches.records import write_files
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.rows import read_lines
 from logferry.loaders.parsing.settings import ParserSettings

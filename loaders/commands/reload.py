@@ -20,9 +20,8 @@ from logferry.loaders.planning.reload_plan import ReloadTarget, held_offsets, ra
 from logferry.loaders.runs.report import Reporter, number
 from logferry.loaders.runs.table_run import put_entry, table_state
 from logferry.loaders.storage.ledger import Ledger
-from logferry.loaders.storage.quarantine import count_rows
 from logferry.loaders.storage.rewrite import rows_of
-from logferry.loaders.storage.tables import TableState
+from logferry.loaders.storage.tables import TableState, count_rows
 from rich.markup import escape
 
 _TRIES: Final = 100

@@ -12,8 +12,7 @@ from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, LoaderConfigError
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.storage.ledger import open_table
-from logferry.loaders.storage.quarantine import active_filter
-from logferry.loaders.storage.tables import read_state
+from logferry.loaders.storage.tables import active_filter, read_state
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-from logferry.loaders.parsing import access_log
+from logferry.loaders.parsing import line_patterns
 from logferry.loaders.parsing.columns import DATES, LAST_MS
 
 # The versions of the parsers that are implemented here.
@@ -87,7 +87,7 @@ def _rows_of(chunk: ChunkLike, dc: str, parser: str) -> list[dict[str, Any]]:
     found = [{**row, **line} for line in lines(chunk.data)]
     if parser != ACCESS:
         return found
-    read = ((line, access_log.columns(line["text"])) for line in found)
+    read = ((line, line_patterns.columns(line["text"])) for line in found)
     return [{**line, **more} for line, more in read if more is not None]
 
 

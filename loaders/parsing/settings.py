@@ -11,9 +11,8 @@ import json
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal
 
-from logferry.loaders.parsing.access_log import TIME
 from logferry.loaders.parsing.columns import check_name, column_type
-from logferry.loaders.parsing.regex_groups import named_groups
+from logferry.loaders.parsing.line_patterns import TIME, named_groups
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Format = Literal["lines", "chunk", "json", "access", "logfmt", "regex", "delimited"]

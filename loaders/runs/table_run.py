@@ -24,7 +24,7 @@ from logferry.loaders.planning.move_plan import originals_to_record, recorded_or
 from logferry.loaders.planning.plan import Range, StoppedTopic, plan
 from logferry.loaders.runs.notify import notify_ready
 from logferry.loaders.runs.segment_check import begin_check, finish_check
-from logferry.loaders.spark.kafka_offsets import is_pattern, matches
+from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.segment_table import create_segments
 from logferry.loaders.storage.tables import TableState, read_state

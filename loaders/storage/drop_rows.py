@@ -5,7 +5,7 @@ writes events of 1970, and its rows are as old as their recording. Without an ev
 for quarantined lines.
 
 One commit of the main table removes the rows. The quarantined lines become inactive in the same instant (see
-`quarantine.active_filter`), and the segments that ended by then are DROPPED; those count the rows that stay.
+`tables.active_filter`), and the segments that ended by then are DROPPED; those count the rows that stay.
 
 Rows before the cut-off that arrive later are loaded, and dropped by the next such batch. Any loader that finds the
 batch planned executes it. Crash windows: as with a reload.
@@ -25,11 +25,8 @@ from logferry.loaders.errors import LedgerBroken
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, drop_before, segment_start
 from logferry.loaders.planning.source_facts import shared_topics
-from logferry.loaders.storage.commit import CommittedBatch, committed_batch
-from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.storage.commit import CommittedBatch, DataFiles, committed_batch
 from logferry.loaders.storage.ledger import open_table, storage_errors
-from logferry.loaders.storage.left_out_table import known_before
-from logferry.loaders.storage.quarantine import count_rows, resolved_by
 from logferry.loaders.storage.rewrite import Rewriter, Rule, StoredFile, commit_rewritten, stored_files
 from logferry.loaders.storage.segment_table import (
     put_segments,
@@ -38,8 +35,8 @@ from logferry.loaders.storage.segment_table import (
     segment_length,
     segments_before,
 )
-from logferry.loaders.storage.source_table import add_sources
-from logferry.loaders.storage.tables import partition_columns
+from logferry.loaders.storage.sources import add_sources, known_before
+from logferry.loaders.storage.tables import count_rows, partition_columns, resolved_by
 
 _DAY: Final = timedelta(days=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

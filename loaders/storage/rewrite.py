@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.commit import CommittedBatch, commit_once, write_actions
-from logferry.loaders.storage.data_files import FOLDER, DataFiles, add_action
+from logferry.loaders.storage.commit import FOLDER, CommittedBatch, DataFiles, add_action, commit_once, write_actions
 from logferry.loaders.storage.ledger import storage_errors
 
 _PART_BYTES: Final = 16 << 20

@@ -34,8 +34,7 @@ from logferry.loaders.planning.segment_states import (
     segment_start,
 )
 from logferry.loaders.planning.source_facts import SourceKey
-from logferry.loaders.storage.commit import commit_rows
-from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.storage.commit import DataFiles, commit_rows
 from logferry.loaders.storage.ledger import (
     add_columns,
     arrow_schema,
@@ -46,7 +45,7 @@ from logferry.loaders.storage.ledger import (
     storage_errors,
     table_at,
 )
-from logferry.loaders.storage.source_table import SNAPSHOT_EVERY
+from logferry.loaders.storage.sources import SNAPSHOT_EVERY
 
 _SCHEMA: Final = arrow_schema(
     "start time, version long, state string, rows long, bytes long, first time, last time, late_rows long, "

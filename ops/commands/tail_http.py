@@ -13,7 +13,7 @@ from logferry.client import Chunk, LogferryError, Position, Reader, Unknown
 from logferry.client.reading.position import ReadOffset
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
-from logferry.loaders.storage.snapshot import TableSnapshot, tail_of, wanted_topics
+from logferry.loaders.storage.tables import TableSnapshot, tail_of, wanted_topics
 from logferry.ops.cli.gateway_client import GatewayClient, RequestRefused, token_of
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 

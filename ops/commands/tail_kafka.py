@@ -16,7 +16,7 @@ from logferry.gateway.reading.formats import row_of
 from logferry.gateway.tls import kafka_options
 from logferry.loaders.errors import TopicChanged
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
-from logferry.loaders.storage.snapshot import TableSnapshot, origin_of, tail_of, wanted_topics
+from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of, wanted_topics
 from logferry.ops.audit.log.read import committed, connected
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel

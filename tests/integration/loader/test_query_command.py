@@ -24,7 +24,7 @@ from logferry.loaders.planning.plan import Range
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.commit import commit_rows
 from logferry.loaders.storage.ledger import Ledger, new_entry, open_table
-from logferry.loaders.storage.snapshot import snapshot_of
+from logferry.loaders.storage.tables import snapshot_of
 from logferry.ops.audit.log.read import committed
 from logferry.ops.cli import main
 from logferry.ops.commands import tail_kafka
@@ -160,7 +160,7 @@ def test_a_tail_of_many_batches_is_whole(ran: Ran, loaded: Loaded, monkeypatch: 
 
 def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
     """After the version is pinned, and before the ledger is read."""
-    from logferry.loaders.storage import snapshot
+    from logferry.loaders.storage import tables
 
     batches: list[LedgerEntry] = []
 
@@ -170,7 +170,7 @@ def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Load
             batches.append(loaded.load(1))
         return opened
 
-    monkeypatch.setattr(snapshot, "open_table", slow)
+    monkeypatch.setattr(tables, "open_table", slow)
     assert texts(ran, loaded.path) == ["1", "2", "3", "4", "5", "6"]
     assert len(batches) == 1
 

@@ -13,9 +13,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage import compact as storage_compact
-from logferry.loaders.storage.commit import commit_files
+from logferry.loaders.storage.commit import DataFiles, commit_files
 from logferry.loaders.storage.compact import batch_of, compact, removable
-from logferry.loaders.storage.data_files import DataFiles
 from logferry.loaders.storage.ledger import existing_table, last_batch, open_table, read_ledger
 from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten, of_ranges
 

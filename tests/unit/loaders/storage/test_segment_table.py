@@ -21,8 +21,7 @@ from logferry.loaders.planning.segment_states import ACTIVE, READY, AddedRows, S
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
 from logferry.loaders.runs.notify import notify_ready, segment_name
 from logferry.loaders.runs.segment_check import ReportedSource, source_views
-from logferry.loaders.storage.commit import commit_rows
-from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.storage.commit import DataFiles, commit_rows
 from logferry.loaders.storage.ledger import create_table, open_table
 from logferry.loaders.storage.segment_table import (
     _SCHEMA,
@@ -33,7 +32,7 @@ from logferry.loaders.storage.segment_table import (
     read_segments,
     segment_length,
 )
-from logferry.loaders.storage.source_table import SNAPSHOT_EVERY, exclude, read_excluded, read_exclusions
+from logferry.loaders.storage.sources import SNAPSHOT_EVERY, exclude, read_excluded, read_exclusions
 
 START = datetime(2026, 11, 20, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
