@@ -28,7 +28,6 @@ from logferry.loaders.storage.commit import HOOKS, CommittedBatch, DataFiles, co
 from logferry.loaders.storage.ledger import APP, open_table, table_at
 from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten, of_ranges
 from logferry.loaders.storage.sources import moment
-from logferry.loaders.storage.tables import resolved_by
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -131,7 +130,7 @@ def replace_quarantined(written: DataFiles | None, paths: TablePaths, entry: Led
     Returns the number of new lines, None where unknown. Raises StorageUnavailable, and Overtaken where the reload was
     abandoned.
     """
-    rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, resolved_by(entry.batch)))
+    rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, entry.batch))
     come = written or DataFiles(paths.quarantine, (), 0)
     done = commit_rewritten(come, rewriter, paths.quarantine, entry.batch, run)
     if is_abandoned(paths, entry.batch):

@@ -27,7 +27,7 @@ from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, dr
 from logferry.loaders.planning.source_facts import shared_topics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, committed_batch
 from logferry.loaders.storage.ledger import open_table, storage_errors
-from logferry.loaders.storage.rewrite import Rewriter, Rule, StoredFile, commit_rewritten, stored_files
+from logferry.loaders.storage.rewrite import Rewriter, Rule, commit_rewritten
 from logferry.loaders.storage.segment_table import (
     put_segments,
     read_segments,
@@ -36,12 +36,11 @@ from logferry.loaders.storage.segment_table import (
     segments_before,
 )
 from logferry.loaders.storage.sources import add_sources, known_before
-from logferry.loaders.storage.tables import count_rows, partition_columns, resolved_by
+from logferry.loaders.storage.tables import count_rows, partition_columns
 
 _DAY: Final = timedelta(days=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST: Final = datetime.min.replace(tzinfo=UTC)
-_LAST: Final = datetime.max.replace(tzinfo=UTC)
+_SQL: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 class OldRows(NamedTuple):
@@ -76,8 +75,9 @@ def newest_recorded(path: Path) -> datetime | None:
     """When a gateway recorded the newest row, by the files' bounds; None: unknown. Raises StorageUnavailable."""
     if (table := open_table(path)) is None:
         return None
-    times = [at for file in stored_files(table) if (at := file.high.get("recorded")) is not None]
-    return max(map(_utc, times), default=None)
+    with storage_errors(f"{path} cannot be read"):
+        files = pa.table(table.get_add_actions(flatten=True))
+    return pc.max(files["max.recorded"]).as_py() if "max.recorded" in files.column_names else None
 
 
 def count_old(paths: TablePaths, last: int, before: datetime) -> OldRows:
@@ -101,7 +101,7 @@ def drop_rows(paths: TablePaths, entry: LedgerEntry, run: str) -> CommittedBatch
     nothing = DataFiles(paths.main, (), 0)
     if committed_batch(paths.quarantine, entry.batch, run) is None:
         # Quarantined lines have no event time.
-        rule = _rule(before, has_events=False)._replace(holds_only=lambda _: False, changed=resolved_by(entry.batch))
+        rule = _rule(before, has_events=False)._replace(resolved_by=entry.batch)
         rewriter = Rewriter(paths.quarantine, entry.batch, rule)
         commit_rewritten(nothing, rewriter, paths.quarantine, entry.batch, run)
     length = segment_length(paths.segments)
@@ -142,22 +142,12 @@ def _rule(before: datetime, *, has_events: bool) -> Rule:
     """Files are skipped, or removed as a whole, by their column bounds, which never exclude a row of the file."""
     # For rows without an event time, the time of recording counts.
     columns = ("event_time", "recorded") if has_events else ("recorded",)
-
-    def may_hold(file: StoredFile) -> bool:
-        return min(_utc(file.low.get(name, _FIRST)) for name in columns) < before
-
-    def holds_only(file: StoredFile) -> bool:
-        has_time = not has_events or file.nulls.get("event_time", 1) == 0
-        is_old = _utc(file.high.get(columns[0], _LAST)) < before
-        if has_events:
-            is_old = is_old and _utc(file.high.get("recorded", _LAST)) < before + _DAY
-        return file.rows >= 0 and has_time and is_old
-
     old = pc.coalesce(*map(ds.field, columns)) < _at(before)
+    # The SQL is never null, so that its opposite is true for all other rows.
+    early, late = (f"recorded IS NOT NULL AND recorded < '{at:{_SQL}}'" for at in (before, before + _DAY))
+    files = early
     if has_events:
         old = old & (ds.field("recorded") < _at(before + _DAY))
-    return Rule(may_hold, old, columns, holds_only)
-
-
-def _utc(at: datetime) -> datetime:
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        event = f"event_time IS NOT NULL AND event_time < '{before:{_SQL}}'"
+        files = f"({event} AND {late}) OR (event_time IS NULL AND {early})"
+    return Rule(old, columns, files, f"NOT ({files})")

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -31,7 +30,6 @@ from logferry.loaders.planning.table_features import unsupported_features
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
 _TRIES: Final = 10
-_BOUNDS: Final = ("min.batch", "max.batch")
 
 _TYPES: Final = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "time": pa.timestamp("us", "UTC")}
 
@@ -189,7 +187,9 @@ class Ledger:
         found: list[LedgerEntry] = []
         if (table := open_table(self.path)) is not None:
             with storage_errors(f"{self.path} cannot be read"):
-                found = _entries(_of_batch(table, self.path, batch).to_pylist(), self.path)
+                # Each batch has its own file until they are merged; the others are not looked at.
+                stored = table.to_pyarrow_dataset(file_pruning_predicate=f"batch = {batch}")
+                found = _entries(stored.to_table(filter=ds.field("batch") == batch).to_pylist(), self.path)
         if not found:
             raise LedgerBroken(
                 f"{self.path} has no entry for batch {batch}, though the table holds that batch: its offsets are "
@@ -214,21 +214,6 @@ class Ledger:
                     if self.last() < entry.batch:
                         raise
         return self.get(entry.batch)
-
-
-def _of_batch(table: DeltaTable, path: Path, batch: int) -> pa.Table:
-    """Its rows, from the files that may hold them: each batch has its own file until they are merged."""
-    adds = pa.table(table.get_add_actions(flatten=True))
-    bounds = [adds[name].to_pylist() if name in adds.column_names else [None] * len(adds) for name in _BOUNDS]
-    files = [
-        str(path / unquote(name))
-        for name, low, high in zip(adds["path"].to_pylist(), *bounds, strict=True)
-        if low is None or high is None or low <= batch <= high
-    ]
-    schema = pa.schema(table.schema().to_arrow())
-    if not files:
-        return schema.empty_table()
-    return ds.dataset(files, schema=schema, format="parquet").to_table(filter=ds.field("batch") == batch)
 
 
 def new_entry(

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
@@ -26,7 +24,6 @@ from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, JobOri
 from logferry.loaders.planning.plan import Range, TopicOffsets, plan
 from logferry.loaders.planning.source_facts import shared_topics
 from logferry.loaders.storage.ledger import Ledger, last_batch, open_table, refuse_features, storage_errors
-from logferry.loaders.storage.rewrite import Change
 
 _STRING: Final = PrimitiveType("string")
 _HEADER: Final = StructType([Field("key", _STRING), Field("value", PrimitiveType("binary"))])
@@ -190,19 +187,3 @@ def count_rows(path: Path, selected: Any, active_as_of: int | None = None) -> in
         if active_as_of is not None:
             selected = selected & active_filter(stored.schema.names, active_as_of)
         return int(stored.count_rows(filter=selected))
-
-
-def resolved_by(batch: int) -> Change:
-    """Marks rows of the quarantine as resolved by a batch; those resolved before stay as they are."""
-
-    def marked(part: pa.Table, is_meant: Any) -> pa.Table:
-        if "resolved" not in part.schema.names:
-            # A file of an older loader.
-            part = part.append_column("resolved", pa.nulls(part.num_rows, pa.int64()))
-        before, index = part["resolved"], part.schema.get_field_index("resolved")
-        is_ours = pc.and_(is_meant, pc.is_null(before))
-        return part.set_column(
-            index, part.schema.field(index), pc.if_else(is_ours, pa.scalar(batch, pa.int64()), before)
-        )
-
-    return marked

@@ -171,3 +171,17 @@ def test_rows_of_a_dead_clock_are_as_old_as_their_recording(tmp_path: Path):
     last, _ = drop_old(logs.paths.main, timedelta(days=1), now=NOON + timedelta(days=3))
     assert last is not None
     assert logs.offsets == [], "a month after their recording"
+
+
+@pytest.mark.parametrize("parted", [None, ["topic"]])
+def test_a_file_of_rows_without_events_goes_only_where_all_were_recorded_before(
+    tmp_path: Path, parted: list[str] | None
+):
+    """Its bounds leave nothing of the event time to compare with."""
+    cut, hour = datetime(2026, 11, 15, tzinfo=UTC), timedelta(hours=1)
+    logs = LoadedTable(tmp_path, parted, segments=False)
+    logs.load(None, None, recorded=[cut + hour, cut + 2 * hour])
+    logs.load(None, None, recorded=[cut - hour, cut + hour])
+    logs.load(None, None, recorded=[cut - hour, cut - 2 * hour])
+    assert drop_old(logs.paths.main, NOON - cut, now=NOON)[1] == OldRows(3, 0, 0)
+    assert logs.offsets == [0, 1, 3]
