@@ -26,7 +26,7 @@ _SIMPLE: Final[Mapping[str, ColumnType]] = {
 }
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
-_TOKEN: Final = re.compile(r"\s*(?:(decimal\([^)]*\))|([A-Za-z_][A-Za-z0-9_]*)|([<>,:]))")
+_OUTER: Final = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _DEPTH: Final = 16
 
 
@@ -42,31 +42,11 @@ def schema_field(name: str, kind: ColumnType) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": True, "metadata": {}}
 
 
-def column_type(text: str) -> ColumnType:
+def column_type(text: str, depth: int = 0) -> ColumnType:
     """The type that the text describes. Raises ValueError with the part that is not a type."""
-    tokens = _tokens(text)
-    kind = _take(tokens, text, 0)
-    if tokens:
-        raise ValueError(f"{text!r} is not a type: unexpected {tokens[-1]!r}")
-    return kind
-
-
-def _tokens(text: str) -> list[str]:
-    """The last one first, so that they can be popped."""
-    found, position, end = [], 0, len(text.rstrip())
-    while position < end:
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise ValueError(f"{text!r} is not a type: {text[position:]!r} is unknown")
-        found.append(match[1] or match[2] or match[3])
-        position = match.end()
-    return found[::-1]
-
-
-def _take(tokens: list[str], text: str, depth: int) -> ColumnType:
-    word = _next(tokens, text)
+    word = text.strip()
     if depth > _DEPTH:
-        raise ValueError(f"{text!r} is not a type: more than {_DEPTH} levels")
+        raise ValueError(f"{word!r} is not a type: more than {_DEPTH} levels")
     if (decimal := _DECIMAL.fullmatch(word)) is not None:
         precision, scale = int(decimal[1]), int(decimal[2])
         if not (1 <= precision <= 38 and scale <= precision):
@@ -74,45 +54,35 @@ def _take(tokens: list[str], text: str, depth: int) -> ColumnType:
         return f"decimal({precision},{scale})"
     if word in _SIMPLE:
         return _SIMPLE[word]
-    if word == "array":
-        _expect(tokens, text, "<")
-        element = _take(tokens, text, depth + 1)
-        _expect(tokens, text, ">")
-        return {"type": "array", "elementType": element, "containsNull": True}
-    if word == "map":
-        _expect(tokens, text, "<", "string", ",")
-        value = _take(tokens, text, depth + 1)
-        _expect(tokens, text, ">")
+    outer = _OUTER.fullmatch(word)
+    parts = _split(outer[2]) if outer is not None else []
+    if outer is not None and outer[1] == "struct":
+        return _struct(word, parts, depth)
+    if outer is not None and outer[1] == "array" and len(parts) == 1:
+        return {"type": "array", "elementType": column_type(parts[0], depth + 1), "containsNull": True}
+    if outer is not None and outer[1] == "map" and len(parts) == 2 and parts[0].strip() == "string":
+        value = column_type(parts[1], depth + 1)
         return {"type": "map", "keyType": "string", "valueType": value, "valueContainsNull": True}
-    if word == "struct":
-        return _struct(tokens, text, depth)
     known = ", ".join([*_SIMPLE, "decimal(p,s)", "array<…>", "map<string,…>", "struct<name:…>"])
     raise ValueError(f"{word!r} is not a type; types are {known}")
 
 
-def _struct(tokens: list[str], text: str, depth: int) -> ColumnType:
-    fields: list[dict[str, Any]] = []
-    _expect(tokens, text, "<")
-    while True:
-        name = check_name(_next(tokens, text))
-        _expect(tokens, text, ":")
-        fields.append(schema_field(name, _take(tokens, text, depth + 1)))
-        if (mark := _next(tokens, text)) == ">":
-            break
-        if mark != ",":
-            raise ValueError(f"{text!r} is not a type: {mark!r} where , or > is expected")
+def _struct(text: str, parts: list[str], depth: int) -> ColumnType:
+    fields = []
+    for part in parts:
+        name, _, kind = part.partition(":")
+        fields.append(schema_field(check_name(name.strip()), column_type(kind, depth + 1)))
     if len({field["name"].lower() for field in fields}) != len(fields):
         raise ValueError(f"{text!r} has a field twice")
     return {"type": "struct", "fields": fields}
 
 
-def _next(tokens: list[str], text: str) -> str:
-    if not tokens:
-        raise ValueError(f"{text!r} is not a type: it ends too early")
-    return tokens.pop()
-
-
-def _expect(tokens: list[str], text: str, *wanted: str) -> None:
-    for want in wanted:
-        if (have := _next(tokens, text)) != want:
-            raise ValueError(f"{text!r} is not a type: {have!r} where {want} is expected")
+def _split(text: str) -> list[str]:
+    """At the commas that are in no brackets."""
+    parts, level, start = [], 0, 0
+    for position, letter in enumerate(text):
+        level += (letter in "<(") - (letter in ">)")
+        if letter == "," and not level:
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]

@@ -22,22 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from logferry.client.reading.decode import ReceivedChunk
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.parsing.columns import LAST_MS
 from logferry.loaders.parsing.rows import CHUNK
 from logferry.loaders.planning.plan import TopicPartition, fair_shares
+from logferry.loaders.query import python_rows
 from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpRange, HttpTopics, ranges_between
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 _ARROW: Final = to_arrow_schema(CHUNK)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Topic → partition → offset, as in a checkpoint of Spark.
 Offsets = dict[str, dict[str, int]]
@@ -177,22 +175,5 @@ def of_json(offsets: Offsets) -> dict[TopicPartition, int]:
 
 def _read(options: Options, task: InputPartition) -> Iterator[pa.RecordBatch]:
     with closing(options.door()) as door:
-        for chunks in door.chunks(HttpRange(*task.value)):
-            yield record_batch(chunks)
-
-
-def record_batch(chunks: Sequence[ReceivedChunk]) -> pa.RecordBatch:
-    plain = ("topic", "source_id", "seqno", "prev", "dc", "partition", "offset")
-    columns: list[list[Any]] = [
-        *([getattr(c, name) for c in chunks] for name in plain),
-        [_moment(c.created_ms) for c in chunks],
-        [_moment(c.recorded_ms) for c in chunks],
-        [list(c.attributes.items()) for c in chunks],
-        [c.data for c in chunks],
-    ]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, _ARROW, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
-
-
-def _moment(unix_ms: int | None) -> datetime | None:
-    return None if unix_ms is None or not 0 <= unix_ms <= LAST_MS else _EPOCH + timedelta(milliseconds=unix_ms)
+        chunks = chain.from_iterable(door.chunks(HttpRange(*task.value)))
+        yield from python_rows.batches(chunks, None, python_rows.CHUNK, _ARROW)

@@ -31,7 +31,6 @@ from logferry.loaders.planning.segment_states import (
     SegmentRules,
     WatermarkCheck,
     add_rows,
-    segment_start,
 )
 from logferry.loaders.planning.source_facts import SourceKey
 from logferry.loaders.storage.commit import DataFiles, commit_rows
@@ -54,7 +53,6 @@ _SCHEMA: Final = arrow_schema(
     "sources long, silent_sources long, watermark time"
 )
 _LOOK: Final = "_last_look.json"
-_FAR_US: Final = 10**17
 
 Segments = dict[datetime, Segment]
 
@@ -147,19 +145,14 @@ def added_by(written: DataFiles, rules: SegmentRules) -> tuple[dict[datetime, Ad
 def _added(rows: Any, rules: SegmentRules) -> dict[datetime, AddedRows]:
     if not rows.num_rows:
         return {}
-    micros = pc.cast(rows["event_time"], pa.int64())
-    length = rules.window_s * 1_000_000
-    # Integer division truncates towards zero; so all are shifted above it.
-    windows = pc.divide(pc.add(micros, _FAR_US // length * length), length)
-    each = pa.table(
-        {"window": windows, "event": rows["event_time"], "bytes": pc.binary_length(pc.cast(rows["text"], pa.binary()))}
-    ).group_by("window")
+    windows = pc.floor_temporal(rows["event_time"], multiple=rules.window_s, unit="second")
+    size = pc.binary_length(pc.cast(rows["text"], pa.binary()))
+    each = pa.table({"window": windows, "event": rows["event_time"], "bytes": size}).group_by("window")
     found: dict[datetime, AddedRows] = {}
     wanted = [("event", "count"), ("bytes", "sum"), ("event", "min"), ("event", "max")]
     for row in each.aggregate(wanted).to_pylist():
         if row["event_count"]:
-            start = segment_start(row["event_min"], rules)
-            found[start] = AddedRows(row["event_count"], row["bytes_sum"], row["event_min"], row["event_max"])
+            found[row["window"]] = AddedRows(row["event_count"], row["bytes_sum"], row["event_min"], row["event_max"])
     return found
 
 

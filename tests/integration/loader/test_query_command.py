@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from logferry.client import Reader, Writer
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.parsing import python_rows
 from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
+from logferry.loaders.query import python_rows
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.commit import commit_rows
 from logferry.loaders.storage.ledger import Ledger, new_entry, open_table
@@ -74,7 +75,8 @@ class Loaded:
         table = open_table(self.paths.main)
         assert table is not None
         schema = table.to_pyarrow_dataset().schema
-        commit_rows(python_rows.rows(fresh, self.dc, python_rows.LINES, schema), self.paths.main, batch, "run")
+        rows = python_rows.batches(fresh, self.dc, python_rows.LINES, schema)
+        commit_rows(pa.Table.from_batches(rows, schema=schema), self.paths.main, batch, "run")
         self.ends = {r.partition: r.end for r in ranges}
         return entry
 

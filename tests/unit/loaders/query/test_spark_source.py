@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from logferry.client.reading.decode import ReceivedChunk
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.planning.plan import TopicPartition
+from logferry.loaders.query import python_rows
 from logferry.loaders.query.http_ranges import HttpRange, ServedOffsets, ranges_between
-from logferry.loaders.query.spark_source import LogferrySource, Options, as_json, capped, of_json, record_batch
+from logferry.loaders.query.spark_source import LogferrySource, Options, as_json, capped, of_json
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -120,8 +121,10 @@ def test_a_stream_continues_in_bounds_from_where_its_checkpoint_ends(monkeypatch
 
 def test_batches_of_arrow_are_what_spark_takes():
     chunk = ReceivedChunk("dc1", "dc1.a", 0, 7, "s", 5, None, None, 1_700_000_000_123, {"host": "web1"}, b"\xff")
-    batch = record_batch([chunk])
-    assert batch.schema == to_arrow_schema(LogferrySource(GIVEN).schema())
+    schema = to_arrow_schema(LogferrySource(GIVEN).schema())
+    (batch,) = python_rows.batches([chunk], None, python_rows.CHUNK, schema)
+    assert batch.schema == schema
     (row,) = batch.to_pylist()
+    assert row["dc"] == "dc1"
     assert (row["offset"], row["created"], row["attributes"], row["data"]) == (7, None, [("host", "web1")], b"\xff")
     assert row["recorded"] == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)

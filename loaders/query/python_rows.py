@@ -6,11 +6,12 @@ Python could differ in details. Lines that are not UTF-8 are not rows, as there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
+from logferry.client.reading.decode import ReceivedChunk
 from logferry.loaders.parsing import line_patterns
 from logferry.loaders.parsing.columns import DATES, LAST_MS
 
@@ -27,46 +28,18 @@ _CHUNK_BYTES: Final = 256
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class ChunkLike(Protocol):
-    """A chunk as the client library's reader returns it."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def source_id(self) -> str: ...
-    @property
-    def seqno(self) -> int: ...
-    @property
-    def prev(self) -> int | None: ...
-    @property
-    def created_ms(self) -> int | None: ...
-    @property
-    def recorded_ms(self) -> int: ...
-    @property
-    def attributes(self) -> Mapping[str, str]: ...
-    @property
-    def data(self) -> bytes: ...
-
-
 def can_read(parser: str) -> bool:
     """Whether this module implements the parser of this name in the ledger."""
     return parser in (LINES, CHUNK, ACCESS)
 
 
-def rows(chunks: Iterable[ChunkLike], dc: str, parser: str, schema: pa.Schema) -> pa.Table:
-    """All of `batches` as one table, in memory."""
-    return pa.Table.from_batches(batches(chunks, dc, parser, schema), schema=schema)
-
-
-def batches(chunks: Iterable[ChunkLike], dc: str, parser: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def batches(
+    chunks: Iterable[ReceivedChunk], dc: str | None, parser: str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """The chunks' rows with the columns of ``schema``; columns that the parser does not have are null.
 
     A batch has about `_BATCH_BYTES` of data, whatever the number of chunks; no further chunk is taken before its
-    consumer asks for the next. ``dc``: the data centre whose offsets these are.
+    consumer asks for the next. ``dc``: the data centre whose offsets these are; None: that of each chunk.
     """
     found: list[dict[str, Any]] = []
     size = 0
@@ -80,10 +53,11 @@ def batches(chunks: Iterable[ChunkLike], dc: str, parser: str, schema: pa.Schema
         yield _batch(found, schema)
 
 
-def _rows_of(chunk: ChunkLike, dc: str, parser: str) -> list[dict[str, Any]]:
-    row = _origin(chunk, dc)
+def _rows_of(chunk: ReceivedChunk, dc: str | None, parser: str) -> list[dict[str, Any]]:
+    row = _row(chunk, chunk.dc if dc is None else dc)
     if parser == CHUNK:
-        return [{**row, "data": chunk.data}]
+        return [row]
+    del row["data"]
     found = [{**row, **line} for line in lines(chunk.data)]
     if parser != ACCESS:
         return found
@@ -112,21 +86,10 @@ def lines(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def _origin(chunk: ChunkLike, dc: str) -> dict[str, Any]:
-    created = chunk.created_ms
-    return {
-        "topic": chunk.topic,
-        "source_id": chunk.source_id,
-        "seqno": chunk.seqno,
-        "prev": chunk.prev,
-        "dc": dc,
-        "partition": chunk.partition,
-        "offset": chunk.offset,
-        "created": _moment(created) if created is not None and 0 <= created <= LAST_MS else None,
-        "recorded": _moment(chunk.recorded_ms),
-        "attributes": list(chunk.attributes.items()),
-    }
+def _row(chunk: ReceivedChunk, dc: str) -> dict[str, Any]:
+    times = {"created": _moment(chunk.created_ms), "recorded": _moment(chunk.recorded_ms)}
+    return {**chunk._asdict(), "dc": dc, **times, "attributes": list(chunk.attributes.items())}
 
 
-def _moment(unix_ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=unix_ms)
+def _moment(unix_ms: int | None) -> datetime | None:
+    return None if unix_ms is None or not 0 <= unix_ms <= LAST_MS else _EPOCH + timedelta(milliseconds=unix_ms)
