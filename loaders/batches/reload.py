@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import Transaction
 from logferry.loaders.batches.records import source
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.jvm_errors import collected, sorted_errors
@@ -24,9 +23,9 @@ from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.reload_plan import TimeSpan
 from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, SegmentRules
-from logferry.loaders.storage.commit import HOOKS, CommittedBatch, DataFiles, commit_once
+from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files
 from logferry.loaders.storage.ledger import APP, open_table, table_at
-from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten, of_ranges
+from logferry.loaders.storage.rewrite import Rewriter, of_ranges
 from logferry.loaders.storage.sources import moment
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -132,7 +131,7 @@ def replace_quarantined(written: DataFiles | None, paths: TablePaths, entry: Led
     """
     rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, entry.batch))
     come = written or DataFiles(paths.quarantine, (), 0)
-    done = commit_rewritten(come, rewriter, paths.quarantine, entry.batch, run)
+    done = commit_files(come, paths.quarantine, entry.batch, run, changes=rewriter.actions)
     if is_abandoned(paths, entry.batch):
         raise Overtaken(f"batch {entry.batch} of {paths.main} was abandoned meanwhile: nothing is replaced")
     return done.rows
@@ -148,12 +147,8 @@ def abandon_reload(paths: TablePaths, batch: int, run: str) -> bool:
 
     The quarantine's commit of the batch is the decision: it replaces lines, or records that nothing is replaced.
     """
-
-    def write(table: DeltaTable, properties: CommitProperties) -> None:
-        nothing = pa.Table.from_batches([], schema=pa.schema(table.schema().to_arrow()))
-        write_deltalake(table, nothing, mode="append", commit_properties=properties, post_commithook_properties=HOOKS)
-
-    commit_once(write, paths.quarantine, batch, run, 0, beside=[Transaction(_ABANDONED, batch)])
+    nothing = DataFiles(paths.quarantine, (), 0)
+    commit_files(nothing, paths.quarantine, batch, run, beside=[Transaction(_ABANDONED, batch)])
     return is_abandoned(paths, batch)
 
 
@@ -167,7 +162,7 @@ def replace_main(
 ) -> CommittedBatch:
     """Replaces the rows of the ranges by the files. Safe to call again. Raises StorageUnavailable."""
     rewriter = Rewriter(paths.main, entry.batch, of_ranges(entry.reload, entry.dc))
-    return commit_rewritten(written, rewriter, paths.main, entry.batch, run, partition_by)
+    return commit_files(written, paths.main, entry.batch, run, partition_by, changes=rewriter.actions)
 
 
 def recount_segments(

@@ -69,7 +69,7 @@ def _quarantined(paths: TablePaths, last: int) -> dict[str, int]:
         return {}
     stored = table.to_pyarrow_dataset()
     found: Counter[str] = Counter()
-    for batch in stored.scanner(columns=["reason"], filter=active_filter(stored.schema.names, last)).to_batches():
+    for batch in stored.scanner(columns=["reason"], filter=active_filter(last)).to_batches():
         found.update({one["values"]: one["counts"] for one in batch.column(0).value_counts().to_pylist()})
     return dict(sorted(found.items()))
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -74,30 +74,23 @@ def partition_values(table: Path, file: Path, partition_by: Sequence[str]) -> di
 
 def statistics(meta: Any) -> dict[str, Any]:
     """A file's statistics for the Delta log: rows, and bounds and nulls of each indexed column."""
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    unknown: set[str] = set()
-    for group in map(meta.row_group, range(meta.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            name = column.path_in_schema
-            if name not in INDEXED:
-                continue
-            stats = column.statistics
-            if stats is None or not stats.has_null_count:
-                unknown.add(name)
-                continue
-            nulls[name] = nulls.get(name, 0) + stats.null_count
-            if not stats.has_min_max:
-                if stats.null_count < column.num_values:
-                    unknown.add(name)
-                continue
-            low[name] = min(low.get(name, stats.min), stats.min)
-            high[name] = max(high.get(name, stats.max), stats.max)
-    said: dict[str, Any] = {"numRecords": meta.num_rows}
-    said["minValues"] = {n: t for n, v in low.items() if n not in unknown and (t := _bound(v, up=False)) is not None}
-    said["maxValues"] = {n: t for n, v in high.items() if n not in unknown and (t := _bound(v, up=True)) is not None}
-    said["nullCount"] = {n: c for n, c in nulls.items() if n not in unknown}
+    said: dict[str, Any] = {"numRecords": meta.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+    for number in range(meta.num_columns):
+        name = meta.schema.column(number).path
+        columns = [group.column(number) for group in groups]
+        stats = [column.statistics for column in columns]
+        if name not in INDEXED or not stats or any(one is None or not one.has_null_count for one in stats):
+            continue
+        bounded = [one for one in stats if one.has_min_max]
+        # Without bounds, a group must hold nulls only.
+        if any(not s.has_min_max and s.null_count < c.num_values for s, c in zip(stats, columns, strict=True)):
+            continue
+        said["nullCount"][name] = sum(one.null_count for one in stats)
+        if bounded and (low := _bound(min(one.min for one in bounded), up=False)) is not None:
+            said["minValues"][name] = low
+        if bounded and (high := _bound(max(one.max for one in bounded), up=True)) is not None:
+            said["maxValues"][name] = high
     return said
 
 
@@ -125,6 +118,7 @@ _CHECKPOINT: Final = 50
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 Write = Callable[[DeltaTable, CommitProperties], None]
+Changes = Callable[[DeltaTable], Sequence[AddAction | RemoveAction]]
 
 
 class CommittedBatch(NamedTuple):
@@ -135,35 +129,33 @@ class CommittedBatch(NamedTuple):
 
 
 def commit_files(
-    written: DataFiles, path: Path, batch: int, run: str, partition_by: Sequence[str] = (), *, replace: bool = False
+    written: DataFiles,
+    path: Path,
+    batch: int,
+    run: str,
+    partition_by: Sequence[str] = (),
+    *,
+    replace: bool = False,
+    changes: Changes | None = None,
+    beside: Sequence[Transaction] = (),
 ) -> CommittedBatch:
     """Adds the files to the table, unless it holds the batch already; with ``replace`` in place of all its rows.
 
-    Safe to call again. Raises StorageUnavailable.
+    ``changes``: further actions of the same commit, for the version that it builds on. ``beside``: further transaction
+    versions that the table keeps of the batch. Safe to call again. Raises StorageUnavailable.
     """
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
-        write_actions(table, properties, written.adds, partition_by, "overwrite" if replace else "append")
+        table.create_write_transaction(
+            [*written.adds, *(changes(table) if changes else ())],
+            "overwrite" if replace else "append",
+            table.schema(),
+            partition_by=list(partition_by),
+            commit_properties=properties,
+            post_commithook_properties=HOOKS,
+        )
 
-    return commit_once(write, path, batch, run, written.rows, alone=replace)
-
-
-def write_actions(
-    table: DeltaTable,
-    properties: CommitProperties,
-    actions: Sequence[AddAction | RemoveAction],
-    partition_by: Sequence[str],
-    mode: Literal["append", "overwrite"] = "append",
-) -> None:
-    """One transaction of delta-rs. Raises DeltaError."""
-    table.create_write_transaction(
-        list(actions),
-        mode,
-        table.schema(),
-        partition_by=list(partition_by),
-        commit_properties=properties,
-        post_commithook_properties=HOOKS,
-    )
+    return commit_once(write, path, batch, run, written.rows, alone=replace or changes is not None, beside=beside)
 
 
 def commit_rows(rows: pa.Table, path: Path, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
@@ -189,8 +181,8 @@ def commit_once(
     """One commit with the batch as its transaction version. ``write`` makes it and may be called again.
 
     ``alone``: no other commit may come between the version that ``write`` gets and its own. Removals need it: delta-rs
-    accepts the removal of a file that a compaction has just replaced, and its rows would stay. ``beside``: further
-    transaction versions that the table keeps of the batch. Raises UnsupportedFeature, StorageUnavailable.
+    accepts the removal of a file that a compaction has just replaced, and its rows would stay. ``beside``: as in
+    `commit_files`. Raises UnsupportedFeature, StorageUnavailable.
     """
     facts = json.dumps({"app": APP, "batch": batch, "run": run, "rows": rows})
     versions: set[int] = set()

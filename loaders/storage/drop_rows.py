@@ -25,9 +25,9 @@ from logferry.loaders.errors import LedgerBroken
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, drop_before, segment_start
 from logferry.loaders.planning.source_facts import shared_topics
-from logferry.loaders.storage.commit import CommittedBatch, DataFiles, committed_batch
+from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
 from logferry.loaders.storage.ledger import open_table, storage_errors
-from logferry.loaders.storage.rewrite import Rewriter, Rule, commit_rewritten
+from logferry.loaders.storage.rewrite import Rewriter, Rule
 from logferry.loaders.storage.segment_table import (
     put_segments,
     read_segments,
@@ -103,7 +103,7 @@ def drop_rows(paths: TablePaths, entry: LedgerEntry, run: str) -> CommittedBatch
         # Quarantined lines have no event time.
         rule = _rule(before, has_events=False)._replace(resolved_by=entry.batch)
         rewriter = Rewriter(paths.quarantine, entry.batch, rule)
-        commit_rewritten(nothing, rewriter, paths.quarantine, entry.batch, run)
+        commit_files(nothing, paths.quarantine, entry.batch, run, changes=rewriter.actions)
     length = segment_length(paths.segments)
     if length is not None or shared_topics(r.topic for r in entry.ranges):
         # The facts of sources stay, although rows are dropped: these are not owed.
@@ -117,7 +117,8 @@ def drop_rows(paths: TablePaths, entry: LedgerEntry, run: str) -> CommittedBatch
         put_segments(paths.segments, entry.batch, run, changed.values())
     table = open_table(paths.main)
     rewriter = Rewriter(paths.main, entry.batch, _rule(before, has_events=_has_events(table)))
-    return commit_rewritten(nothing, rewriter, paths.main, entry.batch, run, partition_columns(paths.main))
+    parted = partition_columns(paths.main)
+    return commit_files(nothing, paths.main, entry.batch, run, parted, changes=rewriter.actions)
 
 
 def _at(moment: datetime) -> Any:

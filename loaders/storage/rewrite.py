@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable
+from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.commit import FOLDER, CommittedBatch, DataFiles, add_action, commit_once, write_actions
+from logferry.loaders.storage.commit import FOLDER, DataFiles, add_action
 from logferry.loaders.storage.ledger import storage_errors
 
 _PART_BYTES: Final = 16 << 20
@@ -168,20 +168,6 @@ def _names(table: DeltaTable, where: str) -> set[str]:
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str | None]:
     return {name: None if value is None else str(value) for name, value in values.items()}
-
-
-def commit_rewritten(
-    written: DataFiles, rewriter: Rewriter, path: Path, batch: int, run: str, partition_by: Sequence[str] = ()
-) -> CommittedBatch:
-    """Adds the files and applies the rewriter in one commit, unless the table holds the batch already.
-
-    Safe to call again. Raises StorageUnavailable.
-    """
-
-    def write(table: DeltaTable, properties: CommitProperties) -> None:
-        write_actions(table, properties, [*written.adds, *rewriter.actions(table)], partition_by)
-
-    return commit_once(write, path, batch, run, written.rows, alone=True)
 
 
 def rows_of(ranges: Sequence[Range], dc: str) -> Any:

@@ -77,35 +77,21 @@ def moment(micros: int) -> datetime:
 # ---- exclusions ----------------------------------------------------------------------------------
 
 
-class Exclusion(NamedTuple):
-    """``by``: the user who decided."""
-
-    at: datetime
-    source_id: str
-    is_excluded: bool
-    by: str
-
-
-def read_exclusions(path: Path) -> list[Exclusion]:
-    """All decisions, oldest first. Raises StorageUnavailable."""
-    rows = (Exclusion(row["at"], row["source_id"], row["excluded"] == _YES, row["by"]) for row in read_rows(path))
-    return sorted(rows)
-
-
 def read_excluded(path: Path) -> list[str]:
     """The names that are excluded now. Raises StorageUnavailable."""
-    newest = {one.source_id: one.is_excluded for one in read_exclusions(path)}
+    decisions = sorted(read_rows(path), key=lambda row: row["at"])
+    newest = {row["source_id"]: row["excluded"] == _YES for row in decisions}
     return sorted(name for name, is_excluded in newest.items() if is_excluded)
 
 
 def exclude(path: Path, names: Iterable[str], at: datetime, by: str, *, is_excluded: bool) -> None:
-    """Records a decision, after those before it, also where the clock of an earlier one was ahead. Raises
-    StorageUnavailable.
+    """Records a decision of the user ``by``, after those before it, also where the clock of an earlier one was ahead.
+
+    Raises StorageUnavailable.
     """
     create_table(path, _EXCLUDED, "logferry excluded sources")
     said = _YES if is_excluded else "no"
-    before = [one.at for one in read_exclusions(path)]
-    at = max([at, *(one + timedelta(microseconds=1) for one in before)])
+    at = max([at, *(row["at"] + timedelta(microseconds=1) for row in read_rows(path))])
     rows = [{"at": at, "source_id": name, "excluded": said, "by": by} for name in names]
     with storage_errors(f"{path} cannot be written"):
         write_deltalake(existing_table(path), pa.Table.from_pylist(rows, schema=_EXCLUDED), mode="append")
@@ -201,7 +187,7 @@ def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any) 
         with storage_errors(f"{path} cannot be read"):
             stored = table.to_pyarrow_dataset()
             if path == paths.quarantine:
-                wanted = wanted & active_filter(stored.schema.names, batch)
+                wanted = wanted & active_filter(batch)
             have = [name for name in columns if name in stored.schema.names]
             scanner = stored.scanner(columns=have, filter=wanted, batch_readahead=4)
             yield from (rows for rows in scanner.to_batches() if rows.num_rows)

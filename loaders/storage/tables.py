@@ -11,7 +11,7 @@ any two lines there moves no row: it is in the pinned version, or its offset is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -167,14 +167,10 @@ def may_hold_copies(snapshot: TableSnapshot, tail: Sequence[Range]) -> set[str]:
     return several if any(r.size and r.topic in several for r in tail) else set()
 
 
-def active_filter(columns: Collection[str], last: int) -> Any:
-    """A filter of pyarrow for batch ``last``. ``columns``: the quarantine's; an older one lacks some."""
-    active = ds.scalar(True)
-    if "resolved" in columns:
-        active = active & (ds.field("resolved").is_null() | (ds.field("resolved") > last))
-    if "since" in columns:
-        active = active & (ds.field("since").is_null() | (ds.field("since") <= last))
-    return active
+def active_filter(last: int) -> Any:
+    """A filter of pyarrow for the rows of a quarantine that are active as of batch ``last``."""
+    resolved, since = ds.field("resolved"), ds.field("since")
+    return (resolved.is_null() | (resolved > last)) & (since.is_null() | (since <= last))
 
 
 def count_rows(path: Path, selected: Any, active_as_of: int | None = None) -> int:
@@ -183,7 +179,6 @@ def count_rows(path: Path, selected: Any, active_as_of: int | None = None) -> in
     if table is None:
         return 0
     with storage_errors(f"{path} cannot be read"):
-        stored = table.to_pyarrow_dataset()
         if active_as_of is not None:
-            selected = selected & active_filter(stored.schema.names, active_as_of)
-        return int(stored.count_rows(filter=selected))
+            selected = selected & active_filter(active_as_of)
+        return int(table.to_pyarrow_dataset().count_rows(filter=selected))

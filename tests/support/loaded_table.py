@@ -98,7 +98,7 @@ class LoadedTable:
     @property
     def quarantined(self) -> int:
         table = DeltaTable(str(self.paths.quarantine))
-        stands = active_filter([field.name for field in table.schema().fields], last_batch(open_table(self.paths.main)))
+        stands = active_filter(last_batch(open_table(self.paths.main)))
         return int(table.to_pyarrow_dataset().count_rows(filter=stands))
 
     @property

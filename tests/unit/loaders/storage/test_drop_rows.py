@@ -13,9 +13,10 @@ from logferry.loaders.errors import ClockAhead, Overtaken
 from logferry.loaders.planning.ledger_entry import DROP
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED
 from logferry.loaders.storage import drop_rows
+from logferry.loaders.storage.commit import commit_files
 from logferry.loaders.storage.drop_rows import OldRows, cutoff
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
-from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten
+from logferry.loaders.storage.rewrite import Rewriter
 from logferry.loaders.storage.segment_table import read_segments
 from logferry.loaders.storage.sources import create_side_tables, known_before
 
@@ -136,14 +137,14 @@ def test_a_loader_that_dies_in_between(step: int, tmp_path: Path, monkeypatch: p
     before = logs.offsets, logs.quarantined, logs.states
     calls: list[Any] = []
 
-    def dies(*given: Any) -> Any:
+    def dies(*given: Any, **more: Any) -> Any:
         calls.append(given)
         if len(calls) > step:
             raise _Dead
-        return commit_rewritten(*given)
+        return commit_files(*given, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(drop_rows, "commit_rewritten", dies)
+        patch.setattr(drop_rows, "commit_files", dies)
         with pytest.raises(_Dead):
             drop_old(logs.paths.main, timedelta(days=7), now=NOON)
     assert (logs.offsets, logs.quarantined, logs.states) == before
