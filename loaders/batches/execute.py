@@ -16,14 +16,15 @@ from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.dedup import Deduplicated, batch_facts, without_copies
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.batches.records import BatchRecords, kept_on_disk, read, write_files
-from logferry.loaders.batches.reload import (
+from logferry.loaders.batches.replace_rows import (
     abandon_reload,
     is_abandoned,
     recount_segments,
     replace_main,
     replace_quarantined,
+    resolve,
+    resolved_rows,
 )
-from logferry.loaders.batches.requarantine import resolve, resolved_rows
 from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.gateway_clock import GatewayClock

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
-from logferry.loaders.batches.reload import offsets_of
+from logferry.loaders.batches.replace_rows import offsets_of
 from logferry.loaders.commands.job import change_table, confirmation
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LoaderConfigError, StorageUnavailable, TopicChanged

@@ -13,7 +13,7 @@ from typing import Final
 
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
-from logferry.loaders.batches.requarantine import count_lines
+from logferry.loaders.batches.replace_rows import count_lines
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors

@@ -1,12 +1,22 @@
-"""Executes a reload: finds the offsets of time spans, replaces rows, or abandons the reload.
+"""Batches that replace rows: reloads, and the lines of the quarantine that the parser can read by now.
 
-A reload is a batch of the ledger, so other batches come before or after it, and any loader that finds it planned
-finishes it. One commit of the main table removes the rows of the ranges and adds those from Kafka; the lines of the
-quarantine change in the same instant (see `tables.active_filter`).
+**A reload** finds the offsets of time spans, and replaces rows or is abandoned. It is a batch of the ledger, so other
+batches come before or after it, and any loader that finds it planned finishes it. One commit of the main table removes
+the rows of the ranges and adds those from Kafka; the lines of the quarantine change in the same instant (see
+`tables.active_filter`).
 
 Crash windows: after the ledger, in mid-write, in or after the quarantine, after the segments: neither the table nor the
 active lines of the quarantine have changed; the next run of any loader reads the ranges again and completes the batch.
 After the main commit: nothing is left to do.
+
+**Quarantined lines** are parsed again, after the parser was corrected: each moves to the table or stays, never both. A
+line that can be parsed now is marked in the quarantine with the batch that will load it (``resolved``), and *stays
+active until that batch is in the table*: the commit of the main table is the instant in which it moves. The next such
+batch deletes marked lines.
+
+Crash windows: after the ledger, in the rewrite of the quarantine: nothing is marked, and the next run repeats it. After
+it: the next run takes the marked lines, which no other batch can mark or unmark. After the main commit: nothing is left
+to do.
 """
 
 from __future__ import annotations
@@ -32,6 +42,12 @@ from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from logferry.loaders.spark.kafka_access import KafkaTopics
+from logferry.loaders.batches.records import write_files
+from logferry.loaders.parsing.rows import read_lines
+from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.storage.commit import committed_batch
+from logferry.loaders.storage.tables import QUARANTINE_COLUMNS
+from pyspark.sql import Observation
 
 # The largest difference between gateways' clocks: the search after the end of a span ends at a record this much later.
 CLOCKS: Final = timedelta(hours=1)
@@ -226,3 +242,47 @@ def _in_ranges(entry: LedgerEntry) -> Column:
         where = (F.col("topic") == r.topic) & (F.col("partition") == r.partition)
         found = found | (where & (F.col("offset") >= r.start) & (F.col("offset") < r.end))
     return found & (F.col("dc") == entry.dc)
+
+
+def resolve(spark: SparkSession, paths: TablePaths, batch: int, run: str, parser: ParserSettings) -> int | None:
+    """Marks the lines that the parser can read. Returns their number; None where another loader has done so.
+
+    Safe to call again. Records that no gateway wrote stay as they are.
+    """
+    if committed_batch(paths.quarantine, batch, run) is not None:
+        return None
+    # Lines resolved by earlier batches are in the table.
+    active = _quarantine(spark, paths).where("resolved is null")
+    now_read = _read(active.where("line is not null"), parser)
+    resolved = F.when(F.col("reason").isNull(), F.lit(batch)).cast("long")
+    marked = now_read.withColumns({"parser": F.lit(parser.name), "resolved": resolved})
+    seen = Observation()
+    whole = active.where("line is null").select(*QUARANTINE_COLUMNS)
+    rest = marked.select(*QUARANTINE_COLUMNS).unionByName(whole)
+    watched = rest.observe(seen, F.count("resolved").alias("resolved"))
+    with sorted_errors(f"parsing the lines of {paths.quarantine} again"):
+        written = write_files(watched, paths.quarantine, batch)
+    commit_files(written, paths.quarantine, batch, run, replace=True)
+    return int(seen.get["resolved"])
+
+
+def resolved_rows(spark: SparkSession, paths: TablePaths, batch: int, parser: ParserSettings) -> DataFrame:
+    """The lines that the batch loads, parsed."""
+    return _read(_quarantine(spark, paths).where(F.col("resolved") == batch), parser)
+
+
+def count_lines(spark: SparkSession, paths: TablePaths) -> int:
+    """The largest number of lines that a batch could load."""
+    with sorted_errors(f"reading {paths.quarantine}"):
+        return _quarantine(spark, paths).where("resolved is null and line is not null").count()
+
+
+def _quarantine(spark: SparkSession, paths: TablePaths) -> DataFrame:
+    return spark.read.format("delta").load(str(paths.quarantine))
+
+
+def _read(quarantined: DataFrame, parser: ParserSettings) -> DataFrame:
+    lines = quarantined.drop("reason", "parser").withColumns(
+        {"text": F.expr("cast(bytes as string)"), "clean": F.lit(False)}
+    )
+    return read_lines(lines, parser)
