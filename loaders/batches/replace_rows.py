@@ -35,9 +35,9 @@ from logferry.loaders.planning.reload_plan import TimeSpan
 from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, SegmentRules
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files
 from logferry.loaders.storage.ledger import APP, open_table, table_at
-from logferry.loaders.storage.rewrite import Rewriter, of_ranges
-from logferry.loaders.storage.sources import moment
-from pyspark.sql import Column, DataFrame, SparkSession
+from logferry.loaders.storage.rewrite import Rewriter, of_ranges, where
+from logferry.loaders.storage.source_tables import moment
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def recount_segments(
     columns = [
         (F.col(c.name) if c.name in rows.columns else F.lit(None)).cast(c.dataType).alias(c.name) for c in stored.schema
     ]
-    gone = _in_ranges(entry)
+    gone = F.expr(where(entry.reload, entry.dc))
     with sorted_errors(f"counting rows of {paths.main}"):
         came = _sums(rows.select(*columns), rules)
         went = _sums(stored.where(gone), rules)
@@ -234,14 +234,6 @@ def _sums(frame: DataFrame, rules: SegmentRules, *, hashed: bool = True) -> dict
         one["start"]: (AddedRows(one["rows"], one["bytes"], moment(one["first"]), moment(one["last"])), one["hash"])
         for one in collected(found)
     }
-
-
-def _in_ranges(entry: LedgerEntry) -> Column:
-    found = F.expr("false")
-    for r in entry.reload:
-        where = (F.col("topic") == r.topic) & (F.col("partition") == r.partition)
-        found = found | (where & (F.col("offset") >= r.start) & (F.col("offset") < r.end))
-    return found & (F.col("dc") == entry.dc)
 
 
 def resolve(spark: SparkSession, paths: TablePaths, batch: int, run: str, parser: ParserSettings) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from logferry.client.errors import LogferryError, OutOfRange, Rejected
 from logferry.client.reading.decode import ReceivedChunk
@@ -20,28 +20,13 @@ from logferry.client.reading.subscription import ReaderOptions
 from logferry.client.transport.cluster import cluster_of
 from logferry.client.transport.dialer import Dialer, proxies_of
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, LoadError, Terminal, TopicChanged
-from logferry.loaders.planning.plan import TopicPartition
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
+Offsets = Mapping[TopicPartition, PartitionOffsets]
 _T = TypeVar("_T")
-
-
-class ServedOffsets(NamedTuple):
-    """A partition's first retained offset, and the one after its last committed record."""
-
-    first: int
-    next: int
-
-
-class HttpRange(NamedTuple):
-    """The offsets [start, end) of one partition."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
 
 
 class HttpTopics:
@@ -70,24 +55,26 @@ class HttpTopics:
     def close(self) -> None:
         self._link.close()
 
-    def offsets(self) -> dict[TopicPartition, ServedOffsets]:
+    def offsets(self) -> dict[TopicPartition, PartitionOffsets]:
         """The present offsets of every partition. Raises LoadError."""
         found = {}
         for topic in self._wanted.topics:
             document = self._document(self._wanted.topic_path(topic))
             for one in document["offsets"]:
                 place = TopicPartition(str(document["topic"]), int(one["partition"]))
-                found[place] = ServedOffsets(int(one["first"]), int(one["next"]))
+                found[place] = PartitionOffsets(int(one["first"]), int(one["next"]))
         return found
 
-    def resolve_cursors(self, where: str, offsets: Mapping[TopicPartition, ServedOffsets]) -> dict[TopicPartition, int]:
+    def resolve_cursors(
+        self, where: str, offsets: Mapping[TopicPartition, PartitionOffsets]
+    ) -> dict[TopicPartition, int]:
         """The offsets of `EARLIEST`, `LATEST`, a `Position` as text, or ``cursors:…`` for any data centre.
 
         Partitions that a position does not name start at their first offset. Raises LoadError.
         """
         if where == LATEST:
-            return {place: at.next for place, at in offsets.items()}
-        firsts = {place: at.first for place, at in offsets.items()}
+            return {place: at.stable for place, at in offsets.items()}
+        firsts = {place: at.earliest for place, at in offsets.items()}
         if where == EARLIEST:
             return firsts
         try:
@@ -108,7 +95,7 @@ class HttpTopics:
             )
         return {**firsts, **named}
 
-    def chunks(self, part: HttpRange) -> Iterator[list[ReceivedChunk]]:
+    def chunks(self, part: Range) -> Iterator[list[ReceivedChunk]]:
         """The chunks of exactly the range, a page at a time, in order. Raises LoadError where some are missing."""
         position = part.start
         until = time.monotonic() + self._retry_s
@@ -132,7 +119,7 @@ class HttpTopics:
     def _document(self, path: str) -> dict[str, Any]:
         return self._insist(lambda: document_of(self._link.ask(path)))
 
-    def _page(self, part: HttpRange, position: int) -> tuple[list[ReceivedChunk], int]:
+    def _page(self, part: Range, position: int) -> tuple[list[ReceivedChunk], int]:
         path = self._wanted.page_path((part.topic, part.partition), f"offset={position}", self._wanted.page_bytes, 0)
         return self._insist(lambda: page_of(self._link.ask(path, accept=True)), _said(part))
 
@@ -160,13 +147,13 @@ def _sorted(error: LogferryError, what: str) -> LoadError:
     return TopicChanged(f"{what}: {error}")
 
 
-def _said(part: HttpRange) -> str:
+def _said(part: Range) -> str:
     return f"{part.topic} {part.partition}, offsets {part.start} to {part.end - 1}"
 
 
-def ranges_between(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[HttpRange]:
+def ranges_between(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[Range]:
     """The ranges that are not empty. A partition without a start is new, and starts at 0."""
-    found = [HttpRange(*place, starts.get(place, 0), end) for place, end in sorted(ends.items())]
+    found = [Range(*place, "", starts.get(place, 0), end) for place, end in sorted(ends.items())]
     if wrong := [part for part in found if part.end < part.start]:
         raise LoaderConfigError(
             f"{wrong[0].topic} {wrong[0].partition}: its end {wrong[0].end} is before its start {wrong[0].start}"

@@ -28,9 +28,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.rows import CHUNK
-from logferry.loaders.planning.plan import TopicPartition, fair_shares
+from logferry.loaders.planning.plan import Range, TopicPartition, fair_shares
 from logferry.loaders.query import python_rows
-from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpRange, HttpTopics, ranges_between
+from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpTopics, ranges_between
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -113,8 +113,10 @@ class _Batch(DataSourceReader):
             offsets = door.offsets()
             starts, ends = (door.resolve_cursors(where, offsets) for where in (options.starting, options.ending))
         for place, end in ends.items():
-            if end > offsets[place].next:
-                raise LoaderConfigError(f"endingCursors: {place.topic} {place.partition} ends at {offsets[place].next}")
+            if end > offsets[place].stable:
+                raise LoaderConfigError(
+                    f"endingCursors: {place.topic} {place.partition} ends at {offsets[place].stable}"
+                )
         return [InputPartition(tuple(part)) for part in ranges_between(starts, ends)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -139,7 +141,7 @@ class _Stream(DataSourceStreamReader):
         if self._at is None:
             self._at = self.initialOffset()
         with closing(self._options.door()) as door:
-            latest = {place: at.next for place, at in door.offsets().items()}
+            latest = {place: at.stable for place, at in door.offsets().items()}
         self._at = as_json(capped(of_json(self._at), latest, self._options.max_chunks))
         return self._at
 
@@ -175,5 +177,5 @@ def of_json(offsets: Offsets) -> dict[TopicPartition, int]:
 
 def _read(options: Options, task: InputPartition) -> Iterator[pa.RecordBatch]:
     with closing(options.door()) as door:
-        chunks = chain.from_iterable(door.chunks(HttpRange(*task.value)))
+        chunks = chain.from_iterable(door.chunks(Range(*task.value)))
         yield from python_rows.batches(chunks, None, python_rows.CHUNK, _ARROW)

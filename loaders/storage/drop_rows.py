@@ -35,7 +35,7 @@ from logferry.loaders.storage.segment_table import (
     segment_length,
     segments_before,
 )
-from logferry.loaders.storage.sources import add_sources, known_before
+from logferry.loaders.storage.source_tables import add_sources, known_before
 from logferry.loaders.storage.tables import count_rows, partition_columns
 
 _DAY: Final = timedelta(days=1)

@@ -188,9 +188,13 @@ def text(column: str) -> Any:
 
 def of_ranges(ranges: Sequence[Range], dc: str, resolved_by: int | None = None) -> Rule:
     """A rule for the rows of these offsets."""
-    places = [
-        f'(topic = \'{r.topic}\' AND "partition" = {r.partition} AND "offset" >= {r.start} AND "offset" < {r.end})'
+    return Rule(rows_of(ranges, dc), ("dc", "topic", "partition", "offset"), where(ranges, dc), resolved_by=resolved_by)
+
+
+def where(ranges: Sequence[Range], dc: str) -> str:
+    """`rows_of` in SQL, of delta-rs and of Spark."""
+    places = (
+        f"(topic = '{r.topic}' AND partition = {r.partition} AND offset >= {r.start} AND offset < {r.end})"
         for r in ranges
-    ]
-    files = f"dc = '{dc}' AND ({' OR '.join(places) or 'false'})"
-    return Rule(rows_of(ranges, dc), ("dc", "topic", "partition", "offset"), files, resolved_by=resolved_by)
+    )
+    return f"dc = '{dc}' AND ({' OR '.join(places) or 'false'})"

@@ -44,7 +44,7 @@ from logferry.loaders.storage.ledger import (
     storage_errors,
     table_at,
 )
-from logferry.loaders.storage.sources import SNAPSHOT_EVERY
+from logferry.loaders.storage.source_tables import SNAPSHOT_EVERY
 
 _SCHEMA: Final = arrow_schema(
     "start time, version long, state string, rows long, bytes long, first time, last time, late_rows long, "

@@ -18,7 +18,7 @@ from logferry.loaders.storage.drop_rows import OldRows, cutoff
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.rewrite import Rewriter
 from logferry.loaders.storage.segment_table import read_segments
-from logferry.loaders.storage.sources import create_side_tables, known_before
+from logferry.loaders.storage.source_tables import create_side_tables, known_before
 
 from tests.support.loaded_table import HOUR, NOON, LoadedTable
 

@@ -32,7 +32,7 @@ from logferry.loaders.storage.segment_table import (
     read_segments,
     segment_length,
 )
-from logferry.loaders.storage.sources import SNAPSHOT_EVERY, exclude, read_excluded
+from logferry.loaders.storage.source_tables import SNAPSHOT_EVERY, exclude, read_excluded
 
 START = datetime(2026, 11, 20, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
