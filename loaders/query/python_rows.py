@@ -7,6 +7,7 @@ Python could differ in details. Lines that are not UTF-8 are not rows, as there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -75,14 +76,10 @@ def _batch(found: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
 
 def lines(data: bytes) -> list[dict[str, Any]]:
     """Each line with its number; the rest after the last newline is a line only if it is not empty."""
-    *whole, rest = data.split(b"\n")
-    parts = [*whole, rest] if rest else whole
-    found = []
-    for number, part in enumerate(parts):
-        try:
-            found.append({"line": number, "text": part.decode(), "newline": number < len(whole)})
-        except UnicodeDecodeError:
-            continue
+    whole, found = data.count(b"\n"), []
+    for number, part in enumerate(data.removesuffix(b"\n").split(b"\n") if data else ()):
+        with suppress(UnicodeDecodeError):
+            found.append({"line": number, "text": part.decode(), "newline": number < whole})
     return found
 
 

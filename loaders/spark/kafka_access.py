@@ -141,10 +141,7 @@ class KafkaTopics:
 
     def _connected(self, options: dict[str, str]) -> Any:
         with sorted_errors(f"connecting to Kafka at {self._where}"):
-            properties = self._jvm.java.util.Properties()
-            for name, value in {**options, **_CLIENT}.items():
-                properties.put(name, value)
-            return self._jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+            return self._jvm.org.apache.kafka.clients.admin.AdminClient.create({**options, **_CLIENT})
 
     def names(self, patterns: Sequence[str]) -> list[str]:
         """The topics that match: ``<dc>.<topic>`` only, and no compacted ones (their records vanish).
@@ -205,9 +202,7 @@ class KafkaTopics:
         topic pass for a removed one.
         """
         existing = set(self._admin.listTopics().names().get())
-        present, absent = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
-        for name in topics:
-            (present if name in existing else absent).add(name)
+        present, absent = ([n for n in topics if (n in existing) == is_there] for is_there in (True, False))
         for name, answer in dict(self._admin.describeTopics(absent).topicNameValues()).items():
             with suppress(TopicChanged), sorted_errors(f"looking for {name} at {self._where}"):
                 answer.get()
@@ -222,21 +217,15 @@ class KafkaTopics:
         self, partitions: list[Any], spec: Any, isolation: str = "READ_COMMITTED"
     ) -> dict[tuple[str, int], int]:
         """With read_committed, the latest offset is the last stable one, before the first open transaction."""
-        asked = self._jvm.java.util.HashMap()
-        for partition in partitions:
-            asked.put(partition, spec)
         level = getattr(self._jvm.org.apache.kafka.common.IsolationLevel, isolation)
         options = self._jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)
-        answers = self._admin.listOffsets(asked, options).all().get()
+        answers = self._admin.listOffsets(dict.fromkeys(partitions, spec), options).all().get()
         return {(e.getKey().topic(), e.getKey().partition()): e.getValue().offset() for e in answers.entrySet()}
 
     def _compacted(self, topics: list[str]) -> Iterator[str]:
         resource = self._jvm.org.apache.kafka.common.config.ConfigResource
         kind = getattr(resource, "Type").TOPIC  # noqa: B009
-        asked = self._jvm.java.util.ArrayList()
-        for name in topics:
-            asked.add(resource(kind, name))
-        for entry in self._admin.describeConfigs(asked).all().get().entrySet():
+        for entry in self._admin.describeConfigs([resource(kind, name) for name in topics]).all().get().entrySet():
             if "compact" in str(entry.getValue().get("cleanup.policy").value()):
                 yield entry.getKey().name()
 
@@ -266,8 +255,6 @@ def _said(topics: Sequence[str]) -> str:
 
 
 def _is_full(name: str) -> bool:
-    try:
-        split_topic(name)
-    except Malformed:
-        return False
-    return True
+    with suppress(Malformed):
+        return bool(split_topic(name))
+    return False

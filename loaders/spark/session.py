@@ -82,17 +82,7 @@ def remove_stale(base: Path) -> list[Path]:
     return removed
 
 
-# Errors only, into the log of the run: the terminal is for the loader's report.
-_LOGGING: Final = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
-"""
-
+_LOGGING: Final = Path(__file__).absolute().with_name("log4j2.properties")
 # For regular expressions, see `parsing.formats`; unused stack costs nothing.
 _STACK: Final = "-Xss128m"
 _EXECUTOR: Final = "spark.executor.extraJavaOptions"
@@ -136,13 +126,12 @@ _SETTINGS: Final = {
 
 def spark_conf(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> SparkConf:
     """The settings of a JVM that the loader starts."""
-    logging = scratch / "log4j2.properties"
     conf = SparkConf(loadDefaults=False).setAll([*_SETTINGS.items(), *settings.conf.items(), *OWN.items()])
     conf.setMaster(settings.master)
     conf.set("spark.driver.memory", settings.driver_memory)
     conf.set("spark.jars", ",".join(map(str, jars)))
     conf.set("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
-    conf.set("spark.driver.extraJavaOptions", f"{_STACK} -Dlog4j2.configurationFile={logging.as_uri()}")
+    conf.set("spark.driver.extraJavaOptions", f"{_STACK} -Dlog4j2.configurationFile={_LOGGING.as_uri()}")
     conf.set(_EXECUTOR, f"{settings.conf.get(_EXECUTOR, '')} {_STACK}".strip())
     if settings.master.startswith("local"):
         conf.set("spark.driver.host", "127.0.0.1")
@@ -196,7 +185,6 @@ def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) 
             yield session
         return
     os.environ |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "PYSPARK_PYTHON": sys.executable}
-    (scratch / "log4j2.properties").write_text(_LOGGING)
     log = scratch / "spark.log"
     conf = spark_conf(settings, jars, scratch)
     with log.open("wb") as stderr:

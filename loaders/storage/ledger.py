@@ -236,16 +236,10 @@ def new_entry(
 
 def _rows(entry: LedgerEntry) -> pa.Table:
     head = {
-        "batch": entry.batch,
-        "dc": entry.dc,
-        "parser": entry.parser,
-        "run": entry.run,
-        "planned": entry.planned,
-        "kind": entry.kind,
+        **entry._asdict(),
         "settings": entry.settings or None,
         "origin": entry.origin.as_json if entry.origin else None,
         "reload": json.dumps([r._asdict() for r in entry.reload]) if entry.reload else None,
-        "cutoff": entry.cutoff,
     }
     known = {at.key: {"original_id": at.topic_id, "original": at.offset} for at in entry.originals}
     rows = [{**head, **r._asdict(), **known.get(r.key, {})} for r in entry.ranges]
@@ -259,19 +253,17 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
     found = []
     for batch, of_batch in sorted(by_batch.items()):
         heads: set[tuple[Any, ...]] = {tuple(row.get(name) for name in _HEAD) for row in of_batch}
-        ranges = sorted(
-            Range(row["topic"], row["partition"], row["topic_id"], row["start"], row["end"]) for row in of_batch
-        )
+        ranges = sorted(Range(*(row[name] for name in Range._fields)) for row in of_batch)
+        if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
+            raise LedgerBroken(f"{path}: batch {batch} was written twice; the ledger is damaged")
         originals = sorted(
             OriginOffset(row["topic"], row["partition"], row["original_id"], row["original"])
             for row in of_batch
             if row.get("original") is not None
         )
-        if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
-            raise LedgerBroken(f"{path}: batch {batch} was written twice; the ledger is damaged")
         dc, parser, run, planned, kind, settings, said, again, cutoff = heads.pop()
         origin = JobOrigin.parse(said) if said else None
-        reload = tuple(Range(**r) for r in json.loads(again)) if again else ()
+        reload = tuple(Range(**r) for r in json.loads(again or "[]"))
         head = (batch, dc, parser, run, planned, tuple(ranges), kind or LOAD, settings or "")
         found.append(LedgerEntry(*head, origin, tuple(originals), reload, cutoff))
     return found
