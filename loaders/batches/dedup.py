@@ -29,7 +29,7 @@ from logferry.loaders.planning.source_facts import (
     shared_topics,
 )
 from logferry.loaders.storage.rewrite import rows_of, text
-from logferry.loaders.storage.source_tables import (
+from logferry.loaders.storage.side_tables import (
     LeftOutChunk,
     known_before,
     left_out_changes,

@@ -57,8 +57,15 @@ from logferry.loaders.planning.source_facts import shared_topics, with_events
 from logferry.loaders.spark.kafka_access import KafkaTopics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, commit_rows, committed_batch
 from logferry.loaders.storage.drop_rows import drop_rows
-from logferry.loaders.storage.segment_table import added_by, put_segments, segment_length, segments_before
-from logferry.loaders.storage.source_tables import add_sources, known_before, left_out_rows
+from logferry.loaders.storage.side_tables import (
+    add_sources,
+    added_by,
+    known_before,
+    left_out_rows,
+    put_segments,
+    segment_length,
+    segments_before,
+)
 from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, partition_columns
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F

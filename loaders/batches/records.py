@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from logferry.loaders.jvm_errors import released, sorted_errors
 from logferry.loaders.parsing.rows import kafka_records
 from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.spark.kafka_access import listed
 from logferry.loaders.storage.commit import FOLDER, DataFiles, add_action, partition_values
 from logferry.loaders.storage.ledger import storage_errors
 from pyspark import StorageLevel
@@ -73,7 +74,7 @@ def read(spark: SparkSession, kafka: Mapping[str, str], dc: str, ranges: Sequenc
 
 def kept_on_disk(batch: BatchRecords, ranges: Sequence[Range]) -> BatchRecords:
     """The batch on local disk until `BatchRecords.release`. Raises LoadError."""
-    with sorted_errors(f"reading {_said(ranges)}"):
+    with sorted_errors(f"reading {listed({r.topic for r in ranges})}"):
         frame = batch.frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
     return replace(batch, frame=frame, release=lambda: _release(frame))
 
@@ -120,11 +121,6 @@ def _release(frame: DataFrame) -> None:
     with released():
         plan: Any = frame._jdf.queryExecution().logical()
         plan.rdd().unpersist(False)
-
-
-def _said(ranges: Sequence[Range]) -> str:
-    topics = sorted({r.topic for r in ranges})
-    return f"{', '.join(topics[:3])}{' and others' if len(topics) > 3 else ''}"
 
 
 def write_files(rows: DataFrame, path: Path, batch: int, partition_by: Sequence[str] = ()) -> DataFiles:

@@ -36,7 +36,7 @@ from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, S
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files
 from logferry.loaders.storage.ledger import APP, open_table, table_at
 from logferry.loaders.storage.rewrite import Rewriter, of_ranges, where
-from logferry.loaders.storage.source_tables import moment
+from logferry.loaders.storage.side_tables import moment
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 

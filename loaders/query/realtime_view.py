@@ -25,7 +25,7 @@ from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.planning.ledger_entry import JobOrigin
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.spark.kafka_access import jvm_options, kafka_topics
-from logferry.loaders.storage.source_tables import moment
+from logferry.loaders.storage.side_tables import moment
 from logferry.loaders.storage.tables import (
     TableSnapshot,
     may_hold_copies,

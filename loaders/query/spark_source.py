@@ -103,10 +103,19 @@ class LogferrySource(DataSource):
         return _Stream(Options.of(self.options))
 
 
-class _Batch(DataSourceReader):
+class _Ranges:
+    """Reads exactly the range of a task."""
+
     def __init__(self, options: Options) -> None:
         self._options = options
 
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with closing(self._options.door()) as door:
+            chunks = chain.from_iterable(door.chunks(Range(*partition.value)))
+            yield from python_rows.batches(chunks, None, python_rows.CHUNK, _ARROW)
+
+
+class _Batch(_Ranges, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with closing(options.door()) as door:
@@ -119,18 +128,13 @@ class _Batch(DataSourceReader):
                 )
         return [InputPartition(tuple(part)) for part in ranges_between(starts, ends)]
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(self._options, partition)
 
-
-class _Stream(DataSourceStreamReader):
+class _Stream(_Ranges, DataSourceStreamReader):
     """Lives as long as its query. On a restart Spark first calls `partitions` with an empty range at the last offset of
     the checkpoint, from which `latestOffset` then knows where the batch begins.
     """
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._at: Offsets | None = None
+    _at: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
         with closing(self._options.door()) as door:
@@ -149,9 +153,6 @@ class _Stream(DataSourceStreamReader):
         if self._at is None:
             self._at = end
         return [InputPartition(tuple(part)) for part in ranges_between(of_json(start), of_json(end))]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(self._options, partition)
 
 
 def capped(
@@ -173,9 +174,3 @@ def as_json(offsets: Mapping[TopicPartition, int]) -> Offsets:
 
 def of_json(offsets: Offsets) -> dict[TopicPartition, int]:
     return {TopicPartition(topic, int(number)): at for topic, by in offsets.items() for number, at in by.items()}
-
-
-def _read(options: Options, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    with closing(options.door()) as door:
-        chunks = chain.from_iterable(door.chunks(Range(*task.value)))
-        yield from python_rows.batches(chunks, None, python_rows.CHUNK, _ARROW)

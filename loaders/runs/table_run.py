@@ -26,7 +26,7 @@ from logferry.loaders.runs.notify import notify_ready
 from logferry.loaders.runs.segment_check import begin_check, finish_check
 from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.ledger import Ledger, new_entry
-from logferry.loaders.storage.segment_table import create_segments
+from logferry.loaders.storage.side_tables import create_segments
 from logferry.loaders.storage.tables import TableState, read_state
 
 # A mirror records what it wrote with the records themselves, or within milliseconds.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -151,7 +151,7 @@ class KafkaTopics:
         with sorted_errors(f"listing the topics of {self._where}"):
             existing = set(self._admin.listTopics().names().get())
         found = {name for name in existing if _is_full(name) and matches(name, patterns)}
-        with sorted_errors(f"reading the configuration of {_said(sorted(found))} at {self._where}"):
+        with sorted_errors(f"reading the configuration of {listed(found)} at {self._where}"):
             compacted = set(self._compacted(sorted(found)))
         for name in (p for p in patterns if not is_pattern(p)):
             if name in compacted:
@@ -250,8 +250,9 @@ def matches(topic: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(topic, pattern) for pattern in patterns)
 
 
-def _said(topics: Sequence[str]) -> str:
-    return f"{', '.join(topics[:3])}{' and others' if len(topics) > 3 else ''}"
+def listed(topics: Collection[str]) -> str:
+    """The first ones, for messages."""
+    return f"{', '.join(sorted(topics)[:3])}{' and others' if len(topics) > 3 else ''}"
 
 
 def _is_full(name: str) -> bool:

@@ -28,14 +28,15 @@ from logferry.loaders.planning.source_facts import shared_topics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
 from logferry.loaders.storage.ledger import open_table, storage_errors
 from logferry.loaders.storage.rewrite import Rewriter, Rule
-from logferry.loaders.storage.segment_table import (
+from logferry.loaders.storage.side_tables import (
+    add_sources,
+    known_before,
     put_segments,
     read_segments,
     rows_by_segment,
     segment_length,
     segments_before,
 )
-from logferry.loaders.storage.source_tables import add_sources, known_before
 from logferry.loaders.storage.tables import count_rows, partition_columns
 
 _DAY: Final = timedelta(days=1)

@@ -14,7 +14,7 @@ from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, add_rows
 from logferry.loaders.storage.commit import INDEXED
 from logferry.loaders.storage.ledger import APP, Ledger, last_batch, new_entry, open_table
-from logferry.loaders.storage.segment_table import create_segments, put_segments, read_segments
+from logferry.loaders.storage.side_tables import create_segments, put_segments, read_segments
 from logferry.loaders.storage.tables import QUARANTINE, active_filter
 
 T = "dc1.nginx"

@@ -16,7 +16,7 @@ from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, RESET, LedgerEn
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
 from logferry.loaders.planning.reload_plan import HeldOffsets, ReloadTarget, TimeSpan, held_offsets, ranges_to_reload
 from logferry.loaders.storage.ledger import Ledger, new_entry
-from logferry.loaders.storage.source_tables import LeftOutChunk, left_out_changes
+from logferry.loaders.storage.side_tables import LeftOutChunk, left_out_changes
 from logferry.loaders.storage.tables import active_filter
 
 T, P0, P1 = "dc1.nginx", TopicPartition("dc1.nginx", 0), TopicPartition("dc1.nginx", 1)

@@ -17,8 +17,7 @@ from logferry.loaders.storage.commit import commit_files
 from logferry.loaders.storage.drop_rows import OldRows, cutoff
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.rewrite import Rewriter
-from logferry.loaders.storage.segment_table import read_segments
-from logferry.loaders.storage.source_tables import create_side_tables, known_before
+from logferry.loaders.storage.side_tables import create_side_tables, known_before, read_segments
 
 from tests.support.loaded_table import HOUR, NOON, LoadedTable
 

@@ -23,16 +23,18 @@ from logferry.loaders.runs.notify import notify_ready, segment_name
 from logferry.loaders.runs.segment_check import ReportedSource, source_views
 from logferry.loaders.storage.commit import DataFiles, commit_rows
 from logferry.loaders.storage.ledger import create_table, open_table, read_rows
-from logferry.loaders.storage.segment_table import (
-    _SCHEMA,
+from logferry.loaders.storage.side_tables import (
+    _SEGMENTS,
+    SNAPSHOT_EVERY,
     _added,
     added_by,
     create_segments,
+    exclude,
     put_segments,
+    read_excluded,
     read_segments,
     segment_length,
 )
-from logferry.loaders.storage.source_tables import SNAPSHOT_EVERY, exclude, read_excluded
 
 START = datetime(2026, 11, 20, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -222,7 +224,7 @@ def test_a_table_of_an_older_loader_gets_the_new_columns(tmp_path: Path):
     old = segment(0)._asdict()
     for name in ("sources", "silent_sources", "watermark"):
         del old[name]
-    columns = [field for field in _SCHEMA if field.name in old]
+    columns = [field for field in _SEGMENTS if field.name in old]
     create_table(path, pa.schema(columns), "logferry segments of 3600 s")
     commit_rows(pa.Table.from_pylist([old], schema=pa.schema(columns)), path, 0, "run")
     assert read_segments(path, 0) == {START: segment(0)}
