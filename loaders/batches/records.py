@@ -102,17 +102,13 @@ def _one_a_partition(ranges: Sequence[Range]) -> list[list[Range]]:
 
 def range_options(ranges: Sequence[Range]) -> dict[str, str]:
     """The ranges as options of Spark's Kafka source: one per partition, none of them empty."""
-    partitions: dict[str, list[int]] = {}
-    starts: dict[str, dict[str, int]] = {}
-    ends: dict[str, dict[str, int]] = {}
+    topics: dict[str, list[Range]] = {}
     for r in ranges:
-        partitions.setdefault(r.topic, []).append(r.partition)
-        starts.setdefault(r.topic, {})[str(r.partition)] = r.start
-        ends.setdefault(r.topic, {})[str(r.partition)] = r.end
+        topics.setdefault(r.topic, []).append(r)
     return {
-        "assign": json.dumps(partitions),
-        "startingOffsets": json.dumps(starts),
-        "endingOffsets": json.dumps(ends),
+        "assign": json.dumps({topic: [r.partition for r in its] for topic, its in topics.items()}),
+        "startingOffsets": json.dumps({topic: {r.partition: r.start for r in its} for topic, its in topics.items()}),
+        "endingOffsets": json.dumps({topic: {r.partition: r.end for r in its} for topic, its in topics.items()}),
     }
 
 

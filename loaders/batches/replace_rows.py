@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from deltalake import Transaction
 from logferry.loaders.batches.records import source
@@ -67,10 +67,10 @@ def offsets_of(
     begins = kafka.first_since(positions, _ms(span.start))
     starts: dict[TopicPartition, int] = {}
     looks = {key: at for key in positions if (at := begins.get(key)) is not None and at < positions[key]}
-    for seen in _forward(spark, kafka, looks, positions, span):
-        if seen.first is not None:
-            starts[seen.key] = seen.first
-            del looks[seen.key]
+    for key, seen in _forward(spark, kafka, looks, positions, span):
+        if seen["first"] is not None:
+            starts[key] = seen["first"]
+            del looks[key]
     ends = kafka.first_since(starts, _ms(span.end))
     found: dict[TopicPartition, tuple[int, int]] = {}
     for key, start in starts.items():
@@ -78,22 +78,12 @@ def offsets_of(
         end = positions[key] if at is None else min(at, positions[key])
         found[key] = (start, max(start, end))
         looks[key] = max(start, end)
-    for seen in _forward(spark, kafka, looks, positions, span):
-        if seen.last is not None:
-            found[seen.key] = (found[seen.key][0], seen.last + 1)
-        if seen.newest is not None and moment(seen.newest) >= span.end + CLOCKS:
-            del looks[seen.key]
+    for key, seen in _forward(spark, kafka, looks, positions, span):
+        if seen["last"] is not None:
+            found[key] = (found[key][0], seen["last"] + 1)
+        if seen["newest"] is not None and moment(seen["newest"]) >= span.end + CLOCKS:
+            del looks[key]
     return {key: cut for key, cut in found.items() if cut[0] < cut[1]}
-
-
-class _Seen(NamedTuple):
-    """A part of a partition: the first offset not before the span, the last not after it, the newest time in
-    microseconds since 1970."""
-
-    key: TopicPartition
-    first: int | None
-    last: int | None
-    newest: int | None
 
 
 def _forward(
@@ -102,8 +92,12 @@ def _forward(
     looks: dict[TopicPartition, int],
     positions: Mapping[TopicPartition, int],
     span: TimeSpan,
-) -> Iterator[_Seen]:
-    """Reads the partitions of ``looks`` from their offsets on, in growing parts, until the caller removes them."""
+) -> Iterator[tuple[TopicPartition, dict[str, Any]]]:
+    """Reads the partitions of ``looks`` from their offsets on, in growing parts, until the caller removes them.
+
+    Of each part: the first offset not before the span, the last not after it, the newest time in microseconds since
+    1970.
+    """
     micros, offsets = "unix_micros(timestamp)", _LOOK_OFFSETS
     while looks:
         parts = [
@@ -128,7 +122,7 @@ def _forward(
         for r in parts:
             looks[r.key] = r.end
         for row in rows:
-            yield _Seen(TopicPartition(row["topic"], row["partition"]), row["first"], row["last"], row["newest"])
+            yield TopicPartition(row["topic"], row["partition"]), row
         offsets *= 4
 
 

@@ -10,9 +10,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from logferry.loaders.parsing import line_patterns
-from logferry.loaders.parsing.columns import column_type, schema_field
-from logferry.loaders.parsing.line_patterns import MARK, named_groups
+from logferry.loaders.parsing.columns import (
+    ACCESS_LINE,
+    MARK,
+    REQUEST,
+    REQUEST_PARTS,
+    column_type,
+    named_groups,
+    schema_field,
+)
 from logferry.loaders.parsing.settings import FIELDS, EventTime, ParserSettings
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -86,12 +92,9 @@ def _json(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
 
 
 def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
-    read = _matched(frame, line_patterns.LINE)
+    read = _matched(frame, ACCESS_LINE)
     request = read.columns["request"]
-    parts = {
-        name: F.nullif(F.regexp_extract(request, line_patterns.REQUEST, i), F.lit(""))
-        for name, i in line_patterns.REQUEST_PARTS.items()
-    }
+    parts = {name: F.nullif(F.regexp_extract(request, REQUEST, i), F.lit("")) for name, i in REQUEST_PARTS.items()}
     return read._replace(columns={**read.columns, **parts})
 
 

@@ -11,8 +11,7 @@ import json
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal, get_args
 
-from logferry.loaders.parsing.columns import check_name, column_type
-from logferry.loaders.parsing.line_patterns import TIME, named_groups
+from logferry.loaders.parsing.columns import TIME, check_name, column_type, named_groups
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Format = Literal["lines", "chunk", "json", "access", "logfmt", "regex", "delimited"]

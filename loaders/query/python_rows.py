@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from logferry.client.reading.decode import ReceivedChunk
-from logferry.loaders.parsing import line_patterns
-from logferry.loaders.parsing.columns import DATES, LAST_MS
+from logferry.loaders.parsing.columns import DATES, LAST_MS, access_columns
 
 # The versions of the parsers that are implemented here.
 LINES: Final = "lines/1"
@@ -62,7 +61,7 @@ def _rows_of(chunk: ReceivedChunk, dc: str | None, parser: str) -> list[dict[str
     found = [{**row, **line} for line in lines(chunk.data)]
     if parser != ACCESS:
         return found
-    read = ((line, line_patterns.columns(line["text"])) for line in found)
+    read = ((line, access_columns(line["text"])) for line in found)
     return [{**line, **more} for line, more in read if more is not None]
 
 

@@ -31,7 +31,14 @@ from logferry.loaders.planning.table_features import unsupported_features
 APP: Final = "logferry.loader"
 _TRIES: Final = 10
 
-_TYPES: Final = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "time": pa.timestamp("us", "UTC")}
+_TYPES: Final = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "time": pa.timestamp("us", "UTC"),
+}
 
 
 def arrow_schema(columns: str, *, nullable: bool = True) -> pa.Schema:

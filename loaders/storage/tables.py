@@ -16,44 +16,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, Field, Schema
-from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
+from deltalake import DeltaTable, Schema
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoaderConfigError, TopicChanged
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicOffsets, plan
 from logferry.loaders.planning.source_facts import shared_topics
-from logferry.loaders.storage.ledger import Ledger, last_batch, open_table, refuse_features, storage_errors
-
-_STRING: Final = PrimitiveType("string")
-_HEADER: Final = StructType([Field("key", _STRING), Field("value", PrimitiveType("binary"))])
+from logferry.loaders.storage.ledger import (
+    Ledger,
+    arrow_schema,
+    last_batch,
+    open_table,
+    refuse_features,
+    storage_errors,
+)
 
 # Where a line is quarantined, ``line`` and ``newline`` are set; where a whole record is, ``key`` and ``headers``.
 # ``parser`` could not read the line. ``since`` is the batch that added the row in a reload, ``resolved`` the batch that
 # moved its line into the table or dropped it: between the two the row is active.
-_QUARANTINE: Final[dict[str, Any]] = {
-    "topic": "string",
-    "source_id": "string",
-    "seqno": "long",
-    "line": "integer",
-    "prev": "long",
-    "dc": "string",
-    "partition": "integer",
-    "offset": "long",
-    "created": "timestamp",
-    "recorded": "timestamp",
-    "attributes": MapType(_STRING, _STRING),
-    "bytes": "binary",
-    "newline": "boolean",
-    "reason": "string",
-    "key": "binary",
-    "headers": ArrayType(_HEADER, contains_null=True),
-    "parser": "string",
-    "resolved": "long",
-    "since": "long",
-}
-QUARANTINE: Final = Schema([Field(name, kind) for name, kind in _QUARANTINE.items()])
-QUARANTINE_COLUMNS: Final = tuple(_QUARANTINE)
+_QUARANTINE: Final = pa.schema(
+    [
+        *arrow_schema("topic string, source_id string, seqno long, line int, prev long, dc string, partition int"),
+        *arrow_schema("offset long, created time, recorded time"),
+        pa.field("attributes", pa.map_(pa.string(), pa.string())),
+        *arrow_schema("bytes binary, newline boolean, reason string, key binary"),
+        pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        *arrow_schema("parser string, resolved long, since long"),
+    ]
+)
+QUARANTINE: Final = Schema.from_arrow(_QUARANTINE)
+QUARANTINE_COLUMNS: Final = tuple(_QUARANTINE.names)
 
 
 class TableState(NamedTuple):

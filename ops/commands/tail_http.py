@@ -10,10 +10,10 @@ from http.client import FORBIDDEN
 from typing import Any, Final
 
 from logferry.client import Chunk
-from logferry.loaders.errors import LoaderConfigError, LoadError
+from logferry.loaders.errors import LoadError
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
 from logferry.loaders.query.http_ranges import HttpTopics
-from logferry.loaders.storage.tables import TableSnapshot, tail_of, wanted_topics
+from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of, wanted_topics
 from logferry.ops.cli.gateway_client import GatewayClient, RequestRefused, token_of
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
@@ -35,12 +35,7 @@ class HttpTail:
 
         Raises CommandError, ConfigError, TopicChanged.
         """
-        dc, origin = snapshot.entry.dc, snapshot.entry.origin
-        patterns = chosen or (origin.topics if origin else ())
-        if not patterns:
-            raise LoaderConfigError(
-                f"{snapshot.path} does not name its topics (it was loaded by an older version); pass them with --topics"
-            )
+        patterns = origin_of(snapshot, self._url, chosen).topics
         self._check_dc(snapshot)
         topics = {str(one["topic"]): one for one in self._ask("/v1/topics")["topics"]}
         names = [name for name in topics if any(fnmatchcase(name, pattern) for pattern in patterns)]
@@ -48,7 +43,7 @@ class HttpTail:
         if hidden := [name for name in wanted if name not in topics]:
             raise CommandError(
                 f"the gateway at {self._url} does not show {', '.join(hidden)}, a topic of the table; check that it is "
-                f"a gateway of {dc} and that the token may read the topic, {ALONE}"
+                f"a gateway of {snapshot.entry.dc} and that the token may read the topic, {ALONE}"
             )
         return tail_of(snapshot, _views(topics[name] for name in wanted), wanted)
 

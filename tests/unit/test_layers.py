@@ -113,7 +113,7 @@ PURE = (
     ),
     *("gateway.rate_limit", "gateway.fair_share"),
     "mirror.copy",
-    *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.line_patterns"),
+    *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns"),
     *("client.files.chunking", "client.transport.redirects", "client.transport.responses"),
     *("client.agent.dispatch", "client.agent.failover"),
     *("client.writing.send_window", "client.writing.requests"),
