@@ -82,17 +82,11 @@ class MirrorOffsets:
     # ---- on the thread ---------------------------------------------------------------------------------------
 
     async def _originals(self, ranges: list[Range], found: list[OriginOffset], within_s: float) -> None:
-        try:
-            async with asyncio.timeout(within_s):
-                translation = await self._open()
-                if not await self._has_mirror():
-                    return
-                for r in ranges:
-                    original = await self._original(translation, r)
-                    if original is not None:
-                        found.append(original)
-        except TimeoutError:
-            return
+        async with asyncio.timeout(within_s):
+            translation = await self._open()
+            for r in ranges if await self._has_mirror() else ():
+                if (original := await self._original(translation, r)) is not None:
+                    found.append(original)
 
     async def _original(self, translation: OffsetTranslation, r: Range) -> OriginOffset | None:
         tp = (r.topic, r.partition)

@@ -10,7 +10,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, Final
 
@@ -255,8 +255,8 @@ def is_cut(output: BinaryIO) -> bool:
 class ReadProgress:
     """Chunks, bytes and rate; shown where standard error is a terminal and standard output is not."""
 
-    def __init__(self, status: Status | None, console: Console) -> None:
-        self._status, self._console = status, console
+    def __init__(self, status: Status | None) -> None:
+        self._status = status
         self._chunks = self._bytes = 0
         self._began = self._turned_at = time.monotonic()
 
@@ -276,7 +276,9 @@ class ReadProgress:
         """Prints the totals and ``where()``, the next position; on a terminal only."""
         if self._status is not None:
             self._status.stop()
-            self._console.print(f"{self._words(time.monotonic())}; next: {where()}", highlight=False, soft_wrap=True)
+            self._status.console.print(
+                f"{self._words(time.monotonic())}; next: {where()}", highlight=False, soft_wrap=True
+            )
 
     def _words(self, now: float) -> str:
         took_s = max(now - self._began, 0.001)
@@ -286,8 +288,6 @@ class ReadProgress:
 @contextmanager
 def progress() -> Iterator[ReadProgress]:
     console = Console(stderr=True)
-    if not console.is_terminal or sys.stdout.isatty():
-        yield ReadProgress(None, console)
-        return
-    with console.status("waiting for chunks") as status:
-        yield ReadProgress(status, console)
+    is_shown = console.is_terminal and not sys.stdout.isatty()
+    with console.status("waiting for chunks") if is_shown else nullcontext() as status:
+        yield ReadProgress(status)

@@ -24,7 +24,7 @@ from logferry.loaders.commands.move import move_table
 from logferry.loaders.config import TableJob
 from logferry.loaders.planning.reset_plan import PositionChange, ResetTarget
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.spark.kafka_offsets import kafka_topics
+from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.ports import free_block
 from logferry.ops.stack.processes import Child

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from logferry.loaders.batches.create_tables import prepare
-from logferry.loaders.batches.read import OPTIONS
+from logferry.loaders.batches.records import OPTIONS
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.parsing.rows import kafka_records, parse_records, table_rows
 from logferry.loaders.parsing.settings import ParserSettings

@@ -1,40 +1,53 @@
-"""Executes a reload: finds the offsets of time spans, replaces rows, or abandons the reload.
+"""Batches that replace rows: reloads, and the lines of the quarantine that the parser can read by now.
 
-A reload is a batch of the ledger, so other batches come before or after it, and any loader that finds it planned
-finishes it. One commit of the main table removes the rows of the ranges and adds those from Kafka; the lines of the
-quarantine change in the same instant (see `quarantine.active_filter`).
+**A reload** finds the offsets of time spans, and replaces rows or is abandoned. It is a batch of the ledger, so other
+batches come before or after it, and any loader that finds it planned finishes it. One commit of the main table removes
+the rows of the ranges and adds those from Kafka; the lines of the quarantine change in the same instant (see
+`tables.active_filter`).
 
 Crash windows: after the ledger, in mid-write, in or after the quarantine, after the segments: neither the table nor the
 active lines of the quarantine have changed; the next run of any loader reads the ranges again and completes the batch.
 After the main commit: nothing is left to do.
+
+**Quarantined lines** are parsed again, after the parser was corrected: each moves to the table or stays, never both. A
+line that can be parsed now is marked in the quarantine with the batch that will load it (``resolved``), and *stays
+active until that batch is in the table*: the commit of the main table is the instant in which it moves. The next such
+batch deletes marked lines.
+
+Crash windows: after the ledger, in the rewrite of the quarantine: nothing is marked, and the next run repeats it. After
+it: the next run takes the marked lines, which no other batch can mark or unmark. After the main commit: nothing is left
+to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from logferry.loaders.batches.read import source
+from deltalake import Transaction
+from logferry.loaders.batches.records import source
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.reload_plan import TimeSpan
 from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, SegmentRules
-from logferry.loaders.storage.commit import HOOKS, CommittedBatch, commit_once
-from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files
 from logferry.loaders.storage.ledger import APP, open_table, table_at
-from logferry.loaders.storage.quarantine import resolved_by
-from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten, of_ranges
-from logferry.loaders.storage.source_table import moment
-from pyspark.sql import Column, DataFrame, SparkSession
+from logferry.loaders.storage.rewrite import Rewriter, of_ranges, where
+from logferry.loaders.storage.side_tables import moment
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from logferry.loaders.spark.kafka_offsets import KafkaTopics
+    from logferry.loaders.spark.kafka_access import KafkaTopics
+from logferry.loaders.batches.records import write_files
+from logferry.loaders.parsing.rows import read_lines
+from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.storage.commit import committed_batch
+from logferry.loaders.storage.tables import QUARANTINE_COLUMNS
+from pyspark.sql import Observation
 
 # The largest difference between gateways' clocks: the search after the end of a span ends at a record this much later.
 CLOCKS: Final = timedelta(hours=1)
@@ -54,10 +67,10 @@ def offsets_of(
     begins = kafka.first_since(positions, _ms(span.start))
     starts: dict[TopicPartition, int] = {}
     looks = {key: at for key in positions if (at := begins.get(key)) is not None and at < positions[key]}
-    for seen in _forward(spark, kafka, looks, positions, span):
-        if seen.first is not None:
-            starts[seen.key] = seen.first
-            del looks[seen.key]
+    for key, seen in _forward(spark, kafka, looks, positions, span):
+        if seen["first"] is not None:
+            starts[key] = seen["first"]
+            del looks[key]
     ends = kafka.first_since(starts, _ms(span.end))
     found: dict[TopicPartition, tuple[int, int]] = {}
     for key, start in starts.items():
@@ -65,22 +78,12 @@ def offsets_of(
         end = positions[key] if at is None else min(at, positions[key])
         found[key] = (start, max(start, end))
         looks[key] = max(start, end)
-    for seen in _forward(spark, kafka, looks, positions, span):
-        if seen.last is not None:
-            found[seen.key] = (found[seen.key][0], seen.last + 1)
-        if seen.newest is not None and moment(seen.newest) >= span.end + CLOCKS:
-            del looks[seen.key]
+    for key, seen in _forward(spark, kafka, looks, positions, span):
+        if seen["last"] is not None:
+            found[key] = (found[key][0], seen["last"] + 1)
+        if seen["newest"] is not None and moment(seen["newest"]) >= span.end + CLOCKS:
+            del looks[key]
     return {key: cut for key, cut in found.items() if cut[0] < cut[1]}
-
-
-class _Seen(NamedTuple):
-    """A part of a partition: the first offset not before the span, the last not after it, the newest time in
-    microseconds since 1970."""
-
-    key: TopicPartition
-    first: int | None
-    last: int | None
-    newest: int | None
 
 
 def _forward(
@@ -89,8 +92,12 @@ def _forward(
     looks: dict[TopicPartition, int],
     positions: Mapping[TopicPartition, int],
     span: TimeSpan,
-) -> Iterator[_Seen]:
-    """Reads the partitions of ``looks`` from their offsets on, in growing parts, until the caller removes them."""
+) -> Iterator[tuple[TopicPartition, dict[str, Any]]]:
+    """Reads the partitions of ``looks`` from their offsets on, in growing parts, until the caller removes them.
+
+    Of each part: the first offset not before the span, the last not after it, the newest time in microseconds since
+    1970.
+    """
     micros, offsets = "unix_micros(timestamp)", _LOOK_OFFSETS
     while looks:
         parts = [
@@ -115,7 +122,7 @@ def _forward(
         for r in parts:
             looks[r.key] = r.end
         for row in rows:
-            yield _Seen(TopicPartition(row["topic"], row["partition"]), row["first"], row["last"], row["newest"])
+            yield TopicPartition(row["topic"], row["partition"]), row
         offsets *= 4
 
 
@@ -132,9 +139,9 @@ def replace_quarantined(written: DataFiles | None, paths: TablePaths, entry: Led
     Returns the number of new lines, None where unknown. Raises StorageUnavailable, and Overtaken where the reload was
     abandoned.
     """
-    rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, resolved_by(entry.batch)))
+    rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, entry.batch))
     come = written or DataFiles(paths.quarantine, (), 0)
-    done = commit_rewritten(come, rewriter, paths.quarantine, entry.batch, run)
+    done = commit_files(come, paths.quarantine, entry.batch, run, changes=rewriter.actions)
     if is_abandoned(paths, entry.batch):
         raise Overtaken(f"batch {entry.batch} of {paths.main} was abandoned meanwhile: nothing is replaced")
     return done.rows
@@ -150,12 +157,8 @@ def abandon_reload(paths: TablePaths, batch: int, run: str) -> bool:
 
     The quarantine's commit of the batch is the decision: it replaces lines, or records that nothing is replaced.
     """
-
-    def write(table: DeltaTable, properties: CommitProperties) -> None:
-        nothing = pa.Table.from_batches([], schema=pa.schema(table.schema().to_arrow()))
-        write_deltalake(table, nothing, mode="append", commit_properties=properties, post_commithook_properties=HOOKS)
-
-    commit_once(write, paths.quarantine, batch, run, 0, beside=[Transaction(_ABANDONED, batch)])
+    nothing = DataFiles(paths.quarantine, (), 0)
+    commit_files(nothing, paths.quarantine, batch, run, beside=[Transaction(_ABANDONED, batch)])
     return is_abandoned(paths, batch)
 
 
@@ -169,7 +172,7 @@ def replace_main(
 ) -> CommittedBatch:
     """Replaces the rows of the ranges by the files. Safe to call again. Raises StorageUnavailable."""
     rewriter = Rewriter(paths.main, entry.batch, of_ranges(entry.reload, entry.dc))
-    return commit_rewritten(written, rewriter, paths.main, entry.batch, run, partition_by)
+    return commit_files(written, paths.main, entry.batch, run, partition_by, changes=rewriter.actions)
 
 
 def recount_segments(
@@ -184,7 +187,7 @@ def recount_segments(
     columns = [
         (F.col(c.name) if c.name in rows.columns else F.lit(None)).cast(c.dataType).alias(c.name) for c in stored.schema
     ]
-    gone = _in_ranges(entry)
+    gone = F.expr(where(entry.reload, entry.dc))
     with sorted_errors(f"counting rows of {paths.main}"):
         came = _sums(rows.select(*columns), rules)
         went = _sums(stored.where(gone), rules)
@@ -227,9 +230,45 @@ def _sums(frame: DataFrame, rules: SegmentRules, *, hashed: bool = True) -> dict
     }
 
 
-def _in_ranges(entry: LedgerEntry) -> Column:
-    found = F.expr("false")
-    for r in entry.reload:
-        where = (F.col("topic") == r.topic) & (F.col("partition") == r.partition)
-        found = found | (where & (F.col("offset") >= r.start) & (F.col("offset") < r.end))
-    return found & (F.col("dc") == entry.dc)
+def resolve(spark: SparkSession, paths: TablePaths, batch: int, run: str, parser: ParserSettings) -> int | None:
+    """Marks the lines that the parser can read. Returns their number; None where another loader has done so.
+
+    Safe to call again. Records that no gateway wrote stay as they are.
+    """
+    if committed_batch(paths.quarantine, batch, run) is not None:
+        return None
+    # Lines resolved by earlier batches are in the table.
+    active = _quarantine(spark, paths).where("resolved is null")
+    now_read = _read(active.where("line is not null"), parser)
+    resolved = F.when(F.col("reason").isNull(), F.lit(batch)).cast("long")
+    marked = now_read.withColumns({"parser": F.lit(parser.name), "resolved": resolved})
+    seen = Observation()
+    whole = active.where("line is null").select(*QUARANTINE_COLUMNS)
+    rest = marked.select(*QUARANTINE_COLUMNS).unionByName(whole)
+    watched = rest.observe(seen, F.count("resolved").alias("resolved"))
+    with sorted_errors(f"parsing the lines of {paths.quarantine} again"):
+        written = write_files(watched, paths.quarantine, batch)
+    commit_files(written, paths.quarantine, batch, run, replace=True)
+    return int(seen.get["resolved"])
+
+
+def resolved_rows(spark: SparkSession, paths: TablePaths, batch: int, parser: ParserSettings) -> DataFrame:
+    """The lines that the batch loads, parsed."""
+    return _read(_quarantine(spark, paths).where(F.col("resolved") == batch), parser)
+
+
+def count_lines(spark: SparkSession, paths: TablePaths) -> int:
+    """The largest number of lines that a batch could load."""
+    with sorted_errors(f"reading {paths.quarantine}"):
+        return _quarantine(spark, paths).where("resolved is null and line is not null").count()
+
+
+def _quarantine(spark: SparkSession, paths: TablePaths) -> DataFrame:
+    return spark.read.format("delta").load(str(paths.quarantine))
+
+
+def _read(quarantined: DataFrame, parser: ParserSettings) -> DataFrame:
+    lines = quarantined.drop("reason", "parser").withColumns(
+        {"text": F.expr("cast(bytes as string)"), "clean": F.lit(False)}
+    )
+    return read_lines(lines, parser)

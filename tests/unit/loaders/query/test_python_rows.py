@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.client.reading.decode import ReceivedChunk
-from logferry.loaders.parsing import python_rows
 from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.query import python_rows
 
 from tests.support.loader import chunks_of, rows_of
 
@@ -35,6 +36,10 @@ SCHEMA = pa.schema(
 
 def chunk(data: bytes, created_ms: int | None = 1000) -> ReceivedChunk:
     return ReceivedChunk("dc1", "dc1.a", 0, 7, "s", 5, None, created_ms, 1_700_000_000_123, {"host": "web1"}, data)
+
+
+def rows(chunks: list[ReceivedChunk], dc: str, parser: str, schema: pa.Schema) -> list[dict[str, Any]]:
+    return [row for batch in python_rows.batches(chunks, dc, parser, schema) for row in batch.to_pylist()]
 
 
 @given(st.lists(st.sampled_from([b"\n", b"\r", b"a", b"\x00", "ü€😀".encode(), b"\xff", b"\xc3", "\u2028".encode()])))
@@ -77,7 +82,7 @@ def test_no_other_parser_and_no_other_version_is_read():
 
 
 def test_the_columns_of_a_row():
-    (row,) = python_rows.rows([chunk(b"x\n")], "dc2", python_rows.LINES, SCHEMA).to_pylist()
+    (row,) = rows([chunk(b"x\n")], "dc2", python_rows.LINES, SCHEMA)
     recorded = datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
     assert row == {
         "topic": "dc1.a",
@@ -97,12 +102,12 @@ def test_the_columns_of_a_row():
 
 @pytest.mark.parametrize("created_ms", [None, -1, 253_402_300_800_000])
 def test_a_creation_time_out_of_range_is_null(created_ms: int | None):
-    (row,) = python_rows.rows([chunk(b"x", created_ms)], "dc1", python_rows.LINES, SCHEMA).to_pylist()
+    (row,) = rows([chunk(b"x", created_ms)], "dc1", python_rows.LINES, SCHEMA)
     assert row["created"] is None
 
 
 def test_a_whole_chunk_is_one_row():
-    (row,) = python_rows.rows([chunk(b"\xff\n\x00")], "dc1", python_rows.CHUNK, SCHEMA).to_pylist()
+    (row,) = rows([chunk(b"\xff\n\x00")], "dc1", python_rows.CHUNK, SCHEMA)
     assert (row["data"], row["text"]) == (b"\xff\n\x00", None)
 
 
@@ -110,6 +115,6 @@ def test_lines_that_do_not_fit_an_access_log_are_left_out():
     schema = SCHEMA.append(pa.field("status", pa.int32())).append(pa.field("event_time", pa.timestamp("us", "UTC")))
     schema = schema.append(pa.field("event_date", pa.date32())).append(pa.field("protocol", pa.string()))
     line = b'10.0.0.1 - - [31/Dec/2025:23:30:00 -0100] "GET /" 304 -'
-    (row,) = python_rows.rows([chunk(b"none\n" + line + b"\r\n")], "dc1", python_rows.ACCESS, schema).to_pylist()
+    (row,) = rows([chunk(b"none\n" + line + b"\r\n")], "dc1", python_rows.ACCESS, schema)
     assert (row["line"], row["text"], row["status"], row["protocol"]) == (1, line.decode() + "\r", 304, None)
     assert (row["event_time"], row["event_date"]) == (datetime(2026, 1, 1, 0, 30, tzinfo=UTC), date(2026, 1, 1))

@@ -1,4 +1,4 @@
-"""Reads a batch from Kafka: exactly the offsets of the ledger's entry, committed records only.
+"""Reads a batch from Kafka, exactly the committed records of the ledger's entry, and writes its rows as Parquet files.
 
 Guaranteed: evaluating `BatchRecords.frame` yields every committed record of the ranges and nothing else, or raises.
 Each evaluation reads Kafka; a batch that is evaluated several times is kept on local disk (`kept_on_disk`). The caller
@@ -9,14 +9,19 @@ records were of those topics.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from logferry.loaders.jvm_errors import released, sorted_errors
 from logferry.loaders.parsing.rows import kafka_records
 from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.spark.kafka_access import listed
+from logferry.loaders.storage.commit import FOLDER, DataFiles, add_action, partition_values
+from logferry.loaders.storage.ledger import storage_errors
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -69,7 +74,7 @@ def read(spark: SparkSession, kafka: Mapping[str, str], dc: str, ranges: Sequenc
 
 def kept_on_disk(batch: BatchRecords, ranges: Sequence[Range]) -> BatchRecords:
     """The batch on local disk until `BatchRecords.release`. Raises LoadError."""
-    with sorted_errors(f"reading {_said(ranges)}"):
+    with sorted_errors(f"reading {listed({r.topic for r in ranges})}"):
         frame = batch.frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
     return replace(batch, frame=frame, release=lambda: _release(frame))
 
@@ -97,17 +102,13 @@ def _one_a_partition(ranges: Sequence[Range]) -> list[list[Range]]:
 
 def range_options(ranges: Sequence[Range]) -> dict[str, str]:
     """The ranges as options of Spark's Kafka source: one per partition, none of them empty."""
-    partitions: dict[str, list[int]] = {}
-    starts: dict[str, dict[str, int]] = {}
-    ends: dict[str, dict[str, int]] = {}
+    topics: dict[str, list[Range]] = {}
     for r in ranges:
-        partitions.setdefault(r.topic, []).append(r.partition)
-        starts.setdefault(r.topic, {})[str(r.partition)] = r.start
-        ends.setdefault(r.topic, {})[str(r.partition)] = r.end
+        topics.setdefault(r.topic, []).append(r)
     return {
-        "assign": json.dumps(partitions),
-        "startingOffsets": json.dumps(starts),
-        "endingOffsets": json.dumps(ends),
+        "assign": json.dumps({topic: [r.partition for r in its] for topic, its in topics.items()}),
+        "startingOffsets": json.dumps({topic: {r.partition: r.start for r in its} for topic, its in topics.items()}),
+        "endingOffsets": json.dumps({topic: {r.partition: r.end for r in its} for topic, its in topics.items()}),
     }
 
 
@@ -118,6 +119,21 @@ def _release(frame: DataFrame) -> None:
         plan.rdd().unpersist(False)
 
 
-def _said(ranges: Sequence[Range]) -> str:
-    topics = sorted({r.topic for r in ranges})
-    return f"{', '.join(topics[:3])}{' and others' if len(topics) > 3 else ''}"
+def write_files(rows: DataFrame, path: Path, batch: int, partition_by: Sequence[str] = ()) -> DataFiles:
+    """Writes the rows. Raises the errors of reading them, and StorageUnavailable; the files are unused then."""
+    folder = path / f"{FOLDER}{batch:08}-{uuid.uuid4().hex[:12]}"
+    parallel = rows.sparkSession.sparkContext.defaultParallelism
+    writer = rows.coalesce(parallel).write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    writer.parquet(str(folder))
+    adds, counts = [], 0
+    with storage_errors(f"{folder} cannot be read"):
+        for file in sorted(folder.rglob("*.parquet")):
+            add, count = add_action(path, file, partition_values(path, file, partition_by))
+            counts += count
+            if count:
+                adds.append(add)
+            else:
+                file.unlink()
+    return DataFiles(folder, tuple(adds), counts)
