@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import time
 from typing import Final
 
@@ -232,40 +233,30 @@ def latency_vs_kafka_transaction() -> Figure:
 
 
 async def _transactions(bootstrap: str, topic: str, payloads: list[bytes], pause_s: float) -> list[float]:
-    """The same writes without HTTP: 8 transactional producers, each with the writers of its lane. Returns ms."""
+    """The same writes without HTTP: 8 transactional producers, each with the sources of its lane. Returns ms."""
     ages_ms: list[float] = []
     until = time.perf_counter() + SECONDS
-    queues: list[asyncio.Queue[tuple[bytes, asyncio.Future[None]]]] = [asyncio.Queue() for _ in range(_LANES)]
 
     async def commit(lane: int) -> None:
+        """A transaction holds a chunk of each source whose turn it is."""
+        turns = dict.fromkeys(range(lane, 64, _LANES), time.perf_counter())
         options = {"compression_type": "zstd", "max_batch_size": 1 << 20, "transactional_id": f"bench-{topic}-{lane}"}
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, **options) as producer:
-            while True:
-                waiting = [await queues[lane].get()]
-                while not queues[lane].empty():
-                    waiting.append(queues[lane].get_nowait())
+            for number in itertools.count():
+                await asyncio.sleep(min(turns.values()) - time.perf_counter())
+                now = time.perf_counter()
+                if now > until:
+                    return
+                ready = [source for source, turn in turns.items() if turn <= now]
                 async with producer.transaction():
-                    sends = [await producer.send(topic, data, partition=lane) for data, _ in waiting]
-                    await asyncio.gather(*sends)
-                for _, done in waiting:
-                    done.set_result(None)
+                    chosen = (payloads[(source + number) % len(payloads)] for source in ready)
+                    await asyncio.gather(*[await producer.send(topic, data, partition=lane) for data in chosen])
+                done = time.perf_counter()
+                for source in ready:
+                    ages_ms.append((done - turns[source]) * 1000)
+                    turns[source] = max(done, turns[source] + pause_s)
 
-    async def write(source: int) -> None:
-        number = 0
-        while time.perf_counter() < until:
-            started, done = time.perf_counter(), asyncio.get_running_loop().create_future()
-            await queues[source % _LANES].put((payloads[(source + number) % len(payloads)], done))
-            await done
-            took = time.perf_counter() - started
-            ages_ms.append(took * 1000)
-            number += 1
-            await asyncio.sleep(max(0.0, pause_s - took))
-
-    lanes = [asyncio.create_task(commit(lane)) for lane in range(_LANES)]
-    await asyncio.gather(*map(write, range(64)))
-    for lane in lanes:
-        lane.cancel()
-    await asyncio.gather(*lanes, return_exceptions=True)
+    await asyncio.gather(*map(commit, range(_LANES)))
     return ages_ms
 
 

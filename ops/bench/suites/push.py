@@ -45,10 +45,6 @@ _IDLE_ROUNDS: Final = 3
 _IDLE_S: Final = 15.0
 _SETTLED_S: Final = 60.0  # after this silence the client looks at a file once a second
 
-Start = Callable[[], Program]
-# Waits until a program that was started again has sent all; asks for the number of records in the topic.
-Rest = Callable[[Program, Callable[[], int]], object]
-
 
 def push_drain_vs_rsyslog() -> Figure:
     """MB/s of a backlog of 100 files; lines doubled and lost after a SIGKILL in the middle of another one."""
@@ -121,13 +117,13 @@ def _measured() -> tuple[Rounds, tuple[Side, Side]]:
 
         rounds = alternate(_ROUNDS, ours, theirs)
         few = folder / "few"
-        lines = _write(few, _KILLED_LINES)
+        few_lines = _write(few, _KILLED_LINES)
         topics = make_topic(stack, "ours-killed"), make_topic(stack, "theirs-killed")
         client = partial(_client, stack, folder / "state-killed", few, "ours-killed", "--once")
         rsyslogd = partial(peers.start_rsyslog, folder / "work-killed", few, topics[1], bootstrap)
         return rounds, (
-            _killed(bootstrap, topics[0], client, lambda run, _: run.until(), 30, lines),  # chunks of 256 KiB
-            _killed(bootstrap, topics[1], rsyslogd, _until_quiet, lines // 3, lines),
+            _killed(bootstrap, topics[0], client, 30, few_lines),  # chunks of 256 KiB
+            _killed(bootstrap, topics[1], rsyslogd, few_lines // 3, few_lines, ends=False),
         )
 
 
@@ -139,22 +135,20 @@ def _side(run: Program, size_bytes: int) -> Side:
 # ---- with a kill ------------------------------------------------------------------------------------------
 
 
-def _killed(bootstrap: str, topic: str, start: Start, rest: Rest, enough: int, lines: int) -> Side:
-    """Kills a program as soon as ``enough`` records are in the topic, and starts it again."""
+def _killed(
+    bootstrap: str, topic: str, start: Callable[[], Program], enough: int, lines: int, *, ends: bool = True
+) -> Side:
+    """Kills a program as soon as ``enough`` records are in the topic, and starts it again. ``ends``: by itself."""
     with _ends(bootstrap, topic) as written:
         start().until(lambda: written() > enough).kill()
-        again = start()
-        rest(again, written)
+        again, before = start(), -1
+        if ends:
+            again.until()
+        while before != written():  # the number of doubled lines is unknown: wait until no line arrives for a while
+            before = written()
+            time.sleep(_QUIET_S)
         again.kill()
     return uvloop.run(_account(bootstrap, topic, lines))
-
-
-def _until_quiet(_: Program, written: Callable[[], int]) -> None:
-    """The number of doubled lines is unknown: waits until no line arrives for a while."""
-    before = -1
-    while before != written():
-        before = written()
-        time.sleep(_QUIET_S)
 
 
 async def _account(bootstrap: str, topic: str, lines: int) -> Side:
