@@ -12,21 +12,9 @@ import cramjam
 import msgpack
 import uvloop
 from aiokafka import AIOKafkaProducer
+from logferry.ops.bench.harness import gateways
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
-from logferry.ops.bench.harness.gateways import (
-    PARTITIONS,
-    SECONDS,
-    Load,
-    gateway_pids,
-    loaded,
-    make_topic,
-    measured,
-    pages,
-    percentiles,
-    run,
-    running_stack,
-    side_of,
-)
+from logferry.ops.bench.harness.gateways import PARTITIONS, SECONDS, Load, loaded, make_topic, running_stack
 from logferry.ops.bench.harness.kafka import chunks, connected, java_consumer, java_producer
 from logferry.ops.bench.harness.peers import bare_handler
 from logferry.ops.bench.harness.usage import UsageMeter, quantile_ms, read_lags
@@ -78,7 +66,7 @@ def small_requests_vs_bare_handler() -> Figure:
         rounds = alternate(
             _ROUNDS,
             lambda number: loaded(stack, load._replace(topic=f"small{number}")),
-            lambda _: measured([bare_url], [bare_pid], load),
+            lambda _: gateways.measured([bare_url], [bare_pid], load),
         )
     return compared("requests/s ours / theirs", "requests_s", rounds)
 
@@ -117,8 +105,8 @@ def lane_isolation() -> Figure:
         stack.cluster().kill(3)
 
         def side(*loads: Load) -> Side:
-            tally, *_ = uvloop.run(run(stack.urls(), *loads))
-            return side_of(tally)
+            tally, *_ = uvloop.run(gateways.run(stack.urls(), *loads))
+            return gateways.side_of(tally)
 
         rounds = alternate(_FEW_ROUNDS, lambda _: side(good, bad), lambda _: side(good))
     return compared("MB/s beside a bad partition / without", "mb_s", rounds)
@@ -150,7 +138,7 @@ def read_fan_out() -> Figure:
 def _filled(stack: Stack) -> int:
     """Fills a topic with 64 KiB chunks of log lines; returns their number."""
     make_topic(stack, "read")
-    [tally] = uvloop.run(run(stack.urls(), Load("read", chunks(256, _CHUNK_BYTES))))
+    [tally] = uvloop.run(gateways.run(stack.urls(), Load("read", chunks(256, _CHUNK_BYTES))))
     return len(tally.latencies_s)
 
 
@@ -159,12 +147,12 @@ def _read(stack: Stack, readers: int) -> Side:
 
     async def read(reader: int, partition: int) -> int:
         url = urls[(reader + partition) % len(urls)]
-        return sum([len(page) async for page in pages(url, "dc1.read", partition)])
+        return sum([len(page) async for page in gateways.pages(url, "dc1.read", partition)])
 
     async def read_all() -> int:
         return sum(await asyncio.gather(*(read(one, place) for one in range(readers) for place in range(PARTITIONS))))
 
-    with UsageMeter(gateway_pids(stack)) as meter:
+    with UsageMeter(gateways.gateway_pids(stack)) as meter:
         size = uvloop.run(read_all())
     return {"mb_s": size / meter.wall_s / 1e6, "cpu_s_per_gb": meter.cpu_s / (size / 1e9)}
 
@@ -181,11 +169,11 @@ def created_to_readable_ms() -> Figure:
         for number in range(_FEW_ROUNDS):
             half = Load(f"half{number}", payloads, pause_s=2 * 64 / full["requests_s"], created=True)
             make_topic(stack, half.topic)
-            with UsageMeter(gateway_pids(stack)) as meter:
+            with UsageMeter(gateways.gateway_pids(stack)) as meter:
                 ages_ms, reached_mb_s = uvloop.run(_followed(stack.urls(), half))
             shares = {f"share_under_{s}s": sum(age < 1000 * s for age in ages_ms) / len(ages_ms) for s in (1, 5)}
             cost = {"mb_s": reached_mb_s, "cpu_s_per_gb": meter.cpu_s / (reached_mb_s * SECONDS / 1e3)}
-            rounds.append(percentiles(ages_ms) | shares | cost)
+            rounds.append(gateways.percentiles(ages_ms) | shares | cost)
     ours = {**medians(rounds), "full_load_mb_s": round(full["mb_s"], 1)}
     # Figures published for Logbroker: 88 % within one second, 99 % within five.
     theirs = {"share_under_1s": 0.88, "share_under_5s": 0.99}
@@ -197,14 +185,14 @@ async def _followed(urls: list[str], load: Load) -> tuple[list[float], float]:
     found_ms: list[float] = []
 
     async def follow(partition: int) -> None:
-        async for page in pages(urls[partition % len(urls)], f"dc1.{load.topic}", partition, wait_ms=500):
+        async for page in gateways.pages(urls[partition % len(urls)], f"dc1.{load.topic}", partition, wait_ms=500):
             now_ms = time.time() * 1000
             unpacker = msgpack.Unpacker(max_buffer_size=len(page) or 1)
             unpacker.feed(page)
             found_ms.extend(now_ms - row[_CREATED] for row in unpacker)
 
     followers = [asyncio.create_task(follow(partition)) for partition in range(PARTITIONS)]
-    [tally] = await run(urls, load)
+    [tally] = await gateways.run(urls, load)
     while len(found_ms) < len(tally.latencies_s):
         await asyncio.sleep(0.01)
         for follower in followers:
@@ -224,7 +212,7 @@ def latency_vs_kafka_transaction() -> Figure:
 
         def theirs(number: int) -> Side:
             topic = make_topic(stack, f"theirs{number}")
-            return percentiles(uvloop.run(_transactions(stack.cluster().bootstrap, topic, payloads, pause_s)))
+            return gateways.percentiles(uvloop.run(_transactions(stack.cluster().bootstrap, topic, payloads, pause_s)))
 
         rounds = alternate(
             _FEW_ROUNDS, lambda number: loaded(stack, Load(f"ours{number}", payloads, pause_s=pause_s)), theirs
