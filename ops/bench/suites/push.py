@@ -16,18 +16,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import uvloop
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer
+from logferry.gateway.kafka.client import LATEST
 from logferry.ops.bench.harness import peers
 from logferry.ops.bench.harness.figures import Figure, Rounds, Side, alternate, compared, median_ratio, medians
 from logferry.ops.bench.harness.gateways import PARTITIONS, make_topic, running_stack
-from logferry.ops.bench.harness.kafka import access_line
+from logferry.ops.bench.harness.kafka import access_line, connected
 from logferry.ops.bench.harness.usage import Program, UsageMeter, memory_mb, rss_mb
 from logferry.ops.stack.stack import Stack
 
@@ -179,19 +180,14 @@ def _bare_rss_mb() -> float:
 @contextmanager
 def _ends(bootstrap: str, topic: str) -> Iterator[Callable[[], int]]:
     """A function that returns the number of records, markers included, in the topic now."""
-    partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-
-    async def started() -> AIOKafkaConsumer:
-        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
-        await consumer.start()
-        return consumer
-
+    places = [(topic, number) for number in range(PARTITIONS)]
+    clients = AsyncExitStack()
     with asyncio.Runner() as runner:
-        consumer = runner.run(started())
+        kafka = runner.run(clients.enter_async_context(connected(bootstrap)))
         try:
-            yield lambda: sum(runner.run(consumer.end_offsets(partitions)).values())
+            yield lambda: sum(runner.run(kafka.offsets(places, LATEST)).values())
         finally:
-            runner.run(consumer.stop())
+            runner.run(clients.aclose())
 
 
 def _write(folder: Path, lines: int) -> int:
