@@ -101,7 +101,7 @@ def _measured() -> tuple[Rounds, tuple[Side, Side]]:
     """Rounds of ours and rsyslog's, and the effect of the kill on each: one run for all three figures."""
     peers.find_rsyslogd()
     with running_stack(2) as stack:
-        folder, bootstrap = stack.data, stack.cluster().bootstrap
+        folder, bootstrap = stack.data / "host", stack.cluster().bootstrap
         lines = _write(folder / "logs", _LINES)
         size = sum(path.stat().st_size for path in (folder / "logs").iterdir())
 
@@ -192,7 +192,7 @@ def _ends(bootstrap: str, topic: str) -> Iterator[Callable[[], int]]:
 
 def _write(folder: Path, lines: int) -> int:
     """Files of numbered lines, each number once. Returns the number of lines."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     rng = random.Random(7)
     some = [access_line(rng, second) for second in range(2000)]
     for number in range(_FILES):
