@@ -17,11 +17,12 @@ from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.config import load as load_gateway
 from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, partition_of_key
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
-from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.tls import kafka_options
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.config import load as load_mirror
+from logferry.ops.audit.log.read import connected
 from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
@@ -75,15 +76,11 @@ def main(argv: list[str] | None = None) -> int:
 async def _unreadable(config: Config | MirrorConfig, lane: int, offset: int) -> KafkaRecord:
     """The record at the offset, which must be one that cannot be decoded."""
     topic = config.state_topic
-    kafka = KafkaClient(kafka_options(config.kafka), "logferry-lanes")
-    await kafka.start()
-    try:
+    async with connected(kafka_options(config.kafka)) as kafka:
         first, end = await kafka.offset(topic, lane, EARLIEST), await kafka.offset(topic, lane, LATEST)
         if not first <= offset < end:
             raise CommandError(f"{topic}-{lane} has the offsets from {first} to before {end}, {offset} is outside")
         fetched = await kafka.fetch(topic, lane, offset, max_bytes=_FETCH_BYTES)
-    finally:
-        await kafka.close()
     record = next((record for record in fetched.records if record.offset == offset), None)
     if record is None:
         raise CommandError(f"{topic}-{lane} has no record at offset {offset}: it was compacted; nothing is to do")
