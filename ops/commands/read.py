@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 import msgpack
 from logferry.client import Chunk, Cursors, LogferryError, Reader, Rejected, Superseded, Unknown
 from logferry.gateway.contract.names import Malformed
-from logferry.ops.cli.gateway_client import TOKEN_VARIABLE, add_gateway_options, no_gateway, token_of
+from logferry.ops.cli.gateway_client import RequestRefused, add_gateway_options, no_gateway, token_of
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 from rich.console import Console
@@ -38,6 +38,7 @@ the same fields as arrays. With --consumer, the command commits all chunks that 
 Exit status: 0 done, 1 refused (unknown topic, no right to read it, position not retained), 2 wrong use,
 3 no gateway answers.
 """
+_OUT_OF_RANGE: Final = "; start elsewhere with --from earliest, or set the consumer's positions"
 _OPEN_S: Final = 10.0
 _COMMIT_INTERVAL_S: Final = 1.0
 _LOOK_S: Final = 0.25
@@ -56,7 +57,8 @@ def main(argv: list[str]) -> int:
     except Unknown as unknown:
         raise no_gateway(args.url, unknown) from None
     except Rejected as rejected:
-        raise _problem(rejected) from None
+        more = _OUT_OF_RANGE if rejected.kind == "out-of-range" else ""
+        raise RequestRefused(rejected.status, {"detail": f"{rejected}{more}"}) from None
     except LogferryError as error:
         raise CommandError(str(error)) from None
     return 0
@@ -213,15 +215,6 @@ def _start(text: str | None) -> tuple[Any, list[int] | None]:
         wanted = "earliest, latest, a time like 2026-05-04T10:00:00Z or -1h, or a cursor like dc1.nginx:3:81234"
         raise UsageError(f"--from {text}: expected {wanted}") from None
     return cursors, [number for _, number in cursors]
-
-
-def _problem(rejected: Rejected) -> CommandError:
-    text = str(rejected)
-    if rejected.status in (401, 403):
-        text += f"; pass a token with --token-file or the environment variable {TOKEN_VARIABLE}"
-    if rejected.kind == "out-of-range":
-        text += "; start elsewhere with --from earliest, or set the consumer's positions"
-    return UsageError(text) if rejected.status in (400, 401) else CommandError(text)
 
 
 # ---- output --------------------------------------------------------------------------------------------------

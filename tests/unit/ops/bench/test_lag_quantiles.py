@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logferry.ops.bench.suites.loop_lag import Buckets, quantile_ms
+from logferry.ops.bench.harness.usage import Buckets, quantile_ms
 
 BEFORE: Buckets = [(0.001, 100.0), (0.01, 100.0), (0.1, 110.0), (float("inf"), 110.0)]
 

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as one exception, for commands that have to stop processes in order."""
+"""The terminal of a command: signals that end it as one exception, and a console for output that may be piped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
+from rich.console import Console
+
+_WIDTH: Final = 140  # columns where the output is not a terminal
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,3 +41,8 @@ def stop_on_signals(announce: bytes = b"stopping\n") -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def console_for_output() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH)
