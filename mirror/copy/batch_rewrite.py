@@ -194,7 +194,7 @@ def coalesced(batches: Iterable[CopiedBatch], limit_bytes: int) -> Iterator[Coal
     run: list[tuple[CopiedBatch, _Records]] = []
     for batch in batches:
         most = len(batch.body) + _GROWTH_BYTES * batch.size
-        records = _records(batch, run[0][0]) if run and size_bytes + most <= limit_bytes else None
+        records = _records(batch, run[0][0].head[0]) if run and size_bytes + most <= limit_bytes else None
         if records is None:
             if run:
                 yield (written := _one_of(first, run))
@@ -215,8 +215,9 @@ def _one_of(first: int, run: list[tuple[CopiedBatch, _Records]]) -> CoalescedBat
         return CoalescedBatch(first, size, batches, batches[0].head, body)
     attributes, _, base_ms, _ = batches[0].head
     for batch, records in run[1:]:
+        later_ms = batch.head[2] - base_ms
         for attribute, time_delta, rest in records:
-            head = b"".join((attribute, zigzag(batch.head[2] + time_delta - base_ms), zigzag(size)))
+            head = b"".join((attribute, zigzag(later_ms + time_delta), zigzag(size)))
             small += zigzag(len(head) + len(rest)) + head
             if len(rest) < _SMALL_BYTES:
                 small += rest
@@ -228,10 +229,12 @@ def _one_of(first: int, run: list[tuple[CopiedBatch, _Records]]) -> CoalescedBat
     return CoalescedBatch(first, size, batches, fields, [*body, small])
 
 
-def _records(batch: CopiedBatch, first: CopiedBatch) -> _Records | None:
-    """Attributes, time delta, and the bytes after the offset delta; None if it cannot follow the ``first`` in one."""
-    attributes = batch.head[0] & ~TRANSACTIONAL
-    if batch.size > _FEW_RECORDS or attributes & CODEC or attributes != first.head[0] & ~TRANSACTIONAL:
+def _records(batch: CopiedBatch, attributes: int) -> _Records | None:
+    """Attributes, time delta, and the bytes after the offset delta.
+
+    None if it cannot be in one batch with those before it, which has these ``attributes``.
+    """
+    if batch.size > _FEW_RECORDS or attributes & CODEC or (batch.head[0] ^ attributes) & ~TRANSACTIONAL:
         return None
     raw, at = batch.body, 0
     found: _Records = []
