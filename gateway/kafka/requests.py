@@ -23,6 +23,7 @@ from aiokafka.protocol.types import (
     Boolean,
     CompactArray,
     CompactString,
+    Float64,
     Int8,
     Int16,
     Int32,
@@ -58,6 +59,7 @@ _TYPES: Final[dict[str, Any]] = {
     "uuid": Uuid,
     "int32s": CompactArray(Int32),
     "texts": CompactArray(CompactString("utf-8")),
+    "float64": Float64,
 }
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from aiokafka.protocol.types import Int8, Int16, Int32, Schema
 from logferry.gateway.kafka.client import KafkaClient, raise_for
-from logferry.gateway.kafka.requests import TAGS, TEXT, FlexibleRequest, array
+from logferry.gateway.kafka.requests import FlexibleRequest
 
 from tests.support.secured_kafka import Right
 
@@ -38,19 +37,8 @@ class CreateAclsRequest(
     FlexibleRequest,
     key=30,
     version=2,
-    asked=Schema(
-        (
-            "creations",
-            array(
-                *(("type", Int8), ("name", TEXT), ("pattern", Int8)),
-                *(("principal", TEXT), ("host", TEXT), ("operation", Int8), ("permission", Int8)),
-            ),
-        ),
-        TAGS,
-    ),
-    answered=Schema(
-        ("throttle_time_ms", Int32), ("results", array(("error_code", Int16), ("error_message", TEXT))), TAGS
-    ),
+    asked="creations[type:int8 name:text pattern:int8 principal:text host:text operation:int8 permission:int8]",
+    answered="throttle_time_ms:int32 results[error_code:int16 error_message:text]",
 ):
     def __init__(self, user: str, rights: Iterable[Right]) -> None:
         principal = (f"User:{user}", "*")

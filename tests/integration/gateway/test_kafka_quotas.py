@@ -6,9 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from aiokafka.protocol.types import Boolean, Float64, Int16, Int32, Schema
 from logferry.gateway.kafka.client import KafkaClient, raise_for
-from logferry.gateway.kafka.requests import TAGS, TEXT, FlexibleRequest, array
+from logferry.gateway.kafka.requests import FlexibleRequest
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.gateway import LANES, gateway, log_of, write
@@ -16,23 +15,14 @@ from tests.support.gateway import LANES, gateway, log_of, write
 _BYTES_PER_S = 100_000
 _CHUNK_BYTES = 512 * 1024
 _CHUNKS = 4
-_ENTITY = (("type", TEXT), ("name", TEXT))
-_OPERATION = (("key", TEXT), ("value", Float64), ("remove", Boolean))
 
 
 class AlterClientQuotasRequest(
     FlexibleRequest,
     key=49,
     version=1,
-    asked=Schema(
-        ("entries", array(("entity", array(*_ENTITY)), ("operations", array(*_OPERATION)))),
-        *(("validate_only", Boolean), TAGS),
-    ),
-    answered=Schema(
-        *(("throttle_time_ms", Int32),),
-        ("entries", array(("error_code", Int16), ("error_message", TEXT), ("entity", array(*_ENTITY)))),
-        TAGS,
-    ),
+    asked="entries[entity[type:text name:text] operations[key:text value:float64 remove:bool]] validate_only:bool",
+    answered="throttle_time_ms:int32 entries[error_code:int16 error_message:text entity[type:text name:text]]",
 ):
     def __init__(self, quota: str, client_ids: list[str], bytes_per_s: float) -> None:
         operations: list[Any] = [(quota, bytes_per_s, False, {})]

@@ -98,7 +98,7 @@ async def test_a_topic_has_the_id_that_all_its_leaders_know(known: tuple[bytes, 
     async def send(node: int, request: object) -> bytes:
         letter = known[node - 1]
         topic: Any = (0 if letter else 3, "dc1.t", letter * 16 or bytes(16), False, [], 0, {})
-        return _METADATA.encode((0, [], "here", 1, [topic], {}))
+        return bytes(_METADATA.encode((0, [], "here", 1, [topic], {})))
 
     kafka._client.send = send
     try:
