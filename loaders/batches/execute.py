@@ -56,7 +56,7 @@ from logferry.loaders.planning.segment_states import (
 from logferry.loaders.planning.source_facts import shared_topics, with_events
 from logferry.loaders.spark.kafka_access import KafkaTopics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, commit_rows, committed_batch
-from logferry.loaders.storage.drop_rows import drop_rows
+from logferry.loaders.storage.retention import drop_rows
 from logferry.loaders.storage.side_tables import (
     add_sources,
     added_by,

@@ -20,9 +20,8 @@ from logferry.loaders.errors import EXIT_DONE, ClockAhead, LoaderConfigError, Lo
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry, TablePaths
 from logferry.loaders.planning.low_watermark import utc_text
 from logferry.loaders.storage.commit import committed_batch
-from logferry.loaders.storage.compact import compact
-from logferry.loaders.storage.drop_rows import OldRows, count_old, cutoff_of, drop_rows, newest_recorded
 from logferry.loaders.storage.ledger import Ledger, add_columns
+from logferry.loaders.storage.retention import OldRows, compact, count_old, cutoff_of, drop_rows, newest_recorded
 from logferry.loaders.storage.tables import QUARANTINE, read_state
 
 _POLL_S: Final = 0.5

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from logferry.loaders.commands.options import add_job_options, count
 from logferry.loaders.errors import LoadError
-from logferry.loaders.storage.compact import RETAIN, TARGET_MB
+from logferry.loaders.storage.retention import RETAIN, TARGET_MB
 
 # These work where neither Spark nor Java is installed.
 WITHOUT_SPARK: Final = ("state", "compact", "segments")

@@ -10,7 +10,7 @@ centres occurs once, as in the table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from logferry.loaders.parsing.columns import DATES
 from logferry.loaders.parsing.rows import kafka_records, parse_records, table_rows
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.planning.ledger_entry import JobOrigin
-from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.planning.plan import Range
 from logferry.loaders.spark.kafka_access import jvm_options, kafka_topics
 from logferry.loaders.storage.side_tables import moment
 from logferry.loaders.storage.tables import (
@@ -47,11 +47,6 @@ class Instant:
     origin: JobOrigin
     kafka: KafkaSettings
     tail: tuple[Range, ...]
-
-    @property
-    def ends(self) -> Mapping[TopicPartition, int]:
-        """The records of the view are those before these offsets."""
-        return {r.key: r.end for r in self.tail}
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows, read when the DataFrame is evaluated."""

@@ -2,7 +2,7 @@
 
 The rows are in files already, which are not part of the table until a commit names them. Spark writes them into a
 separate folder in the table's, so other loaders do not interfere. A killed loader's files are in no commit, and
-`compact` deletes them. The column bounds by which Delta's readers skip files are taken from the files' own footers.
+`retention` deletes them. The column bounds by which Delta's readers skip files are taken from the files' own footers.
 
 One commit, an atomic creation of a file by delta-rs, makes the rows part of the table. It carries the batch as Delta's
 transaction version, so a second commit of the same batch is rejected. The winner is read back from the commit's user

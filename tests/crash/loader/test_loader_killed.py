@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 from logferry.loaders.commands.table import main as table_command
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.compact import compact
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.retention import compact
 from logferry.loaders.storage.side_tables import read_left_out
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 

@@ -16,7 +16,7 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.planning.reload_plan import ReloadTarget
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.runs.table_run import load_table, requarantine_table
-from logferry.loaders.storage.compact import compact
+from logferry.loaders.storage.retention import compact
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 

@@ -16,9 +16,9 @@ from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage import drop_rows
-from logferry.loaders.storage.compact import compact
+from logferry.loaders.storage import retention
 from logferry.loaders.storage.ledger import Ledger, add_columns, last_batch, new_entry, open_table, read_ledger
+from logferry.loaders.storage.retention import compact
 from logferry.loaders.storage.side_tables import read_segments
 from logferry.loaders.storage.tables import QUARANTINE
 from logferry.ops.stack.kafka_cluster import KafkaCluster
@@ -62,9 +62,9 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     before = last_batch(open_table(table))
     # The command dies before the rows go: nothing has, and the regular load does what was planned.
     with monkeypatch.context() as patch:
-        patch.setattr(drop_rows, "partition_columns", lambda *_: (_ for _ in ()).throw(LoaderDied))
+        patch.setattr(retention, "partition_columns", lambda *_: (_ for _ in ()).throw(LoaderDied))
         with pytest.raises(LoaderDied):
-            drop_rows.drop_rows(TablePaths.of(table), planned(table, OLD + timedelta(hours=2)), "dies")
+            retention.drop_rows(TablePaths.of(table), planned(table, OLD + timedelta(hours=2)), "dies")
     assert len(stored(table)) == 12
     late = lines(OLD + timedelta(minutes=5), NOW)
     await topic.write(chunks_of("b", late), recorded_ms=recorded_ms)

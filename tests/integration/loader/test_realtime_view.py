@@ -18,6 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.errors import LoaderConfigError, TopicChanged
 from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.plan import TopicPartition
 from logferry.loaders.query.realtime_view import Instant, pin, realtime
 from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import LoadEvent, load_table
@@ -55,6 +56,11 @@ def whole(tmp_path: Path) -> Whole:
     return read
 
 
+def ends(instant: Instant) -> dict[TopicPartition, int]:
+    """The records of the view are those before these offsets."""
+    return {r.key: r.end for r in instant.tail}
+
+
 def rows(found: list[dict[str, Any]]) -> list[Row]:
     return [Row(*(row[name] for name in Row._fields)) for row in found]
 
@@ -88,10 +94,10 @@ async def test_loads_between_any_two_looks_move_no_row(
     records = await committed_records(topic.bootstrap, [topic.name])
     found = rows(whole(frame))
     assert [row.text for row in found] == ["1", "2", "4", "5", "3"]
-    assert found == truth(records, instant.ends)
+    assert found == truth(records, ends(instant))
     assert instant.snapshot.entry.batch == 0
     assert frame.schema == spark.read.format("delta").load(str(table)).schema
-    assert rows(whole(realtime(spark, table))) == truth(records, pin(spark, table).ends)
+    assert rows(whole(realtime(spark, table))) == truth(records, ends(pin(spark, table)))
 
 
 async def test_the_tail_is_what_will_be_loaded_in_every_column(
@@ -265,7 +271,7 @@ async def live(
 
 def check_shown(shown: list[tuple[Instant, list[Row]]], records: list[Record]) -> None:
     for instant, found in shown:
-        want = truth(records, instant.ends)
+        want = truth(records, ends(instant))
         missing, more = sorted(set(want) - set(found)), sorted(set(found) - set(want))
         doubled = len(found) - len(set(found))
         said = f"at version {instant.snapshot.version}, batch {instant.snapshot.entry.batch}, behind it {instant.tail}"

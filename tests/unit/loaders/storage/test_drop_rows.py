@@ -12,10 +12,10 @@ from logferry.loaders.commands.table import main
 from logferry.loaders.errors import ClockAhead, Overtaken
 from logferry.loaders.planning.ledger_entry import DROP
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED
-from logferry.loaders.storage import drop_rows
+from logferry.loaders.storage import retention
 from logferry.loaders.storage.commit import commit_files
-from logferry.loaders.storage.drop_rows import OldRows, cutoff
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.retention import OldRows, cutoff
 from logferry.loaders.storage.rewrite import Rewriter
 from logferry.loaders.storage.side_tables import create_side_tables, known_before, read_segments
 
@@ -143,7 +143,7 @@ def test_a_loader_that_dies_in_between(step: int, tmp_path: Path, monkeypatch: p
         return commit_files(*given, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(drop_rows, "commit_files", dies)
+        patch.setattr(retention, "commit_files", dies)
         with pytest.raises(_Dead):
             drop_old(logs.paths.main, timedelta(days=7), now=NOON)
     assert (logs.offsets, logs.quarantined, logs.states) == before

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage import compact as storage_compact
+from logferry.loaders.storage import retention
 from logferry.loaders.storage.commit import DataFiles, commit_files
-from logferry.loaders.storage.compact import batch_of, compact, removable
 from logferry.loaders.storage.ledger import existing_table, last_batch, open_table, read_ledger
+from logferry.loaders.storage.retention import batch_of, compact, removable
 from logferry.loaders.storage.rewrite import Rewriter, of_ranges
 
 from tests.support.loaded_table import HOUR, MAIN, NOON, LoadedTable, T
@@ -102,8 +102,8 @@ def test_a_merge_that_loses_its_files_repeats(tmp_path: Path, monkeypatch: pytes
             commit_files(DataFiles(path, (), 0), path, 4, "other", changes=Rewriter(path, 4, rule).actions)
         return table
 
-    monkeypatch.setattr(storage_compact, "existing_table", rows_go_after_the_look)
-    tidied = storage_compact.compact_table(logs.paths.main, 3, timedelta(days=7))
+    monkeypatch.setattr(retention, "existing_table", rows_go_after_the_look)
+    tidied = retention.compact_table(logs.paths.main, 3, timedelta(days=7))
     assert times
     assert tidied.after == 1
     assert logs.offsets == [0, 1, 2, 4, 5, 6, 7]

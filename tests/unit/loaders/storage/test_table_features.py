@@ -12,8 +12,8 @@ from logferry.loaders.errors import Transient, UnsupportedFeature
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.table_features import unsupported_features
 from logferry.loaders.storage.commit import commit_once, commit_rows
-from logferry.loaders.storage.compact import RETAIN, compact_table
 from logferry.loaders.storage.ledger import open_table
+from logferry.loaders.storage.retention import RETAIN, compact_table
 from logferry.loaders.storage.tables import read_state
 
 from tests.support.loaded_table import MAIN, NOON, LoadedTable
