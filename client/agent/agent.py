@@ -14,28 +14,22 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from logferry.client.agent import inspect
 from logferry.client.agent.config import Config, parse
-from logferry.client.agent.dispatch import Throttle
 from logferry.client.agent.failover import FailoverPolicy
-from logferry.client.agent.inspect import check
-from logferry.client.agent.requests import PushJob
+from logferry.client.agent.schedule import PushJob, Throttle
 from logferry.client.agent.source import FileSource
+from logferry.client.agent.status import MetricsPage, check, render_metrics, show_status, write_status
 from logferry.client.agent.watch import Watch
 from logferry.client.agent.workers import JobResult, ProbeResult, Signals, Workers
 from logferry.client.events import log_event, set_up
+from logferry.client.files.batches import BatchLayout, InFlightLog
 from logferry.client.files.checkpoint import Checkpoint, StateUnusable
-from logferry.client.files.in_flight import BatchLayout, InFlightLog
 from logferry.client.files.tail import FileChanged
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.credentials import Credentials
-from logferry.client.transport.redirects import Outcome
 from logferry.client.transport.responses import NextStep, shows_life
-
-if TYPE_CHECKING:
-    from logferry.client.agent.metrics import MetricsPage
+from logferry.client.transport.source_request import Outcome
 
 REMEMBER_EVERY_S = 5.0
 STATUS_EVERY_S = 5.0
@@ -80,12 +74,10 @@ class Agent:
             self._next_status = now + STATUS_EVERY_S
             with suppress(OSError):  # a full disk is logged when the checkpoint cannot be written
                 folder = Path(self._config.state_dir)
-                inspect.write(folder, self.watch.sources.values(), self.watch.failed, now, self.centres)
+                write_status(folder, self.watch.sources.values(), self.watch.failed, now, self.centres)
 
     def metrics(self, now: float) -> str:
         """The text for `MetricsPage`."""
-        from logferry.client.agent import metrics
-
         away_s = 0.0 if self._away_since is None else now - self._away_since
         facts = {
             "sent_bytes_total": ("counter", "Bytes of files that gateways acknowledged.", float(self.bytes)),
@@ -95,7 +87,7 @@ class Agent:
             "process_cpu_seconds_total": ("counter", "Processor time of the client.", time.process_time()),
         }
         rows = [source.status(now) for source in self.watch.sources.values()]
-        return metrics.render(rows, len(self.watch.failed), facts, self.centres.names[self.centres.here])
+        return render_metrics(rows, len(self.watch.failed), facts, self.centres.names[self.centres.here])
 
     def _choose_centre(self, now: float) -> None:
         """Every source switches, each when its present request was answered."""
@@ -343,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
     if config.status:
-        return inspect.show(Path(config.state_dir), config.json)
+        return show_status(Path(config.state_dir), config.json)
     set_up(config.verbose)
     if config.check:
         return check(config)
@@ -357,9 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     page: MetricsPage | None = None
     try:
         if config.metrics_port:
-            from logferry.client.agent import metrics
-
-            page = metrics.MetricsPage(config.metrics_port)
+            page = MetricsPage(config.metrics_port)
     except OSError as error:
         log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
         checkpoint.close()

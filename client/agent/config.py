@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
+from logferry.client.transport.connections import Dialer, check_pin, proxies_of
 from logferry.client.transport.credentials import read_token
-from logferry.client.transport.dialer import Dialer, check_pin, proxies_of
 from logferry.gateway.contract.endpoint import check_token, check_url, origin_of
 from logferry.gateway.contract.names import Malformed, check_attributes, check_topic
 

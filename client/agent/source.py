@@ -23,20 +23,24 @@ import random
 from contextlib import suppress
 
 from logferry.client.agent.config import FileGroup
-from logferry.client.agent.dispatch import NEVER
 from logferry.client.agent.failover import FailoverPolicy
-from logferry.client.agent.heartbeat import HeartbeatReport, HeartbeatSchedule, ProgressClock, SourceStatus
-from logferry.client.agent.requests import PushJob
+from logferry.client.agent.schedule import (
+    NEVER,
+    HeartbeatReport,
+    HeartbeatSchedule,
+    ProgressClock,
+    PushJob,
+    SourceStatus,
+)
 from logferry.client.events import log_event
-from logferry.client.files.batch_reader import BatchReader
+from logferry.client.files.batches import BatchLayout, BatchReader
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry
 from logferry.client.files.chunking import FileBatch, Limits
-from logferry.client.files.fingerprint import digest, fingerprint
-from logferry.client.files.in_flight import BatchLayout
+from logferry.client.files.identity import digest, fingerprint
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
 from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.redirects import FORWARDED_FOR_S, Outcome
 from logferry.client.transport.responses import NO_ANSWER, GatewayAnswer, NextStep, next_step
+from logferry.client.transport.source_request import FORWARDED_FOR_S, Outcome
 
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0
@@ -265,8 +269,7 @@ class FileSource:
         if answer.status == NO_ANSWER and job.direct and job.batch is not None:
             self._direct_from = now + FORWARDED_FOR_S  # the owner may be out of reach: another gateway forwards
         self._url = None
-        self._pause(now, RETRY_S)
-        self._not_before = max(self._not_before, now + answer.retry_after_s * random.uniform(1.0, 1.2))
+        self._pause(now, RETRY_S, answer.retry_after_s)
 
     def _superseded(self, answer: GatewayAnswer, now: float, once: bool) -> None:
         """Another session exists: an earlier one of this client, or that of a second client; these must not fight."""
@@ -305,11 +308,11 @@ class FileSource:
             self.stop(self._error)
         self._pause(now, REFUSED_S)
 
-    def _pause(self, now: float, bounds: tuple[float, float], at_once: bool = False) -> None:
+    def _pause(self, now: float, bounds: tuple[float, float], asked_s: float = 0.0, at_once: bool = False) -> None:
         """``at_once``: the first time without a pause."""
         self._failures += 1
         failures = self._failures - 1 if at_once else self._failures
-        self._not_before = now + (pause_s(failures, bounds) if failures else 0.0)
+        self._not_before = now + (pause_s(failures, bounds, asked_s) if failures else 0.0)
 
     def retry(self, now: float) -> None:
         """Its failures were about another data centre, or another token."""
@@ -354,7 +357,7 @@ class FileSource:
         """A client that was killed sent this batch last. Everything before it was acknowledged."""
         if self.entry.position <= layout.start <= self.reading.end:
             self.reading.go_to(layout.start)
-            if layout.before == digest(self.reading.mark) or not (layout.before or self.after_reboot):
+            if layout.before == digest(self.reading.mark):
                 self.entry.position, self.entry.mark = layout.start, fingerprint(self.reading.mark)
                 self._batches.kept = layout
             else:

@@ -1,7 +1,7 @@
 """Files → sources: which incarnation of which file is followed, from its discovery to its end.
 
 While its descriptor is open a file is identified by device and inode: a rename changes only the path shown. After a
-start the checkpoint's entry must match the file (`fingerprint.differs`), or the file is a new source. A file whose
+start the checkpoint's entry must match the file (`known_files.differs`), or the file is a new source. A file whose
 content was replaced (`tail.FileChanged`) becomes a new source, too; what was read of the old one and is not
 acknowledged yet is still sent under the old name.
 """
@@ -12,18 +12,16 @@ import os
 import time
 
 from logferry.client.agent.config import Config, FileGroup
-from logferry.client.agent.dispatch import NEVER, TimeQueue
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
 from logferry.client.files.chunking import Limits
-from logferry.client.files.compressed import find_compressed
-from logferry.client.files.copies import SuspectedCopies, WantedCopy, copy_depth, find_copy
 from logferry.client.files.discover import COMPRESSED, FileKey, find_files, find_moved, folder_is_on, leads_out, missing
-from logferry.client.files.fingerprint import fingerprint
+from logferry.client.files.identity import attribute, fingerprint, printable, source_id
 from logferry.client.files.known_files import KnownFiles, differs
-from logferry.client.files.source_names import attribute, printable, source_id
+from logferry.client.files.rotation import SuspectedCopies, WantedCopy, copy_depth, find_compressed, find_copy
 from logferry.client.files.tail import FileChanged, FileTail
 
 # Looking for files takes at most this share of the time, however many there are.

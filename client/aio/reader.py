@@ -12,12 +12,9 @@ import aiohttp
 from logferry.client.aio import requests
 from logferry.client.errors import Closed, LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
-from logferry.client.reading.group_membership import has_news
-from logferry.client.reading.position import Cursors, Position
-from logferry.client.reading.reader_core import Ask, FetchPage, HoldSession, ReaderCore, Step, Steps, Wait
-from logferry.client.reading.requests import ReaderRequest, RetryLater, page_request, reader_request
-from logferry.client.reading.start_positions import page_of, page_path
-from logferry.client.reading.subscription import SILENCE_S, ReaderOptions, topics_of
+from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, Step, Steps, Wait
+from logferry.client.reading.requests import ReaderRequest, RetryLater, page_of
+from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
 from logferry.client.transport.backoff import deadline_of, left_s
 from logferry.client.transport.cluster import cluster_of
 from logferry.client.transport.connections import NoResponse, Reply
@@ -166,10 +163,8 @@ class AsyncReader:
         if isinstance(step, Wait):
             return await self._changed.wait(step.seconds)
         if isinstance(step, Ask):
-            return await self._exchange(reader_request(self._core.options, step.path, step.body))
-        if isinstance(step, FetchPage):
-            path = page_path(self._core.options, step.request)
-            return page_of(await self._exchange(page_request(self._core.options, path)))
+            reply = await self._exchange(ReaderRequest(self._core.options, *step))
+            return page_of(reply) if step.is_page else reply
         if isinstance(step, HoldSession):
             return await self._hold(step.topics)
         return None if self._on_revoked is None else await self._on_revoked()
@@ -187,14 +182,12 @@ class AsyncReader:
             raise request.failed(error) from None
         return request.answered(reply)
 
-    async def _hold(self, topics: list[str]) -> bool:
-        """As `SessionStream.hold`."""
-        decoder = best_decoder()
-        path = self._core.options.stream_path(topics)
-        request = reader_request(self._core.options, path, None, decoder.media_type)
+    async def _hold(self, topics: list[str]) -> None:
+        """As `Reader._hold`."""
+        decoder, options = best_decoder(), self._core.options
+        request = ReaderRequest(options, options.stream_path(topics), is_stream=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S, sock_connect=requests.CONNECT_TIMEOUT_S)
         url = URL(request.url, encoded=True)
-        has_begun = False
         try:
             async with self._session().get(
                 url, headers=request.headers, timeout=timeout, allow_redirects=False
@@ -202,15 +195,10 @@ class AsyncReader:
                 if response.status != 200:
                     raise request.refused(await requests.reply_of(response))
                 async for data in response.content.iter_any():
-                    frames = list(decoder.feed(data))
-                    has_begun = has_begun or has_news(frames)
-                    if not await self._run(self._core.feeding(frames)):
+                    if not await self._run(self._core.feeding(list(decoder.feed(data)))):
                         break
         except requests.FAULTS as error:
-            again = request.failed(f"{request.base}: {error or type(error).__name__}")
-            if not has_begun:
-                raise again from None
-        return has_begun
+            raise request.failed(f"{request.base}: {error or type(error).__name__}") from None
 
     async def _work(self, worker: Steps[None]) -> None:
         try:

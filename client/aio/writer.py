@@ -49,9 +49,7 @@ class AsyncWriter:
 
     def __del__(self) -> None:
         if getattr(self, "_http", None) is not None and not self._core.is_closed:
-            text = (
-                f"the writer of {self._core.target.source_id} was not closed: {self._core.unrecorded} chunks are lost"
-            )
+            text = f"the writer of {self._core.source_id} was not closed: {self._core.unrecorded} chunks are lost"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
     async def __aenter__(self) -> AsyncWriter:
@@ -144,11 +142,10 @@ class AsyncWriter:
                     due = self._core.window.due()
                     await self._work.wait(None if due is None else max(due - now, 0.0))
                     continue
-                follower, headers, body = self._core.target.request(job)
                 began = time.monotonic()
-                outcome = await requests.follow(http, follower, headers, body, partial(self._sent, job))
+                outcome = await requests.follow(http, self._core.request(job), partial(self._sent, job))
                 self._core.note(outcome, began)
-                self._core.take(job, outcome)
+                self._core.window.take(job, outcome, time.monotonic())
                 self._progress.notify()
                 self._work.notify()
         except Exception as error:  # noqa: BLE001  a defect: the caller that waits must hear of it

@@ -3,7 +3,7 @@
 Invariants
 * A source's entry is on the disk before its first chunk is sent. So a client that is killed finds the same source
   again, asks the gateway for its position, and neither doubles nor loses a byte.
-* An entry's head covers the first `fingerprint.HEAD_BYTES` of everything that was ever sent of the source.
+* An entry's head covers the first `identity.HEAD_BYTES` of everything that was ever sent of the source.
 * The file on the disk is one whole checkpoint (temporary file, fsync, rename, fsync of the folder), and behind it a
   line for each later save, with the entries that it changed or removed. A save returns after fsync. A line without its
   checksum is one whose save never returned: it is left out, and the first save of a process writes a whole checkpoint.
@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from logferry.client.events import log_event
-from logferry.client.files.fingerprint import EarlierMark, Fingerprint, digest
-from logferry.client.files.in_flight import BatchLayout, load
-from logferry.client.files.source_names import source_id
+from logferry.client.files.batches import BatchLayout, load
+from logferry.client.files.identity import EarlierMark, Fingerprint, digest, source_id
 
 # 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`, 4 no `host`, `machine`, `boot` and `marks`, 5 no later lines
 # and no `heard_ms`

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from logferry.client.files.checkpoint import CheckpointEntry
 from logferry.client.files.discover import FileKey
-from logferry.client.files.fingerprint import MARK_BYTES, Fingerprint
+from logferry.client.files.identity import MARK_BYTES, Fingerprint
 from logferry.client.files.tail import FileTail
 
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from logferry.client.reading.decode import ReceivedChunk, decode_chunk
-from logferry.client.reading.position import Partition, Position, ReadOffset
 from logferry.client.reading.requests import error_of_problem
+from logferry.client.reading.subscription import Partition, Position, ReadOffset
 
 Frame = Mapping[str, Any]
 

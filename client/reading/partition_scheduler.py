@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from logferry.client.reading.decode import ReceivedChunk
-from logferry.client.reading.position import Partition, Position, ReadOffset
-from logferry.client.reading.subscription import LONG_POLL_MS
+from logferry.client.reading.subscription import LONG_POLL_MS, Partition, Position, ReadOffset
 
 ROUND_MS = 1000
 SHORTEST_WAIT_MS = 10

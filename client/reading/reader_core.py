@@ -9,48 +9,88 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple, TypeVar, Union
 
 from logferry.client.errors import Closed, LogferryError, OutOfRange, Superseded, Unknown
 from logferry.client.reading.decode import Line, ReceivedChunk
-from logferry.client.reading.duplicates import DuplicateFilter, spans_data_centres
-from logferry.client.reading.group_membership import GroupMembership, PartitionsRevoked
-from logferry.client.reading.partition_scheduler import PageRequest, PartitionScheduler
-from logferry.client.reading.position import Cursors, Partition, Position, ReadOffset
-from logferry.client.reading.requests import RetryLater, content_of
-from logferry.client.reading.start_positions import (
+from logferry.client.reading.group_membership import GroupMembership, PartitionsRevoked, has_news
+from logferry.client.reading.partition_scheduler import PartitionScheduler
+from logferry.client.reading.requests import (
     LOOK_INTERVAL_S,
+    RetryLater,
+    content_of,
     cursors_of,
     full_topics,
     new_partitions,
+    page_path,
     resolve_cursors,
     start_positions,
     translated_offset,
 )
-from logferry.client.reading.subscription import ReaderOptions
+from logferry.client.reading.subscription import Cursors, Partition, Position, ReaderOptions, ReadOffset
 from logferry.client.transport.backoff import TroubleLog, left_s
 from logferry.client.transport.connections import Reply
 
 _T = TypeVar("_T")
+_MOST_SOURCES = 200_000
+_MOST_SPANS = 8
+
+Span = tuple[int, int]  # all of the source above the first and up to the second
+
+
+class DuplicateFilter:
+    """Chunks that are in the topics of two data centres: source and seqno identify the second copy.
+
+    A source whose data centre is gone fails over to the next one, and sends there the chunks whose outcome is unknown.
+    When the first one comes back, chunks that it had recorded exist twice: in ``dc1.nginx`` and in ``dc2.nginx``.
+
+    The delivered seqnos of each source are known by data centre; sources that were silent for longest are forgotten.
+    """
+
+    def __init__(self, most_sources: int = _MOST_SOURCES) -> None:
+        self._most = most_sources
+        self._sources: OrderedDict[tuple[str, str], dict[str, list[Span]]] = OrderedDict()
+
+    def is_duplicate(self, chunk: ReceivedChunk) -> bool:
+        """Whether the chunk was delivered from another data centre's topic before; if not, it is remembered."""
+        source = (chunk.topic.partition(".")[2], chunk.source_id)
+        by_dc = self._sources.setdefault(source, {})
+        self._sources.move_to_end(source)
+        if len(self._sources) > self._most:
+            self._sources.popitem(last=False)
+        for dc, spans in by_dc.items():
+            if dc != chunk.dc and any(low < chunk.seqno <= high for low, high in spans):
+                return True
+        spans = by_dc.setdefault(chunk.dc, [])
+        low = chunk.seqno - 1 if chunk.prev is None else chunk.prev
+        if spans and low == spans[-1][1]:
+            spans[-1] = (spans[-1][0], chunk.seqno)
+        elif not any(first < chunk.seqno <= last for first, last in spans):
+            spans.append((low, chunk.seqno))
+            del spans[:-_MOST_SPANS]
+        return False
+
+
+def spans_data_centres(topics: Iterable[str]) -> bool:
+    """Whether these can be topics of one name in several data centres."""
+    topics = list(topics)
+    names = {topic.partition(".")[2] for topic in topics}
+    return any(mark in topic for topic in topics for mark in "*?[") or len(names) < len(set(topics))
 
 
 class Ask(NamedTuple):
-    """One request → its `Reply`."""
+    """One request → its `Reply`; for a page of chunks → these, and the next offset."""
 
     path: str
     body: bytes | None = None
-
-
-class FetchPage(NamedTuple):
-    """One page of a partition → its chunks and the next offset."""
-
-    request: PageRequest
+    is_page: bool = False
 
 
 class HoldSession(NamedTuple):
-    """A consumer's session, to its end, its frames to `ReaderCore.feeding` → whether there was more than an opening."""
+    """A consumer's session, to its end, its frames to `ReaderCore.feeding`."""
 
     topics: list[str]
 
@@ -65,7 +105,7 @@ class Wait(NamedTuple):
     seconds: float | None
 
 
-Step = Union[Ask, FetchPage, HoldSession, CallRevoked, Wait]
+Step = Union[Ask, HoldSession, CallRevoked, Wait]
 Steps = Generator[Step, Any, _T]
 
 
@@ -81,6 +121,7 @@ class ReaderCore:
         self._duplicates = DuplicateFilter() if drop_copies and spans_data_centres(options.topics) else None
         self._source: PartitionScheduler | GroupMembership | None = None
         self._next_look = 0.0
+        self._has_begun = False  # the session, with more than its opening
         self._trouble = TroubleLog("reader")
 
     # ---- state -----------------------------------------------------------------------------------------------
@@ -271,7 +312,7 @@ class ReaderCore:
                 yield Wait(max(min(times) - now, 0.0) if times else None)
                 continue
             try:
-                chunks, next_offset = yield FetchPage(request)
+                chunks, next_offset = yield Ask(page_path(self.options, request), is_page=True)
             except RetryLater as again:
                 self._trouble.failed(now, again)
                 pause_s = again.pause_s(scheduler.fail(request))
@@ -296,15 +337,16 @@ class ReaderCore:
         failures = 0
         while self.is_running:
             again, began = RetryLater("the session ended"), time.monotonic()
+            self._has_begun = False
             try:
-                has_begun = yield HoldSession(topics)
+                yield HoldSession(topics)
             except RetryLater as error:
-                has_begun, again = False, error
-            if has_begun:
+                again = error
+            if self._has_begun:
                 self._trouble.worked()
             else:
                 self._trouble.failed(began, again)
-            failures = 1 if has_begun else failures + 1
+            failures = 1 if self._has_begun else failures + 1
             yield from self._pause(again.pause_s(failures), lambda: self.is_running)
 
     def feeding(self, frames: Sequence[Any]) -> Steps[bool]:
@@ -313,5 +355,6 @@ class ReaderCore:
             while self._source.has_frames and self.is_running:
                 yield Wait(None)
             self._source.feed(frames)
+            self._has_begun = self._has_begun or has_news(frames)
             self.notify()
         return self.is_running

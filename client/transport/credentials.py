@@ -9,7 +9,7 @@ from pathlib import Path
 
 from logferry.client.events import log_event
 from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.dialer import Dialer
+from logferry.client.transport.connections import Dialer
 from logferry.gateway.contract.endpoint import check_token
 
 

@@ -19,7 +19,6 @@ A session may be superseded by itself: if the answer to an opening was lost, tha
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from typing import NamedTuple
 
 from logferry.client.errors import Rejected, Superseded, Unknown
 from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.redirects import FORWARDED_FOR_S, Outcome
 from logferry.client.transport.responses import NO_ANSWER, GatewayAnswer, NextStep, next_step
+from logferry.client.transport.source_request import FORWARDED_FOR_S, Outcome
 from logferry.gateway.contract.chunk import Chunk, pack_chunk
 from logferry.gateway.contract.names import MAX_SEQNO, check_attributes
 
@@ -286,8 +285,7 @@ class SendWindow:
 
     def _later(self, answer: GatewayAnswer, now: float) -> float:
         self._failures += 1
-        asked_s = answer.retry_after_s * random.uniform(1.0, 1.2)
-        return now + max(pause_s(self._failures, RETRY_S), asked_s)
+        return now + pause_s(self._failures, RETRY_S, answer.retry_after_s)
 
     def _halve(self, batch: SendBatch) -> None:
         half = len(batch.chunks) // 2

@@ -20,9 +20,8 @@ from logferry.client.errors import Closed, LogferryError
 from logferry.client.events import log_event
 from logferry.client.transport.backoff import deadline_of
 from logferry.client.transport.cluster import ANSWER_TIMEOUT_S
-from logferry.client.transport.connections import Connections
-from logferry.client.transport.dialer import Dialer, proxies_of
-from logferry.client.transport.redirects import Outcome
+from logferry.client.transport.connections import Connections, Dialer, proxies_of
+from logferry.client.transport.source_request import Outcome
 from logferry.client.writing.send_window import Limits, SendJob
 from logferry.client.writing.writer_core import LEFT_BY_ERROR_S, Waits, WriterCore, chunk_bytes
 
@@ -188,7 +187,7 @@ class Writer:
         with suppress(LogferryError):
             self.close(LEFT_BY_ERROR_S)
         if unrecorded:
-            lost, name = self._core.unrecorded, self._core.target.source_id
+            lost, name = self._core.unrecorded, self._core.source_id
             log_event("writer-unclosed", source=name, waiting=unrecorded, unrecorded=lost)
             text = f"the writer of {name} was not closed: {lost} of its chunks may be lost; call close() or use `with`"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
@@ -239,7 +238,7 @@ class Writer:
                 outcome = self._perform(job, connections)
                 self._core.note(outcome, began)
                 with self._lock:
-                    self._core.take(job, outcome)
+                    self._core.window.take(job, outcome, time.monotonic())
                     self._progress.notify_all()
                     self._work.notify_all()
         except Exception as error:  # noqa: BLE001  a defect: the caller that waits must hear of it
@@ -251,9 +250,8 @@ class Writer:
 
     def _perform(self, job: SendJob, connections: Connections) -> Outcome:
         """Never raises for faults of the network or the gateway: the outcome holds them."""
-        follower, headers, body = self._core.target.request(job)
-        sent = partial(self._sent, job)
-        return follower.follow(lambda url, token: connections.exchange(url, {**headers, **token}, body, sent=sent))
+        send = partial(connections.exchange, sent=partial(self._sent, job))
+        return self._core.request(job).follow(send)
 
     def _sent(self, job: SendJob) -> None:
         with self._lock:

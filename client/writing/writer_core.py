@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from logferry.client.errors import Closed, Full, Unknown
 from logferry.client.transport.backoff import TroubleLog, left_s
-from logferry.client.transport.cluster import cluster_of
-from logferry.client.transport.redirects import Outcome
+from logferry.client.transport.cluster import USER_AGENT, cluster_of
 from logferry.client.transport.responses import NextStep, next_step
-from logferry.client.writing.requests import WriteTarget
+from logferry.client.transport.source_request import Outcome, SourceAddress, SourceRequest
 from logferry.client.writing.send_window import Limits, SendJob, SendWindow
 from logferry.gateway.contract.names import check_attributes, check_source_id, check_topic
 
@@ -39,16 +38,21 @@ class WriterCore:
         """Raises ValueError, also for names that the gateway would refuse."""
         key = None if partition_key is None else check_source_id(partition_key, "partition_key")
         names = check_topic(topic), check_source_id(source_id, "source_id"), key
-        self.target = WriteTarget(cluster_of(urls, token), *names, gzip)
+        self._address = SourceAddress(cluster_of(urls, token), USER_AGENT, *names)
+        self._gzip = gzip
         self._attributes = check_attributes(dict(attributes or {}))
         self.window = SendWindow(limits)
         self.is_closed = False
         self._trouble = TroubleLog(f"writer of {source_id}")
 
+    @property
+    def source_id(self) -> str:
+        return self._address.source_id
+
     def check(self) -> None:
         """Raises `Closed`, or the error that ended the writer."""
         if self.is_closed:
-            raise Closed(f"the writer of {self.target.source_id} is closed: open another one")
+            raise Closed(f"the writer of {self.source_id} is closed: open another one")
         error = self.window.error()
         if error is not None:
             raise error
@@ -87,8 +91,13 @@ class WriterCore:
             yield self._left(deadline, "not everything was recorded in time")
             self.check()
 
-    def take(self, job: SendJob, outcome: Outcome) -> None:
-        self.window.take(job, self.target.learned(job, outcome), time.monotonic())
+    def request(self, job: SendJob) -> SourceRequest:
+        if job.batch is None:
+            return SourceRequest(self._address, "session")
+        body: list[bytes | memoryview] = [job.batch.body()]
+        return SourceRequest(
+            self._address, "chunks", job.session, body, gzip=self._gzip, direct=job.direct, owner=job.url
+        )
 
     def note(self, outcome: Outcome, began: float) -> None:
         """Logs that nothing works. Not under the lock: a handler of `logging` may use the writer."""

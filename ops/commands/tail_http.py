@@ -10,7 +10,7 @@ from http.client import FORBIDDEN
 from typing import Any, Final
 
 from logferry.client import Chunk, LogferryError, Position, Reader, Unknown
-from logferry.client.reading.position import ReadOffset
+from logferry.client.reading.subscription import ReadOffset
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
 from logferry.loaders.storage.snapshot import TableSnapshot, tail_of, wanted_topics

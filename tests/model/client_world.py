@@ -18,9 +18,9 @@ from unittest.mock import patch
 from logferry.client.agent.agent import Agent
 from logferry.client.agent.config import Config, DataCentre
 from logferry.client.agent.config import FileGroup as Patterns
-from logferry.client.agent.requests import Pusher
+from logferry.client.agent.workers import Pusher
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, Checkpoint, CheckpointEntry
-from logferry.client.files.fingerprint import HEAD_BYTES
+from logferry.client.files.identity import HEAD_BYTES
 from logferry.client.transport.cluster import GatewayCluster
 
 from tests.model.power_loss import SyncedFolder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from logferry.client.files.checkpoint import FILE, FORGET_AFTER_MS, Checkpoint, CheckpointEntry, StateUnusable
-from logferry.client.files.fingerprint import fingerprint
+from logferry.client.files.identity import fingerprint
 
 
 def entry(name: str = "h:/a#1", **changes: object) -> CheckpointEntry:

@@ -12,10 +12,8 @@ from logferry.client import Chunk, OutOfRange, Position, Rejected, Superseded
 from logferry.client.reading.decode import MsgpackDecoder, NdjsonDecoder, decode_chunk
 from logferry.client.reading.group_membership import GroupMembership, PartitionsRevoked, has_news
 from logferry.client.reading.partition_scheduler import PageRequest, PartitionScheduler
-from logferry.client.reading.position import ReadOffset
-from logferry.client.reading.requests import RetryLater, content_of, error_of_problem
-from logferry.client.reading.start_positions import page_of
-from logferry.client.reading.subscription import LONG_POLL_MS
+from logferry.client.reading.requests import RetryLater, content_of, error_of_problem, page_of
+from logferry.client.reading.subscription import LONG_POLL_MS, ReadOffset
 from logferry.client.transport.connections import Reply
 
 A, B = ("dc1.t", 0), ("dc1.t", 1)

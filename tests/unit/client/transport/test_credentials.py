@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trustme
 from logferry.client.transport.cluster import GatewayCluster
+from logferry.client.transport.connections import Dialer
 from logferry.client.transport.credentials import Credentials
-from logferry.client.transport.dialer import Dialer
 
 from tests.support.fake_gateway import FakeGateway, Served
 

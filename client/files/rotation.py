@@ -1,8 +1,9 @@
-"""Copies of a followed file that rotation makes: ``copytruncate``, ``copy``, or a move to another file system.
+"""Files that rotation makes of a followed one: ``copytruncate``, ``copy``, a move to another file system, a ``.gz``.
 
 The bytes that a truncation took are in the copy. So the source continues there, as if the file had been renamed, and
 the file itself begins a new source. A copy is known by its name, which rotation derives from the file's, and by its
-content: the head, and the bytes before the position.
+content: the head, and the bytes before the position. A file that was compressed while the client was down is known by
+its content alone, and read to its end; the positions are those of the plain bytes.
 """
 
 # Paths stay text, as in `discover`.
@@ -12,12 +13,17 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Container, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from logferry.client.files.discover import FileKey
-from logferry.client.files.fingerprint import HEAD_BYTES, Fingerprint, fingerprint
-from logferry.client.files.tail import FileChanged, FileTail
+from logferry.client.files.checkpoint import CheckpointEntry
+from logferry.client.files.discover import FileKey, files_beside
+from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, Fingerprint, fingerprint
+from logferry.client.files.tail import ByteSource, FileChanged, FileTail
+
+if TYPE_CHECKING:
+    from gzip import GzipFile
 
 QUIET_S = 5.0  # a copy that did not grow for so long is complete
 _STEP_BYTES = 1 << 18
@@ -55,19 +61,12 @@ def copy_depth(path: str) -> int:
 
 
 def find_copy(wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool) -> FileTail | None:
-    """The copy in the file's folder, and of a symbolic link in the folder that it leads to, opened at the position."""
+    """The copy beside the file, opened at the position."""
     if not wanted.head.length:
         return None
-    for path in dict.fromkeys((wanted.path, os.path.realpath(wanted.path))):
-        folder, name = os.path.split(path)
-        try:
-            with os.scandir(folder) as entries:
-                found = [each for each in entries if name in originals(each.name)]
-            candidates = sorted(each.path for each in found if each.is_file(follow_symlinks=False))
-        except OSError:
-            continue
-        for candidate in candidates:
-            tail = _open(candidate, wanted, is_another, now, once)
+    for name, candidate in files_beside(wanted.path):
+        if name in originals(candidate.name):
+            tail = _open(candidate.path, wanted, is_another, now, once)
             if tail is not None:
                 return tail
     return None
@@ -214,3 +213,78 @@ def _is_whole_copy(tail: FileTail, original: FileTail) -> bool:
         tail.pread(_STEP_BYTES, at) == original.pread(min(_STEP_BYTES, tail.size - at), at)
         for at in range(0, tail.size, _STEP_BYTES)
     )
+
+
+class CompressedFile(ByteSource):
+    """The bytes that a ``.gz`` holds. ``end`` is known: the file was read once when it was opened."""
+
+    end = 0  # a property of the protocol
+
+    def __init__(self, path: str, file: GzipFile, position: int, mark: bytes, end: int) -> None:
+        self.path = path
+        self.position = position
+        self.mark = mark
+        self.end = end
+        facts = os.fstat(file.fileno())
+        self.key: FileKey = (facts.st_dev, facts.st_ino)
+        self._file = file
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, limit: int) -> bytes:
+        """Raises OSError for a file that is damaged."""
+        return self._at(self.position, min(limit, self.end - self.position))
+
+    def before(self, limit: int) -> bytes:
+        begin = max(self.position - limit, 0)
+        return self._at(begin, self.position - begin)
+
+    def go_to(self, position: int) -> None:
+        if position > self.end:
+            raise FileChanged(f"the gateway has recorded {position} bytes of it, {self.path} holds {self.end}")
+        self.position = position
+        self.mark = self.before(MARK_BYTES)
+
+    def _at(self, position: int, size: int) -> bytes:
+        """Forwards is cheap; backwards starts again at the beginning."""
+        try:
+            self._file.seek(position)
+            return self._file.read(size)
+        except (EOFError, zlib.error) as error:
+            raise OSError(5, f"damaged: {error}") from None
+
+
+def find_compressed(entry: CheckpointEntry) -> CompressedFile | None:
+    """The ``.gz`` beside the file that holds its bytes: the same head, and the same bytes before its position.
+
+    Reads the one that matches to its end, which takes seconds if it is large.
+    """
+    if not entry.position and entry.head.length < HEAD_BYTES:
+        return None  # too few bytes of it are known
+    for _, candidate in files_beside(entry.last_path):
+        found = _open_compressed(candidate.path, entry) if candidate.name.endswith(".gz") else None
+        if found is not None:
+            return found
+    return None
+
+
+def _open_compressed(path: str, entry: CheckpointEntry) -> CompressedFile | None:
+    import gzip  # few clients need it, and it takes memory
+
+    try:
+        file = gzip.GzipFile(path)
+    except OSError:
+        return None
+    try:
+        if fingerprint(file.read(entry.head.length)) == entry.head:
+            file.seek(entry.position - entry.mark.length)
+            mark = file.read(entry.mark.length)
+            if fingerprint(mark) == entry.mark and file.tell() == entry.position:
+                while file.read(_STEP_BYTES):
+                    pass
+                return CompressedFile(path, file, entry.position, mark, file.tell())
+    except (OSError, EOFError, zlib.error):
+        pass
+    file.close()
+    return None

@@ -1,0 +1,218 @@
+"""The next batch of a source, and the layout of those in flight.
+
+The layout shows how far a client that was killed had come, and how it cut its last batch:
+
+* Everything before the last batch of a source was acknowledged; the batch itself, whose outcome is unknown, is sent
+  again with the same seqnos and bytes. With several data centres the one that knows the position may be gone.
+* A layout has digests of the bytes before its start and before its end. After a reboot they prove that the file still
+  holds what was sent after the last checkpoint: a power failure may have taken that, and other lines may be there now.
+
+A line a batch is written to ``cuts.jsonl`` before the batch is sent, without fsync. It survives the client, but not a
+power failure of the host; then chunks may overlap by position in two data centres. A layout before the position of the
+checkpoint has no effect; so a new file is begun only now and then. The file has room for a while: on a full disk, where
+the checkpoint cannot be written, its lines alone prove how far a source is.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from logferry.client.events import log_event
+from logferry.client.files.chunking import FileBatch, Limits, Piece, cut, holes, is_inside, line_so_far
+from logferry.client.files.identity import digest, grown
+from logferry.client.files.tail import ByteSource
+
+FILE = "cuts.jsonl"
+RESERVED_BYTES = 1 << 20  # what it has room for, behind its first lines
+READ_BYTES = 256 << 10  # of a request, unless a chunk or a line is larger; each thread holds that much
+RECORD_WAIT_S = 2.0  # so long a record waits for more lines of it
+
+
+class BatchLayout(NamedTuple):
+    """A batch without its bytes: ``pieces`` of what begins at position ``start``.
+
+    ``before``, ``after``: digests of the marks at its start and at its end.
+    """
+
+    start: int
+    pieces: tuple[Piece, ...]
+    created_ms: int
+    before: str
+    after: str
+
+    @classmethod
+    def of(cls, batch: FileBatch, mark: bytes) -> BatchLayout:
+        """``mark``: the bytes before the batch."""
+        marks = digest(mark), digest(grown(mark, batch.data))
+        return cls(batch.start, batch.pieces, batch.created_ms, *marks)
+
+    @property
+    def size(self) -> int:
+        return self.pieces[-1].end
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+class InFlightLog:
+    """The file, open for writing. Raises OSError if it cannot be written: then nothing counts that was not written.
+
+    NUL bytes are behind its lines.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._fd = -1
+        self._end = self._begun = 0
+        self._is_torn = False  # the last line
+
+    @property
+    def is_full(self) -> bool:
+        """What was reserved is used up: `begin` a new file."""
+        return self._end - self._begun > RESERVED_BYTES
+
+    def begin(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
+        """Replaces the file by one with these layouts alone."""
+        temporary = self._path.with_name(FILE + ".new")
+        fd, lines = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644), _lines(cuts)
+        try:
+            with suppress(AttributeError):  # not every system has it
+                os.posix_fallocate(fd, 0, len(lines) + RESERVED_BYTES)
+            _write(fd, lines, 0)
+            temporary.replace(self._path)
+        except OSError:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd, self._end, self._begun, self._is_torn = fd, len(lines), len(lines), False
+
+    def add(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
+        """Behind the others, in one write."""
+        lines = _lines(cuts)
+        if not lines:
+            return
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            before = self._path.read_bytes().rstrip(b"\0")
+            self._end = self._begun = len(before)
+            self._is_torn = before[-1:] not in (b"", b"\n")
+        lines = b"\n" * self._is_torn + lines
+        _write(self._fd, lines, self._end)
+        self._end, self._is_torn = self._end + len(lines), False
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def load(folder: Path) -> dict[str, BatchLayout]:
+    """The last layout of each source. A line that cannot be read is left out: its write was torn."""
+    found = {}
+    try:
+        lines = (folder / FILE).read_bytes().splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        try:
+            name, start, pieces, created_ms, *marks = json.loads(line)
+            cut = BatchLayout(int(start), tuple(Piece(*piece) for piece in pieces), int(created_ms), *map(str, marks))
+            if cut.size > 0:
+                found[str(name)] = cut
+        except (ValueError, TypeError, IndexError):
+            continue
+    return found
+
+
+def _write(fd: int, data: bytes, position: int) -> None:
+    if os.pwrite(fd, data, position) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _lines(cuts: Iterable[tuple[str, BatchLayout | None]]) -> bytes:
+    return b"".join(json.dumps([name, *cut]).encode() + b"\n" for name, cut in cuts if cut is not None)
+
+
+class BatchReader:
+    """``kept``: how the batch at the present position was cut before; it is cut alike, so that its copies are equal."""
+
+    def __init__(self, source_id: str, limits: Limits, attributes: dict[str, str]) -> None:
+        self.kept: BatchLayout | None = None
+        self._source_id = source_id
+        self.limits = limits
+        self._attributes = attributes
+        self._barren_end = -1  # an end of the file up to which there was no whole line
+        self._looked_to = 0
+
+    def make_smaller(self) -> bool:
+        """The gateway found a chunk too large. False: there are no smaller ones."""
+        before, self.limits = self.limits, self.limits.smaller()
+        return self.limits != before
+
+    def resume(self) -> None:
+        """The position was changed: what was read there may be cut after all."""
+        self._barren_end = -1
+
+    def waits_for_line(self, end: int) -> bool:
+        """What lies before ``end`` is an unfinished line."""
+        return self._barren_end == end
+
+    def waits_s(self, source: ByteSource, now: float, idle_s: float) -> list[float]:
+        """After so many seconds without a change an unfinished line, or record, is sent; those that have not passed."""
+        waits_s = (idle_s,) if self.limits.record_start is None else (idle_s, min(idle_s, RECORD_WAIT_S))
+        return [wait_s for wait_s in waits_s if not source.is_last(now, wait_s)]
+
+    def next(self, source: ByteSource, now: float, created_ms: int, idle_s: float) -> FileBatch | None:
+        """The batch at the position of ``source``; None: there is no whole chunk yet."""
+        limits, end, is_last = self.limits, source.end, source.is_last(now, idle_s)
+        settled = is_last or (limits.record_start is not None and source.is_last(now, min(idle_s, RECORD_WAIT_S)))
+        if end <= source.position or (end == self._barren_end and not settled and self.kept is None):
+            return None
+        kept, self.kept = self.kept, None
+        batch = None if kept is None else self._cut_alike(source, kept)
+        if batch is not None:
+            return batch
+        usual = min(limits.request_bytes, max(limits.chunk_bytes, READ_BYTES))
+        data, pieces = self._cut(source, usual, is_last, settled)
+        if not pieces and len(data) == usual < limits.request_bytes:  # a line, or a record, that is longer
+            data, pieces = self._cut(source, limits.request_bytes, is_last, settled)
+        if not pieces:
+            self._barren_end = end
+            return None
+        size = pieces[-1].end
+        self._log_holes(source.position, data, size)
+        sent = data if size == len(data) else memoryview(data)[:size]  # no copy
+        return FileBatch(source.position, sent, tuple(pieces), created_ms, self._attributes)
+
+    def _cut(self, source: ByteSource, limit: int, is_last: bool, settled: bool) -> tuple[bytes, list[Piece]]:
+        """At most ``limit`` bytes from the position on, and how they are cut."""
+        limits, data = self.limits, source.read(limit)
+        flush = settled and source.position + len(data) >= source.end
+        if flush and not is_last:
+            data = data[: data.rfind(b"\n") + 1]
+        inside = is_inside(source.mark, data, limits)
+        so_far = line_so_far(source.before(limits.line_bytes), limits) if inside and limits.cut_lines else 0
+        return data, cut(data, inside, limits, flush, so_far)
+
+    def _cut_alike(self, source: ByteSource, kept: BatchLayout) -> FileBatch | None:
+        """None when ``kept`` belongs to another position."""
+        if source.position != kept.start or source.end < kept.start + kept.size:
+            return None
+        data = source.read(kept.size)
+        if len(data) < kept.size:
+            return None
+        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self._attributes)
+
+    def _log_holes(self, start: int, data: bytes, size: int) -> None:
+        """Each once, however often it is read."""
+        for begin, end in holes(data, size):
+            if start + begin >= self._looked_to:
+                log_event("nul-hole", source=self._source_id, position=start + begin, bytes=end - begin)
+        self._looked_to = max(self._looked_to, start + size)
