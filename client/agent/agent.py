@@ -26,10 +26,8 @@ from logferry.client.events import log_event, set_up
 from logferry.client.files.batches import BatchLayout, InFlightLog
 from logferry.client.files.checkpoint import Checkpoint, StateUnusable
 from logferry.client.files.tail import FileChanged
-from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.credentials import Credentials
-from logferry.client.transport.responses import NextStep, shows_life
-from logferry.client.transport.source_request import Outcome
+from logferry.client.transport.cluster import Credentials, GatewayCluster
+from logferry.client.transport.source_request import NextStep, Outcome, shows_life
 
 REMEMBER_EVERY_S = 5.0
 STATUS_EVERY_S = 5.0
@@ -91,15 +89,15 @@ class Agent:
 
     def _choose_centre(self, now: float) -> None:
         """Every source switches, each when its present request was answered."""
-        move = self.centres.switch(now)
-        if move is not None:
+        is_back = self.centres.switch(now)
+        if is_back is not None:
             self.watch.wake_all(now)
-            self._checkpoint.dc = self.centres.names[move.to]
+            self._checkpoint.dc = self.centres.names[self.centres.here]
             self.last_progress = now
-            if move.back:
-                log_event("data-centre-back", to=self._checkpoint.dc, why=move.why)
+            if is_back:
+                log_event("data-centre-back", to=self._checkpoint.dc, why=self.centres.why)
             else:
-                log_event("data-centre-left", to=self._checkpoint.dc, why=move.why)
+                log_event("data-centre-left", to=self._checkpoint.dc, why=self.centres.why)
 
     def jobs(self, now: float, room: int) -> list[tuple[FileSource, PushJob]]:
         """At most ``room`` requests that may be sent now: the identity of their sources is on the disk."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
+from logferry.client.transport.cluster import read_token
 from logferry.client.transport.connections import Dialer, check_pin, proxies_of
-from logferry.client.transport.credentials import read_token
 from logferry.gateway.contract.endpoint import check_token, check_url, origin_of
 from logferry.gateway.contract.names import Malformed, check_attributes, check_topic
 
@@ -151,21 +151,17 @@ def _required(given: Settings, name: str) -> Any:
 
 def _data_centres(given: Settings) -> tuple[DataCentre, ...]:
     """The preferred one first. Each is known by its name, else by the host and port of its first URL."""
-    token, token_file = _token(given), given.get("token_file")
-    if not given.centres:
-        first = _urls(given.label("url"), _required(given, "url"))
-        others = _urls(given.label("fallback_url"), given.get("fallback_url", ()))
-        found = [DataCentre(_name_of(urls), urls, token, token_file) for urls in (first, others) if urls]
+    options = [name for name in ("url", "fallback_url") if given.get(name)]
+    if given.centres and options:
+        raise ValueError(
+            f"{given.label(options[0])}: {given.flags.config} has [[datacenters]] already: remove one of them"
+        )
+    if given.centres:
+        where = f"{given.flags.config}: datacenters"
+        found = [_data_centre(given, f"{where}[{n}].urls", table) for n, table in enumerate(given.centres)]
     else:
-        for name in ("url", "fallback_url"):
-            if given.get(name):
-                raise ValueError(
-                    f"{given.label(name)}: {given.flags.config} has [[datacenters]] already: remove one of them"
-                )
-        found = [
-            _data_centre(given, number, {"token_file": token_file, **each}, token)
-            for number, each in enumerate(given.centres)
-        ]
+        _required(given, "url")
+        found = [_data_centre(given, given.label(name), {"urls": given.get(name)}) for name in options]
     origins = [origin_of(url) for centre in found for url in dict.fromkeys(centre.urls)]
     names = [centre.name for centre in found]
     for text, every in (("name", names), ("gateway", origins)):
@@ -174,25 +170,20 @@ def _data_centres(given: Settings) -> tuple[DataCentre, ...]:
     return tuple(found)
 
 
-def _data_centre(given: Settings, number: int, table: dict[str, Any], token: str | None) -> DataCentre:
-    where = f"{given.flags.config}: datacenters[{number}]."
-    if not table.get("urls"):
-        raise ValueError(f"{where}urls is required")
-    urls = _urls(where + "urls", table["urls"])
-    token_file = table["token_file"]
-    token = token if token_file is None else read_token(token_file)
-    return DataCentre(table.get("name") or _name_of(urls), urls, token, token_file)
+def _data_centre(given: Settings, label: str, table: dict[str, Any]) -> DataCentre:
+    """``label``: of its URLs."""
+    urls = tuple(table.get("urls", ()))
+    if not urls:
+        raise ValueError(f"{label} is required")
+    for url in urls:
+        check_url(url, label)
+    token_file = table.get("token_file", given.get("token_file"))
+    return DataCentre(table.get("name") or _name_of(urls), urls, _token(token_file), token_file)
 
 
 def _name_of(urls: Sequence[str]) -> str:
     _, host, port = origin_of(urls[0]) or ("", urls[0], 0)
     return f"{host}:{port}"
-
-
-def _urls(label: str, urls: Sequence[str]) -> tuple[str, ...]:
-    for url in urls:
-        check_url(url, label)
-    return tuple(urls)
 
 
 def _host(given: Settings) -> str:
@@ -249,8 +240,7 @@ def _attributes(label: str, attributes: dict[str, str]) -> dict[str, str]:
 # ---- tokens, certificates ---------------------------------------------------------------------------------------
 
 
-def _token(given: Settings) -> str | None:
-    path = given.get("token_file")
+def _token(path: str | None) -> str | None:
     if path is not None:
         return read_token(path)
     text = os.environ.get(TOKEN_VARIABLE)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 
-from logferry.client.agent.config import FileGroup
+from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.schedule import (
     NEVER,
@@ -36,11 +36,17 @@ from logferry.client.events import log_event
 from logferry.client.files.batches import BatchLayout, BatchReader
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry
 from logferry.client.files.chunking import FileBatch, Limits
-from logferry.client.files.identity import digest, fingerprint
+from logferry.client.files.identity import attribute, digest, fingerprint, printable
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
 from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.responses import NO_ANSWER, GatewayAnswer, NextStep, next_step
-from logferry.client.transport.source_request import FORWARDED_FOR_S, Outcome
+from logferry.client.transport.source_request import (
+    FORWARDED_FOR_S,
+    NO_ANSWER,
+    GatewayAnswer,
+    NextStep,
+    Outcome,
+    next_step,
+)
 
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0
@@ -50,20 +56,13 @@ class FileSource:
     """One incarnation of one file.
 
     ``tail``: None once the file is gone or holds something else: then `reading` has only the batch whose outcome was
-    unknown, or what a ``.gz`` holds of it. ``heartbeat_s``: 0 for no heartbeats, `finished` included. ``home``: the
-    data centre that has the last of its chunks; None: nothing was sent yet, or that one is no longer configured.
-    ``after_reboot``: its file was followed before the last start of the system, and no session was opened since.
+    unknown, or what a ``.gz`` holds of it. ``home``: the data centre that has the last of its chunks; None: nothing was
+    sent yet, or that one is no longer configured. ``after_reboot``: its file was followed before the last start of the
+    system, and no session was opened since.
     """
 
     def __init__(
-        self,
-        entry: CheckpointEntry,
-        tail: FileTail | None,
-        limits: Limits,
-        attributes: dict[str, str],
-        centres: FailoverPolicy,
-        files: FileGroup,
-        heartbeat_s: float,
+        self, entry: CheckpointEntry, tail: FileTail | None, config: Config, files: FileGroup, centres: FailoverPolicy
     ) -> None:
         self.entry = entry
         self.files = files
@@ -74,8 +73,11 @@ class FileSource:
         self.unsaved = True
         self.stopped = self._error = ""
         self.why = ""  # it is a new source, or "known"
+        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
+        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
+        limits = Limits(*sizes, files.record_start, files.cut_lines)
         self._batches = BatchReader(entry.source_id, limits, attributes)
-        self._heartbeat = HeartbeatSchedule(heartbeat_s)
+        self._heartbeat = HeartbeatSchedule(0.0 if config.once else config.heartbeat_s)
         self._session: int | None = None
         self._url: str | None = None
         self._failures = self._asked_ms = 0
@@ -110,8 +112,7 @@ class FileSource:
             return PushJob(self.entry.topic, self.name, None, False, session, None, farewell, dc)
         if self.is_done() and (self.tail is None or self._session is None):
             return None
-        direct = now >= self._direct_from
-        self._asked_ms = created_ms
+        direct, self._asked_ms = now >= self._direct_from, created_ms
         if self._session is None:
             return PushJob(self.entry.topic, self.name, self._url, direct, None, None, dc=self._opens_at(now))
         if self.batch is None:
@@ -357,7 +358,7 @@ class FileSource:
         """A client that was killed sent this batch last. Everything before it was acknowledged."""
         if self.entry.position <= layout.start <= self.reading.end:
             self.reading.go_to(layout.start)
-            if layout.before == digest(self.reading.mark):
+            if layout.before == digest(self.reading.mark) or not (layout.before or self.after_reboot):
                 self.entry.position, self.entry.mark = layout.start, fingerprint(self.reading.mark)
                 self._batches.kept = layout
             else:

@@ -59,21 +59,18 @@ def check(config: Config) -> int:
     sent_bytes = 0
     paths = set()
     for source in watch.sources.values():
-        if isinstance(source.reading, CompressedFile):
-            path, left = source.reading.path, source.reading.end - source.reading.position
-            sent_bytes += left
-            paths.add(path)
-            _say(f"send  {path} -> {source.entry.topic}: {left} bytes, from position {source.reading.position}")
+        entry, reading, tail = source.entry, source.reading, source.tail
+        if isinstance(reading, CompressedFile):
+            path, left, is_known = reading.path, reading.end - entry.position, True
+        elif tail is not None:
+            path, left, is_known = tail.path, max(tail.size - entry.position, 0), source.why == "known"
+        else:
+            _say(f"over  {entry.last_path}: sent up to position {entry.position}, {source.name}")
             continue
-        if source.tail is None:
-            _say(f"over  {source.entry.last_path}: sent up to position {source.entry.position}, {source.name}")
-            continue
-        position = source.entry.position
-        size = source.tail.size
-        sent_bytes += max(size - position, 0)
-        paths.add(source.tail.path)
-        which = f"from position {position}" if source.why == "known" else f"as a new source: {source.why}"
-        _say(f"send  {source.tail.path} -> {source.entry.topic}: {max(size - position, 0)} bytes, {which}")
+        sent_bytes += left
+        paths.add(path)
+        which = f"from position {entry.position}" if is_known else f"as a new source: {source.why}"
+        _say(f"send  {path} -> {entry.topic}: {left} bytes, {which}")
     for path, reason in watch.failed.items():
         _say(f"fail  {path}: {reason}")
     for files in config.files:

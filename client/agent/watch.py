@@ -1,7 +1,7 @@
 """Files → sources: which incarnation of which file is followed, from its discovery to its end.
 
 While its descriptor is open a file is identified by device and inode: a rename changes only the path shown. After a
-start the checkpoint's entry must match the file (`known_files.differs`), or the file is a new source. A file whose
+start the checkpoint's entry must match the file (`rotation.differs`), or the file is a new source. A file whose
 content was replaced (`tail.FileChanged`) becomes a new source, too; what was read of the old one and is not
 acknowledged yet is still sent under the old name.
 """
@@ -17,11 +17,17 @@ from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.chunking import Limits
 from logferry.client.files.discover import COMPRESSED, FileKey, find_files, find_moved, folder_is_on, leads_out, missing
-from logferry.client.files.identity import attribute, fingerprint, printable, source_id
-from logferry.client.files.known_files import KnownFiles, differs
-from logferry.client.files.rotation import SuspectedCopies, WantedCopy, copy_depth, find_compressed, find_copy
+from logferry.client.files.identity import fingerprint, source_id
+from logferry.client.files.rotation import (
+    KnownFiles,
+    SuspectedCopies,
+    WantedCopy,
+    copy_depth,
+    differs,
+    find_compressed,
+    find_copy,
+)
 from logferry.client.files.tail import FileChanged, FileTail
 
 # Looking for files takes at most this share of the time, however many there are.
@@ -379,12 +385,7 @@ class Watch:
         return self._add(entry, None, files)
 
     def _add(self, entry: CheckpointEntry, tail: FileTail | None, files: FileGroup) -> FileSource:
-        config = self._config
-        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
-        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
-        limits = Limits(*sizes, files.record_start, files.cut_lines)
-        heartbeat_s = 0.0 if config.once else config.heartbeat_s
-        source = FileSource(entry, tail, limits, attributes, self._centres, files, heartbeat_s)
+        source = FileSource(entry, tail, self._config, files, self._centres)
         self._checkpoint.put(entry)
         self.sources[source.name] = source
         self.ready.put(source, 0.0)

@@ -12,10 +12,10 @@ import aiohttp
 from logferry.client.aio import requests
 from logferry.client.errors import Closed, LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
-from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, Step, Steps, Wait
+from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, RetryLater, page_of
 from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
-from logferry.client.transport.backoff import deadline_of, left_s
+from logferry.client.transport.backoff import deadline_of
 from logferry.client.transport.cluster import cluster_of
 from logferry.client.transport.connections import NoResponse, Reply
 from yarl import URL
@@ -75,8 +75,7 @@ class AsyncReader:
 
     async def open(self, timeout_s: float | None = None) -> None:
         """As `Reader.open`. Raises OSError if ``ca_file`` cannot be used."""
-        workers = await self._run(self._core.opening(deadline_of(timeout_s)))
-        self._tasks += [asyncio.create_task(self._work(worker)) for worker in workers]
+        await self._run(self._core.opening(deadline_of(timeout_s)))
 
     def __aiter__(self) -> AsyncIterator[ReceivedChunk]:
         return self
@@ -89,14 +88,14 @@ class AsyncReader:
 
     async def read(self, timeout_s: float | None = None) -> ReceivedChunk | None:
         """As `Reader.read`."""
-        chunk = await self._next(deadline_of(timeout_s))
+        chunk = await self._run(self._core.next_chunk(deadline_of(timeout_s)))
         if chunk is not None:
             self._core.deliver(chunk)
         return chunk
 
     async def lines(self) -> AsyncIterator[Line]:
         """As `Reader.lines`."""
-        while (chunk := await self._next(None)) is not None:
+        while (chunk := await self._run(self._core.next_chunk(None))) is not None:
             for line in self._core.lines_of(chunk):
                 yield line
 
@@ -136,13 +135,6 @@ class AsyncReader:
         if self._http is not None:
             await self._http.close()
 
-    async def _next(self, deadline: float | None) -> ReceivedChunk | None:
-        if self._core.has_reached_limit:
-            return None
-        if not self._core.is_open:
-            await self.open(left_s(deadline))
-        return await self._run(self._core.next_chunk(deadline))
-
     # ---- steps -----------------------------------------------------------------------------------------------
 
     async def _run(self, steps: Steps[_T]) -> _T:
@@ -167,7 +159,11 @@ class AsyncReader:
             return page_of(reply) if step.is_page else reply
         if isinstance(step, HoldSession):
             return await self._hold(step.topics)
-        return None if self._on_revoked is None else await self._on_revoked()
+        if isinstance(step, StartWorkers):
+            self._tasks += [asyncio.create_task(self._work(worker)) for worker in step.workers]
+        elif self._on_revoked is not None:
+            await self._on_revoked()
+        return None
 
     def _session(self) -> aiohttp.ClientSession:
         if self._core.is_closed:

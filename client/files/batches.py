@@ -37,14 +37,14 @@ RECORD_WAIT_S = 2.0  # so long a record waits for more lines of it
 class BatchLayout(NamedTuple):
     """A batch without its bytes: ``pieces`` of what begins at position ``start``.
 
-    ``before``, ``after``: digests of the marks at its start and at its end.
+    ``before``, ``after``: digests of the marks at its start and at its end; empty in lines of older clients.
     """
 
     start: int
     pieces: tuple[Piece, ...]
     created_ms: int
-    before: str
-    after: str
+    before: str = ""
+    after: str = ""
 
     @classmethod
     def of(cls, batch: FileBatch, mark: bytes) -> BatchLayout:

@@ -9,7 +9,7 @@ import http.client
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 from logferry.client.errors import Closed, LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
-from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, Step, Steps, Wait
+from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, ReaderRequests, RetryLater, page_of
 from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
-from logferry.client.transport.backoff import deadline_of, left_s
+from logferry.client.transport.backoff import deadline_of
 from logferry.client.transport.cluster import cluster_of
 from logferry.client.transport.connections import Dialer, Reply, cut, proxies_of
 
@@ -86,7 +86,7 @@ class Reader:
         self._on_revoked = on_revoked or (lambda: None)
         self._changed = threading.Condition(threading.Lock())
         self._core = ReaderCore(options, drop_copies, self._changed.notify_all)
-        self._cuts: list[Callable[[], None]] = []
+        self._cuts: list[Callable[[], None]] = [self._requests.cut]
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Reader:
@@ -106,13 +106,7 @@ class Reader:
         Raises `Rejected`, and `Unknown` after ``timeout_s`` (None: waits without limit).
         """
         self._check_process()
-        with self._cutting(self._requests.cut):
-            workers = self._run(self._core.opening(deadline_of(timeout_s)))
-        for number, worker in enumerate(workers):
-            name = f"logferry-reader-{number}"
-            thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._run(self._core.opening(deadline_of(timeout_s)))
 
     def __iter__(self) -> Iterator[ReceivedChunk]:
         return self
@@ -128,14 +122,14 @@ class Reader:
 
         Raises `OutOfRange` if retention has deleted the position, `Rejected`, and `Closed`.
         """
-        chunk = self._next(deadline_of(timeout_s))
+        chunk = self._run(self._core.next_chunk(deadline_of(timeout_s)))
         if chunk is not None:
             self._core.deliver(chunk)
         return chunk
 
     def lines(self) -> Iterator[Line]:
         """The lines of the chunks, one by one. `position` counts them: a restart resumes with the next line."""
-        while (chunk := self._next(None)) is not None:
+        while (chunk := self._run(self._core.next_chunk(None))) is not None:
             yield from self._core.lines_of(chunk)
 
     @property
@@ -200,14 +194,6 @@ class Reader:
         if os.getpid() != self._pid:
             raise Closed("the process was forked since: open a reader of its own")
 
-    def _next(self, deadline: float | None) -> ReceivedChunk | None:
-        self._check_process()
-        if self._core.has_reached_limit:
-            return None
-        if not self._core.is_open:
-            self.open(left_s(deadline))
-        return self._run(self._core.next_chunk(deadline))
-
     # ---- steps -----------------------------------------------------------------------------------------------
 
     def _run(self, steps: Steps[_T], requests: ReaderRequests | None = None) -> _T:
@@ -236,7 +222,16 @@ class Reader:
         if isinstance(step, Ask):
             reply = requests.ask(*step)
             return page_of(reply) if step.is_page else reply
-        return self._hold(step.topics, requests) if isinstance(step, HoldSession) else self._on_revoked()
+        if isinstance(step, HoldSession):
+            return self._hold(step.topics, requests)
+        return self._start(step.workers) if isinstance(step, StartWorkers) else self._on_revoked()
+
+    def _start(self, workers: Sequence[Steps[None]]) -> None:
+        for number, worker in enumerate(workers):
+            name = f"logferry-reader-{number}"
+            thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _hold(self, topics: list[str], requests: ReaderRequests) -> None:
         """Feeds the core with a session, over a connection of its own, to its end, or until the core has enough.

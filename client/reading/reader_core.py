@@ -16,16 +16,13 @@ from typing import Any, Callable, NamedTuple, TypeVar, Union
 
 from logferry.client.errors import Closed, LogferryError, OutOfRange, Superseded, Unknown
 from logferry.client.reading.decode import Line, ReceivedChunk
-from logferry.client.reading.group_membership import GroupMembership, PartitionsRevoked, has_news
-from logferry.client.reading.partition_scheduler import PartitionScheduler
+from logferry.client.reading.prefetch import GroupMembership, PartitionScheduler, PartitionsRevoked, has_news
 from logferry.client.reading.requests import (
-    LOOK_INTERVAL_S,
     RetryLater,
     content_of,
     cursors_of,
+    document_of,
     full_topics,
-    new_partitions,
-    page_path,
     resolve_cursors,
     start_positions,
     translated_offset,
@@ -35,6 +32,7 @@ from logferry.client.transport.backoff import TroubleLog, left_s
 from logferry.client.transport.connections import Reply
 
 _T = TypeVar("_T")
+LOOK_INTERVAL_S = 30.0
 _MOST_SOURCES = 200_000
 _MOST_SPANS = 8
 
@@ -105,7 +103,13 @@ class Wait(NamedTuple):
     seconds: float | None
 
 
-Step = Union[Ask, HoldSession, CallRevoked, Wait]
+class StartWorkers(NamedTuple):
+    """A thread or task for each."""
+
+    workers: Sequence[Generator[Any, Any, None]]
+
+
+Step = Union[Ask, HoldSession, CallRevoked, Wait, StartWorkers]
 Steps = Generator[Step, Any, _T]
 
 
@@ -131,17 +135,8 @@ class ReaderCore:
         return not self.is_closed and self.failure is None
 
     @property
-    def is_open(self) -> bool:
-        return self._source is not None
-
-    @property
     def is_over(self) -> bool:
         return self._left == 0 or (self._source is not None and self._source.is_over)
-
-    @property
-    def has_reached_limit(self) -> bool:
-        """``max_chunks`` were handed out."""
-        return self._left == 0
 
     @property
     def position(self) -> Position:
@@ -159,24 +154,28 @@ class ReaderCore:
 
     # ---- in the caller ---------------------------------------------------------------------------------------
 
-    def opening(self, deadline: float | None) -> Steps[Sequence[Steps[None]]]:
-        """Finds the topics and where to begin. Returns the workers to start: none where it was open already."""
+    def opening(self, deadline: float | None) -> Steps[None]:
+        """Finds the topics and where to begin; nothing where it was open already."""
         self.check_open()
-        if self.is_open:
-            return ()
+        if self._source is not None:
+            return
         self.options = yield from self._follow(resolve_cursors(self.options), deadline)
         if self.options.consumer is not None:
             topics = yield from self._follow(full_topics(self.options), deadline)
             self._source = GroupMembership(self.options.stored(), self.options.follow)
-            return (self._holding_sessions(topics),)
+            yield StartWorkers([self._holding_sessions(topics)])
+            return
         scheduler = PartitionScheduler(self.options.connections)
         for start in (yield from self._follow(start_positions(self.options), deadline)):
             scheduler.add(*start)
         self._source, self._next_look = scheduler, time.monotonic() + LOOK_INTERVAL_S
-        return [self._fetching(scheduler) for _ in range(self.options.connections)]
+        yield StartWorkers([self._fetching(scheduler) for _ in range(self.options.connections)])
 
     def next_chunk(self, deadline: float | None) -> Steps[ReceivedChunk | None]:
-        """The next chunk; None at the end, or at the deadline. `deliver` or `lines_of` follows."""
+        """The next chunk; None at the end, or at the deadline. `deliver` or `lines_of` follows. Opens if need be."""
+        if self._left == 0:
+            return None
+        yield from self.opening(deadline)
         while True:
             try:
                 chunk = self._poll()
@@ -312,11 +311,12 @@ class ReaderCore:
                 yield Wait(max(min(times) - now, 0.0) if times else None)
                 continue
             try:
-                chunks, next_offset = yield Ask(page_path(self.options, request), is_page=True)
+                start, page_bytes = f"offset={request.offset}", self.options.page_bytes
+                path = self.options.page_path(request.partition, start, page_bytes, request.wait_ms)
+                chunks, next_offset = yield Ask(path, is_page=True)
             except RetryLater as again:
                 self._trouble.failed(now, again)
-                pause_s = again.pause_s(scheduler.fail(request))
-                scheduler.hold(request, time.monotonic() + pause_s)
+                scheduler.fail(request, again, time.monotonic())
             except OutOfRange as error:  # the response does not name the partition
                 raise OutOfRange(str(error), *request.partition, error.first, error.next) from None
             else:
@@ -325,12 +325,14 @@ class ReaderCore:
                 self.notify()
 
     def _look_for_partitions(self, scheduler: PartitionScheduler) -> Steps[None]:
-        """A failure does no harm: the next look comes."""
-        steps = new_partitions(self.options, scheduler)
-        with suppress(StopIteration, LogferryError, RetryLater):
-            path = next(steps)
-            while True:
-                path = steps.send((yield Ask(path)))
+        """Adds partitions that the topics have gained. A failure does no harm: the next look comes."""
+        with suppress(LogferryError, RetryLater):
+            for topic in self.options.topics:
+                document = document_of((yield Ask(self.options.topic_path(topic))))
+                for one in document["offsets"]:
+                    if self.options.reads(one["partition"]):
+                        partition = str(document["topic"]), int(one["partition"])
+                        scheduler.add(partition, ReadOffset(int(one["first"])), None)
 
     def _holding_sessions(self, topics: list[str]) -> Steps[None]:
         """Session after session, until an error that the next one would meet, too."""

@@ -15,12 +15,11 @@ from typing import Any
 
 from logferry.client.errors import OutOfRange, Rejected, Superseded
 from logferry.client.reading.decode import ReceivedChunk, best_decoder, decode_chunk
-from logferry.client.reading.partition_scheduler import PageRequest, PartitionScheduler
 from logferry.client.reading.subscription import Cursors, Partition, Position, ReaderOptions, ReadOffset, is_pattern
 from logferry.client.transport.backoff import RETRY_S, pause_s
 from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT
 from logferry.client.transport.connections import Connections, Dialer, NoResponse, Reply
-from logferry.client.transport.responses import NextStep, next_step, problem_kind, read_answer
+from logferry.client.transport.source_request import NextStep, next_step, problem_kind, read_answer
 
 _ROOM_BYTES = 64 << 20  # above what was asked for: the largest chunk, and its encoding
 
@@ -148,9 +147,6 @@ def error_of_problem(document: Any) -> Exception:
     return (Superseded if kind == "superseded" else Rejected)(text, kind, status)
 
 
-LOOK_INTERVAL_S = 30.0
-
-
 def resolve_cursors(wanted: ReaderOptions) -> Generator[str, Reply, ReaderOptions]:
     """The options, their cursors resolved to a position in the data centre that is read. Waits for the mirror."""
     if not isinstance(wanted.start, Cursors):
@@ -219,20 +215,6 @@ def _start(wanted: ReaderOptions, partition: Partition, offsets: dict[str, Any])
         chunks, next_offset = page_of(reply)
         return ReadOffset(chunks[0].offset if chunks else next_offset)
     return ReadOffset(int(offsets["next" if wanted.start == "latest" else "first"]))
-
-
-def new_partitions(wanted: ReaderOptions, rotation: PartitionScheduler) -> Generator[str, Reply, None]:
-    """Adds partitions that the topics have gained, from their beginnings."""
-    for topic in wanted.topics:
-        document = document_of((yield wanted.topic_path(topic)))
-        for one in document["offsets"]:
-            partition = str(document["topic"]), int(one["partition"])
-            if wanted.reads(partition[1]):
-                rotation.add(partition, ReadOffset(int(one["first"])), None)
-
-
-def page_path(wanted: ReaderOptions, ask: PageRequest) -> str:
-    return wanted.page_path(ask.partition, f"offset={ask.offset}", wanted.page_bytes, ask.wait_ms)
 
 
 def page_of(reply: Reply) -> tuple[list[ReceivedChunk], int]:

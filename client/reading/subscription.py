@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -24,14 +24,11 @@ class ReadOffset(NamedTuple):
         return f"{self.offset}+{self.lines}" if self.lines else str(self.offset)
 
 
-class Position(Mapping["Partition", ReadOffset]):
+class Position(dict[Partition, ReadOffset]):
     """Topic and partition → where to resume. Its text is ``dc1.nginx:0:17,dc1.nginx:3:81234``.
 
     The offsets are those of the data centre that was read.
     """
-
-    def __init__(self, places: Mapping[Partition, ReadOffset]) -> None:
-        self._places = dict(places)
 
     @classmethod
     def parse(cls, text: str) -> Position:
@@ -45,17 +42,8 @@ class Position(Mapping["Partition", ReadOffset]):
             places[topic, partition] = ReadOffset(offset, int(lines or 0))
         return cls(places)
 
-    def __getitem__(self, partition: Partition) -> ReadOffset:
-        return self._places[partition]
-
-    def __iter__(self) -> Iterator[Partition]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
     def __str__(self) -> str:
-        return ",".join(f"{topic}:{number}:{at}" for (topic, number), at in sorted(self._places.items()))
+        return ",".join(f"{topic}:{number}:{at}" for (topic, number), at in sorted(self.items()))
 
     def __repr__(self) -> str:
         return f"Position.parse({str(self)!r})"

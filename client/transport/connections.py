@@ -1,4 +1,4 @@
-"""HTTP requests over kept connections. What a response means is in `responses`.
+"""HTTP requests over kept connections. What a response means is in `source_request`.
 
 Connections are direct or through a proxy, and over TLS verified by an authority, a pin, or both. A pin is the SHA-256
 of the server's certificate (``openssl x509 -noout -fingerprint -sha256``). It is compared after the handshake and

@@ -38,17 +38,12 @@ class QueuedLines(NamedTuple):
     lost: int = 0
 
 
-class _Gap:
-    def __init__(self, records: int) -> None:
-        self.records = records
-
-
 class LogQueue:
     """At most ``most_records``, and about ``most_bytes``. Every record and every gap is settled in the end."""
 
     def __init__(self, most_records: int, most_bytes: int) -> None:
         self._most_records, self._most_bytes = most_records, most_bytes
-        self._entries: deque[tuple[bytes, int] | _Gap] = deque()
+        self._entries: deque[tuple[bytes, int, int]] = deque()  # a line, its time, 0; or b"", 0, the records of a gap
         self._bytes = 0
         self._begun = 0
         self._settled = 0
@@ -62,14 +57,14 @@ class LogQueue:
         """False: there was no room, and the record counts as lost."""
         with self._lock:
             if self._is_closed or len(self._entries) >= self._most_records or self._bytes > self._most_bytes:
-                last = self._entries[-1] if self._entries else None
-                if isinstance(last, _Gap):
-                    last.records += 1
+                lost = self._entries[-1][2] if self._entries else 0
+                if lost:
+                    self._entries[-1] = b"", 0, lost + 1
                 elif not self._is_closed:
                     self._begun += 1
-                    self._entries.append(_Gap(1))
+                    self._entries.append((b"", 0, 1))
                 return False
-            self._entries.append((line, created_ms))
+            self._entries.append((line, created_ms, 0))
             self._bytes += len(line)
             self._begun += 1
             self._came.notify()
@@ -82,21 +77,19 @@ class LogQueue:
                 self._came.wait(timeout_s)
             if not self._entries:
                 return None
-            first = self._entries[0]
-            if isinstance(first, _Gap):
+            _, created_ms, lost = self._entries[0]
+            if lost:
                 self._entries.popleft()
-                return QueuedLines(b"", 1, 0, first.records)
+                return QueuedLines(b"", 1, 0, lost)
             found: list[bytes] = []
             size = 0
-            while self._entries:
-                entry = self._entries[0]
-                if isinstance(entry, _Gap) or (found and size + len(entry[0]) > most_bytes):
+            while self._entries and not self._entries[0][2]:
+                if found and size + len(self._entries[0][0]) > most_bytes:
                     break
-                found.append(entry[0])
-                size += len(entry[0])
-                self._entries.popleft()
+                found.append(self._entries.popleft()[0])
+                size += len(found[-1])
             self._bytes -= size
-            return QueuedLines(b"".join(found), len(found), first[1])
+            return QueuedLines(b"".join(found), len(found), created_ms)
 
     def settle(self, records: int) -> None:
         """So many of the taken records are recorded."""
@@ -110,7 +103,7 @@ class LogQueue:
             self._settled += records
             if records and not self._is_closed:
                 self._begun += 1
-                self._entries.appendleft(_Gap(records))
+                self._entries.appendleft((b"", 0, records))
                 self._came.notify()
             self._went.notify_all()
 

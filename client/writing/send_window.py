@@ -26,8 +26,14 @@ from typing import NamedTuple
 
 from logferry.client.errors import Rejected, Superseded, Unknown
 from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.responses import NO_ANSWER, GatewayAnswer, NextStep, next_step
-from logferry.client.transport.source_request import FORWARDED_FOR_S, Outcome
+from logferry.client.transport.source_request import (
+    FORWARDED_FOR_S,
+    NO_ANSWER,
+    GatewayAnswer,
+    NextStep,
+    Outcome,
+    next_step,
+)
 from logferry.gateway.contract.chunk import Chunk, pack_chunk
 from logferry.gateway.contract.names import MAX_SEQNO, check_attributes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logferry.client.transport.source_request import Outcome
 from logferry.client.writing.send_window import Limits, SendJob
-from logferry.client.writing.writer_core import WriterCore
+from logferry.client.writing.writer import WriterCore
 
 from tests.support.fake_gateway import FakeGateway, Stored
 
