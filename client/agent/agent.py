@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from logferry.client.agent.config import Config, parse
@@ -267,7 +266,8 @@ def run(
             agent.tick(now)
             next_tick = now + config.linger_s
         if now >= next_read or signals.reread:
-            if credentials.read(signals.take_reread()):
+            is_asked, signals.reread = signals.reread, False
+            if credentials.read(is_asked):
                 agent.watch.wake_all(now)
             next_read = now + CREDENTIALS_EVERY_S
         if page is not None and now >= next_page:
@@ -339,36 +339,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check(config)
     _raise_file_limit()
     os.nice(config.nice)
-    try:
-        checkpoint = Checkpoint.open(Path(config.state_dir))
-    except StateUnusable as error:
-        log_event("state-unusable", reason=error)
-        return 2
     page: MetricsPage | None = None
-    try:
-        if config.metrics_port:
-            page = MetricsPage(config.metrics_port)
-    except OSError as error:
-        log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
-        checkpoint.close()
-        return 2
-    clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
-    dialer = config.dialer()
-    token_files = [centre.token_file for centre in config.data_centres]
-    credentials = Credentials(clusters, token_files, dialer, config.ca_file)
-    workers = Workers(config.threads, clusters, config.gzip, dialer)
-    try:
-        with Signals(workers.wake) as signals:
-            topics = " ".join(dict.fromkeys(files.topic for files in config.files))
-            urls = " ".join(url for centre in config.data_centres for url in centre.urls)
-            log_event("started", url=urls, topic=topics, state_dir=config.state_dir)
-            return run(config, checkpoint, signals, workers, credentials, page)
-    finally:
-        if page is not None:
-            page.close()
-        workers.close(END_GRACE_S)
-        checkpoint.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    with ExitStack() as open_ones:
+        try:
+            checkpoint = Checkpoint.open(Path(config.state_dir))
+            open_ones.callback(checkpoint.close)
+            if config.metrics_port:
+                page = MetricsPage(config.metrics_port)
+                open_ones.callback(page.close)
+        except StateUnusable as error:
+            log_event("state-unusable", reason=error)
+            return 2
+        except OSError as error:
+            log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
+            return 2
+        clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
+        dialer = config.dialer()
+        token_files = [centre.token_file for centre in config.data_centres]
+        credentials = Credentials(clusters, token_files, dialer, config.ca_file)
+        workers = Workers(config.threads, clusters, config.gzip, dialer)
+        open_ones.callback(workers.close, END_GRACE_S)
+        signals = open_ones.enter_context(Signals(workers.wake))
+        topics = " ".join(dict.fromkeys(files.topic for files in config.files))
+        urls = " ".join(url for centre in config.data_centres for url in centre.urls)
+        log_event("started", url=urls, topic=topics, state_dir=config.state_dir)
+        return run(config, checkpoint, signals, workers, credentials, page)

@@ -178,12 +178,8 @@ def _data_centre(given: Settings, label: str, table: dict[str, Any]) -> DataCent
     for url in urls:
         check_url(url, label)
     token_file = table.get("token_file", given.get("token_file"))
-    return DataCentre(table.get("name") or _name_of(urls), urls, _token(token_file), token_file)
-
-
-def _name_of(urls: Sequence[str]) -> str:
     _, host, port = origin_of(urls[0]) or ("", urls[0], 0)
-    return f"{host}:{port}"
+    return DataCentre(table.get("name") or f"{host}:{port}", urls, _token(token_file), token_file)
 
 
 def _host(given: Settings) -> str:

@@ -336,7 +336,7 @@ class FileSource:
         if self.busy or self.batch is not None:
             return "the gateway's answer"
         if self.reading.position < self.reading.end:
-            return "the end of its last line" if self._batches.waits_for_line(self.reading.end) else "its turn"
+            return "the end of its last line" if self._batches.barren_end == self.reading.end else "its turn"
         if self.tail is None:
             return "the gateway to record that it is finished"
         return "more lines" if self.tail.away_since is None else "its writer to close it"

@@ -45,10 +45,6 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def take_reread(self) -> bool:
-        was, self.reread = self.reread, False
-        return was
-
     def _handle(self, number: int, frame: object) -> None:
         if number == signal.SIGHUP:
             self.reread = True

@@ -17,7 +17,7 @@ from logferry.client.reading.requests import ReaderRequest, RetryLater, page_of
 from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
 from logferry.client.transport.backoff import deadline_of
 from logferry.client.transport.cluster import cluster_of
-from logferry.client.transport.connections import NoResponse, Reply
+from logferry.client.transport.connections import NoResponse
 from yarl import URL
 
 _T = TypeVar("_T")
@@ -155,7 +155,12 @@ class AsyncReader:
         if isinstance(step, Wait):
             return await self._changed.wait(step.seconds)
         if isinstance(step, Ask):
-            reply = await self._exchange(ReaderRequest(self._core.options, *step))
+            request = ReaderRequest(self._core.options, *step)
+            sent = request.method, request.url, request.headers, request.body
+            try:
+                reply = request.answered(await requests.exchange(self._session(), *sent))
+            except NoResponse as error:
+                raise request.failed(error) from None
             return page_of(reply) if step.is_page else reply
         if isinstance(step, HoldSession):
             return await self._hold(step.topics)
@@ -170,13 +175,6 @@ class AsyncReader:
             raise Closed("the reader is closed: open another one")
         self._http = self._http or requests.session(self._ca_file)
         return self._http
-
-    async def _exchange(self, request: ReaderRequest) -> Reply:
-        try:
-            reply = await requests.exchange(self._session(), request.method, request.url, request.headers, request.body)
-        except NoResponse as error:
-            raise request.failed(error) from None
-        return request.answered(reply)
 
     async def _hold(self, topics: list[str]) -> None:
         """As `Reader._hold`."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 
 import aiohttp
@@ -63,11 +64,9 @@ class AsyncWriter:
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             await self.close()
-            return
-        try:
-            await self.close(LEFT_BY_ERROR_S)
-        except Exception:  # noqa: BLE001  the error that is on its way already says more
-            return
+        else:
+            with suppress(Exception):  # the error that is on its way already says more
+                await self.close(LEFT_BY_ERROR_S)
 
     async def open(self, timeout_s: float | None = None) -> None:
         """As `Writer.open`. Raises OSError if ``ca_file`` cannot be used."""

@@ -148,7 +148,7 @@ class BatchReader:
         self._source_id = source_id
         self.limits = limits
         self._attributes = attributes
-        self._barren_end = -1  # an end of the file up to which there was no whole line
+        self.barren_end = -1  # an end of the file up to which there was no whole line
         self._looked_to = 0
 
     def make_smaller(self) -> bool:
@@ -158,11 +158,7 @@ class BatchReader:
 
     def resume(self) -> None:
         """The position was changed: what was read there may be cut after all."""
-        self._barren_end = -1
-
-    def waits_for_line(self, end: int) -> bool:
-        """What lies before ``end`` is an unfinished line."""
-        return self._barren_end == end
+        self.barren_end = -1
 
     def waits_s(self, source: ByteSource, now: float, idle_s: float) -> list[float]:
         """After so many seconds without a change an unfinished line, or record, is sent; those that have not passed."""
@@ -173,7 +169,7 @@ class BatchReader:
         """The batch at the position of ``source``; None: there is no whole chunk yet."""
         limits, end, is_last = self.limits, source.end, source.is_last(now, idle_s)
         settled = is_last or (limits.record_start is not None and source.is_last(now, min(idle_s, RECORD_WAIT_S)))
-        if end <= source.position or (end == self._barren_end and not settled and self.kept is None):
+        if end <= source.position or (end == self.barren_end and not settled and self.kept is None):
             return None
         kept, self.kept = self.kept, None
         batch = None if kept is None else self._cut_alike(source, kept)
@@ -184,7 +180,7 @@ class BatchReader:
         if not pieces and len(data) == usual < limits.request_bytes:  # a line, or a record, that is longer
             data, pieces = self._cut(source, limits.request_bytes, is_last, settled)
         if not pieces:
-            self._barren_end = end
+            self.barren_end = end
             return None
         size = pieces[-1].end
         self._log_holes(source.position, data, size)

@@ -178,7 +178,7 @@ class GroupMembership:
         self.session = ""
         self._follow = follow
         self._generation = -1
-        self._frames: deque[Frame] = deque()
+        self.frames: deque[Frame] = deque()
         self._places = dict(stored)
         self._assigned: dict[Partition, int] = {}
         self._committed: dict[Partition, int] = {}
@@ -197,11 +197,7 @@ class GroupMembership:
         """Raises ValueError if one is no frame."""
         if not all(isinstance(frame, dict) for frame in frames):
             raise ValueError("not a session of a gateway")
-        self._frames.extend(frames)
-
-    @property
-    def has_frames(self) -> bool:
-        return bool(self._frames)
+        self.frames.extend(frames)
 
     def next_chunk(self) -> ReceivedChunk | None:
         """The next chunk to deliver; None: none has come yet.
@@ -209,9 +205,9 @@ class GroupMembership:
         Raises `PartitionsRevoked`, `RetryLater` where the session ended and another one may follow, and errors for the
         caller.
         """
-        while self._frames:
-            frame = self._frames.popleft()
-            self.freed += not self._frames
+        while self.frames:
+            frame = self.frames.popleft()
+            self.freed += not self.frames
             kind = frame.get("frame")
             if kind == "chunk":
                 chunk = decode_chunk(frame)

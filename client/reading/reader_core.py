@@ -354,7 +354,7 @@ class ReaderCore:
     def feeding(self, frames: Sequence[Any]) -> Steps[bool]:
         """Takes frames of a session once those before are handed out. Returns whether more are wanted."""
         if isinstance(self._source, GroupMembership):
-            while self._source.has_frames and self.is_running:
+            while self._source.frames and self.is_running:
                 yield Wait(None)
             self._source.feed(frames)
             self._has_begun = self._has_begun or has_news(frames)

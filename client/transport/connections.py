@@ -25,15 +25,9 @@ _PIN = re.compile(r"[0-9a-f]{64}\Z")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class NotPinned(OSError):
-    """The server's certificate has none of the given pins."""
-
-
 def check_pin(text: str) -> str:
     """64 hexadecimal digits, with or without colons and ``sha256:`` before them. Raises ValueError."""
-    pin = text.strip().lower()
-    pin = pin[len("sha256:") :] if pin.startswith("sha256:") else pin
-    pin = pin.replace(":", "")
+    pin = text.strip().lower().removeprefix("sha256:").replace(":", "")
     if not _PIN.match(pin):
         raise ValueError(f"{text!r} is not the SHA-256 of a certificate: 64 hexadecimal digits")
     return pin
@@ -109,7 +103,7 @@ class _Pinned(http.client.HTTPSConnection):
         digest = hashlib.sha256(shown.getpeercert(binary_form=True) or b"").hexdigest()
         if digest not in self.pins:
             self.close()
-            raise NotPinned(f"its certificate is sha256:{digest}, which is not among the pins")
+            raise OSError(f"its certificate is sha256:{digest}, which is not among the pins")
 
 
 def _is_near(url: SplitResult, no_proxy: str) -> bool:

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -109,15 +110,9 @@ class LogQueue:
 
     def wait_settled(self, timeout_s: float) -> bool:
         """Until all that was put before is settled. False: not in time."""
-        deadline = time.monotonic() + timeout_s
         with self._lock:
             wanted = self._begun
-            while self._settled < wanted:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._went.wait(left)
-            return True
+            return self._went.wait_for(lambda: self._settled >= wanted, timeout_s)
 
     def close(self) -> None:
         """From now on `put` takes nothing."""
@@ -284,10 +279,8 @@ class LogferryHandler(logging.Handler):
 
     def _complain(self, error: LogferryError) -> None:
         if logging.raiseExceptions and sys.stderr is not None and not self._has_ended.is_set():
-            try:
+            with suppress(OSError, ValueError):
                 print(f"logferry: log records are not delivered: {error}", file=sys.stderr)
-            except (OSError, ValueError):
-                return
 
 
 class _Sent:
@@ -318,10 +311,8 @@ class _Sent:
 
 
 def _end(writer: Writer) -> None:
-    try:
+    with suppress(LogferryError):
         writer.close(0.0)
-    except LogferryError:
-        return
 
 
 def _source_id() -> str:

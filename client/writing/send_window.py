@@ -245,7 +245,8 @@ class SendWindow:
     def _take_opening(self, answer: GatewayAnswer, do: NextStep, outcome: Outcome, now: float) -> None:
         self._is_opening = False
         if do is NextStep.ADVANCE:
-            if self._is_again and not self._is_ours(answer.recorded_seqno):
+            ours = [self.recorded, *(batch.last for batch in self._batches if batch.is_maybe or batch.is_sent)]
+            if self._is_again and answer.recorded_seqno not in ours:
                 self._fail(GatewayAnswer(409, "superseded", f"others wrote up to {answer.recorded_seqno}"))
                 return
             self.session, self._url, self._opened_at = answer.session, outcome.url, now
@@ -256,10 +257,6 @@ class SendWindow:
             self._not_before = self._later(answer, now)
         else:
             self._fail(answer)
-
-    def _is_ours(self, recorded: int | None) -> bool:
-        ours = (batch for batch in self._batches if batch.is_maybe or batch.is_sent)
-        return recorded == self.recorded or any(batch.last == recorded for batch in ours)
 
     def _take_batch(self, job: SendJob, batch: SendBatch, do: NextStep, outcome: Outcome, now: float) -> None:
         answer = outcome.answer

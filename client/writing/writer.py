@@ -209,11 +209,9 @@ class Writer:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
-            return
-        try:
-            self.close(LEFT_BY_ERROR_S)
-        except Exception:  # noqa: BLE001  the error that is on its way already says more
-            return
+        else:
+            with suppress(Exception):  # the error that is on its way already says more
+                self.close(LEFT_BY_ERROR_S)
 
     def open(self, timeout_s: float | None = None) -> None:
         """Opens the session. Does nothing if it is open: calling it again is safe.
@@ -221,15 +219,13 @@ class Writer:
         Raises `Rejected`, and `Unknown` after ``timeout_s`` (None: waits without limit).
         """
         deadline = deadline_of(timeout_s)
-        self._check_process()
-        with self._lock:
+        with self._own_lock():
             self._open(deadline)
 
     @property
     def recorded_seqno(self) -> int | None:
         """Every chunk up to this seqno is recorded; None: nothing of the source is. Opens the session if need be."""
-        self._check_process()
-        with self._lock:
+        with self._own_lock():
             window = self._core.window
             if window.session is None and not self._core.is_closed and window.failure is None:
                 self._open(None)
@@ -255,8 +251,7 @@ class Writer:
         """
         data = chunk_bytes(data)
         deadline = deadline_of(timeout_s)
-        self._check_process()
-        with self._lock:
+        with self._own_lock():
             self._start()
             self._wait(self._core.making_room(data, deadline, timeout_s))
             seqno = self._core.put(data, seqno, created_ms, attributes)
@@ -270,8 +265,7 @@ class Writer:
         Raises `Unknown` after ``timeout_s``; the writer still sends what is left.
         """
         deadline = deadline_of(timeout_s)
-        self._check_process()
-        with self._lock:
+        with self._own_lock():
             self._wait(self._core.flushing(deadline))
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -280,9 +274,9 @@ class Writer:
         Raises what `flush` raises: then the writer gives up the chunks that are not recorded.
         """
         deadline = deadline_of(timeout_s)
-        self._check_process()
+        own_lock = self._own_lock()
         try:
-            with self._lock:
+            with own_lock:
                 try:
                     if not self._core.is_closed:
                         self._wait(self._core.flushing(deadline))
@@ -347,7 +341,8 @@ class Writer:
                 if job is None:
                     return
                 began = time.monotonic()
-                outcome = self._perform(job, connections)
+                send = partial(connections.exchange, sent=partial(self._sent, job))
+                outcome = self._core.request(job).follow(send)
                 self._core.note(outcome, began)
                 with self._lock:
                     self._core.window.take(job, outcome, time.monotonic())
@@ -359,11 +354,6 @@ class Writer:
                 self._progress.notify_all()
         finally:
             connections.close()
-
-    def _perform(self, job: SendJob, connections: Connections) -> Outcome:
-        """Never raises for faults of the network or the gateway: the outcome holds them."""
-        send = partial(connections.exchange, sent=partial(self._sent, job))
-        return self._core.request(job).follow(send)
 
     def _sent(self, job: SendJob) -> None:
         with self._lock:
@@ -381,6 +371,8 @@ class Writer:
             self._work.wait(None if due is None else max(due - now, 0.0))
         return None
 
-    def _check_process(self) -> None:
+    def _own_lock(self) -> threading.Lock:
+        """Raises `Closed` before a lock is taken that a thread of the parent may hold."""
         if os.getpid() != self._pid:
             raise Closed("the process was forked since: open a writer of its own, for another source")
+        return self._lock
