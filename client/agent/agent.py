@@ -26,6 +26,7 @@ from logferry.client.files.batches import BatchLayout, InFlightLog
 from logferry.client.files.checkpoint import Checkpoint, StateUnusable
 from logferry.client.files.tail import FileChanged
 from logferry.client.transport.cluster import Credentials, GatewayCluster
+from logferry.client.transport.connections import Dialer
 from logferry.client.transport.source_request import NextStep, Outcome, shows_life
 
 REMEMBER_EVERY_S = 5.0
@@ -354,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
             return 2
         clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
-        dialer = config.dialer()
+        dialer = Dialer(config.ca_file, config.pins, config.proxies)
         token_files = [centre.token_file for centre in config.data_centres]
         credentials = Credentials(clusters, token_files, dialer, config.ca_file)
         workers = Workers(config.threads, clusters, config.gzip, dialer)

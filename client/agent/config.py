@@ -92,9 +92,6 @@ class Config(NamedTuple):
                 return files
         return same[0]
 
-    def dialer(self) -> Dialer:
-        return Dialer(self.ca_file, self.pins, self.proxies)
-
 
 def parse(argv: Sequence[str] | None = None) -> Config:
     """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) after --help."""
@@ -131,7 +128,7 @@ def _config(given: Settings) -> Config:
         idle_s=_between(given, "idle_s", 30, 0, 86_400),
         rotated_timeout_s=_between(given, "rotated_timeout_s", 300, 0, 86_400),
         heartbeat_s=_between(given, "heartbeat_s", 300, 0, 86_400),
-        timeout_s=_in_bounds("--timeout", flags.timeout, 0, 86_400),
+        timeout_s=_between(given, "timeout", 60, 0, 86_400),
         threads=int(_between(given, "threads", 5, 1, 64)),
         bytes_per_s=int(_between(given, "bytes_per_s", 0, 0, 1 << 40)),
         cpu_percent=_between(given, "cpu_percent", 0, 0, 6400),
@@ -193,11 +190,11 @@ def _host(given: Settings) -> str:
 
 
 def _files(given: Settings) -> tuple[FileGroup, ...]:
-    if given.globs and given.files:
+    if given.flags.glob and given.files:
         raise ValueError(f"GLOB: {given.flags.config} has [[files]] already: remove one of them")
-    if not given.globs and not given.files:
+    if not given.flags.glob and not given.files:
         raise ValueError("GLOB is required: name the files to send, here or as [[files]] of --config FILE")
-    groups: list[dict[str, Any]] = given.files or [{"paths": given.globs}]
+    groups: list[dict[str, Any]] = given.files or [{"paths": given.flags.glob}]
     return tuple(_group(given, f"files[{number}].", group) for number, group in enumerate(groups))
 
 
@@ -265,10 +262,7 @@ def _checked(label: str, check: Callable[[str], _T], text: str) -> _T:
 
 
 def _between(given: Settings, name: str, default: float, least: float, most: float) -> float:
-    return _in_bounds(given.label(name), given.get(name, default), least, most)
-
-
-def _in_bounds(label: str, value: float, least: float, most: float) -> float:
+    value: float = given.get(name, default)
     if not least <= value <= most:
-        raise ValueError(f"{label} {value:g} is not between {least:g} and {most:g}")
+        raise ValueError(f"{given.label(name)} {value:g} is not between {least:g} and {most:g}")
     return value

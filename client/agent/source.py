@@ -257,7 +257,7 @@ class FileSource:
                 self.entry.position, self.entry.mark = self.entry.since, fingerprint(b"")
         if self.batch is None or self.batch.start != position:
             self.batch = None
-            self._batches.resume()
+            self._batches.barren_end = -1  # what was read there may be cut after all
             self.reading.go_to(position)
         last = self._batches.kept  # by the process before
         if not is_proven and (last is None or (position, digest(self.reading.mark)) != (last.end, last.after)):

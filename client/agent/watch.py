@@ -344,7 +344,7 @@ class Watch:
         entry.device, entry.inode = tail.key
         entry.topic = entry.topic or files.topic
         log_event("source-resumed", source=entry.source_id, path=tail.path, position=entry.position)
-        source = self._follow(tail, entry, files, "known")
+        source = self._add(entry, tail, files, "known")
         source.unsaved = self._is_copy  # the new name
         source.after_reboot = self._known.rebooted
         self._resume_after_in_flight(source)
@@ -369,14 +369,7 @@ class Watch:
             entry.mark = fingerprint(tail.mark)
             reason = f"{reason}; what lies before position {begin} was sent already"
         log_event("source-new", source=name, size=tail.size, reason=reason)
-        self._follow(tail, entry, files, reason)
-
-    def _follow(self, tail: FileTail, entry: CheckpointEntry, files: FileGroup, why: str) -> FileSource:
-        source = self._add(entry, tail, files)
-        source.why = why
-        self._live[tail.key] = source
-        self._looks.put(source, 0.0)
-        return source
+        self._add(entry, tail, files, reason)
 
     def _over(self, entry: CheckpointEntry) -> FileSource:
         """Its file is gone, or is another one: only ``finished`` is left to report."""
@@ -384,8 +377,12 @@ class Watch:
         entry.topic = entry.topic or files.topic
         return self._add(entry, None, files)
 
-    def _add(self, entry: CheckpointEntry, tail: FileTail | None, files: FileGroup) -> FileSource:
+    def _add(self, entry: CheckpointEntry, tail: FileTail | None, files: FileGroup, why: str = "") -> FileSource:
         source = FileSource(entry, tail, self._config, files, self._centres)
+        source.why = why
+        if tail is not None:
+            self._live[tail.key] = source
+            self._looks.put(source, 0.0)
         self._checkpoint.put(entry)
         self.sources[source.name] = source
         self.ready.put(source, 0.0)

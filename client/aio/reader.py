@@ -13,7 +13,7 @@ from logferry.client.aio import requests
 from logferry.client.errors import Closed, LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
-from logferry.client.reading.requests import ReaderRequest, RetryLater, page_of
+from logferry.client.reading.requests import ReaderRequest, RetryLater, error_of, page_of
 from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
 from logferry.client.transport.backoff import deadline_of
 from logferry.client.transport.cluster import cluster_of
@@ -187,7 +187,7 @@ class AsyncReader:
                 url, headers=request.headers, timeout=timeout, allow_redirects=False
             ) as response:
                 if response.status != 200:
-                    raise request.refused(await requests.reply_of(response))
+                    raise error_of(request.answered(await requests.reply_of(response)))
                 async for data in response.content.iter_any():
                     if not await self._run(self._core.feeding(list(decoder.feed(data)))):
                         break

@@ -50,7 +50,8 @@ class AsyncWriter:
 
     def __del__(self) -> None:
         if getattr(self, "_http", None) is not None and not self._core.is_closed:
-            text = f"the writer of {self._core.source_id} was not closed: {self._core.unrecorded} chunks are lost"
+            name, lost = self._core.address.source_id, self._core.unrecorded
+            text = f"the writer of {name} was not closed: {lost} chunks are lost"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
     async def __aenter__(self) -> AsyncWriter:

@@ -156,10 +156,6 @@ class BatchReader:
         before, self.limits = self.limits, self.limits.smaller()
         return self.limits != before
 
-    def resume(self) -> None:
-        """The position was changed: what was read there may be cut after all."""
-        self.barren_end = -1
-
     def waits_s(self, source: ByteSource, now: float, idle_s: float) -> list[float]:
         """After so many seconds without a change an unfinished line, or record, is sent; those that have not passed."""
         waits_s = (idle_s,) if self.limits.record_start is None else (idle_s, min(idle_s, RECORD_WAIT_S))

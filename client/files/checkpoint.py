@@ -32,7 +32,7 @@ from typing import Any
 
 from logferry.client.events import log_event
 from logferry.client.files.batches import BatchLayout, load
-from logferry.client.files.identity import EarlierMark, Fingerprint, digest, source_id
+from logferry.client.files.identity import Fingerprint, digest, source_id
 
 # 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`, 4 no `host`, `machine`, `boot` and `marks`, 5 no later lines
 # and no `heard_ms`
@@ -80,7 +80,7 @@ class CheckpointEntry:
         topic: str = "",
         dc: str = "",
         since: int = 0,
-        marks: Iterable[EarlierMark] = (),
+        marks: Iterable[tuple[int, str]] = (),
         heard_ms: int = 0,
     ) -> None:
         self.source_id = source_id
@@ -97,13 +97,8 @@ class CheckpointEntry:
         self.topic = topic
         self.dc = dc
         self.since = since
-        self.marks = tuple(EarlierMark(*mark) for mark in marks)
+        self.marks = tuple((position, digest) for position, digest in marks)
         self.heard_ms = heard_ms
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CheckpointEntry) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
 
 
 class Checkpoint:

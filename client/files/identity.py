@@ -57,13 +57,6 @@ def fingerprint(data: bytes) -> Fingerprint:
     return Fingerprint(len(data), digest(data))
 
 
-class EarlierMark(NamedTuple):
-    """The digest of the `MARK_BYTES` before ``position``, which is beyond the head."""
-
-    position: int
-    digest: str
-
-
 def born_ns(fd: int) -> int:
     """The birth of an open file's inode, in nanoseconds of Unix time; 0: unknown."""
     statx = _statx()

@@ -21,7 +21,6 @@ from logferry.client.files.identity import (
     EARLIER_BYTES,
     HEAD_BYTES,
     MARK_BYTES,
-    EarlierMark,
     Fingerprint,
     born_ns,
     digest,
@@ -173,10 +172,10 @@ class FileTail(ByteSource):
         """The bytes there now, whatever was sent."""
         return os.pread(self._fd, size, position)
 
-    def earlier_marks(self) -> tuple[EarlierMark, ...]:
-        """The nearest one first."""
+    def earlier_marks(self) -> tuple[tuple[int, str], ...]:
+        """Positions beyond the head, each with the digest of the `MARK_BYTES` before it; the nearest one first."""
         places = [self.position - far for far in EARLIER_BYTES if self.position - far >= HEAD_BYTES]
-        return tuple(EarlierMark(at, digest(self.pread(MARK_BYTES, at - MARK_BYTES))) for at in places)
+        return tuple((at, digest(self.pread(MARK_BYTES, at - MARK_BYTES))) for at in places)
 
     def read(self, limit: int) -> bytes:
         """Raises `FileChanged` if the bytes before ``position`` are not those that were acknowledged.

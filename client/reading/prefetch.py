@@ -56,12 +56,6 @@ class _Turn:
         return self.end is not None and self.offset >= self.end
 
 
-class _Page(NamedTuple):
-    partition: Partition
-    chunks: deque[ReceivedChunk]
-    next_offset: int
-
-
 class PartitionScheduler:
     """The partitions of a reader without a consumer."""
 
@@ -69,7 +63,7 @@ class PartitionScheduler:
         self._slots = slots
         self._turns: dict[Partition, _Turn] = {}
         self._order: deque[Partition] = deque()
-        self._pages: deque[_Page] = deque()
+        self._pages: deque[tuple[Partition, deque[ReceivedChunk], int]] = deque()  # each with the next offset
         self._places: dict[Partition, ReadOffset] = {}
         self.freed = 0  # pages that were delivered: so often there was room for another one
 
@@ -124,7 +118,7 @@ class PartitionScheduler:
         turn.has_news = next_offset > turn.offset
         turn.offset = max(next_offset, turn.offset)
         if turn.has_news:
-            self._pages.append(_Page(ask.partition, fresh, turn.offset))
+            self._pages.append((ask.partition, fresh, turn.offset))
 
     def fail(self, ask: PageRequest, again: RetryLater, now: float) -> None:
         """No page came: the partition is asked again after a pause, which grows."""
@@ -137,12 +131,12 @@ class PartitionScheduler:
     def next_chunk(self) -> ReceivedChunk | None:
         """The next chunk to deliver, in the order of its partition; None: none has come yet. `reach` follows."""
         while self._pages:
-            page = self._pages[0]
-            if page.chunks:
-                return page.chunks.popleft()
+            partition, chunks, next_offset = self._pages[0]
+            if chunks:
+                return chunks.popleft()
             self._pages.popleft()
             self.freed += 1
-            self._places[page.partition] = ReadOffset(page.next_offset)
+            self._places[partition] = ReadOffset(next_offset)
         return None
 
     def at(self, chunk: ReceivedChunk) -> ReadOffset:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from logferry.client.errors import Closed, LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
-from logferry.client.reading.requests import ReaderRequest, ReaderRequests, RetryLater, page_of
+from logferry.client.reading.requests import ReaderRequest, ReaderRequests, RetryLater, error_of, page_of
 from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
 from logferry.client.transport.backoff import deadline_of
 from logferry.client.transport.cluster import cluster_of
@@ -251,7 +251,8 @@ class Reader:
                 response = connection.getresponse()
                 if response.status != 200:
                     headers = {name.lower(): value for name, value in response.getheaders()}
-                    raise request.refused(Reply(response.status, headers, response.read(_READ_BYTES), time.time()))
+                    reply = Reply(response.status, headers, response.read(_READ_BYTES), time.time())
+                    raise error_of(request.answered(reply))
                 while data := response.read1(_READ_BYTES):
                     if not self._run(self._core.feeding(list(decoder.feed(data))), requests):
                         break

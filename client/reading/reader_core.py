@@ -123,7 +123,8 @@ class ReaderCore:
         self.failure: LogferryError | None = None
         self._left = options.max_chunks
         self._duplicates = DuplicateFilter() if drop_copies and spans_data_centres(options.topics) else None
-        self._source: PartitionScheduler | GroupMembership | None = None
+        self._source: PartitionScheduler | GroupMembership = PartitionScheduler(0)  # until it is open
+        self._is_open = False
         self._next_look = 0.0
         self._has_begun = False  # the session, with more than its opening
         self._trouble = TroubleLog("reader")
@@ -136,11 +137,11 @@ class ReaderCore:
 
     @property
     def is_over(self) -> bool:
-        return self._left == 0 or (self._source is not None and self._source.is_over)
+        return self._left == 0 or (self._is_open and self._source.is_over)
 
     @property
     def position(self) -> Position:
-        return Position({}) if self._source is None else self._source.position
+        return self._source.position
 
     def check_open(self) -> None:
         if self.is_closed:
@@ -157,18 +158,18 @@ class ReaderCore:
     def opening(self, deadline: float | None) -> Steps[None]:
         """Finds the topics and where to begin; nothing where it was open already."""
         self.check_open()
-        if self._source is not None:
+        if self._is_open:
             return
         self.options = yield from self._follow(resolve_cursors(self.options), deadline)
         if self.options.consumer is not None:
             topics = yield from self._follow(full_topics(self.options), deadline)
-            self._source = GroupMembership(self.options.stored(), self.options.follow)
+            self._source, self._is_open = GroupMembership(self.options.stored(), self.options.follow), True
             yield StartWorkers([self._holding_sessions(topics)])
             return
         scheduler = PartitionScheduler(self.options.connections)
         for start in (yield from self._follow(start_positions(self.options), deadline)):
             scheduler.add(*start)
-        self._source, self._next_look = scheduler, time.monotonic() + LOOK_INTERVAL_S
+        self._source, self._is_open, self._next_look = scheduler, True, time.monotonic() + LOOK_INTERVAL_S
         yield StartWorkers([self._fetching(scheduler) for _ in range(self.options.connections)])
 
     def next_chunk(self, deadline: float | None) -> Steps[ReceivedChunk | None]:
@@ -196,8 +197,6 @@ class ReaderCore:
         """None: no chunk is there now. Raises `PartitionsRevoked`, and errors for the caller."""
         self.check_open()
         source = self._source
-        if source is None:
-            raise Closed("the reader is not open")
         while True:
             freed = source.freed
             try:
@@ -220,23 +219,19 @@ class ReaderCore:
 
     def deliver(self, chunk: ReceivedChunk) -> None:
         """All of the chunk is handed out."""
-        self._reach(chunk, ReadOffset(chunk.offset + 1))
+        self._source.reach(chunk, ReadOffset(chunk.offset + 1))
 
     def lines_of(self, chunk: ReceivedChunk) -> Iterator[Line]:
         """The lines that were not handed out before. `position` counts each before it is handed out."""
         found = chunk.lines()
-        at = None if self._source is None else self._source.at(chunk)
-        for number in range(at.lines if at is not None and at.offset == chunk.offset else 0, len(found)):
+        at = self._source.at(chunk)
+        for number in range(at.lines if at.offset == chunk.offset else 0, len(found)):
             if number + 1 < len(found):
-                self._reach(chunk, ReadOffset(chunk.offset, number + 1))
+                self._source.reach(chunk, ReadOffset(chunk.offset, number + 1))
             else:
                 self.deliver(chunk)
             yield Line(chunk.source_id, chunk.seqno, number, found[number], chunk)
         self.deliver(chunk)
-
-    def _reach(self, chunk: ReceivedChunk, at: ReadOffset) -> None:
-        if self._source is not None:
-            self._source.reach(chunk, at)
 
     def cursors(self, deadline: float | None) -> Steps[Cursors]:
         return self._follow(cursors_of(self.options, self.position), deadline)

@@ -69,16 +69,10 @@ class ReaderRequest:
         return RetryLater(str(error))
 
     def answered(self, reply: Reply) -> Reply:
-        if reply.status == 503:
+        """After a fault of this gateway the next attempt goes to another one."""
+        if reply.status >= 500:
             self._cluster.failed(self.base)
         return reply
-
-    def refused(self, reply: Reply) -> Exception:
-        """The error of a stream that the gateway did not open."""
-        error = error_of(reply)
-        if isinstance(error, RetryLater):
-            self._cluster.failed(self.base)
-        return error
 
 
 class ReaderRequests:

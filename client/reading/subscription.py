@@ -46,7 +46,7 @@ class Position(dict[Partition, ReadOffset]):
         return ",".join(f"{topic}:{number}:{at}" for (topic, number), at in sorted(self.items()))
 
     def __repr__(self) -> str:
-        return f"Position.parse({str(self)!r})"
+        return f"{type(self).__name__}.parse({str(self)!r})"
 
 
 class Cursors(Position):
@@ -64,9 +64,6 @@ class Cursors(Position):
 
     def __str__(self) -> str:
         return self.MARK + super().__str__()
-
-    def __repr__(self) -> str:
-        return f"Cursors.parse({str(self)!r})"
 
 
 LONG_POLL_MS = 20_000

@@ -252,7 +252,7 @@ class LogferryHandler(logging.Handler):
                     self._source_id = f"{self._source_id.partition('~')[0]}~{secrets.token_hex(4)}"
                 self._complain(error)
             finally:
-                sent.give_up()
+                self._waiting.lose(sent.records)
                 _end(writer)
             self._has_ended.wait(pause_s(failures, _AGAIN_S))
 
@@ -304,10 +304,6 @@ class _Sent:
             self.records -= records
             self._waiting.settle(records)
             self.has_settled = True
-
-    def give_up(self) -> None:
-        """The rest is lost."""
-        self._waiting.lose(self.records)
 
 
 def _end(writer: Writer) -> None:

@@ -51,21 +51,17 @@ class WriterCore:
         """Raises ValueError, also for names that the gateway would refuse."""
         key = None if partition_key is None else check_source_id(partition_key, "partition_key")
         names = check_topic(topic), check_source_id(source_id, "source_id"), key
-        self._address = SourceAddress(cluster_of(urls, token), USER_AGENT, *names)
+        self.address = SourceAddress(cluster_of(urls, token), USER_AGENT, *names)
         self._gzip = gzip
         self._attributes = check_attributes(dict(attributes or {}))
         self.window = SendWindow(limits)
         self.is_closed = False
         self._trouble = TroubleLog(f"writer of {source_id}")
 
-    @property
-    def source_id(self) -> str:
-        return self._address.source_id
-
     def check(self) -> None:
         """Raises `Closed`, or the error that ended the writer."""
         if self.is_closed:
-            raise Closed(f"the writer of {self.source_id} is closed: open another one")
+            raise Closed(f"the writer of {self.address.source_id} is closed: open another one")
         error = self.window.error()
         if error is not None:
             raise error
@@ -106,10 +102,10 @@ class WriterCore:
 
     def request(self, job: SendJob) -> SourceRequest:
         if job.batch is None:
-            return SourceRequest(self._address, "session")
+            return SourceRequest(self.address, "session")
         body: list[bytes | memoryview] = [job.batch.body()]
         return SourceRequest(
-            self._address, "chunks", job.session, body, gzip=self._gzip, direct=job.direct, owner=job.url
+            self.address, "chunks", job.session, body, gzip=self._gzip, direct=job.direct, owner=job.url
         )
 
     def note(self, outcome: Outcome, began: float) -> None:
@@ -293,7 +289,7 @@ class Writer:
         with suppress(LogferryError):
             self.close(LEFT_BY_ERROR_S)
         if unrecorded:
-            lost, name = self._core.unrecorded, self._core.source_id
+            lost, name = self._core.unrecorded, self._core.address.source_id
             log_event("writer-unclosed", source=name, waiting=unrecorded, unrecorded=lost)
             text = f"the writer of {name} was not closed: {lost} of its chunks may be lost; call close() or use `with`"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
