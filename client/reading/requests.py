@@ -168,8 +168,7 @@ def translated_offset(
 
 
 def _translated(wanted: ReaderOptions, partition: Partition, query: str) -> Generator[str, Reply, int]:
-    path = f"{wanted.topic_path(partition[0])}/partitions/{partition[1]}/translate?{query}"
-    return int(document_of((yield path))["translated"])
+    return int(document_of((yield wanted.translate_path(partition, query)))["translated"])
 
 
 def full_topics(wanted: ReaderOptions) -> Generator[str, Reply, list[str]]:

@@ -119,6 +119,10 @@ class ReaderOptions:
         query = f"{start}&max_bytes={max_bytes}&wait_ms={wait_ms}{filters}"
         return f"{self.topic_path(topic)}/partitions/{number}/chunks?{query}"
 
+    def translate_path(self, partition: Partition, query: str) -> str:
+        topic, number = partition
+        return f"{self.topic_path(topic)}/partitions/{number}/translate?{query}"
+
     def stream_path(self, topics: Iterable[str]) -> str:
         start = "latest" if self.start == "latest" else "earliest"
         query = urlencode([*(("topic", topic) for topic in topics), ("from", start), *self._filters()])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from logferry.client.events import log_event
 from logferry.client.transport.connections import Dialer
-from logferry.gateway.contract.endpoint import check_token, check_url, origin_of
+from logferry.gateway.contract.names import check_token, check_url, origin_of
 
 BACK_TO_FIRST_S = 60.0
 USER_AGENT = "logferry-client"
