@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from logferry.client.reading.decode import Chunk as Chunk
     from logferry.client.reading.decode import Line as Line
     from logferry.client.reading.decode import ReceivedChunk as ReceivedChunk
-    from logferry.client.reading.position import Cursors as Cursors
-    from logferry.client.reading.position import Position as Position
     from logferry.client.reading.reader import Reader as Reader
+    from logferry.client.reading.subscription import Cursors as Cursors
+    from logferry.client.reading.subscription import Position as Position
     from logferry.client.writing.logging_handler import LogferryHandler as LogferryHandler
     from logferry.client.writing.writer import Writer as Writer
 
@@ -33,7 +33,7 @@ _EXPORTS = {
     "writing.logging_handler": ("LogferryHandler",),
     "reading.reader": ("Reader",),
     "reading.decode": ("Chunk", "ReceivedChunk", "Line"),
-    "reading.position": ("Cursors", "Position"),
+    "reading.subscription": ("Cursors", "Position"),
     "aio.writer": ("AsyncWriter",),
     "aio.reader": ("AsyncReader",),
     "errors": ("Closed", "Full", "LogferryError", "OutOfRange", "Rejected", "Superseded", "Unknown"),

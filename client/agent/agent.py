@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from logferry.client.agent import inspect
 from logferry.client.agent.config import Config, parse
-from logferry.client.agent.dispatch import Throttle
 from logferry.client.agent.failover import FailoverPolicy
-from logferry.client.agent.inspect import check
-from logferry.client.agent.requests import PushJob
+from logferry.client.agent.schedule import PushJob, Throttle
 from logferry.client.agent.source import FileSource
+from logferry.client.agent.status import MetricsPage, check, render_metrics, show_status, write_status
 from logferry.client.agent.watch import Watch
 from logferry.client.agent.workers import JobResult, ProbeResult, Signals, Workers
 from logferry.client.events import log_event, set_up
+from logferry.client.files.batches import BatchLayout, InFlightLog
 from logferry.client.files.checkpoint import Checkpoint, StateUnusable
-from logferry.client.files.in_flight import BatchLayout, InFlightLog
 from logferry.client.files.tail import FileChanged
-from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.credentials import Credentials
-from logferry.client.transport.redirects import Outcome
-from logferry.client.transport.responses import NextStep, shows_life
-
-if TYPE_CHECKING:
-    from logferry.client.agent.metrics import MetricsPage
+from logferry.client.transport.cluster import Credentials, GatewayCluster
+from logferry.client.transport.connections import Dialer
+from logferry.client.transport.source_request import NextStep, Outcome, shows_life
 
 REMEMBER_EVERY_S = 5.0
 STATUS_EVERY_S = 5.0
@@ -80,12 +72,10 @@ class Agent:
             self._next_status = now + STATUS_EVERY_S
             with suppress(OSError):  # a full disk is logged when the checkpoint cannot be written
                 folder = Path(self._config.state_dir)
-                inspect.write(folder, self.watch.sources.values(), self.watch.failed, now, self.centres)
+                write_status(folder, self.watch.sources.values(), self.watch.failed, now, self.centres)
 
     def metrics(self, now: float) -> str:
         """The text for `MetricsPage`."""
-        from logferry.client.agent import metrics
-
         away_s = 0.0 if self._away_since is None else now - self._away_since
         facts = {
             "sent_bytes_total": ("counter", "Bytes of files that gateways acknowledged.", float(self.bytes)),
@@ -95,19 +85,19 @@ class Agent:
             "process_cpu_seconds_total": ("counter", "Processor time of the client.", time.process_time()),
         }
         rows = [source.status(now) for source in self.watch.sources.values()]
-        return metrics.render(rows, len(self.watch.failed), facts, self.centres.names[self.centres.here])
+        return render_metrics(rows, len(self.watch.failed), facts, self.centres.names[self.centres.here])
 
     def _choose_centre(self, now: float) -> None:
         """Every source switches, each when its present request was answered."""
-        move = self.centres.switch(now)
-        if move is not None:
+        is_back = self.centres.switch(now)
+        if is_back is not None:
             self.watch.wake_all(now)
-            self._checkpoint.dc = self.centres.names[move.to]
+            self._checkpoint.dc = self.centres.names[self.centres.here]
             self.last_progress = now
-            if move.back:
-                log_event("data-centre-back", to=self._checkpoint.dc, why=move.why)
+            if is_back:
+                log_event("data-centre-back", to=self._checkpoint.dc, why=self.centres.why)
             else:
-                log_event("data-centre-left", to=self._checkpoint.dc, why=move.why)
+                log_event("data-centre-left", to=self._checkpoint.dc, why=self.centres.why)
 
     def jobs(self, now: float, room: int) -> list[tuple[FileSource, PushJob]]:
         """At most ``room`` requests that may be sent now: the identity of their sources is on the disk."""
@@ -277,7 +267,8 @@ def run(
             agent.tick(now)
             next_tick = now + config.linger_s
         if now >= next_read or signals.reread:
-            if credentials.read(signals.take_reread()):
+            is_asked, signals.reread = signals.reread, False
+            if credentials.read(is_asked):
                 agent.watch.wake_all(now)
             next_read = now + CREDENTIALS_EVERY_S
         if page is not None and now >= next_page:
@@ -343,44 +334,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
     if config.status:
-        return inspect.show(Path(config.state_dir), config.json)
+        return show_status(Path(config.state_dir), config.json)
     set_up(config.verbose)
     if config.check:
         return check(config)
     _raise_file_limit()
     os.nice(config.nice)
-    try:
-        checkpoint = Checkpoint.open(Path(config.state_dir))
-    except StateUnusable as error:
-        log_event("state-unusable", reason=error)
-        return 2
     page: MetricsPage | None = None
-    try:
-        if config.metrics_port:
-            from logferry.client.agent import metrics
-
-            page = metrics.MetricsPage(config.metrics_port)
-    except OSError as error:
-        log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
-        checkpoint.close()
-        return 2
-    clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
-    dialer = config.dialer()
-    token_files = [centre.token_file for centre in config.data_centres]
-    credentials = Credentials(clusters, token_files, dialer, config.ca_file)
-    workers = Workers(config.threads, clusters, config.gzip, dialer)
-    try:
-        with Signals(workers.wake) as signals:
-            topics = " ".join(dict.fromkeys(files.topic for files in config.files))
-            urls = " ".join(url for centre in config.data_centres for url in centre.urls)
-            log_event("started", url=urls, topic=topics, state_dir=config.state_dir)
-            return run(config, checkpoint, signals, workers, credentials, page)
-    finally:
-        if page is not None:
-            page.close()
-        workers.close(END_GRACE_S)
-        checkpoint.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    with ExitStack() as open_ones:
+        try:
+            checkpoint = Checkpoint.open(Path(config.state_dir))
+            open_ones.callback(checkpoint.close)
+            if config.metrics_port:
+                page = MetricsPage(config.metrics_port)
+                open_ones.callback(page.close)
+        except StateUnusable as error:
+            log_event("state-unusable", reason=error)
+            return 2
+        except OSError as error:
+            log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
+            return 2
+        clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
+        dialer = Dialer(config.ca_file, config.pins, config.proxies)
+        token_files = [centre.token_file for centre in config.data_centres]
+        credentials = Credentials(clusters, token_files, dialer, config.ca_file)
+        workers = Workers(config.threads, clusters, config.gzip, dialer)
+        open_ones.callback(workers.close, END_GRACE_S)
+        signals = open_ones.enter_context(Signals(workers.wake))
+        topics = " ".join(dict.fromkeys(files.topic for files in config.files))
+        urls = " ".join(url for centre in config.data_centres for url in centre.urls)
+        log_event("started", url=urls, topic=topics, state_dir=config.state_dir)
+        return run(config, checkpoint, signals, workers, credentials, page)

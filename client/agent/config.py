@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
-from logferry.client.transport.credentials import read_token
-from logferry.client.transport.dialer import Dialer, check_pin, proxies_of
+from logferry.client.transport.cluster import read_token
+from logferry.client.transport.connections import Dialer, check_pin, proxies_of
 from logferry.gateway.contract.names import Malformed, check_attributes, check_token, check_topic, check_url, origin_of
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
@@ -91,9 +91,6 @@ class Config(NamedTuple):
                 return files
         return same[0]
 
-    def dialer(self) -> Dialer:
-        return Dialer(self.ca_file, self.pins, self.proxies)
-
 
 def parse(argv: Sequence[str] | None = None) -> Config:
     """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) after --help."""
@@ -130,7 +127,7 @@ def _config(given: Settings) -> Config:
         idle_s=_between(given, "idle_s", 30, 0, 86_400),
         rotated_timeout_s=_between(given, "rotated_timeout_s", 300, 0, 86_400),
         heartbeat_s=_between(given, "heartbeat_s", 300, 0, 86_400),
-        timeout_s=_in_bounds("--timeout", flags.timeout, 0, 86_400),
+        timeout_s=_between(given, "timeout", 60, 0, 86_400),
         threads=int(_between(given, "threads", 5, 1, 64)),
         bytes_per_s=int(_between(given, "bytes_per_s", 0, 0, 1 << 40)),
         cpu_percent=_between(given, "cpu_percent", 0, 0, 6400),
@@ -150,21 +147,17 @@ def _required(given: Settings, name: str) -> Any:
 
 def _data_centres(given: Settings) -> tuple[DataCentre, ...]:
     """The preferred one first. Each is known by its name, else by the host and port of its first URL."""
-    token, token_file = _token(given), given.get("token_file")
-    if not given.centres:
-        first = _urls(given.label("url"), _required(given, "url"))
-        others = _urls(given.label("fallback_url"), given.get("fallback_url", ()))
-        found = [DataCentre(_name_of(urls), urls, token, token_file) for urls in (first, others) if urls]
+    options = [name for name in ("url", "fallback_url") if given.get(name)]
+    if given.centres and options:
+        raise ValueError(
+            f"{given.label(options[0])}: {given.flags.config} has [[datacenters]] already: remove one of them"
+        )
+    if given.centres:
+        where = f"{given.flags.config}: datacenters"
+        found = [_data_centre(given, f"{where}[{n}].urls", table) for n, table in enumerate(given.centres)]
     else:
-        for name in ("url", "fallback_url"):
-            if given.get(name):
-                raise ValueError(
-                    f"{given.label(name)}: {given.flags.config} has [[datacenters]] already: remove one of them"
-                )
-        found = [
-            _data_centre(given, number, {"token_file": token_file, **each}, token)
-            for number, each in enumerate(given.centres)
-        ]
+        _required(given, "url")
+        found = [_data_centre(given, given.label(name), {"urls": given.get(name)}) for name in options]
     origins = [origin_of(url) for centre in found for url in dict.fromkeys(centre.urls)]
     names = [centre.name for centre in found]
     for text, every in (("name", names), ("gateway", origins)):
@@ -173,25 +166,16 @@ def _data_centres(given: Settings) -> tuple[DataCentre, ...]:
     return tuple(found)
 
 
-def _data_centre(given: Settings, number: int, table: dict[str, Any], token: str | None) -> DataCentre:
-    where = f"{given.flags.config}: datacenters[{number}]."
-    if not table.get("urls"):
-        raise ValueError(f"{where}urls is required")
-    urls = _urls(where + "urls", table["urls"])
-    token_file = table["token_file"]
-    token = token if token_file is None else read_token(token_file)
-    return DataCentre(table.get("name") or _name_of(urls), urls, token, token_file)
-
-
-def _name_of(urls: Sequence[str]) -> str:
-    _, host, port = origin_of(urls[0]) or ("", urls[0], 0)
-    return f"{host}:{port}"
-
-
-def _urls(label: str, urls: Sequence[str]) -> tuple[str, ...]:
+def _data_centre(given: Settings, label: str, table: dict[str, Any]) -> DataCentre:
+    """``label``: of its URLs."""
+    urls = tuple(table.get("urls", ()))
+    if not urls:
+        raise ValueError(f"{label} is required")
     for url in urls:
         check_url(url, label)
-    return tuple(urls)
+    token_file = table.get("token_file", given.get("token_file"))
+    _, host, port = origin_of(urls[0]) or ("", urls[0], 0)
+    return DataCentre(table.get("name") or f"{host}:{port}", urls, _token(token_file), token_file)
 
 
 def _host(given: Settings) -> str:
@@ -205,11 +189,11 @@ def _host(given: Settings) -> str:
 
 
 def _files(given: Settings) -> tuple[FileGroup, ...]:
-    if given.globs and given.files:
+    if given.flags.glob and given.files:
         raise ValueError(f"GLOB: {given.flags.config} has [[files]] already: remove one of them")
-    if not given.globs and not given.files:
+    if not given.flags.glob and not given.files:
         raise ValueError("GLOB is required: name the files to send, here or as [[files]] of --config FILE")
-    groups: list[dict[str, Any]] = given.files or [{"paths": given.globs}]
+    groups: list[dict[str, Any]] = given.files or [{"paths": given.flags.glob}]
     return tuple(_group(given, f"files[{number}].", group) for number, group in enumerate(groups))
 
 
@@ -248,8 +232,7 @@ def _attributes(label: str, attributes: dict[str, str]) -> dict[str, str]:
 # ---- tokens, certificates ---------------------------------------------------------------------------------------
 
 
-def _token(given: Settings) -> str | None:
-    path = given.get("token_file")
+def _token(path: str | None) -> str | None:
     if path is not None:
         return read_token(path)
     text = os.environ.get(TOKEN_VARIABLE)
@@ -278,10 +261,7 @@ def _checked(label: str, check: Callable[[str], _T], text: str) -> _T:
 
 
 def _between(given: Settings, name: str, default: float, least: float, most: float) -> float:
-    return _in_bounds(given.label(name), given.get(name, default), least, most)
-
-
-def _in_bounds(label: str, value: float, least: float, most: float) -> float:
+    value: float = given.get(name, default)
     if not least <= value <= most:
-        raise ValueError(f"{label} {value:g} is not between {least:g} and {most:g}")
+        raise ValueError(f"{given.label(name)} {value:g} is not between {least:g} and {most:g}")
     return value

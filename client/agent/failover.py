@@ -11,18 +11,10 @@ works. Refusals and quotas are answers, too: they are meant, and must not be eva
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 PROBE_S = 5.0
 STALE_S = 60.0  # failures further apart show nothing about the time between them
-
-
-class Switch(NamedTuple):
-    """``back``: to a data centre that is preferred to the present one."""
-
-    to: int
-    why: str
-    back: bool
 
 
 class _Centre:
@@ -98,28 +90,28 @@ class FailoverPolicy:
         self._centres[number].probed_at = now
         return number
 
-    def switch(self, now: float) -> Switch | None:
-        """Switches to another data centre if that is due; returns which and why."""
+    def switch(self, now: float) -> bool | None:
+        """Switches to another data centre if that is due; returns whether to a preferred one. None: it stays."""
         found = self._back(now) or self._away(now)
-        if found is not None:
-            self.here, self.since, self.why = found.to, now, found.why
-        return found
+        if found is None:
+            return None
+        before, (self.here, self.why), self.since = self.here, found, now
+        return self.here < before
 
-    def _back(self, now: float) -> Switch | None:
+    def _back(self, now: float) -> tuple[int, str] | None:
         for number in range(self.here):
             since = self._centres[number].works_since
             if since is not None and now - since >= self._failback_s and self._answers(number, now):
-                return Switch(number, f"{self.names[number]} has answered for {now - since:.0f} s again", True)
+                return number, f"{self.names[number]} has answered for {now - since:.0f} s again"
         return None
 
-    def _away(self, now: float) -> Switch | None:
+    def _away(self, now: float) -> tuple[int, str] | None:
         fails_since = self._centres[self.here].fails_since
         if fails_since is None or not self.is_gone(self.here, now):
             return None
         for number in range(len(self.names)):
             if number != self.here and self._answers(number, now):
-                why = f"nothing of {self.names[self.here]} has worked for {now - fails_since:.0f} s"
-                return Switch(number, why, number < self.here)
+                return number, f"nothing of {self.names[self.here]} has worked for {now - fails_since:.0f} s"
         return None
 
     def _answers(self, number: int, now: float) -> bool:

@@ -40,14 +40,12 @@ _OF_CENTRES = {"name": _TEXT, "urls": _TEXTS, "token_file": _TEXT}
 
 
 class Settings(NamedTuple):
-    """``values`` by the names of the file; ``files`` and ``centres``: its ``[[files]]`` and ``[[datacenters]]``;
-    ``globs``: the command line's patterns."""
+    """``values`` by the names of the file; ``files`` and ``centres``: its ``[[files]]`` and ``[[datacenters]]``."""
 
     values: dict[str, Any]
     labels: dict[str, str]
     files: list[dict[str, Any]]
     centres: list[dict[str, Any]]
-    globs: list[str]
     flags: argparse.Namespace
     refuse: Any
 
@@ -76,12 +74,11 @@ def read(argv: Sequence[str] | None = None) -> Settings:
         except (OSError, ValueError) as error:
             parser.error(f"--config {flags.config}: {getattr(error, 'strerror', None) or error}")
     labels = {name: f"{flags.config}: {name}" for name in values}
-    given = {name: value for name, value in vars(flags).items() if name in _OF_ALL and value is not None}
+    known = {*_OF_ALL, "timeout"}
+    given = {name: value for name, value in vars(flags).items() if name in known and value is not None}
     for name in given:
         labels.pop(name, None)
-    return Settings(
-        {**values, **given}, labels, tables["files"], tables["datacenters"], flags.glob, flags, parser.error
-    )
+    return Settings({**values, **given}, labels, tables["files"], tables["datacenters"], flags, parser.error)
 
 
 def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:

@@ -22,21 +22,31 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 
-from logferry.client.agent.config import FileGroup
-from logferry.client.agent.dispatch import NEVER
+from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.failover import FailoverPolicy
-from logferry.client.agent.heartbeat import HeartbeatReport, HeartbeatSchedule, ProgressClock, SourceStatus
-from logferry.client.agent.requests import PushJob
+from logferry.client.agent.schedule import (
+    NEVER,
+    HeartbeatReport,
+    HeartbeatSchedule,
+    ProgressClock,
+    PushJob,
+    SourceStatus,
+)
 from logferry.client.events import log_event
-from logferry.client.files.batch_reader import BatchReader
+from logferry.client.files.batches import BatchLayout, BatchReader
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry
 from logferry.client.files.chunking import FileBatch, Limits
-from logferry.client.files.fingerprint import digest, fingerprint
-from logferry.client.files.in_flight import BatchLayout
+from logferry.client.files.identity import attribute, digest, fingerprint, printable
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
 from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.redirects import FORWARDED_FOR_S, Outcome
-from logferry.client.transport.responses import NO_ANSWER, GatewayAnswer, NextStep, next_step
+from logferry.client.transport.source_request import (
+    FORWARDED_FOR_S,
+    NO_ANSWER,
+    GatewayAnswer,
+    NextStep,
+    Outcome,
+    next_step,
+)
 
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0
@@ -46,20 +56,13 @@ class FileSource:
     """One incarnation of one file.
 
     ``tail``: None once the file is gone or holds something else: then `reading` has only the batch whose outcome was
-    unknown, or what a ``.gz`` holds of it. ``heartbeat_s``: 0 for no heartbeats, `finished` included. ``home``: the
-    data centre that has the last of its chunks; None: nothing was sent yet, or that one is no longer configured.
-    ``after_reboot``: its file was followed before the last start of the system, and no session was opened since.
+    unknown, or what a ``.gz`` holds of it. ``home``: the data centre that has the last of its chunks; None: nothing was
+    sent yet, or that one is no longer configured. ``after_reboot``: its file was followed before the last start of the
+    system, and no session was opened since.
     """
 
     def __init__(
-        self,
-        entry: CheckpointEntry,
-        tail: FileTail | None,
-        limits: Limits,
-        attributes: dict[str, str],
-        centres: FailoverPolicy,
-        files: FileGroup,
-        heartbeat_s: float,
+        self, entry: CheckpointEntry, tail: FileTail | None, config: Config, files: FileGroup, centres: FailoverPolicy
     ) -> None:
         self.entry = entry
         self.files = files
@@ -70,8 +73,11 @@ class FileSource:
         self.unsaved = True
         self.stopped = self._error = ""
         self.why = ""  # it is a new source, or "known"
+        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
+        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
+        limits = Limits(*sizes, files.record_start, files.cut_lines)
         self._batches = BatchReader(entry.source_id, limits, attributes)
-        self._heartbeat = HeartbeatSchedule(heartbeat_s)
+        self._heartbeat = HeartbeatSchedule(0.0 if config.once else config.heartbeat_s)
         self._session: int | None = None
         self._url: str | None = None
         self._failures = self._asked_ms = 0
@@ -106,8 +112,7 @@ class FileSource:
             return PushJob(self.entry.topic, self.name, None, False, session, None, farewell, dc)
         if self.is_done() and (self.tail is None or self._session is None):
             return None
-        direct = now >= self._direct_from
-        self._asked_ms = created_ms
+        direct, self._asked_ms = now >= self._direct_from, created_ms
         if self._session is None:
             return PushJob(self.entry.topic, self.name, self._url, direct, None, None, dc=self._opens_at(now))
         if self.batch is None:
@@ -252,7 +257,7 @@ class FileSource:
                 self.entry.position, self.entry.mark = self.entry.since, fingerprint(b"")
         if self.batch is None or self.batch.start != position:
             self.batch = None
-            self._batches.resume()
+            self._batches.barren_end = -1  # what was read there may be cut after all
             self.reading.go_to(position)
         last = self._batches.kept  # by the process before
         if not is_proven and (last is None or (position, digest(self.reading.mark)) != (last.end, last.after)):
@@ -265,8 +270,7 @@ class FileSource:
         if answer.status == NO_ANSWER and job.direct and job.batch is not None:
             self._direct_from = now + FORWARDED_FOR_S  # the owner may be out of reach: another gateway forwards
         self._url = None
-        self._pause(now, RETRY_S)
-        self._not_before = max(self._not_before, now + answer.retry_after_s * random.uniform(1.0, 1.2))
+        self._pause(now, RETRY_S, answer.retry_after_s)
 
     def _superseded(self, answer: GatewayAnswer, now: float, once: bool) -> None:
         """Another session exists: an earlier one of this client, or that of a second client; these must not fight."""
@@ -305,11 +309,11 @@ class FileSource:
             self.stop(self._error)
         self._pause(now, REFUSED_S)
 
-    def _pause(self, now: float, bounds: tuple[float, float], at_once: bool = False) -> None:
+    def _pause(self, now: float, bounds: tuple[float, float], asked_s: float = 0.0, at_once: bool = False) -> None:
         """``at_once``: the first time without a pause."""
         self._failures += 1
         failures = self._failures - 1 if at_once else self._failures
-        self._not_before = now + (pause_s(failures, bounds) if failures else 0.0)
+        self._not_before = now + (pause_s(failures, bounds, asked_s) if failures else 0.0)
 
     def retry(self, now: float) -> None:
         """Its failures were about another data centre, or another token."""
@@ -332,7 +336,7 @@ class FileSource:
         if self.busy or self.batch is not None:
             return "the gateway's answer"
         if self.reading.position < self.reading.end:
-            return "the end of its last line" if self._batches.waits_for_line(self.reading.end) else "its turn"
+            return "the end of its last line" if self._batches.barren_end == self.reading.end else "its turn"
         if self.tail is None:
             return "the gateway to record that it is finished"
         return "more lines" if self.tail.away_since is None else "its writer to close it"

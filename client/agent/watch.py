@@ -1,7 +1,7 @@
 """Files → sources: which incarnation of which file is followed, from its discovery to its end.
 
 While its descriptor is open a file is identified by device and inode: a rename changes only the path shown. After a
-start the checkpoint's entry must match the file (`fingerprint.differs`), or the file is a new source. A file whose
+start the checkpoint's entry must match the file (`rotation.differs`), or the file is a new source. A file whose
 content was replaced (`tail.FileChanged`) becomes a new source, too; what was read of the old one and is not
 acknowledged yet is still sent under the old name.
 """
@@ -12,18 +12,22 @@ import os
 import time
 
 from logferry.client.agent.config import Config, FileGroup
-from logferry.client.agent.dispatch import NEVER, TimeQueue
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.chunking import Limits
-from logferry.client.files.compressed import find_compressed
-from logferry.client.files.copies import SuspectedCopies, WantedCopy, copy_depth, find_copy
 from logferry.client.files.discover import COMPRESSED, FileKey, find_files, find_moved, folder_is_on, leads_out, missing
-from logferry.client.files.fingerprint import fingerprint
-from logferry.client.files.known_files import KnownFiles, differs
-from logferry.client.files.source_names import attribute, printable, source_id
+from logferry.client.files.identity import fingerprint, source_id
+from logferry.client.files.rotation import (
+    KnownFiles,
+    SuspectedCopies,
+    WantedCopy,
+    copy_depth,
+    differs,
+    find_compressed,
+    find_copy,
+)
 from logferry.client.files.tail import FileChanged, FileTail
 
 # Looking for files takes at most this share of the time, however many there are.
@@ -340,7 +344,7 @@ class Watch:
         entry.device, entry.inode = tail.key
         entry.topic = entry.topic or files.topic
         log_event("source-resumed", source=entry.source_id, path=tail.path, position=entry.position)
-        source = self._follow(tail, entry, files, "known")
+        source = self._add(entry, tail, files, "known")
         source.unsaved = self._is_copy  # the new name
         source.after_reboot = self._known.rebooted
         self._resume_after_in_flight(source)
@@ -365,14 +369,7 @@ class Watch:
             entry.mark = fingerprint(tail.mark)
             reason = f"{reason}; what lies before position {begin} was sent already"
         log_event("source-new", source=name, size=tail.size, reason=reason)
-        self._follow(tail, entry, files, reason)
-
-    def _follow(self, tail: FileTail, entry: CheckpointEntry, files: FileGroup, why: str) -> FileSource:
-        source = self._add(entry, tail, files)
-        source.why = why
-        self._live[tail.key] = source
-        self._looks.put(source, 0.0)
-        return source
+        self._add(entry, tail, files, reason)
 
     def _over(self, entry: CheckpointEntry) -> FileSource:
         """Its file is gone, or is another one: only ``finished`` is left to report."""
@@ -380,13 +377,12 @@ class Watch:
         entry.topic = entry.topic or files.topic
         return self._add(entry, None, files)
 
-    def _add(self, entry: CheckpointEntry, tail: FileTail | None, files: FileGroup) -> FileSource:
-        config = self._config
-        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
-        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
-        limits = Limits(*sizes, files.record_start, files.cut_lines)
-        heartbeat_s = 0.0 if config.once else config.heartbeat_s
-        source = FileSource(entry, tail, limits, attributes, self._centres, files, heartbeat_s)
+    def _add(self, entry: CheckpointEntry, tail: FileTail | None, files: FileGroup, why: str = "") -> FileSource:
+        source = FileSource(entry, tail, self._config, files, self._centres)
+        source.why = why
+        if tail is not None:
+            self._live[tail.key] = source
+            self._looks.put(source, 0.0)
         self._checkpoint.put(entry)
         self.sources[source.name] = source
         self.ready.put(source, 0.0)

@@ -1,22 +1,22 @@
-"""The threads that carry requests, each over its own connections. The main thread does everything else.
+"""The threads that carry requests of sources, each over its own connections. The main thread does everything else.
 
 `Signals` is what the main thread is asked from outside.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
-from logferry.client.agent.requests import Pusher, PushJob
+from logferry.client.agent.schedule import PushJob
 from logferry.client.agent.source import FileSource
 from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.connections import ANSWER_TIMEOUT_S, Connections
-from logferry.client.transport.dialer import Dialer
-from logferry.client.transport.redirects import Outcome
+from logferry.client.transport.connections import ANSWER_TIMEOUT_S, Body, Connections, Dialer, NoResponse, Reply
+from logferry.client.transport.source_request import Outcome, SourceAddress, SourceRequest
 
 try:
     from _queue import Empty, SimpleQueue  # those of queue, without the 0.3 MB for its other kinds
@@ -24,6 +24,8 @@ except ImportError:
     from queue import Empty, SimpleQueue
 
 PROBE_TIMEOUT_S = 5.0
+USER_AGENT = "logferry-push"
+_Exchange = Callable[[str, "dict[str, str]", Optional[Body], str], Reply]  # url, headers, body, method
 
 
 class Signals:
@@ -43,16 +45,46 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def take_reread(self) -> bool:
-        was, self.reread = self.reread, False
-        return was
-
     def _handle(self, number: int, frame: object) -> None:
         if number == signal.SIGHUP:
             self.reread = True
         else:
             self.end = True
         self._wake()
+
+
+class Pusher:
+    """Carries out jobs, one at a time. ``clusters``: by the number of their data centre; all threads share them."""
+
+    def __init__(self, clusters: Sequence[GatewayCluster], exchange: _Exchange, gzip: bool = True) -> None:
+        self.clusters = clusters
+        self.exchange = exchange
+        self.gzip = gzip
+
+    def perform(self, job: PushJob) -> Outcome:
+        """Never raises for faults of the network or the gateway: the outcome holds them."""
+        to = SourceAddress(self.clusters[job.dc], USER_AGENT, job.topic, job.source_id)
+        if job.batch is not None:
+            # They may be sent again; uncompressed ones are views of the batch and take no memory.
+            parts = list(job.batch.body(job.skips))
+            request = SourceRequest(to, "chunks", job.session, parts, gzip=self.gzip, direct=job.direct, owner=job.url)
+        elif job.beat is not None:
+            said = {name: value for name, value in job.beat._asdict().items() if value is not None}
+            request = SourceRequest(to, "heartbeat", job.session, json.dumps(said).encode())
+        else:
+            request = SourceRequest(to, "session")
+        outcome = request.follow(lambda url, headers, body: self.exchange(url, headers, body, "POST"))
+        return outcome._replace(sent_bytes=request.parts_bytes)
+
+    def probe(self, dc: int) -> bool:
+        """Whether one of the given gateways of the data centre is ready."""
+        return any(self._is_ready(url) for url in self.clusters[dc].urls)
+
+    def _is_ready(self, base: str) -> bool:
+        try:
+            return self.exchange(f"{base}/readyz", {"User-Agent": USER_AGENT}, None, "GET").status == 200
+        except NoResponse:
+            return False
 
 
 class JobResult(NamedTuple):

@@ -12,15 +12,12 @@ import aiohttp
 from logferry.client.aio import requests
 from logferry.client.errors import Closed, LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
-from logferry.client.reading.group_membership import has_news
-from logferry.client.reading.position import Cursors, Position
-from logferry.client.reading.reader_core import Ask, FetchPage, HoldSession, ReaderCore, Step, Steps, Wait
-from logferry.client.reading.requests import ReaderRequest, RetryLater, page_request, reader_request
-from logferry.client.reading.start_positions import page_of, page_path
-from logferry.client.reading.subscription import SILENCE_S, ReaderOptions, topics_of
-from logferry.client.transport.backoff import deadline_of, left_s
+from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
+from logferry.client.reading.requests import ReaderRequest, RetryLater, error_of, page_of
+from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
+from logferry.client.transport.backoff import deadline_of
 from logferry.client.transport.cluster import cluster_of
-from logferry.client.transport.connections import NoResponse, Reply
+from logferry.client.transport.connections import NoResponse
 from yarl import URL
 
 _T = TypeVar("_T")
@@ -78,8 +75,7 @@ class AsyncReader:
 
     async def open(self, timeout_s: float | None = None) -> None:
         """As `Reader.open`. Raises OSError if ``ca_file`` cannot be used."""
-        workers = await self._run(self._core.opening(deadline_of(timeout_s)))
-        self._tasks += [asyncio.create_task(self._work(worker)) for worker in workers]
+        await self._run(self._core.opening(deadline_of(timeout_s)))
 
     def __aiter__(self) -> AsyncIterator[ReceivedChunk]:
         return self
@@ -92,14 +88,14 @@ class AsyncReader:
 
     async def read(self, timeout_s: float | None = None) -> ReceivedChunk | None:
         """As `Reader.read`."""
-        chunk = await self._next(deadline_of(timeout_s))
+        chunk = await self._run(self._core.next_chunk(deadline_of(timeout_s)))
         if chunk is not None:
             self._core.deliver(chunk)
         return chunk
 
     async def lines(self) -> AsyncIterator[Line]:
         """As `Reader.lines`."""
-        while (chunk := await self._next(None)) is not None:
+        while (chunk := await self._run(self._core.next_chunk(None))) is not None:
             for line in self._core.lines_of(chunk):
                 yield line
 
@@ -139,13 +135,6 @@ class AsyncReader:
         if self._http is not None:
             await self._http.close()
 
-    async def _next(self, deadline: float | None) -> ReceivedChunk | None:
-        if self._core.has_reached_limit:
-            return None
-        if not self._core.is_open:
-            await self.open(left_s(deadline))
-        return await self._run(self._core.next_chunk(deadline))
-
     # ---- steps -----------------------------------------------------------------------------------------------
 
     async def _run(self, steps: Steps[_T]) -> _T:
@@ -166,13 +155,20 @@ class AsyncReader:
         if isinstance(step, Wait):
             return await self._changed.wait(step.seconds)
         if isinstance(step, Ask):
-            return await self._exchange(reader_request(self._core.options, step.path, step.body))
-        if isinstance(step, FetchPage):
-            path = page_path(self._core.options, step.request)
-            return page_of(await self._exchange(page_request(self._core.options, path)))
+            request = ReaderRequest(self._core.options, *step)
+            sent = request.method, request.url, request.headers, request.body
+            try:
+                reply = request.answered(await requests.exchange(self._session(), *sent))
+            except NoResponse as error:
+                raise request.failed(error) from None
+            return page_of(reply) if step.is_page else reply
         if isinstance(step, HoldSession):
             return await self._hold(step.topics)
-        return None if self._on_revoked is None else await self._on_revoked()
+        if isinstance(step, StartWorkers):
+            self._tasks += [asyncio.create_task(self._work(worker)) for worker in step.workers]
+        elif self._on_revoked is not None:
+            await self._on_revoked()
+        return None
 
     def _session(self) -> aiohttp.ClientSession:
         if self._core.is_closed:
@@ -180,37 +176,23 @@ class AsyncReader:
         self._http = self._http or requests.session(self._ca_file)
         return self._http
 
-    async def _exchange(self, request: ReaderRequest) -> Reply:
-        try:
-            reply = await requests.exchange(self._session(), request.method, request.url, request.headers, request.body)
-        except NoResponse as error:
-            raise request.failed(error) from None
-        return request.answered(reply)
-
-    async def _hold(self, topics: list[str]) -> bool:
-        """As `SessionStream.hold`."""
-        decoder = best_decoder()
-        path = self._core.options.stream_path(topics)
-        request = reader_request(self._core.options, path, None, decoder.media_type)
+    async def _hold(self, topics: list[str]) -> None:
+        """As `Reader._hold`."""
+        decoder, options = best_decoder(), self._core.options
+        request = ReaderRequest(options, options.stream_path(topics), is_stream=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S, sock_connect=requests.CONNECT_TIMEOUT_S)
         url = URL(request.url, encoded=True)
-        has_begun = False
         try:
             async with self._session().get(
                 url, headers=request.headers, timeout=timeout, allow_redirects=False
             ) as response:
                 if response.status != 200:
-                    raise request.refused(await requests.reply_of(response))
+                    raise error_of(request.answered(await requests.reply_of(response)))
                 async for data in response.content.iter_any():
-                    frames = list(decoder.feed(data))
-                    has_begun = has_begun or has_news(frames)
-                    if not await self._run(self._core.feeding(frames)):
+                    if not await self._run(self._core.feeding(list(decoder.feed(data)))):
                         break
         except requests.FAULTS as error:
-            again = request.failed(f"{request.base}: {error or type(error).__name__}")
-            if not has_begun:
-                raise again from None
-        return has_begun
+            raise request.failed(f"{request.base}: {error or type(error).__name__}") from None
 
     async def _work(self, worker: Steps[None]) -> None:
         try:

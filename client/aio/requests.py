@@ -1,4 +1,4 @@
-"""Requests and waits of the asyncio faces, over aiohttp. `RedirectFollower` decides on redirects and tokens."""
+"""Requests and waits of the asyncio faces, over aiohttp. `SourceRequest` decides on redirects and tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from logferry.client.transport.cluster import ANSWER_TIMEOUT_S
 from logferry.client.transport.connections import NoResponse, Reply
-from logferry.client.transport.redirects import Outcome, RedirectFollower
+from logferry.client.transport.source_request import Outcome, SourceRequest
 from yarl import URL
 
 CONNECT_TIMEOUT_S = 5.0
@@ -88,19 +88,13 @@ async def reply_of(response: aiohttp.ClientResponse) -> Reply:
     return Reply(response.status, headers, await response.read(), time.time())
 
 
-async def follow(
-    http: aiohttp.ClientSession,
-    follower: RedirectFollower,
-    headers: dict[str, str],
-    body: bytes,
-    sent: Callable[[], None],
-) -> Outcome:
-    """POSTs along the redirects, as `RedirectFollower.follow` does."""
+async def follow(http: aiohttp.ClientSession, request: SourceRequest, sent: Callable[[], None]) -> Outcome:
+    """As `SourceRequest.follow`."""
     outcome = None
+    body = request.body if isinstance(request.body, bytes) else b"".join(request.body)
     while outcome is None:
         try:
-            url, token = follower.url, follower.authorization()
-            outcome = follower.answered(await exchange(http, "POST", url, {**headers, **token}, body, sent))
+            outcome = request.answered(await exchange(http, "POST", request.url, request.headers(), body, sent))
         except NoResponse as error:
-            outcome = follower.unanswered(str(error))
+            outcome = request.unanswered(error)
     return outcome

@@ -6,13 +6,14 @@ import asyncio
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 
 import aiohttp
 from logferry.client.aio import requests
 from logferry.client.transport.backoff import deadline_of
 from logferry.client.writing.send_window import Limits, SendJob
-from logferry.client.writing.writer_core import LEFT_BY_ERROR_S, Waits, WriterCore, chunk_bytes
+from logferry.client.writing.writer import LEFT_BY_ERROR_S, Waits, WriterCore, chunk_bytes
 
 
 class AsyncWriter:
@@ -49,9 +50,8 @@ class AsyncWriter:
 
     def __del__(self) -> None:
         if getattr(self, "_http", None) is not None and not self._core.is_closed:
-            text = (
-                f"the writer of {self._core.target.source_id} was not closed: {self._core.unrecorded} chunks are lost"
-            )
+            name, lost = self._core.address.source_id, self._core.unrecorded
+            text = f"the writer of {name} was not closed: {lost} chunks are lost"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
     async def __aenter__(self) -> AsyncWriter:
@@ -65,11 +65,9 @@ class AsyncWriter:
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             await self.close()
-            return
-        try:
-            await self.close(LEFT_BY_ERROR_S)
-        except Exception:  # noqa: BLE001  the error that is on its way already says more
-            return
+        else:
+            with suppress(Exception):  # the error that is on its way already says more
+                await self.close(LEFT_BY_ERROR_S)
 
     async def open(self, timeout_s: float | None = None) -> None:
         """As `Writer.open`. Raises OSError if ``ca_file`` cannot be used."""
@@ -144,11 +142,10 @@ class AsyncWriter:
                     due = self._core.window.due()
                     await self._work.wait(None if due is None else max(due - now, 0.0))
                     continue
-                follower, headers, body = self._core.target.request(job)
                 began = time.monotonic()
-                outcome = await requests.follow(http, follower, headers, body, partial(self._sent, job))
+                outcome = await requests.follow(http, self._core.request(job), partial(self._sent, job))
                 self._core.note(outcome, began)
-                self._core.take(job, outcome)
+                self._core.window.take(job, outcome, time.monotonic())
                 self._progress.notify()
                 self._work.notify()
         except Exception as error:  # noqa: BLE001  a defect: the caller that waits must hear of it

@@ -3,7 +3,7 @@
 Invariants
 * A source's entry is on the disk before its first chunk is sent. So a client that is killed finds the same source
   again, asks the gateway for its position, and neither doubles nor loses a byte.
-* An entry's head covers the first `fingerprint.HEAD_BYTES` of everything that was ever sent of the source.
+* An entry's head covers the first `identity.HEAD_BYTES` of everything that was ever sent of the source.
 * The file on the disk is one whole checkpoint (temporary file, fsync, rename, fsync of the folder), and behind it a
   line for each later save, with the entries that it changed or removed. A save returns after fsync. A line without its
   checksum is one whose save never returned: it is left out, and the first save of a process writes a whole checkpoint.
@@ -25,15 +25,14 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from logferry.client.events import log_event
-from logferry.client.files.fingerprint import EarlierMark, Fingerprint, digest
-from logferry.client.files.in_flight import BatchLayout, load
-from logferry.client.files.source_names import source_id
+from logferry.client.files.batches import BatchLayout, load
+from logferry.client.files.identity import Fingerprint, digest, source_id
 
 # 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`, 4 no `host`, `machine`, `boot` and `marks`, 5 no later lines
 # and no `heard_ms`
@@ -81,7 +80,7 @@ class CheckpointEntry:
         topic: str = "",
         dc: str = "",
         since: int = 0,
-        marks: Iterable[EarlierMark] = (),
+        marks: Iterable[tuple[int, str]] = (),
         heard_ms: int = 0,
     ) -> None:
         self.source_id = source_id
@@ -98,13 +97,8 @@ class CheckpointEntry:
         self.topic = topic
         self.dc = dc
         self.since = since
-        self.marks = tuple(EarlierMark(*mark) for mark in marks)
+        self.marks = tuple((position, digest) for position, digest in marks)
         self.heard_ms = heard_ms
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CheckpointEntry) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
 
 
 class Checkpoint:
@@ -129,49 +123,39 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
         """Creates the folder if need be, locks it, and reads the checkpoint. Raises `StateUnusable`."""
-        try:
-            folder.mkdir(0o755, parents=True, exist_ok=True)
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StateUnusable(f"{folder}: {error.strerror}") from None
-        checkpoint = cls(folder, lock)
-        with checkpoint._closed_on_error():
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            checkpoint._load(set_aside=True)
-        return checkpoint
+        return cls._opened(folder, True)
 
     @classmethod
     def peek(cls, folder: Path) -> Checkpoint:
         """The checkpoint, read-only: without lock, and without any change on the disk. Raises `StateUnusable`."""
-        checkpoint = cls(folder, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        with checkpoint._closed_on_error():
-            checkpoint._load(set_aside=False)
-        return checkpoint
+        return cls._opened(folder, False)
 
-    @contextmanager
-    def _closed_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BlockingIOError:
-            self.close()
-            text = f"{self._folder}: another client uses this folder: stop it, or choose another"
-            raise StateUnusable(text) from None
-        except OSError as error:
-            self.close()
-            raise StateUnusable(f"{self._folder}: {error.strerror}") from None
-        except StateUnusable:
-            self.close()
-            raise
+    @classmethod
+    def _opened(cls, folder: Path, is_ours: bool) -> Checkpoint:
+        with ExitStack() as undo:
+            lock = -1
+            try:
+                if is_ours:
+                    folder.mkdir(0o755, parents=True, exist_ok=True)
+                    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                    undo.callback(os.close, lock)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                checkpoint = cls(folder, lock)
+                checkpoint._load(set_aside=is_ours)
+            except BlockingIOError:
+                text = f"{folder}: another client uses this folder: stop it, or choose another"
+                raise StateUnusable(text) from None
+            except OSError as error:
+                raise StateUnusable(f"{folder}: {error.strerror}") from None
+            undo.pop_all()
+        return checkpoint
 
     def close(self) -> None:
         """Unlocks; writes nothing."""
-        self._stop_appending()
-        os.close(self._lock)
-
-    def _stop_appending(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        open_ones, self._fd, self._lock = (self._fd, self._lock), -1, -1
+        for fd in open_ones:
+            if fd >= 0:
+                os.close(fd)
 
     def put(self, entry: CheckpointEntry) -> None:
         """The next save writes the entry."""

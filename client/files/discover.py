@@ -10,7 +10,8 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 # A rotated file that was compressed is not a new source: its plain incarnation was one. Only a pattern that ends with
 # such a suffix matches these files.
@@ -113,20 +114,24 @@ def _is_under(path: str, folders: Iterable[str]) -> bool:
     return any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
 
 
-def find_moved(path: str, key: FileKey) -> str | None:
-    """The present path of the file that was ``path``, if it was renamed within its folder; None: it is not there.
+def files_beside(path: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """The name of ``path``, with each regular file of its folder in order.
 
-    Of a symbolic link also within the folder that it leads to: there the file is rotated.
+    Of a symbolic link also the name and the folder of what it leads to: there the file is rotated.
     """
-    for folder in dict.fromkeys((os.path.dirname(path), os.path.dirname(os.path.realpath(path)))):
+    for each in dict.fromkeys((path, os.path.realpath(path))):
+        folder, name = os.path.split(each)
         try:
             with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.inode() == key[1] and entry.is_file(follow_symlinks=False):
-                        return entry.path
+                found = sorted((one for one in entries if one.is_file(follow_symlinks=False)), key=attrgetter("name"))
         except OSError:
             continue
-    return None
+        yield from ((name, one) for one in found)
+
+
+def find_moved(path: str, key: FileKey) -> str | None:
+    """The present path of the file that was ``path``, if it was renamed beside it; None: it is not there."""
+    return next((entry.path for _, entry in files_beside(path) if entry.inode() == key[1]), None)
 
 
 def folder_is_on(path: str, device: int) -> bool:

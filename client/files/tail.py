@@ -17,14 +17,13 @@ import stat
 from typing import Protocol
 
 from logferry.client.files.discover import FileKey
-from logferry.client.files.fingerprint import (
+from logferry.client.files.identity import (
+    EARLIER_BYTES,
     HEAD_BYTES,
     MARK_BYTES,
-    EarlierMark,
     Fingerprint,
     born_ns,
-    differs,
-    earlier_marks,
+    digest,
     fingerprint,
     grown,
 )
@@ -148,8 +147,15 @@ class FileTail(ByteSource):
         return is_changed
 
     def differs(self, head: Fingerprint, position: int, mark: Fingerprint) -> str:
-        """Why this is not the incarnation that a checkpoint knows; empty when it is."""
-        return differs(self._fd, head, position, mark)
+        """Why this is not the incarnation with this head and mark; empty when it is."""
+        size = os.fstat(self._fd).st_size
+        if size < position:
+            return f"truncated: it holds {size} bytes, {position} were sent"
+        if fingerprint(self.pread(head.length, 0)) != head:
+            return f"its first {head.length} bytes are not what they were"
+        if fingerprint(self.pread(mark.length, position - mark.length)) != mark:
+            return f"the {mark.length} bytes before position {position} are not what they were"
+        return ""
 
     def real_path(self) -> str:
         """Of the open file, so that nobody can turn a link between a check and the opening."""
@@ -166,8 +172,10 @@ class FileTail(ByteSource):
         """The bytes there now, whatever was sent."""
         return os.pread(self._fd, size, position)
 
-    def earlier_marks(self) -> tuple[EarlierMark, ...]:
-        return earlier_marks(self._fd, self.position)
+    def earlier_marks(self) -> tuple[tuple[int, str], ...]:
+        """Positions beyond the head, each with the digest of the `MARK_BYTES` before it; the nearest one first."""
+        places = [self.position - far for far in EARLIER_BYTES if self.position - far >= HEAD_BYTES]
+        return tuple((at, digest(self.pread(MARK_BYTES, at - MARK_BYTES))) for at in places)
 
     def read(self, limit: int) -> bytes:
         """Raises `FileChanged` if the bytes before ``position`` are not those that were acknowledged.

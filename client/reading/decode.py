@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON
 
@@ -34,10 +34,7 @@ class ReceivedChunk(NamedTuple):
 
     def lines(self) -> list[bytes]:
         """The lines, without their newlines. Bytes after the last newline are a line, too."""
-        lines = self.data.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        return lines
+        return self.data.removesuffix(b"\n").split(b"\n") if self.data else []
 
 
 Chunk = ReceivedChunk  # the name that programs import
@@ -62,16 +59,8 @@ class Line(NamedTuple):
         return self.chunk.attributes.get("split")
 
 
-class Decoder(Protocol):
-    """A format: ``media_type`` is requested; `feed` takes bytes as they come and yields the complete values."""
-
-    media_type: str
-
-    def feed(self, data: bytes) -> Iterator[Any]: ...
-
-
 class MsgpackDecoder:
-    """MessagePack. Raises ImportError if msgpack is not installed."""
+    """MessagePack: `feed` takes bytes as they come and yields the whole values. Raises ImportError without msgpack."""
 
     media_type = MSGPACK
 
@@ -86,7 +75,7 @@ class MsgpackDecoder:
 
 
 class NdjsonDecoder:
-    """NDJSON."""
+    """NDJSON, in the same way."""
 
     media_type = NDJSON
 
@@ -104,7 +93,7 @@ class NdjsonDecoder:
         self._parts = [rest[-1]]
 
 
-def best_decoder() -> Decoder:
+def best_decoder() -> MsgpackDecoder | NdjsonDecoder:
     """The fastest format that is available."""
     try:
         return MsgpackDecoder()

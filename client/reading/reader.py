@@ -1,22 +1,33 @@
-"""`Reader`: the chunks of topics, for programs. `ReaderCore` decides; `ReaderThreads` fetch a little ahead."""
+"""`Reader`: the chunks of topics, for programs. `ReaderCore` decides; here are the threads, which fetch a little ahead.
+
+They carry out the steps of the core under one lock, and requests outside of it.
+"""
 
 from __future__ import annotations
 
+import http.client
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Callable
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from logferry.client.errors import Closed
-from logferry.client.reading.decode import Line, ReceivedChunk
-from logferry.client.reading.position import Cursors, Position
-from logferry.client.reading.reader_core import ReaderCore
-from logferry.client.reading.requests import ReaderRequests
-from logferry.client.reading.subscription import ReaderOptions, topics_of
-from logferry.client.reading.threads import ReaderThreads
-from logferry.client.transport.backoff import deadline_of, left_s
+from logferry.client.errors import Closed, LogferryError
+from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
+from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
+from logferry.client.reading.requests import ReaderRequest, ReaderRequests, RetryLater, error_of, page_of
+from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
+from logferry.client.transport.backoff import deadline_of
 from logferry.client.transport.cluster import cluster_of
-from logferry.client.transport.dialer import Dialer, proxies_of
+from logferry.client.transport.connections import Dialer, Reply, cut, proxies_of
+
+_JOIN_S = 1.0
+_READ_BYTES = 256 << 10
+_T = TypeVar("_T")
 
 
 class Reader:
@@ -69,11 +80,14 @@ class Reader:
             None if partitions is None else frozenset(partitions), source_prefix, dict(attributes or {}),
             follow=follow, max_chunks=max_chunks, gzip=gzip, page_bytes=page_bytes, connections=connections,
         )  # fmt: skip
-        dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
+        self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
         self._pid = os.getpid()
-        self._requests = ReaderRequests(options, dialer)
-        self._threads = ReaderThreads(dialer, on_revoked or (lambda: None))
-        self._core = ReaderCore(options, drop_copies, self._threads.changed.notify_all)
+        self._requests = ReaderRequests(options, self._dialer)
+        self._on_revoked = on_revoked or (lambda: None)
+        self._changed = threading.Condition(threading.Lock())
+        self._core = ReaderCore(options, drop_copies, self._changed.notify_all)
+        self._cuts: list[Callable[[], None]] = [self._requests.cut]
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Reader:
         try:
@@ -92,9 +106,7 @@ class Reader:
         Raises `Rejected`, and `Unknown` after ``timeout_s`` (None: waits without limit).
         """
         self._check_process()
-        with self._threads.cutting(self._requests.cut):
-            workers = self._threads.run(self._core, self._core.opening(deadline_of(timeout_s)), self._requests)
-        self._threads.start(self._core, workers)
+        self._run(self._core.opening(deadline_of(timeout_s)))
 
     def __iter__(self) -> Iterator[ReceivedChunk]:
         return self
@@ -110,14 +122,14 @@ class Reader:
 
         Raises `OutOfRange` if retention has deleted the position, `Rejected`, and `Closed`.
         """
-        chunk = self._next(deadline_of(timeout_s))
+        chunk = self._run(self._core.next_chunk(deadline_of(timeout_s)))
         if chunk is not None:
             self._core.deliver(chunk)
         return chunk
 
     def lines(self) -> Iterator[Line]:
         """The lines of the chunks, one by one. `position` counts them: a restart resumes with the next line."""
-        while (chunk := self._next(None)) is not None:
+        while (chunk := self._run(self._core.next_chunk(None))) is not None:
             yield from self._core.lines_of(chunk)
 
     @property
@@ -127,7 +139,7 @@ class Reader:
         Empty before `open`.
         """
         self._check_process()
-        with self._threads.changed:
+        with self._changed:
             return self._core.position
 
     def cursors(self, timeout_s: float | None = None) -> Cursors:
@@ -135,8 +147,7 @@ class Reader:
 
         Asks the gateway. Raises `Rejected` for a topic that no mirror brought here, and `Unknown` after ``timeout_s``.
         """
-        self._check_process()
-        return self._threads.run(self._core, self._core.cursors(deadline_of(timeout_s)), self._requests)
+        return self._run(self._core.cursors(deadline_of(timeout_s)))
 
     def translate(
         self, topic: str, partition: int, offset: int, from_dc: str, to_dc: str, timeout_s: float | None = None
@@ -147,15 +158,13 @@ class Reader:
         Waits for a record that is not mirrored yet. Raises `Rejected` for a topic that no mirror brought here, and
         `Unknown` after ``timeout_s``.
         """
-        self._check_process()
-        steps = self._core.translate((topic, partition), offset, from_dc, to_dc, deadline_of(timeout_s))
-        return self._threads.run(self._core, steps, self._requests)
+        return self._run(self._core.translate((topic, partition), offset, from_dc, to_dc, deadline_of(timeout_s)))
 
     @property
     def is_over(self) -> bool:
         """No more chunks will come: the end, or ``max_chunks``, is reached."""
         self._check_process()
-        with self._threads.changed:
+        with self._changed:
             return self._core.is_over
 
     def commit(self, timeout_s: float | None = None) -> None:
@@ -164,14 +173,20 @@ class Reader:
         Raises `Superseded` if partitions belong to another reader by now (the others are committed, and the chunks of
         those come again there), `Unknown` after ``timeout_s``, and ValueError for a reader without a consumer.
         """
-        self._check_process()
-        self._threads.run(self._core, self._core.commit(deadline_of(timeout_s)), self._requests)
+        self._run(self._core.commit(deadline_of(timeout_s)))
 
     def close(self) -> None:
         """Ends the requests under way and commits nothing. Calling it again is safe."""
         if os.getpid() != self._pid:
             return  # its connections are those of the parent
-        self._threads.close(self._core)
+        with self._changed:
+            self._core.is_closed = True
+            self._core.notify()
+            cuts = list(self._cuts)
+        for end in cuts:
+            end()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
         self._requests.close()
 
     def _check_process(self) -> None:
@@ -179,10 +194,92 @@ class Reader:
         if os.getpid() != self._pid:
             raise Closed("the process was forked since: open a reader of its own")
 
-    def _next(self, deadline: float | None) -> ReceivedChunk | None:
+    # ---- steps -----------------------------------------------------------------------------------------------
+
+    def _run(self, steps: Steps[_T], requests: ReaderRequests | None = None) -> _T:
+        """The result of the steps, each carried out outside of the lock. Raises what they raise.
+
+        ``requests``: those of a thread; None: of the caller.
+        """
         self._check_process()
-        if self._core.has_reached_limit:
-            return None
-        if not self._core.is_open:
-            self.open(left_s(deadline))
-        return self._threads.run(self._core, self._core.next_chunk(deadline), self._requests)
+        advance: Callable[[], Step] = partial(next, steps)
+        try:
+            while True:
+                with self._changed:
+                    step = advance()
+                    while isinstance(step, Wait):
+                        self._changed.wait(step.seconds)
+                        step = next(steps)
+                try:
+                    advance = partial(steps.send, self._carry_out(step, requests or self._requests))
+                except (RetryLater, LogferryError) as error:
+                    advance = partial(steps.throw, error)
+        except StopIteration as result:
+            found: _T = result.value
+            return found
+
+    def _carry_out(self, step: Step, requests: ReaderRequests) -> Any:
+        if isinstance(step, Ask):
+            reply = requests.ask(*step)
+            return page_of(reply) if step.is_page else reply
+        if isinstance(step, HoldSession):
+            return self._hold(step.topics, requests)
+        return self._start(step.workers) if isinstance(step, StartWorkers) else self._on_revoked()
+
+    def _start(self, workers: Sequence[Steps[None]]) -> None:
+        for number, worker in enumerate(workers):
+            name = f"logferry-reader-{number}"
+            thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _hold(self, topics: list[str], requests: ReaderRequests) -> None:
+        """Feeds the core with a session, over a connection of its own, to its end, or until the core has enough.
+
+        Raises `RetryLater`, and errors for the caller.
+        """
+        decoder, options = best_decoder(), self._core.options
+        request = ReaderRequest(options, options.stream_path(topics), is_stream=True)
+        parts = urlsplit(request.url)
+        connection = self._dialer.connection(parts)
+        try:
+            with self._cutting(partial(cut, connection)):
+                target, more = self._dialer.request_to(parts)
+                connection.connect()
+                connection.sock.settimeout(SILENCE_S)
+                connection.request("GET", target, headers={**request.headers, **more})
+                response = connection.getresponse()
+                if response.status != 200:
+                    headers = {name.lower(): value for name, value in response.getheaders()}
+                    reply = Reply(response.status, headers, response.read(_READ_BYTES), time.time())
+                    raise error_of(request.answered(reply))
+                while data := response.read1(_READ_BYTES):
+                    if not self._run(self._core.feeding(list(decoder.feed(data))), requests):
+                        break
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise request.failed(f"{request.base}: {error or type(error).__name__}") from None
+        finally:
+            connection.close()
+
+    def _work(self, worker: Steps[None]) -> None:
+        """In a thread. What it raises is the reader's failure."""
+        requests = ReaderRequests(self._core.options, self._dialer)
+        try:
+            with self._cutting(requests.cut):
+                self._run(worker, requests)
+        except Exception as error:  # noqa: BLE001  the caller must hear of it, of a defect, too
+            with self._changed:
+                self._core.fail(error)
+        finally:
+            requests.close()
+
+    @contextmanager
+    def _cutting(self, cut: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile `close` calls ``cut``, and waits for the network end."""
+        with self._changed:
+            self._cuts.append(cut)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._cuts.remove(cut)

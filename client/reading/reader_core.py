@@ -9,48 +9,86 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple, TypeVar, Union
 
 from logferry.client.errors import Closed, LogferryError, OutOfRange, Superseded, Unknown
 from logferry.client.reading.decode import Line, ReceivedChunk
-from logferry.client.reading.duplicates import DuplicateFilter, spans_data_centres
-from logferry.client.reading.group_membership import GroupMembership, PartitionsRevoked
-from logferry.client.reading.partition_scheduler import PageRequest, PartitionScheduler
-from logferry.client.reading.position import Cursors, Partition, Position, ReadOffset
-from logferry.client.reading.requests import RetryLater, content_of
-from logferry.client.reading.start_positions import (
-    LOOK_INTERVAL_S,
+from logferry.client.reading.prefetch import GroupMembership, PartitionScheduler, PartitionsRevoked, has_news
+from logferry.client.reading.requests import (
+    RetryLater,
+    content_of,
     cursors_of,
+    document_of,
     full_topics,
-    new_partitions,
     resolve_cursors,
     start_positions,
     translated_offset,
 )
-from logferry.client.reading.subscription import ReaderOptions
+from logferry.client.reading.subscription import Cursors, Partition, Position, ReaderOptions, ReadOffset
 from logferry.client.transport.backoff import TroubleLog, left_s
 from logferry.client.transport.connections import Reply
 
 _T = TypeVar("_T")
+LOOK_INTERVAL_S = 30.0
+_MOST_SOURCES = 200_000
+_MOST_SPANS = 8
+
+Span = tuple[int, int]  # all of the source above the first and up to the second
+
+
+class DuplicateFilter:
+    """Chunks that are in the topics of two data centres: source and seqno identify the second copy.
+
+    A source whose data centre is gone fails over to the next one, and sends there the chunks whose outcome is unknown.
+    When the first one comes back, chunks that it had recorded exist twice: in ``dc1.nginx`` and in ``dc2.nginx``.
+
+    The delivered seqnos of each source are known by data centre; sources that were silent for longest are forgotten.
+    """
+
+    def __init__(self, most_sources: int = _MOST_SOURCES) -> None:
+        self._most = most_sources
+        self._sources: OrderedDict[tuple[str, str], dict[str, list[Span]]] = OrderedDict()
+
+    def is_duplicate(self, chunk: ReceivedChunk) -> bool:
+        """Whether the chunk was delivered from another data centre's topic before; if not, it is remembered."""
+        source = (chunk.topic.partition(".")[2], chunk.source_id)
+        by_dc = self._sources.setdefault(source, {})
+        self._sources.move_to_end(source)
+        if len(self._sources) > self._most:
+            self._sources.popitem(last=False)
+        for dc, spans in by_dc.items():
+            if dc != chunk.dc and any(low < chunk.seqno <= high for low, high in spans):
+                return True
+        spans = by_dc.setdefault(chunk.dc, [])
+        low = chunk.seqno - 1 if chunk.prev is None else chunk.prev
+        if spans and low == spans[-1][1]:
+            spans[-1] = (spans[-1][0], chunk.seqno)
+        elif not any(first < chunk.seqno <= last for first, last in spans):
+            spans.append((low, chunk.seqno))
+            del spans[:-_MOST_SPANS]
+        return False
+
+
+def spans_data_centres(topics: Iterable[str]) -> bool:
+    """Whether these can be topics of one name in several data centres."""
+    topics = list(topics)
+    names = {topic.partition(".")[2] for topic in topics}
+    return any(mark in topic for topic in topics for mark in "*?[") or len(names) < len(set(topics))
 
 
 class Ask(NamedTuple):
-    """One request → its `Reply`."""
+    """One request → its `Reply`; for a page of chunks → these, and the next offset."""
 
     path: str
     body: bytes | None = None
-
-
-class FetchPage(NamedTuple):
-    """One page of a partition → its chunks and the next offset."""
-
-    request: PageRequest
+    is_page: bool = False
 
 
 class HoldSession(NamedTuple):
-    """A consumer's session, to its end, its frames to `ReaderCore.feeding` → whether there was more than an opening."""
+    """A consumer's session, to its end, its frames to `ReaderCore.feeding`."""
 
     topics: list[str]
 
@@ -65,7 +103,13 @@ class Wait(NamedTuple):
     seconds: float | None
 
 
-Step = Union[Ask, FetchPage, HoldSession, CallRevoked, Wait]
+class StartWorkers(NamedTuple):
+    """A thread or task for each."""
+
+    workers: Sequence[Generator[Any, Any, None]]
+
+
+Step = Union[Ask, HoldSession, CallRevoked, Wait, StartWorkers]
 Steps = Generator[Step, Any, _T]
 
 
@@ -79,8 +123,10 @@ class ReaderCore:
         self.failure: LogferryError | None = None
         self._left = options.max_chunks
         self._duplicates = DuplicateFilter() if drop_copies and spans_data_centres(options.topics) else None
-        self._source: PartitionScheduler | GroupMembership | None = None
+        self._source: PartitionScheduler | GroupMembership = PartitionScheduler(0)  # until it is open
+        self._is_open = False
         self._next_look = 0.0
+        self._has_begun = False  # the session, with more than its opening
         self._trouble = TroubleLog("reader")
 
     # ---- state -----------------------------------------------------------------------------------------------
@@ -90,21 +136,12 @@ class ReaderCore:
         return not self.is_closed and self.failure is None
 
     @property
-    def is_open(self) -> bool:
-        return self._source is not None
-
-    @property
     def is_over(self) -> bool:
-        return self._left == 0 or (self._source is not None and self._source.is_over)
-
-    @property
-    def has_reached_limit(self) -> bool:
-        """``max_chunks`` were handed out."""
-        return self._left == 0
+        return self._left == 0 or (self._is_open and self._source.is_over)
 
     @property
     def position(self) -> Position:
-        return Position({}) if self._source is None else self._source.position
+        return self._source.position
 
     def check_open(self) -> None:
         if self.is_closed:
@@ -118,24 +155,28 @@ class ReaderCore:
 
     # ---- in the caller ---------------------------------------------------------------------------------------
 
-    def opening(self, deadline: float | None) -> Steps[Sequence[Steps[None]]]:
-        """Finds the topics and where to begin. Returns the workers to start: none where it was open already."""
+    def opening(self, deadline: float | None) -> Steps[None]:
+        """Finds the topics and where to begin; nothing where it was open already."""
         self.check_open()
-        if self.is_open:
-            return ()
+        if self._is_open:
+            return
         self.options = yield from self._follow(resolve_cursors(self.options), deadline)
         if self.options.consumer is not None:
             topics = yield from self._follow(full_topics(self.options), deadline)
-            self._source = GroupMembership(self.options.stored(), self.options.follow)
-            return (self._holding_sessions(topics),)
+            self._source, self._is_open = GroupMembership(self.options.stored(), self.options.follow), True
+            yield StartWorkers([self._holding_sessions(topics)])
+            return
         scheduler = PartitionScheduler(self.options.connections)
         for start in (yield from self._follow(start_positions(self.options), deadline)):
             scheduler.add(*start)
-        self._source, self._next_look = scheduler, time.monotonic() + LOOK_INTERVAL_S
-        return [self._fetching(scheduler) for _ in range(self.options.connections)]
+        self._source, self._is_open, self._next_look = scheduler, True, time.monotonic() + LOOK_INTERVAL_S
+        yield StartWorkers([self._fetching(scheduler) for _ in range(self.options.connections)])
 
     def next_chunk(self, deadline: float | None) -> Steps[ReceivedChunk | None]:
-        """The next chunk; None at the end, or at the deadline. `deliver` or `lines_of` follows."""
+        """The next chunk; None at the end, or at the deadline. `deliver` or `lines_of` follows. Opens if need be."""
+        if self._left == 0:
+            return None
+        yield from self.opening(deadline)
         while True:
             try:
                 chunk = self._poll()
@@ -156,8 +197,6 @@ class ReaderCore:
         """None: no chunk is there now. Raises `PartitionsRevoked`, and errors for the caller."""
         self.check_open()
         source = self._source
-        if source is None:
-            raise Closed("the reader is not open")
         while True:
             freed = source.freed
             try:
@@ -180,23 +219,19 @@ class ReaderCore:
 
     def deliver(self, chunk: ReceivedChunk) -> None:
         """All of the chunk is handed out."""
-        self._reach(chunk, ReadOffset(chunk.offset + 1))
+        self._source.reach(chunk, ReadOffset(chunk.offset + 1))
 
     def lines_of(self, chunk: ReceivedChunk) -> Iterator[Line]:
         """The lines that were not handed out before. `position` counts each before it is handed out."""
         found = chunk.lines()
-        at = None if self._source is None else self._source.at(chunk)
-        for number in range(at.lines if at is not None and at.offset == chunk.offset else 0, len(found)):
+        at = self._source.at(chunk)
+        for number in range(at.lines if at.offset == chunk.offset else 0, len(found)):
             if number + 1 < len(found):
-                self._reach(chunk, ReadOffset(chunk.offset, number + 1))
+                self._source.reach(chunk, ReadOffset(chunk.offset, number + 1))
             else:
                 self.deliver(chunk)
             yield Line(chunk.source_id, chunk.seqno, number, found[number], chunk)
         self.deliver(chunk)
-
-    def _reach(self, chunk: ReceivedChunk, at: ReadOffset) -> None:
-        if self._source is not None:
-            self._source.reach(chunk, at)
 
     def cursors(self, deadline: float | None) -> Steps[Cursors]:
         return self._follow(cursors_of(self.options, self.position), deadline)
@@ -271,11 +306,12 @@ class ReaderCore:
                 yield Wait(max(min(times) - now, 0.0) if times else None)
                 continue
             try:
-                chunks, next_offset = yield FetchPage(request)
+                start, page_bytes = f"offset={request.offset}", self.options.page_bytes
+                path = self.options.page_path(request.partition, start, page_bytes, request.wait_ms)
+                chunks, next_offset = yield Ask(path, is_page=True)
             except RetryLater as again:
                 self._trouble.failed(now, again)
-                pause_s = again.pause_s(scheduler.fail(request))
-                scheduler.hold(request, time.monotonic() + pause_s)
+                scheduler.fail(request, again, time.monotonic())
             except OutOfRange as error:  # the response does not name the partition
                 raise OutOfRange(str(error), *request.partition, error.first, error.next) from None
             else:
@@ -284,34 +320,38 @@ class ReaderCore:
                 self.notify()
 
     def _look_for_partitions(self, scheduler: PartitionScheduler) -> Steps[None]:
-        """A failure does no harm: the next look comes."""
-        steps = new_partitions(self.options, scheduler)
-        with suppress(StopIteration, LogferryError, RetryLater):
-            path = next(steps)
-            while True:
-                path = steps.send((yield Ask(path)))
+        """Adds partitions that the topics have gained. A failure does no harm: the next look comes."""
+        with suppress(LogferryError, RetryLater):
+            for topic in self.options.topics:
+                document = document_of((yield Ask(self.options.topic_path(topic))))
+                for one in document["offsets"]:
+                    if self.options.reads(one["partition"]):
+                        partition = str(document["topic"]), int(one["partition"])
+                        scheduler.add(partition, ReadOffset(int(one["first"])), None)
 
     def _holding_sessions(self, topics: list[str]) -> Steps[None]:
         """Session after session, until an error that the next one would meet, too."""
         failures = 0
         while self.is_running:
             again, began = RetryLater("the session ended"), time.monotonic()
+            self._has_begun = False
             try:
-                has_begun = yield HoldSession(topics)
+                yield HoldSession(topics)
             except RetryLater as error:
-                has_begun, again = False, error
-            if has_begun:
+                again = error
+            if self._has_begun:
                 self._trouble.worked()
             else:
                 self._trouble.failed(began, again)
-            failures = 1 if has_begun else failures + 1
+            failures = 1 if self._has_begun else failures + 1
             yield from self._pause(again.pause_s(failures), lambda: self.is_running)
 
     def feeding(self, frames: Sequence[Any]) -> Steps[bool]:
         """Takes frames of a session once those before are handed out. Returns whether more are wanted."""
         if isinstance(self._source, GroupMembership):
-            while self._source.has_frames and self.is_running:
+            while self._source.frames and self.is_running:
                 yield Wait(None)
             self._source.feed(frames)
+            self._has_begun = self._has_begun or has_news(frames)
             self.notify()
         return self.is_running

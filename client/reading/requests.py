@@ -1,20 +1,25 @@
-"""A reader's requests, and what a response means: it is good, it is to be retried, or the caller must hear of it."""
+"""A reader's requests, and what a response means: it is good, it is to be retried, or the caller must hear of it.
+
+A reader's topics and start become partitions and offsets in generators without I/O: each yields the paths of requests,
+is sent their replies, and returns its result.
+"""
 
 from __future__ import annotations
 
 import json
-import random
 import zlib
-from typing import Any, NamedTuple
+from collections.abc import Generator
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
 
 from logferry.client.errors import OutOfRange, Rejected, Superseded
-from logferry.client.reading.decode import best_decoder
-from logferry.client.reading.subscription import ReaderOptions
+from logferry.client.reading.decode import ReceivedChunk, best_decoder, decode_chunk
+from logferry.client.reading.subscription import Cursors, Partition, Position, ReaderOptions, ReadOffset, is_pattern
 from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, GatewayCluster
-from logferry.client.transport.connections import Connections, NoResponse, Reply
-from logferry.client.transport.dialer import Dialer
-from logferry.client.transport.responses import NextStep, next_step, problem_kind, read_answer
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT
+from logferry.client.transport.connections import Connections, Dialer, NoResponse, Reply
+from logferry.client.transport.source_request import NextStep, next_step, problem_kind, read_answer
 
 _ROOM_BYTES = 64 << 20  # above what was asked for: the largest chunk, and its encoding
 
@@ -27,64 +32,47 @@ class RetryLater(Exception):
         self.after_s = after_s
 
     def pause_s(self, failures: int) -> float:
-        return max(pause_s(failures, RETRY_S), self.after_s * random.uniform(1.0, 1.2))
+        return pause_s(failures, RETRY_S, self.after_s)
 
 
 # ---- requests ------------------------------------------------------------------------------------------------
 
 
-class ReaderRequest(NamedTuple):
-    """One attempt, at the gateway ``base``."""
+class ReaderRequest:
+    """One attempt at the present gateway: a GET, or a POST of ``body``.
 
-    cluster: GatewayCluster
-    base: str
-    path: str
-    headers: dict[str, str]
-    body: bytes | None = None
+    A page and a stream are asked for in the format of `best_decoder`, all else is JSON.
+    """
 
-    @property
-    def url(self) -> str:
-        return self.base + self.path
-
-    @property
-    def method(self) -> str:
-        return "GET" if self.body is None else "POST"
+    def __init__(
+        self,
+        options: ReaderOptions,
+        path: str,
+        body: bytes | None = None,
+        is_page: bool = False,
+        is_stream: bool = False,
+    ) -> None:
+        self._cluster = options.cluster
+        self.base = options.cluster.current_url()
+        self.url = self.base + path
+        self.method, self.body = "GET" if body is None else "POST", body
+        self.headers = {"User-Agent": USER_AGENT, **options.cluster.authorization(self.base)}
+        self.headers["Accept-Encoding"] = "gzip" if is_page and options.gzip else "identity"
+        if is_page or is_stream:
+            self.headers["Accept"] = best_decoder().media_type
+        if body is not None:
+            self.headers["Content-Type"] = "application/json"
 
     def failed(self, error: object) -> RetryLater:
         """No response came: the next attempt goes to another gateway."""
-        self.cluster.failed(self.base)
+        self._cluster.failed(self.base)
         return RetryLater(str(error))
 
     def answered(self, reply: Reply) -> Reply:
-        if reply.status == 503:
-            self.cluster.failed(self.base)
+        """After a fault of this gateway the next attempt goes to another one."""
+        if reply.status >= 500:
+            self._cluster.failed(self.base)
         return reply
-
-    def refused(self, reply: Reply) -> Exception:
-        """The error of a stream that the gateway did not open."""
-        error = error_of(reply)
-        if isinstance(error, RetryLater):
-            self.cluster.failed(self.base)
-        return error
-
-
-def reader_request(
-    options: ReaderOptions, path: str, body: bytes | None = None, media_type: str = "", gzip: bool = False
-) -> ReaderRequest:
-    """A GET, or a POST of ``body``. ``media_type``: asked for; empty: JSON alone is expected."""
-    base = options.cluster.current_url()
-    headers = {"User-Agent": USER_AGENT, **options.cluster.authorization(base)}
-    headers["Accept-Encoding"] = "gzip" if gzip else "identity"
-    if media_type:
-        headers["Accept"] = media_type
-    if body is not None:
-        headers["Content-Type"] = "application/json"
-    return ReaderRequest(options.cluster, base, path, headers, body)
-
-
-def page_request(options: ReaderOptions, path: str) -> ReaderRequest:
-    """A request for chunks."""
-    return reader_request(options, path, None, best_decoder().media_type, options.gzip)
 
 
 class ReaderRequests:
@@ -95,9 +83,9 @@ class ReaderRequests:
         self._connections = Connections(ANSWER_TIMEOUT_S, dialer, options.page_bytes + _ROOM_BYTES)
         self.cut, self.close = self._connections.cut, self._connections.close
 
-    def ask(self, path: str, body: bytes | None = None, accept: bool = False) -> Reply:
-        """GETs, or POSTs a ``body``; ``accept``: chunks. Raises `RetryLater` if no response comes."""
-        request = page_request(self._options, path) if accept else reader_request(self._options, path, body)
+    def ask(self, path: str, body: bytes | None = None, is_page: bool = False) -> Reply:
+        """GETs, or POSTs a ``body``. Raises `RetryLater` if no response comes."""
+        request = ReaderRequest(self._options, path, body, is_page)
         try:
             reply = self._connections.exchange(request.url, request.headers, request.body, request.method)
         except NoResponse as error:
@@ -151,3 +139,82 @@ def error_of_problem(document: Any) -> Exception:
     if not isinstance(status, int) or status >= 500 or status in (408, 429):
         return RetryLater(text)
     return (Superseded if kind == "superseded" else Rejected)(text, kind, status)
+
+
+def resolve_cursors(wanted: ReaderOptions) -> Generator[str, Reply, ReaderOptions]:
+    """The options, their cursors resolved to a position in the data centre that is read. Waits for the mirror."""
+    if not isinstance(wanted.start, Cursors):
+        return wanted
+    found = {}
+    for partition, at in sorted(wanted.start.items()):
+        found[partition] = ReadOffset((yield from _translated(wanted, partition, f"offset={at.offset}")), at.lines)
+    return replace(wanted, start=Position(found))
+
+
+def cursors_of(wanted: ReaderOptions, position: Position) -> Generator[str, Reply, Cursors]:
+    """A position in the data centre that is read → cursors for all data centres."""
+    found = {}
+    for partition, at in sorted(position.items()):
+        query = f"offset={at.offset}&to={partition[0].partition('.')[0]}"
+        found[partition] = ReadOffset((yield from _translated(wanted, partition, query)), at.lines)
+    return Cursors(found)
+
+
+def translated_offset(
+    wanted: ReaderOptions, partition: Partition, offset: int, from_dc: str, to_dc: str
+) -> Generator[str, Reply, int]:
+    """The offset of the same record in another data centre."""
+    return _translated(wanted, partition, f"offset={offset}&from={from_dc}&to={to_dc}")
+
+
+def _translated(wanted: ReaderOptions, partition: Partition, query: str) -> Generator[str, Reply, int]:
+    return int(document_of((yield wanted.translate_path(partition, query)))["translated"])
+
+
+def full_topics(wanted: ReaderOptions) -> Generator[str, Reply, list[str]]:
+    """The topics of a consumer, in full; patterns unchanged."""
+    found = []
+    for topic in wanted.topics:
+        found.append(topic if is_pattern(topic) else str(document_of((yield wanted.topic_path(topic)))["topic"]))
+    return found
+
+
+def start_positions(
+    wanted: ReaderOptions,
+) -> Generator[str, Reply, list[tuple[Partition, ReadOffset, int | None]]]:
+    """Every partition to read, with its start; without ``follow`` also with its end, else with None."""
+    found = []
+    for topic in wanted.topics:
+        document = document_of((yield wanted.topic_path(topic)))
+        full, offsets = str(document["topic"]), document["offsets"]
+        for one in offsets:
+            if wanted.reads(one["partition"]):
+                partition = full, int(one["partition"])
+                at = yield from _start(wanted, partition, one)
+                found.append((partition, at, None if wanted.follow else int(one["next"])))
+    stored = wanted.stored()
+    known = {partition for partition, _, _ in found}
+    strange = [f"{topic}:{number}" for topic, number in sorted(stored) if (topic, number) not in known]
+    if strange and len(strange) == len(stored):
+        raise Rejected(f"start: the position is of {', '.join(strange)}, which is not what is read")
+    return found
+
+
+def _start(wanted: ReaderOptions, partition: Partition, offsets: dict[str, Any]) -> Generator[str, Reply, ReadOffset]:
+    if isinstance(wanted.start, Position):
+        return wanted.start.get(partition, ReadOffset(int(offsets["first"])))
+    if isinstance(wanted.start, datetime):
+        at_ms = max(int(wanted.start.timestamp() * 1000), 0)
+        reply = yield wanted.page_path(partition, f"time_ms={at_ms}", 1, 0, filtered=False)
+        chunks, next_offset = page_of(reply)
+        return ReadOffset(chunks[0].offset if chunks else next_offset)
+    return ReadOffset(int(offsets["next" if wanted.start == "latest" else "first"]))
+
+
+def page_of(reply: Reply) -> tuple[list[ReceivedChunk], int]:
+    """The chunks of a page, and the offset of the next one. Raises `RetryLater`, or an error for the caller."""
+    content = content_of(reply)
+    try:
+        return [decode_chunk(row) for row in best_decoder().feed(content)], int(reply.headers["x-next-offset"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RetryLater(f"not a gateway's answer: {error!r}") from None

@@ -1,14 +1,70 @@
-"""The validated arguments of a reader, and the paths of its requests."""
+"""The validated arguments of a reader, among them where it resumes, and the paths of its requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
-from logferry.client.reading.position import Cursors, Partition, Position, ReadOffset
 from logferry.client.transport.cluster import GatewayCluster
+from logferry.gateway.contract.names import Cursor, Malformed
+
+Partition = tuple[str, int]
+
+
+class ReadOffset(NamedTuple):
+    """``offset``: of the next chunk. ``lines``: how many of its lines were delivered already."""
+
+    offset: int
+    lines: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.offset}+{self.lines}" if self.lines else str(self.offset)
+
+
+class Position(dict[Partition, ReadOffset]):
+    """Topic and partition → where to resume. Its text is ``dc1.nginx:0:17,dc1.nginx:3:81234``.
+
+    The offsets are those of the data centre that was read.
+    """
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """The inverse of `str`; also takes one or more cursors, separated by commas. Raises ValueError."""
+        places = {}
+        for item in text.split(",") if text else ():
+            cursor, plus, lines = item.partition("+")
+            if plus and not (lines.isascii() and lines.isdigit()):
+                raise Malformed(f"position: {item!r} is not <dc>.<topic>:<partition>:<offset>, or that and +<lines>")
+            topic, partition, offset = Cursor.parse(cursor)
+            places[topic, partition] = ReadOffset(offset, int(lines or 0))
+        return cls(places)
+
+    def __str__(self) -> str:
+        return ",".join(f"{topic}:{number}:{at}" for (topic, number), at in sorted(self.items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.parse({str(self)!r})"
+
+
+class Cursors(Position):
+    """A position that is valid in every data centre: it has offsets of the original partitions.
+
+    Its text begins with ``cursors:``.
+    """
+
+    MARK = "cursors:"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursors:
+        """The inverse of `str`. Raises ValueError."""
+        return cls(super().parse(text.removeprefix(cls.MARK)))
+
+    def __str__(self) -> str:
+        return self.MARK + super().__str__()
+
 
 LONG_POLL_MS = 20_000
 SILENCE_S = 30.0  # in a session the gateway sends something every 10 s

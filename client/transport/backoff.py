@@ -8,8 +8,6 @@ import time
 from logferry.client.events import log_event
 
 RETRY_S = (0.1, 10.0)  # first and longest pause
-
-
 TROUBLE_AFTER_S = 5.0  # so long a request may fail before it is logged
 TROUBLE_EVERY_S = 60.0
 
@@ -37,10 +35,14 @@ class TroubleLog:
             log_event("gateway-silent", who=self._what, for_s=round(now - self._since), why=why)
 
 
-def pause_s(failures: int, bounds: tuple[float, float]) -> float:
-    """Exponential with jitter, between half and the whole of the step, so that clients do not retry together."""
+def pause_s(failures: int, bounds: tuple[float, float], asked_s: float = 0.0) -> float:
+    """Exponential with jitter, between half and the whole of the step, so that clients do not retry together.
+
+    ``asked_s``: by a gateway; the pause is that or up to a fifth longer, if it is longer than its own.
+    """
     first, longest = bounds
-    return min(first * 2.0 ** min(failures - 1, 30), longest) * random.uniform(0.5, 1.0)
+    own_s = min(first * 2.0 ** min(failures - 1, 30), longest) * random.uniform(0.5, 1.0)
+    return max(own_s, asked_s * random.uniform(1.0, 1.2))
 
 
 def deadline_of(timeout_s: float | None) -> float | None:

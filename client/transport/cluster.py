@@ -3,13 +3,20 @@
 The token is sent to the URLs that were given, and to those that a session's answer named as the owner's. A redirect
 to anywhere else is not followed with a token: the source asks a given URL for its session again, and so learns the
 owner's URL from a gateway that it trusts.
+
+Tokens and the authority's certificate are read again while the push-client runs: both are rotated.
 """
 
 from __future__ import annotations
 
+import os
+import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
+from logferry.client.events import log_event
+from logferry.client.transport.connections import Dialer
 from logferry.gateway.contract.names import check_token, check_url, origin_of
 
 BACK_TO_FIRST_S = 60.0
@@ -69,3 +76,57 @@ def cluster_of(urls: str | Iterable[str], token: str | None) -> GatewayCluster:
     for url in given:
         check_url(url, "urls:")
     return GatewayCluster(given, None if token is None else check_token(token, "token"))
+
+
+def read_token(path: str) -> str:
+    """The token that the file of ``--token-file`` holds. Raises ValueError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file {path}: {error}") from None
+    return check_token(text, f"--token-file {path}")
+
+
+class Credentials:
+    """The files behind ``clusters``, by their numbers, and behind ``dialer``; None: there is no file."""
+
+    def __init__(
+        self, clusters: Sequence[GatewayCluster], token_files: Sequence[str | None], dialer: Dialer, ca_file: str | None
+    ) -> None:
+        self._clusters = clusters
+        self._token_files = token_files
+        self._dialer = dialer
+        self._ca_file = ca_file
+        self._seen = self._look()
+
+    def read(self, always: bool = False) -> bool:
+        """Reads the files again if one changed, or ``always``. True: new values are used from the next connection on.
+
+        If a file cannot be used, that is logged, and what was read before stays in use.
+        """
+        seen = self._look()
+        if seen == self._seen and not always:
+            return False
+        self._seen = seen
+        try:
+            tokens = [None if path is None else read_token(path) for path in self._token_files]
+            self._dialer.reload()
+        except (ValueError, OSError, ssl.SSLError) as error:
+            log_event("credentials-unusable", reason=error)
+            return False
+        for cluster, token in zip(self._clusters, tokens):
+            if token is not None:
+                cluster.token = token
+        log_event("credentials-read")
+        return True
+
+    def _look(self) -> list[tuple[int, ...]]:
+        """What tells a file from the one before; a file that is missing has nothing of it."""
+        found: list[tuple[int, ...]] = []
+        for path in (*self._token_files, self._ca_file):
+            try:
+                facts = None if path is None else os.stat(path)  # noqa: PTH116
+            except OSError:
+                facts = None
+            found.append(() if facts is None else (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns))
+        return found

@@ -1,17 +1,137 @@
-"""HTTP requests over kept connections. What a response means is in `responses`."""
+"""HTTP requests over kept connections. What a response means is in `source_request`.
+
+Connections are direct or through a proxy, and over TLS verified by an authority, a pin, or both. A pin is the SHA-256
+of the server's certificate (``openssl x509 -noout -fingerprint -sha256``). It is compared after the handshake and
+before the first byte of a request, so that no other server sees the token. With pins and no authority the pin alone
+decides; with both each has to match.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
+import re
 import socket
+import ssl
 import time
 import zlib
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Union
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Union
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from logferry.client.transport.dialer import Dialer
+CONNECT_TIMEOUT_S = 5.0
+_PIN = re.compile(r"[0-9a-f]{64}\Z")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def check_pin(text: str) -> str:
+    """64 hexadecimal digits, with or without colons and ``sha256:`` before them. Raises ValueError."""
+    pin = text.strip().lower().removeprefix("sha256:").replace(":", "")
+    if not _PIN.match(pin):
+        raise ValueError(f"{text!r} is not the SHA-256 of a certificate: 64 hexadecimal digits")
+    return pin
+
+
+class Dialer:
+    """Makes connections, not yet connected; shared by all threads.
+
+    ``proxies``: URLs by scheme, and under ``no`` the hosts that need no proxy, as `proxies_of` gives them; hosts of
+    this machine never need one.
+    """
+
+    def __init__(
+        self, ca_file: str | None = None, pins: Iterable[str] = (), proxies: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises OSError or ssl.SSLError if ``ca_file`` cannot be used."""
+        self._pins = frozenset(pins)
+        self._proxies = dict(proxies or {})
+        self._ca_file = ca_file
+        self._context: ssl.SSLContext | None = self._make_context() if ca_file is not None else None
+
+    def reload(self) -> None:
+        """Reads the authorities again, for connections made from now on. Raises as the constructor does."""
+        self._context = self._make_context() if self._ca_file is not None else None
+
+    def connection(self, url: SplitResult) -> http.client.HTTPConnection:
+        """For requests to the origin of ``url``. Raises ValueError for an invalid URL or proxy."""
+        proxy = self._proxy_of(url)
+        host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        near, near_port = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
+        if url.scheme != "https":
+            return http.client.HTTPConnection(near, near_port, timeout=CONNECT_TIMEOUT_S)
+        if self._context is None:  # the system's authorities take time and memory: only if they are needed
+            self._context = self._make_context()
+        connection = _Pinned(near, near_port, timeout=CONNECT_TIMEOUT_S, context=self._context)
+        connection.pins = self._pins
+        if proxy is not None:
+            connection.set_tunnel(host, port, headers=_proxy_authorization(proxy))
+        return connection
+
+    def request_to(self, url: SplitResult) -> tuple[str, dict[str, str]]:
+        """The target of the request line, and the headers for a proxy that reads it."""
+        target = (url.path or "/") + ("?" + url.query if url.query else "")
+        proxy = self._proxy_of(url)
+        if proxy is None or url.scheme == "https":
+            return target, {}
+        return f"http://{url.netloc}{target}", _proxy_authorization(proxy)
+
+    def _make_context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self._ca_file)
+        if self._pins and self._ca_file is None:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def _proxy_of(self, url: SplitResult) -> SplitResult | None:
+        given = self._proxies.get(url.scheme)
+        if not given or (url.hostname or "") in _LOOPBACK or _is_near(url, self._proxies.get("no", "")):
+            return None
+        return urlsplit(given if "://" in given else f"http://{given}")
+
+
+class _Pinned(http.client.HTTPSConnection):
+    pins: frozenset[str] = frozenset()
+
+    def connect(self) -> None:
+        super().connect()
+        if not self.pins:
+            return
+        import hashlib  # takes memory, and few clients use pins
+
+        shown: Any = self.sock
+        digest = hashlib.sha256(shown.getpeercert(binary_form=True) or b"").hexdigest()
+        if digest not in self.pins:
+            self.close()
+            raise OSError(f"its certificate is sha256:{digest}, which is not among the pins")
+
+
+def _is_near(url: SplitResult, no_proxy: str) -> bool:
+    """Whether the host, host and port, or domain is in the list; ``*`` matches all."""
+    host = (url.hostname or "").lower()
+    for entry in no_proxy.lower().split(","):
+        name = entry.strip().lstrip(".")
+        if name and (name in ("*", host, f"{host}:{url.port}") or host.endswith("." + name)):
+            return True
+    return False
+
+
+def _proxy_authorization(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    raw = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(raw).decode()}
+
+
+def proxies_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """``https_proxy``, ``http_proxy`` and ``no_proxy``, as curl reads them: ``HTTP_PROXY`` is ignored."""
+    found = {
+        "https": environment.get("https_proxy") or environment.get("HTTPS_PROXY"),
+        "http": environment.get("http_proxy"),
+        "no": environment.get("no_proxy") or environment.get("NO_PROXY"),
+    }
+    return {scheme: value for scheme, value in found.items() if value}
+
 
 MOST_CONNECTIONS = 8
 ANSWER_TIMEOUT_S = 30.0

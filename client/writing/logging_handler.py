@@ -20,13 +20,107 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from logferry.client.errors import LogferryError, Rejected, Superseded
-from logferry.client.files.source_names import printable
+from logferry.client.files.identity import printable
 from logferry.client.transport.backoff import pause_s
-from logferry.client.writing.log_queue import LogQueue, QueuedLines
 from logferry.client.writing.writer import Writer
+
+
+class QueuedLines(NamedTuple):
+    """Lines of so many ``records``, the first from ``created_ms``; or a gap: ``lost`` records are missing here."""
+
+    data: bytes
+    records: int
+    created_ms: int
+    lost: int = 0
+
+
+class LogQueue:
+    """At most ``most_records``, and about ``most_bytes``. Every record and every gap is settled in the end."""
+
+    def __init__(self, most_records: int, most_bytes: int) -> None:
+        self._most_records, self._most_bytes = most_records, most_bytes
+        self._entries: deque[tuple[bytes, int, int]] = deque()  # a line, its time, 0; or b"", 0, the records of a gap
+        self._bytes = 0
+        self._begun = 0
+        self._settled = 0
+        self._is_closed = False
+        # Reentrant: a signal handler may log, too, and it runs in any thread.
+        self._lock = threading.RLock()
+        self._came = threading.Condition(self._lock)
+        self._went = threading.Condition(self._lock)
+
+    def put(self, line: bytes, created_ms: int) -> bool:
+        """False: there was no room, and the record counts as lost."""
+        with self._lock:
+            if self._is_closed or len(self._entries) >= self._most_records or self._bytes > self._most_bytes:
+                lost = self._entries[-1][2] if self._entries else 0
+                if lost:
+                    self._entries[-1] = b"", 0, lost + 1
+                elif not self._is_closed:
+                    self._begun += 1
+                    self._entries.append((b"", 0, 1))
+                return False
+            self._entries.append((line, created_ms, 0))
+            self._bytes += len(line)
+            self._begun += 1
+            self._came.notify()
+            return True
+
+    def take(self, most_bytes: int, timeout_s: float | None = None) -> QueuedLines | None:
+        """About so many bytes of lines, in order; waits until there are some. None: closed, or none came in time."""
+        with self._lock:
+            if not self._entries and not self._is_closed:
+                self._came.wait(timeout_s)
+            if not self._entries:
+                return None
+            _, created_ms, lost = self._entries[0]
+            if lost:
+                self._entries.popleft()
+                return QueuedLines(b"", 1, 0, lost)
+            found: list[bytes] = []
+            size = 0
+            while self._entries and not self._entries[0][2]:
+                if found and size + len(self._entries[0][0]) > most_bytes:
+                    break
+                found.append(self._entries.popleft()[0])
+                size += len(found[-1])
+            self._bytes -= size
+            return QueuedLines(b"".join(found), len(found), created_ms)
+
+    def settle(self, records: int) -> None:
+        """So many of the taken records are recorded."""
+        with self._lock:
+            self._settled += records
+            self._went.notify_all()
+
+    def lose(self, records: int) -> None:
+        """So many of the taken records are lost: a gap before those that wait now."""
+        with self._lock:
+            self._settled += records
+            if records and not self._is_closed:
+                self._begun += 1
+                self._entries.appendleft((b"", 0, records))
+                self._came.notify()
+            self._went.notify_all()
+
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Until all that was put before is settled. False: not in time."""
+        with self._lock:
+            wanted = self._begun
+            return self._went.wait_for(lambda: self._settled >= wanted, timeout_s)
+
+    def close(self) -> None:
+        """From now on `put` takes nothing."""
+        with self._lock:
+            self._is_closed = True
+            self._came.notify_all()
+            self._went.notify_all()
+
 
 CHUNK_BYTES = 64 << 10
 _BUFFER_BYTES = 4 << 20
@@ -158,7 +252,7 @@ class LogferryHandler(logging.Handler):
                     self._source_id = f"{self._source_id.partition('~')[0]}~{secrets.token_hex(4)}"
                 self._complain(error)
             finally:
-                sent.give_up()
+                self._waiting.lose(sent.records)
                 _end(writer)
             self._has_ended.wait(pause_s(failures, _AGAIN_S))
 
@@ -185,10 +279,8 @@ class LogferryHandler(logging.Handler):
 
     def _complain(self, error: LogferryError) -> None:
         if logging.raiseExceptions and sys.stderr is not None and not self._has_ended.is_set():
-            try:
+            with suppress(OSError, ValueError):
                 print(f"logferry: log records are not delivered: {error}", file=sys.stderr)
-            except (OSError, ValueError):
-                return
 
 
 class _Sent:
@@ -213,16 +305,10 @@ class _Sent:
             self._waiting.settle(records)
             self.has_settled = True
 
-    def give_up(self) -> None:
-        """The rest is lost."""
-        self._waiting.lose(self.records)
-
 
 def _end(writer: Writer) -> None:
-    try:
+    with suppress(LogferryError):
         writer.close(0.0)
-    except LogferryError:
-        return
 
 
 def _source_id() -> str:

@@ -19,7 +19,6 @@ A session may be superseded by itself: if the answer to an opening was lost, tha
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +26,14 @@ from typing import NamedTuple
 
 from logferry.client.errors import Rejected, Superseded, Unknown
 from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.redirects import FORWARDED_FOR_S, Outcome
-from logferry.client.transport.responses import NO_ANSWER, GatewayAnswer, NextStep, next_step
+from logferry.client.transport.source_request import (
+    FORWARDED_FOR_S,
+    NO_ANSWER,
+    GatewayAnswer,
+    NextStep,
+    Outcome,
+    next_step,
+)
 from logferry.gateway.contract.chunk import Chunk, pack_chunk
 from logferry.gateway.contract.names import MAX_SEQNO, check_attributes
 
@@ -240,7 +245,8 @@ class SendWindow:
     def _take_opening(self, answer: GatewayAnswer, do: NextStep, outcome: Outcome, now: float) -> None:
         self._is_opening = False
         if do is NextStep.ADVANCE:
-            if self._is_again and not self._is_ours(answer.recorded_seqno):
+            ours = [self.recorded, *(batch.last for batch in self._batches if batch.is_maybe or batch.is_sent)]
+            if self._is_again and answer.recorded_seqno not in ours:
                 self._fail(GatewayAnswer(409, "superseded", f"others wrote up to {answer.recorded_seqno}"))
                 return
             self.session, self._url, self._opened_at = answer.session, outcome.url, now
@@ -251,10 +257,6 @@ class SendWindow:
             self._not_before = self._later(answer, now)
         else:
             self._fail(answer)
-
-    def _is_ours(self, recorded: int | None) -> bool:
-        ours = (batch for batch in self._batches if batch.is_maybe or batch.is_sent)
-        return recorded == self.recorded or any(batch.last == recorded for batch in ours)
 
     def _take_batch(self, job: SendJob, batch: SendBatch, do: NextStep, outcome: Outcome, now: float) -> None:
         answer = outcome.answer
@@ -286,8 +288,7 @@ class SendWindow:
 
     def _later(self, answer: GatewayAnswer, now: float) -> float:
         self._failures += 1
-        asked_s = answer.retry_after_s * random.uniform(1.0, 1.2)
-        return now + max(pause_s(self._failures, RETRY_S), asked_s)
+        return now + pause_s(self._failures, RETRY_S, answer.retry_after_s)
 
     def _halve(self, batch: SendBatch) -> None:
         half = len(batch.chunks) // 2

@@ -1,7 +1,7 @@
-"""`Writer`: the session of a source, for programs. `SendWindow` and `WriterCore` decide; here are the threads.
+"""`Writer`: the session of a source, for programs; and `WriterCore`, which it shares with `AsyncWriter`.
 
-Each of the ``in_flight`` threads carries one request at a time over a connection of its own. One lock guards all that
-they share, and no request is made under it.
+`SendWindow` decides what is sent. Each of the ``in_flight`` threads of a `Writer` carries one request at a time over a
+connection of its own. One lock guards all that they share, and no request is made under it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,128 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
-from logferry.client.errors import Closed, LogferryError
+from logferry.client.errors import Closed, Full, LogferryError, Unknown
 from logferry.client.events import log_event
-from logferry.client.transport.backoff import deadline_of
-from logferry.client.transport.cluster import ANSWER_TIMEOUT_S
-from logferry.client.transport.connections import Connections
-from logferry.client.transport.dialer import Dialer, proxies_of
-from logferry.client.transport.redirects import Outcome
-from logferry.client.writing.send_window import Limits, SendJob
-from logferry.client.writing.writer_core import LEFT_BY_ERROR_S, Waits, WriterCore, chunk_bytes
+from logferry.client.transport.backoff import TroubleLog, deadline_of, left_s
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, cluster_of
+from logferry.client.transport.connections import Connections, Dialer, proxies_of
+from logferry.client.transport.source_request import NextStep, Outcome, SourceAddress, SourceRequest, next_step
+from logferry.client.writing.send_window import Limits, SendJob, SendWindow
+from logferry.gateway.contract.names import check_attributes, check_source_id, check_topic
 
+LEFT_BY_ERROR_S = 5.0  # so long a block that an error leaves waits for its chunks
 _JOIN_S = 1.0
+Waits = Iterator["float | None"]
+
+
+class WriterCore:
+    """One session of a source. Not locked: the faces see to it that one thread or task uses it at a time.
+
+    The methods ending in ``ing`` are generators: each value is how long to wait for progress (None: without limit)
+    before the next step. The two faces differ in the way they wait, and in nothing else.
+    """
+
+    def __init__(
+        self,
+        urls: str | Iterable[str],
+        topic: str,
+        source_id: str,
+        partition_key: str | None,
+        token: str | None,
+        attributes: Mapping[str, str] | None,
+        gzip: bool,
+        limits: Limits,
+    ) -> None:
+        """Raises ValueError, also for names that the gateway would refuse."""
+        key = None if partition_key is None else check_source_id(partition_key, "partition_key")
+        names = check_topic(topic), check_source_id(source_id, "source_id"), key
+        self.address = SourceAddress(cluster_of(urls, token), USER_AGENT, *names)
+        self._gzip = gzip
+        self._attributes = check_attributes(dict(attributes or {}))
+        self.window = SendWindow(limits)
+        self.is_closed = False
+        self._trouble = TroubleLog(f"writer of {source_id}")
+
+    def check(self) -> None:
+        """Raises `Closed`, or the error that ended the writer."""
+        if self.is_closed:
+            raise Closed(f"the writer of {self.address.source_id} is closed: open another one")
+        error = self.window.error()
+        if error is not None:
+            raise error
+
+    def opening(self, deadline: float | None) -> Waits:
+        """Until the session is open. Raises `Unknown` at the deadline."""
+        self.check()
+        while self.window.session is None:
+            yield self._left(deadline, "the session could not be opened in time")
+            self.check()
+
+    def making_room(self, data: bytes, deadline: float | None, timeout_s: float | None) -> Waits:
+        """Until the session is open and its buffer has room for the chunk. Raises `Full` at the deadline."""
+        try:
+            yield from self.opening(deadline)
+        except Unknown as unknown:
+            raise Full(str(unknown)) from None
+        while not self.window.has_room(len(data)):
+            left = left_s(deadline)
+            if left is not None and left <= 0:
+                raise Full(f"no room for {len(data)} bytes within {timeout_s} s; {self.window.progress()}")
+            yield left
+            self.check()
+
+    def put(self, data: bytes, seqno: int | None, created_ms: int | None, attributes: Mapping[str, str] | None) -> int:
+        """Takes a chunk for which there is room; returns its seqno. Raises ValueError."""
+        now_ms = int(time.time() * 1000) if created_ms is None else created_ms
+        merged = self._attributes if not attributes else {**self._attributes, **attributes}
+        return self.window.put(data, seqno, now_ms, merged)
+
+    def flushing(self, deadline: float | None) -> Waits:
+        """Until everything that was put before is recorded. Raises `Unknown` at the deadline."""
+        self.check()
+        wanted = self.window.put_count
+        while self.window.settled_count < wanted:
+            yield self._left(deadline, "not everything was recorded in time")
+            self.check()
+
+    def request(self, job: SendJob) -> SourceRequest:
+        if job.batch is None:
+            return SourceRequest(self.address, "session")
+        body: list[bytes | memoryview] = [job.batch.body()]
+        return SourceRequest(
+            self.address, "chunks", job.session, body, gzip=self._gzip, direct=job.direct, owner=job.url
+        )
+
+    def note(self, outcome: Outcome, began: float) -> None:
+        """Logs that nothing works. Not under the lock: a handler of `logging` may use the writer."""
+        if next_step(outcome.answer) in (NextStep.AGAIN, NextStep.WAIT):
+            self._trouble.failed(began, outcome.answer)
+        else:
+            self._trouble.worked()
+
+    @property
+    def unrecorded(self) -> int:
+        """How many chunks were put and are not recorded."""
+        return self.window.put_count - self.window.settled_count
+
+    def _left(self, deadline: float | None, what: str) -> float | None:
+        left = left_s(deadline)
+        if left is not None and left <= 0:
+            raise self.window.unknown(what)
+        return left
+
+
+def chunk_bytes(data: object) -> bytes:
+    """An unchanging copy of the argument of `write`. Raises TypeError."""
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"data: bytes are needed, not {type(data).__name__}; text wants .encode()")
+    return bytes(data)
+
+
 _started: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
@@ -98,11 +205,9 @@ class Writer:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
-            return
-        try:
-            self.close(LEFT_BY_ERROR_S)
-        except Exception:  # noqa: BLE001  the error that is on its way already says more
-            return
+        else:
+            with suppress(Exception):  # the error that is on its way already says more
+                self.close(LEFT_BY_ERROR_S)
 
     def open(self, timeout_s: float | None = None) -> None:
         """Opens the session. Does nothing if it is open: calling it again is safe.
@@ -110,15 +215,13 @@ class Writer:
         Raises `Rejected`, and `Unknown` after ``timeout_s`` (None: waits without limit).
         """
         deadline = deadline_of(timeout_s)
-        self._check_process()
-        with self._lock:
+        with self._own_lock():
             self._open(deadline)
 
     @property
     def recorded_seqno(self) -> int | None:
         """Every chunk up to this seqno is recorded; None: nothing of the source is. Opens the session if need be."""
-        self._check_process()
-        with self._lock:
+        with self._own_lock():
             window = self._core.window
             if window.session is None and not self._core.is_closed and window.failure is None:
                 self._open(None)
@@ -144,8 +247,7 @@ class Writer:
         """
         data = chunk_bytes(data)
         deadline = deadline_of(timeout_s)
-        self._check_process()
-        with self._lock:
+        with self._own_lock():
             self._start()
             self._wait(self._core.making_room(data, deadline, timeout_s))
             seqno = self._core.put(data, seqno, created_ms, attributes)
@@ -159,8 +261,7 @@ class Writer:
         Raises `Unknown` after ``timeout_s``; the writer still sends what is left.
         """
         deadline = deadline_of(timeout_s)
-        self._check_process()
-        with self._lock:
+        with self._own_lock():
             self._wait(self._core.flushing(deadline))
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -169,9 +270,9 @@ class Writer:
         Raises what `flush` raises: then the writer gives up the chunks that are not recorded.
         """
         deadline = deadline_of(timeout_s)
-        self._check_process()
+        own_lock = self._own_lock()
         try:
-            with self._lock:
+            with own_lock:
                 try:
                     if not self._core.is_closed:
                         self._wait(self._core.flushing(deadline))
@@ -188,7 +289,7 @@ class Writer:
         with suppress(LogferryError):
             self.close(LEFT_BY_ERROR_S)
         if unrecorded:
-            lost, name = self._core.unrecorded, self._core.target.source_id
+            lost, name = self._core.unrecorded, self._core.address.source_id
             log_event("writer-unclosed", source=name, waiting=unrecorded, unrecorded=lost)
             text = f"the writer of {name} was not closed: {lost} of its chunks may be lost; call close() or use `with`"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
@@ -236,10 +337,11 @@ class Writer:
                 if job is None:
                     return
                 began = time.monotonic()
-                outcome = self._perform(job, connections)
+                send = partial(connections.exchange, sent=partial(self._sent, job))
+                outcome = self._core.request(job).follow(send)
                 self._core.note(outcome, began)
                 with self._lock:
-                    self._core.take(job, outcome)
+                    self._core.window.take(job, outcome, time.monotonic())
                     self._progress.notify_all()
                     self._work.notify_all()
         except Exception as error:  # noqa: BLE001  a defect: the caller that waits must hear of it
@@ -248,12 +350,6 @@ class Writer:
                 self._progress.notify_all()
         finally:
             connections.close()
-
-    def _perform(self, job: SendJob, connections: Connections) -> Outcome:
-        """Never raises for faults of the network or the gateway: the outcome holds them."""
-        follower, headers, body = self._core.target.request(job)
-        sent = partial(self._sent, job)
-        return follower.follow(lambda url, token: connections.exchange(url, {**headers, **token}, body, sent=sent))
 
     def _sent(self, job: SendJob) -> None:
         with self._lock:
@@ -271,6 +367,8 @@ class Writer:
             self._work.wait(None if due is None else max(due - now, 0.0))
         return None
 
-    def _check_process(self) -> None:
+    def _own_lock(self) -> threading.Lock:
+        """Raises `Closed` before a lock is taken that a thread of the parent may hold."""
         if os.getpid() != self._pid:
             raise Closed("the process was forked since: open a writer of its own, for another source")
+        return self._lock

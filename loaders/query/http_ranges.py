@@ -13,12 +13,10 @@ from typing import Any, Final, TypeVar
 
 from logferry.client.errors import LogferryError, OutOfRange, Rejected
 from logferry.client.reading.decode import ReceivedChunk
-from logferry.client.reading.position import Cursors, Position
-from logferry.client.reading.requests import ReaderRequests, RetryLater, document_of
-from logferry.client.reading.start_positions import page_of
-from logferry.client.reading.subscription import ReaderOptions
+from logferry.client.reading.requests import ReaderRequests, RetryLater, document_of, page_of
+from logferry.client.reading.subscription import Cursors, Position, ReaderOptions
 from logferry.client.transport.cluster import cluster_of
-from logferry.client.transport.dialer import Dialer, proxies_of
+from logferry.client.transport.connections import Dialer, proxies_of
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, LoadError, Terminal, TopicChanged
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition
 
@@ -121,7 +119,7 @@ class HttpTopics:
 
     def _page(self, part: Range, position: int) -> tuple[list[ReceivedChunk], int]:
         path = self._wanted.page_path((part.topic, part.partition), f"offset={position}", self._wanted.page_bytes, 0)
-        return self._insist(lambda: page_of(self._link.ask(path, accept=True)), _said(part))
+        return self._insist(lambda: page_of(self._link.ask(path, is_page=True)), _said(part))
 
     def _insist(self, ask: Callable[[], _T], what: str = "") -> _T:
         """Repeats the request until it is answered, for ``retry_s`` at most. Raises LoadError."""

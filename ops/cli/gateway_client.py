@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 from typing import Any, Final
 
-from logferry.client.transport.credentials import read_token
+from logferry.client.transport.cluster import read_token
 from logferry.gateway.contract.names import check_token, check_url
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 

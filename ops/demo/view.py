@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from logferry.client.files.source_names import printable
+from logferry.client.files.identity import printable
 from logferry.ops.demo import gateways
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, DemoPlan
 from logferry.ops.demo.readers import FileGrowth, IndependentReader, SeenSource, percentile

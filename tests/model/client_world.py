@@ -18,9 +18,9 @@ from unittest.mock import patch
 from logferry.client.agent.agent import Agent
 from logferry.client.agent.config import Config, DataCentre
 from logferry.client.agent.config import FileGroup as Patterns
-from logferry.client.agent.requests import Pusher
+from logferry.client.agent.workers import Pusher
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, Checkpoint, CheckpointEntry
-from logferry.client.files.fingerprint import HEAD_BYTES
+from logferry.client.files.identity import HEAD_BYTES
 from logferry.client.transport.cluster import GatewayCluster
 
 from tests.model.power_loss import SyncedFolder
@@ -211,7 +211,7 @@ class ClientWorld:
         kept = max(len(old) - lost, 0)
         left = bytearray(old[:kept] + bytes(len(old) - kept) * zeros)
         common = next((at for at, (was, now) in enumerate(zip(old, left, strict=False)) if was != now), len(left))
-        known = [] if entry is None else [entry.position, *(mark.position for mark in entry.marks)]
+        known = [] if entry is None else [entry.position, *(position for position, _ in entry.marks)]
         is_head_whole = entry is not None and entry.head.length <= common
         proven = max((at for at in known if at <= common and is_head_whole), default=0)
         incarnation.losses += 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from logferry.client.files.checkpoint import Checkpoint
-from logferry.client.files.fingerprint import HEAD_BYTES, fingerprint
+from logferry.client.files.identity import HEAD_BYTES, fingerprint
 
 from tests.soak.lines import NumberedLine, encode_line
 

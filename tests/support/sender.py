@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.connections import NoResponse
-from logferry.client.transport.redirects import Outcome
-from logferry.client.writing.requests import WriteTarget
-from logferry.client.writing.send_window import Limits, SendJob, SendWindow
+from logferry.client.transport.source_request import Outcome
+from logferry.client.writing.send_window import Limits, SendJob
+from logferry.client.writing.writer import WriterCore
 
 from tests.support.fake_gateway import FakeGateway, Stored
 
@@ -19,8 +17,8 @@ class Sender:
     def __init__(self, limits: Limits = ONE_A_BATCH, gateway: FakeGateway | None = None, name: str = "s") -> None:
         self.gateway = gateway or FakeGateway()
         self.gateway.prev_always = False
-        self.window = SendWindow(limits)
-        self.target = WriteTarget(GatewayCluster(["http://gw"], None), "t", name, None, False)
+        self.core = WriterCore("http://gw", "t", name, None, None, None, False, limits)
+        self.window = self.core.window
         self.name = name
         self.now = 0.0
         self.written: list[bytes] = []
@@ -49,13 +47,7 @@ class Sender:
         """What becomes of the request at the gateway."""
         self.gateway.faults.clear()
         self.gateway.faults.append(fault)
-        trip, headers, body = self.target.request(job)
-        try:
-            outcome = trip.answered(self.gateway(trip.url, headers, body))
-        except NoResponse as error:
-            return trip.unanswered(str(error))
-        assert outcome is not None
-        return self.target.learned(job, outcome)
+        return self.core.request(job).follow(self.gateway)
 
     def turn(self, fault: str = "") -> SendJob:
         """One request, from its beginning to its answer; waits for it as long as it has to be waited for."""

@@ -268,7 +268,7 @@ def test_the_page_of_metrics_has_every_metric() -> None:
         text = path.read_text(encoding="utf-8")
         made |= {f"logferry_push_{name}" for name in re.findall(r'"(\w+)": \(\s*"(?:counter|gauge)"', text)}
         made |= {f"logferry_push_{name}" for name in re.findall(r'_head\("(\w+)"', text)}
-    from logferry.client.agent.metrics import _SUMS
+    from logferry.client.agent.status import _SUMS
 
     made |= {f"logferry_push_{name}" for name in _SUMS}
     page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")

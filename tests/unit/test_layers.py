@@ -113,22 +113,20 @@ PURE = (
     "gateway.limits",
     "mirror.copy",
     *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns"),
-    *("client.files.chunking", "client.transport.redirects", "client.transport.responses"),
-    *("client.agent.dispatch", "client.agent.failover"),
-    *("client.writing.send_window", "client.writing.requests"),
-    *("client.reading.partition_scheduler", "client.reading.group_membership", "client.reading.start_positions"),
+    *("client.files.chunking", "client.transport.source_request"),
+    *("client.agent.schedule", "client.agent.failover"),
+    *("client.writing.send_window", "client.reading.requests"),
+    "client.reading.prefetch",
     "ops.audit.digests",
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement", "ops.audit.log.scope"),
     "ops.audit.tables.ledger_check",
     "ops.audit.compare.resume",
     "ops.status.diagnosis",
 )
-# A pure module may hold paths as values; the scheduler of partitions deals the first turn at random,
-# and the send window spreads its retries.
+# A pure module may hold paths as values; the heartbeats of sources are spread at random.
 ALSO = {
     "loaders.planning.ledger_entry": {"pathlib"},
-    "client.reading.partition_scheduler": {"random"},
-    "client.writing.send_window": {"random"},
+    "client.agent.schedule": {"random"},
 }
 # What runs where pyspark is not installed, and what the push-client's one file holds.
 WITHOUT_SPARK = (

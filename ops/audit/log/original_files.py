@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from logferry.client.files.source_names import printable
+from logferry.client.files.identity import printable
 from logferry.gateway.contract.chunk import Chunk
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.lines import MODULUS, first_difference

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from logferry.client.transport.redirects import Outcome
-from logferry.client.writing.requests import WriteTarget
-from logferry.client.writing.send_window import SendJob
+from logferry.client.transport.connections import Reply
+from logferry.client.transport.source_request import Outcome, SourceRequest
 from logferry.ops.stack.processes import Child
 from logferry.ops.stack.stack import Stack
 
@@ -40,13 +39,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def learn_of_proxies(patch: pytest.MonkeyPatch, proxies: list[CuttingProxy]) -> None:
     """A session's answer names the worker itself; its proxy is to be used all the same."""
-    learned, urls = WriteTarget.learned, {proxy.target: proxy.url for proxy in proxies}
+    answered, urls = SourceRequest.answered, {proxy.target: proxy.url for proxy in proxies}
 
-    def through_its_proxy(target: WriteTarget, job: SendJob, outcome: Outcome) -> Outcome:
-        found = learned(target, job, outcome)
-        return found._replace(url=urls.get(found.url or "", found.url))
+    def through_its_proxy(request: SourceRequest, reply: Reply) -> Outcome | None:
+        found = answered(request, reply)
+        return found and found._replace(url=urls.get(found.url or "", found.url))
 
-    patch.setattr(WriteTarget, "learned", through_its_proxy)
+    patch.setattr(SourceRequest, "answered", through_its_proxy)
 
 
 @pytest.mark.parametrize(

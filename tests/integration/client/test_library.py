@@ -24,7 +24,7 @@ from logferry.client import (
     Unknown,
     Writer,
 )
-from logferry.client.reading import requests, start_positions
+from logferry.client.reading import requests
 from logferry.client.reading.decode import NdjsonDecoder
 
 from tests.support.gateway import Gateway
@@ -124,8 +124,9 @@ async def test_without_msgpack_it_is_the_same(
     face, workers: Gateway, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from logferry.client.aio import reader as aio_reader
+    from logferry.client.reading import reader as plain_reader
 
-    for module in (requests, start_positions, aio_reader):
+    for module in (requests, plain_reader, aio_reader):
         monkeypatch.setattr(module, "best_decoder", NdjsonDecoder)
     await workers.make_topic(topic_name, 2)
     written = await asyncio.to_thread(fill, workers, topic_name)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from logferry.client.agent.agent import Agent
 from logferry.client.agent.config import Config, DataCentre, FileGroup
-from logferry.client.agent.requests import Pusher
+from logferry.client.agent.workers import Pusher
 from logferry.client.files.checkpoint import Checkpoint
 from logferry.client.transport.cluster import GatewayCluster
 

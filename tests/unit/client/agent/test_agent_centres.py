@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from logferry.client.agent import agent as agent_module
 from logferry.client.agent.config import DataCentre
-from logferry.client.files.fingerprint import HEAD_BYTES
+from logferry.client.files.identity import HEAD_BYTES
 from logferry.client.transport.connections import NoResponse
 
 from tests.model.two_centres import FIRST, SECOND, TwoCentres

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from logferry.client.agent import agent
 from logferry.client.files.checkpoint import FILE, Checkpoint, CheckpointEntry
-from logferry.client.files.fingerprint import fingerprint
+from logferry.client.files.identity import fingerprint
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from logferry.client.files import in_flight
+from logferry.client.files import batches
 from logferry.client.files.checkpoint import FILE, Checkpoint
 from logferry.client.files.chunking import Piece
 
@@ -106,7 +106,7 @@ def test_a_reboot_while_the_disk_is_full_doubles_nothing(
 
     for _ in range(20):
         client.write("z.log", b"old\n")
-        with no_file_grows_beyond(in_flight.RESERVED_BYTES if has_room else 1), monkeypatch.context() as patch:
+        with no_file_grows_beyond(batches.RESERVED_BYTES if has_room else 1), monkeypatch.context() as patch:
             patch.setattr(client.checkpoint, "save", full)
             client.step()
     assert "state-write-failed" in caplog.text
@@ -119,21 +119,21 @@ def test_a_reboot_while_the_disk_is_full_doubles_nothing(
 
 
 def test_the_layouts_have_room_and_follow_a_torn_one(tmp_path: Any) -> None:
-    layout = in_flight.BatchLayout(0, (Piece(0, 4, None),), 7, "a", "b")
-    log = in_flight.InFlightLog(tmp_path)
+    layout = batches.BatchLayout(0, (Piece(0, 4, None),), 7, "a", "b")
+    log = batches.InFlightLog(tmp_path)
     log.begin([("one", layout)])
-    file = tmp_path / in_flight.FILE
-    assert file.stat().st_blocks * 512 >= in_flight.RESERVED_BYTES
+    file = tmp_path / batches.FILE
+    assert file.stat().st_blocks * 512 >= batches.RESERVED_BYTES
     log.add([("two", layout)])
     log.close()
     file.write_bytes(file.read_bytes().rstrip(b"\0") + b'["torn", 0,')
-    after = in_flight.InFlightLog(tmp_path)
+    after = batches.InFlightLog(tmp_path)
     with no_file_grows_beyond(1), pytest.raises(OSError, match="large"):
         after.add([("three", layout)])
     after.add([("three", layout)])
     after.add([("four", layout)])
     after.close()
-    assert in_flight.load(tmp_path) == dict.fromkeys(("one", "two", "three", "four"), layout)
+    assert batches.load(tmp_path) == dict.fromkeys(("one", "two", "three", "four"), layout)
 
 
 def test_the_checkpoint_knows_the_source_when_the_request_leaves(client: Any, gateway: FakeGateway) -> None:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from logferry.client.agent.heartbeat import HeartbeatSchedule
+from logferry.client.agent.schedule import HeartbeatSchedule
 
 EVERY = {"heartbeat_s": 60.0}
 

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import pytest
-from logferry.client.files.batch_reader import RECORD_WAIT_S
+from logferry.client.files.batches import RECORD_WAIT_S
 from logferry.client.files.chunking import starts_record
 
 

@@ -38,7 +38,7 @@ def test_time_of_a_processor_is_limited(client: Any, gateway: FakeGateway, monke
     used = [0.0]
     monkeypatch.setattr("logferry.client.agent.agent.time.process_time", lambda: used[0])
 
-    def costly(url: str, headers: dict[str, str], body: bytes) -> Reply:
+    def costly(url: str, headers: dict[str, str], body: bytes, method: str) -> Reply:
         used[0] += 0.5
         return gateway(url, headers, body)
 

@@ -6,13 +6,12 @@ import json
 
 import msgpack
 import pytest
-from logferry.client.agent.heartbeat import HeartbeatReport
-from logferry.client.agent.requests import Pusher, PushJob
+from logferry.client.agent.schedule import HeartbeatReport, PushJob
+from logferry.client.agent.workers import Pusher
 from logferry.client.files.chunking import FileBatch, Piece
 from logferry.client.transport.cluster import BACK_TO_FIRST_S, GatewayCluster
 from logferry.client.transport.connections import Body, NoResponse, Reply
-from logferry.client.transport.redirects import MOST_REDIRECTS
-from logferry.client.transport.responses import NO_ANSWER, NextStep, next_step
+from logferry.client.transport.source_request import MOST_REDIRECTS, NO_ANSWER, NextStep, next_step
 
 SOURCE = "h:/var/log/a b%.log#1"
 PATH = "/v1/topics/t/sources/h%3A%2Fvar%2Flog%2Fa%20b%25.log%231"

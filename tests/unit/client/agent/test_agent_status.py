@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from logferry.client.agent import agent
 from logferry.client.agent.agent import STATUS_EVERY_S
-from logferry.client.agent.inspect import FILE
+from logferry.client.agent.status import FILE
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_does_not_end_the_client(client: Any, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("logferry.client.agent.inspect.write", full)
+    monkeypatch.setattr("logferry.client.agent.agent.write_status", full)
     client.write("a.log", b"one\n")
     client.settle()
     assert client.stored() == [b"one\n"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from logferry.client.files.checkpoint import Checkpoint
-from logferry.client.files.copies import QUIET_S, originals
+from logferry.client.files.rotation import QUIET_S, originals
 
 NAMES = ("a.log.1", "a.log-20261122", "a-20261122.log")
 

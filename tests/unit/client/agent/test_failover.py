@@ -18,9 +18,8 @@ def probes(centres: FailoverPolicy, works: set[int], begin: float, end: float) -
         dc = centres.probe(now)
         if dc is not None:
             centres.record(dc, dc in works, now)
-        move = centres.switch(now)
-        if move is not None:
-            moves.append(f"{now}: {centres.names[move.to]}, {move.why}")
+        if centres.switch(now) is not None:
+            moves.append(f"{now}: {centres.names[centres.here]}, {centres.why}")
     return moves
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from logferry.client.agent.config import Config, FileGroup, parse
 from logferry.client.files.discover import leads_out
-from logferry.client.files.fingerprint import HEAD_BYTES
+from logferry.client.files.identity import HEAD_BYTES
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.client.agent.dispatch import NEVER, TimeQueue
+from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
 from logferry.client.files.checkpoint import FILE
-from logferry.client.files.copies import SuspectedCopies
+from logferry.client.files.rotation import SuspectedCopies
 from logferry.client.files.tail import FileTail
 
 QUIET = 200

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.client.agent.dispatch import Throttle
+from logferry.client.agent.schedule import Throttle
 
 
 def test_it_may_be_overdrawn_once_and_is_then_waited_for() -> None:

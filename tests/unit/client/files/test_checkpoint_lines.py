@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from logferry.client.files.checkpoint import FILE, Checkpoint, CheckpointEntry
-from logferry.client.files.fingerprint import fingerprint
+from logferry.client.files.identity import fingerprint
 
 
 def entry(name: str, position: int = 4) -> CheckpointEntry:
@@ -83,7 +83,6 @@ def test_the_first_save_of_a_process_leaves_no_torn_line_behind(checkpoint: Chec
     assert b"torn" not in (tmp_path / FILE).read_bytes()
     found = positions(tmp_path)
     assert [found[f"h:/{number}#1"] for number in (1, 2, 3)] == [10, 30, 40]
-    checkpoint._lock = os.open(os.devnull, os.O_RDONLY)  # for the fixture, which closes it
 
 
 def test_a_damaged_line_in_the_middle_is_left_out_and_logged(
@@ -132,7 +131,8 @@ def test_the_file_does_not_grow_without_bound(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("logferry.client.files.checkpoint.LEAST_APPENDED_BYTES", 10_000)
-    checkpoint._stop_appending()
+    os.close(checkpoint._fd)
+    checkpoint._fd = -1  # so that the next save writes a whole one
     checkpoint.save()
     whole = (tmp_path / FILE).stat().st_size
     for number in range(200):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from logferry.client.files.discover import find_files, find_moved, folder_is_on, missing
-from logferry.client.files.source_names import attribute, printable, source_id
+from logferry.client.files.identity import attribute, printable, source_id
 from logferry.gateway.contract.names import check_source_id
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.client.files import fingerprint as fingerprint_module
-from logferry.client.files.fingerprint import HEAD_BYTES, MARK_BYTES, born_ns, differs, fingerprint, grown
+from logferry.client.files import identity
+from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, born_ns, fingerprint, grown
 from logferry.client.files.tail import BufferedRemainder, FileChanged, FileTail
 
 
@@ -222,10 +222,11 @@ def test_what_is_not_a_file_is_not_opened(tmp_path: Path) -> None:
 )
 def test_differs(path: Any, content: bytes, position: int, fits: bool) -> None:
     path.write_bytes(content)
-    fd = os.open(path, os.O_RDONLY)
+    tail = FileTail.open(str(path), 0.0)
+    assert tail is not None
     mark = b"head and "[:position][-3:]
-    assert (differs(fd, fingerprint(b"head"), position, fingerprint(mark)) == "") is fits
-    os.close(fd)
+    assert (tail.differs(fingerprint(b"head"), position, fingerprint(mark)) == "") is fits
+    tail.close()
 
 
 def test_the_mark_is_the_end_of_what_was_passed() -> None:
@@ -272,9 +273,9 @@ def test_a_python_without_ctypes_knows_no_births(path: Any, monkeypatch: pytest.
     really = builtins.__import__
     path.write_bytes(b"one")
     fd = os.open(path, os.O_RDONLY)
-    fingerprint_module._statx.cache_clear()
+    identity._statx.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "__import__", refuse)
         assert born_ns(fd) == 0
-    fingerprint_module._statx.cache_clear()
+    identity._statx.cache_clear()
     os.close(fd)

@@ -10,12 +10,15 @@ import msgpack
 import pytest
 from logferry.client import Chunk, OutOfRange, Position, Rejected, Superseded
 from logferry.client.reading.decode import MsgpackDecoder, NdjsonDecoder, decode_chunk
-from logferry.client.reading.group_membership import GroupMembership, PartitionsRevoked, has_news
-from logferry.client.reading.partition_scheduler import PageRequest, PartitionScheduler
-from logferry.client.reading.position import ReadOffset
-from logferry.client.reading.requests import RetryLater, content_of, error_of_problem
-from logferry.client.reading.start_positions import page_of
-from logferry.client.reading.subscription import LONG_POLL_MS
+from logferry.client.reading.prefetch import (
+    GroupMembership,
+    PageRequest,
+    PartitionScheduler,
+    PartitionsRevoked,
+    has_news,
+)
+from logferry.client.reading.requests import RetryLater, content_of, error_of_problem, page_of
+from logferry.client.reading.subscription import LONG_POLL_MS, ReadOffset
 from logferry.client.transport.connections import Reply
 
 A, B = ("dc1.t", 0), ("dc1.t", 1)
@@ -174,7 +177,7 @@ def test_every_chunk_once_in_the_order_of_its_partition_whatever_is_lost(seed: i
         if flying and rng.random() < 0.6:
             ask = flying.pop(rng.randrange(len(flying)))
             if rng.random() < 0.3:
-                turns.hold(ask, now + turns.fail(ask))
+                turns.fail(ask, RetryLater("away"), now)
             else:
                 turns.take(ask, *served.page(ask))
         if rng.random() < 0.3:

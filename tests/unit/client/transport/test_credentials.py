@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.credentials import Credentials
-from logferry.client.transport.dialer import Dialer
+from logferry.client.transport.cluster import Credentials, GatewayCluster
+from logferry.client.transport.connections import Dialer
 
 from tests.support.fake_gateway import FakeGateway, Served
 

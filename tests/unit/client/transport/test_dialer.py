@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import trustme
-from logferry.client.transport.connections import Connections, NoResponse
-from logferry.client.transport.dialer import Dialer, check_pin, proxies_of
+from logferry.client.transport.connections import Connections, Dialer, NoResponse, check_pin, proxies_of
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from logferry.client.transport.connections import Reply
-from logferry.client.transport.responses import (
+from logferry.client.transport.source_request import (
     LONGEST_RETRY_AFTER_S,
     NO_ANSWER,
     GatewayAnswer,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from logferry.client import LogferryHandler
 from logferry.client.transport.connections import NoResponse
-from logferry.client.writing.log_queue import LogQueue, QueuedLines
+from logferry.client.writing.logging_handler import LogQueue, QueuedLines
 
 from tests.support.fake_gateway import FakeGateway, Served
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from logferry.client.transport.redirects import Outcome
+from logferry.client.transport.source_request import Outcome
 from logferry.client.writing.send_window import Limits, SendJob
 
 from tests.support.sender import Sender, opened

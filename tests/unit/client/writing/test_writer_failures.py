@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from logferry.client.errors import Rejected, Superseded
-from logferry.client.transport.redirects import Outcome
-from logferry.client.transport.responses import GatewayAnswer
+from logferry.client.transport.source_request import GatewayAnswer, Outcome
 from logferry.client.writing.send_window import OWN_OPENING_S, Limits
 
 from tests.support.sender import Sender, opened

@@ -3,6 +3,9 @@
 ``--status`` prints how far each file is, and what it waits for. The client writes this as ``status.json`` into the
 state folder every few seconds, as a whole and without fsync: it describes the present. The lock of the folder, not
 the file, shows whether a client runs.
+
+``--metrics-port`` serves metrics for Prometheus on the loopback interface. The main thread renders the page every
+second; a request gets the last page and touches nothing of the client.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,13 +22,23 @@ from typing import Any
 
 from logferry.client.agent.config import Config
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.schedule import SourceStatus
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.watch import Watch
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, owned
-from logferry.client.files.compressed import CompressedFile
 from logferry.client.files.discover import left_out
+from logferry.client.files.rotation import CompressedFile
 
+FILE = "status.json"
+_SHOWN_FIRST = 40
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SUMS = {
+    "files": "Files that the client follows.",
+    "lag_bytes": "Bytes in the followed files that no gateway has acknowledged yet.",
+    "behind_seconds": "Seconds for which the slowest file has not been sent to its end.",
+    "files_in_trouble": "Files whose last request or read failed.",
+}
 # Names and answers come from others: they must not write to the terminal, nor end the program if they are no UTF-8.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -45,21 +59,18 @@ def check(config: Config) -> int:
     sent_bytes = 0
     paths = set()
     for source in watch.sources.values():
-        if isinstance(source.reading, CompressedFile):
-            path, left = source.reading.path, source.reading.end - source.reading.position
-            sent_bytes += left
-            paths.add(path)
-            _say(f"send  {path} -> {source.entry.topic}: {left} bytes, from position {source.reading.position}")
+        entry, reading, tail = source.entry, source.reading, source.tail
+        if isinstance(reading, CompressedFile):
+            path, left, is_known = reading.path, reading.end - entry.position, True
+        elif tail is not None:
+            path, left, is_known = tail.path, max(tail.size - entry.position, 0), source.why == "known"
+        else:
+            _say(f"over  {entry.last_path}: sent up to position {entry.position}, {source.name}")
             continue
-        if source.tail is None:
-            _say(f"over  {source.entry.last_path}: sent up to position {source.entry.position}, {source.name}")
-            continue
-        position = source.entry.position
-        size = source.tail.size
-        sent_bytes += max(size - position, 0)
-        paths.add(source.tail.path)
-        which = f"from position {position}" if source.why == "known" else f"as a new source: {source.why}"
-        _say(f"send  {source.tail.path} -> {source.entry.topic}: {max(size - position, 0)} bytes, {which}")
+        sent_bytes += left
+        paths.add(path)
+        which = f"from position {entry.position}" if is_known else f"as a new source: {source.why}"
+        _say(f"send  {path} -> {entry.topic}: {left} bytes, {which}")
     for path, reason in watch.failed.items():
         _say(f"fail  {path}: {reason}")
     for files in config.files:
@@ -72,11 +83,7 @@ def check(config: Config) -> int:
     return 1 if watch.failed or not paths else 0
 
 
-FILE = "status.json"
-_SHOWN_FIRST = 40
-
-
-def write(
+def write_status(
     folder: Path, sources: Iterable[FileSource], failed: Mapping[str, str], now: float, centres: FailoverPolicy
 ) -> None:
     """Raises OSError; the previous file is still whole then."""
@@ -90,7 +97,7 @@ def write(
     temporary.replace(folder / FILE)
 
 
-def show(folder: Path, as_json: bool = False) -> int:
+def show_status(folder: Path, as_json: bool = False) -> int:
     """Prints the status. Returns the exit status: 0 all is well, 1 a file has an error, 3 no client runs here."""
     runs = _is_locked(folder)
     try:
@@ -143,3 +150,67 @@ def _is_locked(folder: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def render_metrics(
+    rows: Iterable[SourceStatus], unreadable: int, facts: Mapping[str, tuple[str, str, float]], here: str
+) -> str:
+    """``facts``: name → type, help and value. ``here``: the data centre that the client writes to."""
+    topics: dict[str, dict[str, float]] = {}
+    for row in rows:
+        sums = topics.setdefault(row.topic, dict.fromkeys(_SUMS, 0.0))
+        sums["files"] += 1
+        sums["lag_bytes"] += row.lag_bytes
+        sums["behind_seconds"] = max(sums["behind_seconds"], row.behind_s)
+        sums["files_in_trouble"] += bool(row.error)
+    lines = []
+    for name, help_ in _SUMS.items():
+        lines += _head(name, "gauge", help_)
+        lines += [f'logferry_push_{name}{{topic="{topic}"}} {sums[name]:g}' for topic, sums in sorted(topics.items())]
+    for name, (kind, help_, value) in facts.items():
+        lines += [*_head(name, kind, help_), f"logferry_push_{name} {value:.15g}"]
+    lines += _head("files_unreadable", "gauge", "Files that match a pattern and cannot be opened.")
+    lines += [f"logferry_push_files_unreadable {unreadable}"]
+    lines += [*_head("data_centre", "gauge", "1 for the data centre that the client writes to.")]
+    lines += [f'logferry_push_data_centre{{name="{_escaped(here)}"}} 1']
+    return "\n".join(lines) + "\n"
+
+
+def _head(name: str, kind: str, help_: str) -> list[str]:
+    return [f"# HELP logferry_push_{name} {help_}", f"# TYPE logferry_push_{name} {kind}"]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class MetricsPage:
+    """The page, and the thread that serves it at ``http://127.0.0.1:<port>/metrics``. OSError for a port in use."""
+
+    def __init__(self, port: int) -> None:
+        import http.server  # takes memory, and few clients serve a page
+
+        self.text = ""
+        page = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            timeout = 5.0
+
+            def do_GET(self) -> None:
+                found = self.path.partition("?")[0] == "/metrics"
+                body = page.text.encode() if found else b"only /metrics is served here\n"
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = http.server.HTTPServer(("127.0.0.1", port), Handler)
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,4 +1,4 @@
-"""The identity of a file, by its content: the bytes at its head and before the position.
+"""The identity of a file, by its content (the bytes at its head and before the position), and the sourceId for it.
 
 Device and inode find the candidate. They prove nothing: inodes are reused, and files are rewritten in place. The proof
 is the *head*, a digest of the first bytes (up to `HEAD_BYTES`, fewer while the file is shorter), and the *mark*, the
@@ -10,15 +10,22 @@ differs, the file is another incarnation: a file that is sent twice is visible, 
 
 One case is not detected: a file that is truncated and at once gets the very same bytes again, no fewer. They are taken
 for the old ones, since a change of time without one of size proves nothing (`touch`).
+
+The sourceId is ``<host>:<path>#<generation>``, as text that the contract allows. ``path`` is the absolute path at which
+the incarnation was first seen; a rename does not change it. ``generation`` is unique among the incarnations of a state
+folder (see `checkpoint`). In host and path, control characters, ``%`` and bytes that are not UTF-8 are written as
+``%XX``. In a name over the contract's limit a digest replaces the middle.
 """
 
 from __future__ import annotations
 
 import functools
-import os
+import re
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
+
+from logferry.gateway.contract.names import MAX_ATTRIBUTE_VALUE_BYTES, MAX_SOURCE_ID_BYTES
 
 try:
     from _blake2 import blake2b  # the one of hashlib, which takes 0.7 MB for the digests of OpenSSL, too
@@ -28,8 +35,7 @@ except ImportError:
 HEAD_BYTES = 1024
 MARK_BYTES = 256
 EARLIER_BYTES = (4 << 10, 64 << 10, 1 << 20)  # so far before the position are the earlier marks
-
-
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f%\ud800-\udfff]")
 _STATX_BYTES = 256
 _STATX_BTIME = 0x800
 _STATX_BTIME_AT = 80
@@ -49,19 +55,6 @@ def digest(data: bytes) -> str:
 
 def fingerprint(data: bytes) -> Fingerprint:
     return Fingerprint(len(data), digest(data))
-
-
-class EarlierMark(NamedTuple):
-    """The digest of the `MARK_BYTES` before ``position``, which is beyond the head."""
-
-    position: int
-    digest: str
-
-
-def earlier_marks(fd: int, position: int) -> tuple[EarlierMark, ...]:
-    """The nearest one first."""
-    places = [position - far for far in EARLIER_BYTES if position - far >= HEAD_BYTES]
-    return tuple(EarlierMark(at, digest(os.pread(fd, MARK_BYTES, at - MARK_BYTES))) for at in places)
 
 
 def born_ns(fd: int) -> int:
@@ -100,13 +93,24 @@ def grown(mark: bytes, data: bytes | memoryview) -> bytes:
     return last if len(last) == MARK_BYTES else (mark + last)[-MARK_BYTES:]
 
 
-def differs(fd: int, head: Fingerprint, position: int, mark: Fingerprint) -> str:
-    """Why the open file is not the incarnation with this head and mark; empty if it is."""
-    size = os.fstat(fd).st_size
-    if size < position:
-        return f"truncated: it holds {size} bytes, {position} were sent"
-    if fingerprint(os.pread(fd, head.length, 0)) != head:
-        return f"its first {head.length} bytes are not what they were"
-    if fingerprint(os.pread(fd, mark.length, position - mark.length)) != mark:
-        return f"the {mark.length} bytes before position {position} are not what they were"
-    return ""
+def source_id(host: str, path: str, generation: int) -> str:
+    name, suffix = f"{printable(host)}:{printable(path)}", f"#{generation}"
+    room = MAX_SOURCE_ID_BYTES - len(suffix)
+    raw = name.encode()
+    if len(raw) <= room:
+        return name + suffix
+    middle = f"~{digest(raw)}~"
+    half = (room - len(middle)) // 2
+    return raw[:half].decode(errors="ignore") + middle + raw[-half:].decode(errors="ignore") + suffix
+
+
+def printable(text: str) -> str:
+    """One-to-one, so different paths have different names."""
+    return _ESCAPED.sub(
+        lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogateescape")), text
+    )
+
+
+def attribute(text: str) -> str:
+    """As `printable`, for the value of an attribute: cut at the contract's limit."""
+    return printable(text).encode()[:MAX_ATTRIBUTE_VALUE_BYTES].decode(errors="ignore")

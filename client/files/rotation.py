@@ -1,0 +1,364 @@
+"""Files in which a known source continues: after a start, or as a copy or a ``.gz`` that rotation made.
+
+Copies come from ``copytruncate``, ``copy``, or a move to another file system. The bytes that a truncation took are in
+the copy. So the source continues there, as if the file had been renamed, and the file itself begins a new source. A
+copy is known by its name, which rotation derives from the file's, and by its content: the head, and the bytes before
+the position. A file that was compressed while the client was down is known by its content alone, and read to its end;
+the positions are those of the plain bytes.
+
+`KnownFiles` finds the source of an open file after a start. Device and inode find the entry. A reboot or a new mount
+may give the file system another device number, and some give the file another inode, too. So on a miss an entry of
+another device is taken if its content and time of birth match, and its inode or, where the birth is known, its path. An
+entry whose own device and inode are there comes first: the caller opens these files before the others.
+
+A power failure may take the end of a file, also bytes that were sent. What is left up to a known mark need not be sent
+again. This holds after a reboot alone: else a program rewrote the file, and equal lines match any mark.
+"""
+
+# Paths stay text, as in `discover`.
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Container, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from logferry.client.files.checkpoint import CheckpointEntry
+from logferry.client.files.discover import FileKey, files_beside
+from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, Fingerprint, fingerprint
+from logferry.client.files.tail import ByteSource, FileChanged, FileTail
+
+if TYPE_CHECKING:
+    from gzip import GzipFile
+from collections import defaultdict
+
+QUIET_S = 5.0  # a copy that did not grow for so long is complete
+_STEP_BYTES = 1 << 18
+_BEHIND = re.compile(r"(.+)[-._]\d[\d:T]*\Z")
+_BEFORE_EXTENSION = re.compile(r"(.+?)[-._]\d{8}[\d\-._:T]*(\.[^.\d][^.]*)\Z")
+
+
+class WantedCopy(NamedTuple):
+    """What is known of the source: ``mark`` is before ``position``, ``data`` was read behind it."""
+
+    path: str
+    head: Fingerprint
+    position: int
+    mark: Fingerprint
+    born_ns: int
+    data: bytes | memoryview = b""
+
+
+def originals(name: str) -> list[str]:
+    """The names from which rotation may have derived this one: numbers and dates behind it, or one before its ending.
+
+    A copy of a copy has several.
+    """
+    before = _BEFORE_EXTENSION.match(name)
+    found = [before[1] + before[2]] if before else []
+    while behind := _BEHIND.match(name):
+        name = behind[1]
+        found.append(name)
+    return found
+
+
+def copy_depth(path: str) -> int:
+    """By which an original sorts before its copies."""
+    return len(_original_paths(path))
+
+
+def find_copy(wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool) -> FileTail | None:
+    """The copy beside the file, opened at the position."""
+    if not wanted.head.length:
+        return None
+    for name, candidate in files_beside(wanted.path):
+        if name in originals(candidate.name):
+            tail = _open(candidate.path, wanted, is_another, now, once)
+            if tail is not None:
+                return tail
+    return None
+
+
+def _open(
+    path: str, wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool
+) -> FileTail | None:
+    try:
+        tail = FileTail.open(path, now, once)
+    except OSError:
+        return None
+    if tail is None:
+        return None
+    if not is_another(tail) and _continues(tail, wanted):
+        return tail
+    tail.close()
+    return None
+
+
+def _continues(tail: FileTail, wanted: WantedCopy) -> bool:
+    """Whether the source continues in this file; then the file is at the position."""
+    try:
+        is_older = bool(tail.born_ns and wanted.born_ns and tail.born_ns < wanted.born_ns)
+        if is_older or tail.differs(wanted.head, wanted.position, wanted.mark):
+            return False
+        tail.head = wanted.head
+        tail.go_to(wanted.position)
+        return tail.read(len(wanted.data)) == wanted.data
+    except (OSError, FileChanged):
+        return False
+
+
+class _Suspect:
+    """``similar``: followed files from whose names, before renames, its own comes. ``whole_of``: the one that had every
+    byte of it. ``sent_to``: so many of its bytes that one has sent. (No dataclass: that module takes 2 MB.)
+    """
+
+    def __init__(self, tail: FileTail, since: float, similar: list[FileTail], whole_of: FileTail | None) -> None:
+        self.tail = tail
+        self.since = since
+        self.similar = similar
+        self.whole_of = whole_of
+        self.sent_to = 0
+
+
+class SuspectedCopies:
+    """Unknown files that begin as a followed file with a similar name. They may be copies in the making: they wait.
+
+    They are kept open meanwhile, so that one which is removed is not lost.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[FileKey, _Suspect] = {}
+
+    def close(self) -> None:
+        self.forget(tuple(self._held))
+
+    def forget(self, keys: Iterable[FileKey]) -> None:
+        """They are followed now, or not wanted."""
+        for key in keys:
+            if (suspect := self._held.pop(key, None)) is not None:
+                suspect.tail.close()
+
+    def gone(self, found: Container[FileKey], now: float) -> list[FileTail]:
+        """Those that no pattern shows any more. They are to be decided now, with `begin_of`."""
+        gone = [suspect for key, suspect in self._held.items() if key not in found]
+        for suspect in gone:
+            suspect.tail = suspect.tail.renewed(now)
+        return [suspect.tail for suspect in gone]
+
+    def release(self, tail: FileTail) -> None:
+        """It is decided, and followed with this descriptor."""
+        suspect = self._held.pop(tail.key, None)
+        if suspect is not None and suspect.tail is not tail:
+            suspect.tail.close()
+
+    def copy_of(self, wanted: WantedCopy, original: FileTail, now: float) -> FileTail | None:
+        """The one in which the source continues, opened at the position; it is the caller's then."""
+        for key, suspect in self._held.items() if wanted.head.length else ():
+            if original in suspect.similar:
+                suspect.tail = suspect.tail.renewed(now)
+                if _continues(suspect.tail, wanted):
+                    del self._held[key]
+                    return suspect.tail
+        return None
+
+    def is_over(self, original: FileTail, sent_to: int) -> None:
+        """The original ended; so many bytes of it were sent, or still are. What copies have of these is not sent."""
+        for suspect in self._held.values():
+            if suspect.whole_of is original and suspect.tail.size <= sent_to:
+                suspect.sent_to = suspect.tail.size
+
+    def begin_of(self, tail: FileTail, live: Iterable[FileTail], now: float, at_once: bool, gone: bool) -> int | None:
+        """Where to begin with the file; None: it waits, and is kept open, until it has not grown for `QUIET_S`.
+
+        A complete copy, once the original that is still there was sent so far, has nothing of its own: it begins at its
+        end.
+        """
+        paths = _original_paths(tail.path)
+        held = self._held.get(tail.key)
+        if held is not None and 0 < held.sent_to <= tail.size:
+            return held.sent_to
+        if held is None and not paths:
+            return 0  # most files: with thousands, looking at all the others for each takes longest
+        before = [] if held is None else held.similar
+        similar = [each for each in live if (each.path in paths or each in before) and _begins_as(tail, each)]
+        if not similar:
+            return 0
+        is_intact = all(each.is_intact() for each in similar)
+        whole_of = next((each for each in similar if _is_whole_copy(tail, each)), None) if is_intact else None
+        same = held if held is not None and held.tail.size == tail.size else None
+        since = now if same is None else same.since
+        if at_once or (is_intact and (gone or now - since >= QUIET_S)):
+            if whole_of is None:
+                return 0  # also of an original that was truncated before any of it was sent
+            if at_once or gone or whole_of.position >= tail.size:  # else a truncation may take what was not sent
+                return tail.size
+        if whole_of is None and same is not None:
+            whole_of = same.whole_of
+        self.release(tail)
+        self._held[tail.key] = _Suspect(tail, since, similar, whole_of)
+        return None  # an original that was truncated continues in its copy
+
+
+def _original_paths(path: str) -> list[str]:
+    folder, name = os.path.split(path)
+    return [os.path.join(folder, each) for each in originals(name)]
+
+
+def _begins_as(tail: FileTail, original: FileTail) -> bool:
+    """Also as the original did before it was truncated."""
+    begin = tail.pread(HEAD_BYTES, 0)
+    if len(begin) < original.head.length:
+        return original.pread(len(begin), 0) == begin
+    return fingerprint(begin[: original.head.length]) == original.head
+
+
+def _is_whole_copy(tail: FileTail, original: FileTail) -> bool:
+    """Every byte of it is in the original. Shorter files than a head are no proof: many begin with the same lines."""
+    if not HEAD_BYTES <= tail.size <= original.size:
+        return False
+    return all(
+        tail.pread(_STEP_BYTES, at) == original.pread(min(_STEP_BYTES, tail.size - at), at)
+        for at in range(0, tail.size, _STEP_BYTES)
+    )
+
+
+class CompressedFile(ByteSource):
+    """The bytes that a ``.gz`` holds. ``end`` is known: the file was read once when it was opened."""
+
+    end = 0  # a property of the protocol
+
+    def __init__(self, path: str, file: GzipFile, position: int, mark: bytes, end: int) -> None:
+        self.path = path
+        self.position = position
+        self.mark = mark
+        self.end = end
+        facts = os.fstat(file.fileno())
+        self.key: FileKey = (facts.st_dev, facts.st_ino)
+        self._file = file
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, limit: int) -> bytes:
+        """Raises OSError for a file that is damaged."""
+        return self._at(self.position, min(limit, self.end - self.position))
+
+    def before(self, limit: int) -> bytes:
+        begin = max(self.position - limit, 0)
+        return self._at(begin, self.position - begin)
+
+    def go_to(self, position: int) -> None:
+        if position > self.end:
+            raise FileChanged(f"the gateway has recorded {position} bytes of it, {self.path} holds {self.end}")
+        self.position = position
+        self.mark = self.before(MARK_BYTES)
+
+    def _at(self, position: int, size: int) -> bytes:
+        """Forwards is cheap; backwards starts again at the beginning."""
+        try:
+            self._file.seek(position)
+            return self._file.read(size)
+        except (EOFError, zlib.error) as error:
+            raise OSError(5, f"damaged: {error}") from None
+
+
+def find_compressed(entry: CheckpointEntry) -> CompressedFile | None:
+    """The ``.gz`` beside the file that holds its bytes: the same head, and the same bytes before its position.
+
+    Reads the one that matches to its end, which takes seconds if it is large.
+    """
+    if not entry.position and entry.head.length < HEAD_BYTES:
+        return None  # too few bytes of it are known
+    for _, candidate in files_beside(entry.last_path):
+        found = _open_compressed(candidate.path, entry) if candidate.name.endswith(".gz") else None
+        if found is not None:
+            return found
+    return None
+
+
+def _open_compressed(path: str, entry: CheckpointEntry) -> CompressedFile | None:
+    import gzip  # few clients need it, and it takes memory
+
+    try:
+        file = gzip.GzipFile(path)
+    except OSError:
+        return None
+    try:
+        if fingerprint(file.read(entry.head.length)) == entry.head:
+            file.seek(entry.position - entry.mark.length)
+            mark = file.read(entry.mark.length)
+            if fingerprint(mark) == entry.mark and file.tell() == entry.position:
+                while file.read(_STEP_BYTES):
+                    pass
+                return CompressedFile(path, file, entry.position, mark, file.tell())
+    except (OSError, EOFError, zlib.error):
+        pass
+    file.close()
+    return None
+
+
+class KnownFiles:
+    """The checkpoint's entries whose files were not found yet."""
+
+    def __init__(self, entries: Iterable[CheckpointEntry], rebooted: bool) -> None:
+        self.rebooted = rebooted
+        self._entries: dict[FileKey, CheckpointEntry] = {(entry.device, entry.inode): entry for entry in entries}
+        self._by_inode: defaultdict[int, list[CheckpointEntry]] = defaultdict(list)
+        self._by_path: defaultdict[str, list[CheckpointEntry]] = defaultdict(list)
+        for entry in self._entries.values():
+            self._by_inode[entry.inode].append(entry)
+            self._by_path[entry.last_path].append(entry)
+
+    def __contains__(self, key: FileKey) -> bool:
+        return key in self._entries
+
+    def rest(self) -> list[tuple[FileKey, CheckpointEntry]]:
+        return list(self._entries.items())
+
+    def fits(self, tail: FileTail) -> bool:
+        """The file is that of the entry with its device and inode."""
+        entry = self._entries.get(tail.key)
+        return entry is not None and not differs(tail, entry)
+
+    def remove(self, entry: CheckpointEntry) -> None:
+        """Before its device and inode are changed."""
+        if self._entries.pop((entry.device, entry.inode), None) is not None:
+            self._by_inode[entry.inode].remove(entry)
+            self._by_path[entry.last_path].remove(entry)
+
+    def candidate(self, tail: FileTail) -> CheckpointEntry | None:
+        """The entry that the file may be: its content may still differ if device and inode are those of the entry."""
+        entry: CheckpointEntry | None = self._entries.get(tail.key)
+        if entry is not None and not differs(tail, entry):
+            return entry
+        device, inode = tail.key
+        likely = list(self._by_inode.get(inode, ()))
+        if tail.born_ns:
+            likely += self._by_path.get(tail.path, ())
+        for other in sorted(likely, key=lambda each: (each.inode != inode, each.last_path != tail.path)):
+            is_known = other.inode == inode or other.born_ns == tail.born_ns
+            if other.device == device or not is_known or not other.head.length:
+                continue
+            if not differs(tail, other) or self.intact_to(tail, other):
+                return other
+        return entry
+
+    def intact_to(self, tail: FileTail, entry: CheckpointEntry) -> int:
+        """The last known position up to which the file is what was sent; 0: none."""
+        if not self.rebooted or (tail.born_ns and entry.born_ns and tail.born_ns != entry.born_ns):
+            return 0
+        earlier = [(position, Fingerprint(MARK_BYTES, digest)) for position, digest in entry.marks]
+        for position, mark in [(entry.position, entry.mark), *earlier]:
+            if not tail.differs(entry.head, position, mark):
+                return position
+        return 0
+
+
+def differs(tail: FileTail, entry: CheckpointEntry) -> str:
+    """Why the file is not the incarnation that the checkpoint knows; empty when it is."""
+    if tail.born_ns and entry.born_ns and tail.born_ns != entry.born_ns:
+        return "another file, made later, has its inode"
+    return tail.differs(entry.head, entry.position, entry.mark)
