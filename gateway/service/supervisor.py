@@ -33,7 +33,10 @@ def run_service(
     load: Callable[[Path], _Config],
     serve: Callable[[_Config, int, Callable[[], _Config]], Coroutine[Any, Any, None]],
 ) -> int:
-    """The command of a service: runs all workers, or one. ``serve`` gets the configuration, the worker, a reload."""
+    """The command of a service: runs all workers, or one. ``serve`` gets the configuration, the worker, a reload.
+
+    Exit status: 0 stopped in order, 2 wrong configuration or weak Kafka, 3 Kafka does not answer.
+    """
     parser = argparse.ArgumentParser(
         prog=f"logferry {name}",
         description=f"example: logferry {name} --config {name}.toml\n\n{text}",
@@ -43,7 +46,9 @@ def run_service(
     parser.add_argument("--worker", type=int, metavar="I", help="run only this worker, in the foreground")
     args = parser.parse_args(argv)
 
-    def run() -> int:
+    # Until the worker can reload its configuration; by default SIGHUP would end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
         config = load(args.config)
         if args.worker is None:
             return supervise(f"logferry.{name}", args.config, config.workers)
@@ -51,14 +56,6 @@ def run_service(
             raise ConfigError(f"--worker {args.worker}: the configuration has workers 0 to {config.workers - 1}")
         uvloop.run(serve(config, args.worker, partial(load, args.config)))
         return 0
-
-    return exit_status(run)
-
-
-def exit_status(run: Callable[[], int]) -> int:
-    """Of ``run``, or of its error: 2 wrong configuration or weak Kafka, 3 Kafka does not answer."""
-    try:
-        return run()
     except (ConfigError, WeakKafka) as error:
         log.event("refused_to_start", reason=str(error))
         return WRONG_USE

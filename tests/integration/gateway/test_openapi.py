@@ -27,6 +27,7 @@ from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.errors import PROBLEMS
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes
+from logferry.gateway.service.process import HealthApi
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -36,7 +37,7 @@ from tests.support.served_gateway import Gateway
 def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
-    kinds: list[Any] = [WriteApi, SourcesApi, ConsumersApi, StatusApi, ReadApi, TopicsApi]
+    kinds: list[Any] = [WriteApi, SourcesApi, ConsumersApi, StatusApi, ReadApi, TopicsApi, HealthApi]
     resources = [kind(**dict.fromkeys(kind.__dataclass_fields__, nothing)).add_to for kind in kinds]
     return openapi.all_routes(nothing, resources)
 
