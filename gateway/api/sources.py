@@ -6,7 +6,6 @@ never silently partial.
 
 from __future__ import annotations
 
-import asyncio
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -94,50 +93,31 @@ def refused(refusal: Refusal) -> Problem:
     return Problem(refusal.kind, refusal.detail, retry_after_s=refusal.retry_after_s, recorded_seqno=refusal.recorded)
 
 
-class SourcePage:
-    """The first rows after a sort key. Where it is bounded, the state of a source behind a full page is not read.
+async def first_rows(
+    lanes: Iterable[Lane],
+    topic: str,
+    after: str,
+    size: int,
+    wanted: Callable[[str], bool],
+    counts: Callable[[SourceState], bool],
+) -> list[dict[str, Any]]:
+    """The first rows after a sort key. As soon as there are enough, the states of sources behind them are not read."""
+    after_id = after.partition(" ")[0]
+    first: list[tuple[str, SourceIdentity, SourceState]] = []
 
-    ``is_cut``: sources were left out by their ids alone, so rows may be missing if others of the page did not count.
-    """
-
-    def __init__(self, after: str, wanted: Callable[[str], bool], size: int, *, is_bounded: bool) -> None:
-        self._after, self._wanted, self._size, self._is_bounded = after, wanted, size, is_bounded
-        self._after_id = after.partition(" ")[0]
-        self._first: list[str] = []
-        self.is_cut = False
-
-    def wants(self, source_id: str) -> bool:
+    def wants(source_id: str) -> bool:
         name = quote(source_id, safe="")
-        if name < self._after_id or not self._wanted(source_id):
-            return False
         # The id of ``after`` itself may belong to a source of the previous page.
-        if self._is_bounded and name > self._after_id:
-            if len(self._first) >= self._size and name > self._first[-1]:
-                self.is_cut = True
-                return False
-            insort(self._first, name)
-            del self._first[self._size :]
-        return True
+        is_inside = name >= after_id and (len(first) < size or name <= first[-1][0])
+        return is_inside and wanted(source_id)
 
-    async def rows(
-        self, topic: str, lanes: Iterable[Lane], counts: Callable[[SourceState], bool]
-    ) -> list[dict[str, Any]]:
-        """Other requests run in between: a lane may have a million sources."""
-        first: list[tuple[str, SourceIdentity, SourceState]] = []
-        for lane in lanes:
-            found = await lane.sources(topic, self.wants)
-            for at in range(0, len(found), self._size):
-                for source, state in found[at : at + self._size]:
-                    key = _key(source.source_id, source.partition_key)
-                    if key > self._after and counts(state):
-                        first.append((key, source, state))
-                first.sort(key=lambda item: item[0])
-                del first[self._size :]
-                await asyncio.sleep(0)
-        # Sources behind the last name were left out, except those that were read before the page was full.
-        last = self._first[-1] if self.is_cut else None
-        kept = (item for item in first if last is None or quote(item[1].source_id, safe="") <= last)
-        return [_row(source, state) for _, source, state in kept]
+    for lane in lanes:
+        async for source, state in lane.sources(topic, wants):
+            key = _key(source.source_id, source.partition_key)
+            if key > after and counts(state):
+                insort(first, (key, source, state))
+                del first[size:]
+    return [_row(source, state) for _, source, state in first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +209,7 @@ class SourcesApi:
         def counts(state: SourceState) -> bool:
             return state.topic_id == facts.id and (before_ms is None or state.alive_ms < before_ms)
 
-        # Nearly all states count, unless those of idle sources are asked for.
-        page = SourcePage(after, wanted, _PAGE + 1, is_bounded=before_ms is None)
-        rows = await page.rows(topic, lanes.values(), counts)
-        if page.is_cut and len(rows) <= _PAGE:
-            page = SourcePage(after, wanted, _PAGE + 1, is_bounded=False)
-            rows = await page.rows(topic, lanes.values(), counts)
+        rows = await first_rows(lanes.values(), topic, after, _PAGE + 1, wanted, counts)
         if FORWARDED in call.request.headers:
             return json_response({"sources": rows, "lanes": sorted(lanes)})
         covered = set(lanes)

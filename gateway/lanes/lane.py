@@ -18,7 +18,7 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -122,21 +122,22 @@ class Lane(LaneLifecycle):
             self._expired = deque(islice(found, at_once))
             self._wake.set()
 
-    async def sources(self, topic: str, wants: Callable[[str], bool]) -> list[tuple[SourceIdentity, SourceState]]:
+    async def sources(
+        self, topic: str, wants: Callable[[str], bool]
+    ) -> AsyncIterator[tuple[SourceIdentity, SourceState]]:
         """The sources of a topic whose id is wanted, in no order. Raises Problem while the lane does not serve."""
         if self.state != "serving":
             raise Problem("not-owner-yet", f"lane {self.number} is {self.state}: {self.why}")
-        found, table, turns = [], self.table, Turns()
+        table, turns = self.table, Turns()
         prefixes = (b"s%s\0" % topic.encode(), b"k%s\0" % topic.encode())
         for count, key in enumerate(table.state_keys()):
             if key.startswith(prefixes):
                 source = SourceIdentity.of_state_key(key)
                 state = table.read(key) if wants(source.source_id) else None
                 if state is not None:
-                    found.append((source, state))
+                    yield source, state
             if count % _LOOK == 0 and turns.over:
                 await turns.give()
-        return found
 
     # ---- for `LaneLifecycle` ----------------------------------------------------------------------------------------
 

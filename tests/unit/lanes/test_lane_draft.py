@@ -84,7 +84,7 @@ async def test_others_run_while_the_sources_are_searched(monkeypatch: pytest.Mon
 
     task = asyncio.create_task(other())
     if scan == "sources":
-        assert len(await lane.sources("dc1.t", lambda _: True)) == 2010
+        assert len([source async for source in lane.sources("dc1.t", lambda _: True)]) == 2010
     else:
         await lane.find_expired(now_ms())
     task.cancel()
