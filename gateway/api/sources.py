@@ -1,4 +1,4 @@
-"""The routes about sources: state, heartbeat, forgetting, and the list of a topic's sources.
+"""The routes about topics (list, describe, create, grow) and their sources (list, state, heartbeat, forgetting).
 
 The sources of a topic are spread over the lanes, so a list is assembled from every worker; it is complete or rejected,
 never silently partial.
@@ -10,13 +10,14 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Annotated, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 from aiohttp import web
 from logferry.gateway.api.forwarding import FORWARDED, Forwarding
+from logferry.gateway.api.schemas import HeartbeatBody, TopicBody
 from logferry.gateway.config import Config
-from logferry.gateway.contract.names import MAX_SEQNO, Malformed, check_source_id, check_topic, full_topic
+from logferry.gateway.contract.names import Malformed, check_source_id, check_topic, full_topic
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.errors import LaneMoved, Problem
 from logferry.gateway.http.admission import Admission
@@ -30,21 +31,9 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.lanes.transaction import ForgetOutcome, ForgetSource, HeartbeatOutcome, RecordHeartbeat
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.remote_sources import RemoteSources
-from pydantic import BaseModel, ConfigDict, Field
 
 _PAGE: Final = 1000
 _STATE_BYTES: Final = 256
-_Count = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
-
-
-class HeartbeatBody(BaseModel):
-    """The body of ``POST …/heartbeat``; a field left out keeps its previous value."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    watermark_ms: _Count | None = None
-    position: _Count | None = None
-    size: _Count | None = None
-    finished: bool | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -131,11 +120,30 @@ class SourcesApi:
     quotas: Quotas
 
     def add_to(self, routes: Routes) -> None:
-        sources = "/v1/topics/{topic}/sources"
+        topic = "/v1/topics/{topic}"
+        routes.add("GET", "/v1/topics", "topics", self.list_topics, Right.KNOWN)
+        routes.add("GET", topic, "topic", self.get_topic, Right.TOPIC)
+        routes.add("PUT", topic, "put_topic", self.put_topic, Right.ADMIN)
+        sources = topic + "/sources"
         routes.add("GET", sources, "sources", self.list, Right.SOURCE)
         routes.add("GET", sources + "/{source}", "source", self.get, Right.SOURCE)
         routes.add("DELETE", sources + "/{source}", "forget", self.forget, Right.ADMIN)
         routes.add("POST", sources + "/{source}/heartbeat", "heartbeat", self.heartbeat, Right.WRITE)
+
+    async def list_topics(self, call: Call) -> web.StreamResponse:
+        call.knows_only()
+        return json_response({"topics": await self.topics.describe_all(call.caller.may_see)})
+
+    async def get_topic(self, call: Call) -> web.StreamResponse:
+        call.knows_only()
+        return json_response(await self.topics.describe(call.first("topic")))
+
+    async def put_topic(self, call: Call) -> web.StreamResponse:
+        call.knows_only()
+        name = check_topic(call.first("topic"))
+        wanted = await self.admission.document(call.request, TopicBody)
+        found, created = await self.topics.put(name, wanted.partitions, wanted.retention_ms)
+        return json_response(found, status=201 if created else 200)
 
     async def get(self, call: Call) -> web.StreamResponse:
         dc = call.query.get("dc", self.config.dc)
