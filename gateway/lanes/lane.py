@@ -31,7 +31,6 @@ from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.errors import LaneLost, LaneMoved, Problem
 from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.transactional_producer import NotCommitted, OutcomeUnknown
 from logferry.gateway.lanes.authority import Refusal
 from logferry.gateway.lanes.dedup import SourceTable
@@ -54,7 +53,7 @@ _CERTAIN_REFUSALS: Final = ("overlap", "out-of-order", "overloaded")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Lane(LaneLifecycle):
+class Lane(LaneLifecycle[GroupCommit]):
     config: Config
     kafka: KafkaClient
     topics: TopicCatalog
@@ -62,8 +61,6 @@ class Lane(LaneLifecycle):
     table: SourceTable = field(default_factory=SourceTable)
     _waiting: PendingRequests = field(default_factory=PendingRequests)
     _expired: deque[bytes] = field(default_factory=deque)
-    _producer: GroupCommit | None = None
-    _before: dict[str, FencedProducer] = field(default_factory=dict)
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
     _next_confirmation: asyncio.Task[None] | None = None
     _confirmation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -142,12 +139,12 @@ class Lane(LaneLifecycle):
     # ---- for `LaneLifecycle` ----------------------------------------------------------------------------------------
 
     @property
-    def producer(self) -> GroupCommit | None:
-        return self._producer
-
-    @property
     def is_done(self) -> bool:
         return not self._waiting.is_queued
+
+    @property
+    def has_work(self) -> bool:
+        return self._waiting.is_queued or bool(self._expired)
 
     def failed(self, error: BaseException) -> None:
         self.metrics.failed(error)
@@ -161,80 +158,42 @@ class Lane(LaneLifecycle):
         self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
         self.metrics.closed()
 
-    async def drop_producer(self) -> None:
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            self._before = producer.producers
-            await producer.discard()
+    def make_producer(self) -> GroupCommit:
+        return GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)
 
-    async def open(self, *, first: bool) -> None:
-        if self._producer is not None:
-            return
-        started = time.monotonic()
-        self.lane_state.enter("fencing", "another worker may have had it" if self._invalidated else None)
-        self._invalidated = False
-        producer = GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)
-        self._producer = producer
-        await producer.fence()
-        fenced = time.monotonic()
-        self.lane_state.enter("replaying")
+    async def replay(self, producer: GroupCommit) -> None:
         max_sources = self.config.limits.lane_sources
         self.table = await replay(self.kafka, self.config.state_topic, self.number, max_sources, producer.state_end)
-        self.lane_state.enter("serving", "open")
-        now = time.monotonic()
-        self.metrics.opened(first=first, replay_s=now - fenced)
-        log.event(
-            "lane_open",
-            lane=self.number,
-            sources=len(self.table),
-            fence_ms=round((fenced - started) * 1000),
-            replay_ms=round((now - fenced) * 1000),
-        )
+
+    def opened(self, *, first: bool, replay_s: float) -> dict[str, Any]:
+        self.metrics.opened(first=first, replay_s=replay_s)
         self._waiting.settle(self.table)
+        return {"sources": len(self.table)}
 
     # ---- serving ----------------------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
-        while True:
-            while not (self._waiting.is_queued or self._expired or self._invalidated):
-                if self._closing:
-                    return
-                self._wake.clear()
-                await self._wake.wait()
-            if self._invalidated:
-                await self.drop_producer()
-                await self.open(first=False)
-                continue
-            producer = self._producer
-            if producer is None:
-                raise LaneLost(f"lane {self.number} has no producer")
-            await producer.settled()
-            draft = await self._draft()
-            if draft.is_empty():
-                continue
-            started, throttled_s = time.monotonic(), producer.throttled_s
-            self.lane_state.begin()
-            try:
-                offsets = await producer.transact(draft)
-            except NotCommitted as failure:
-                self.topics.health.refuse(
-                    {tp: why for tp, why in failure.unavailable.items() if tp != producer.lane.state}
-                )
-                self._waiting.undo(draft, failure)
-                raise
-            except OutcomeUnknown:
-                self._waiting.fail_queued(draft.touches)
-                raise
-            for key, raw in draft.states.items():
-                self.table.apply(key, raw)
-            throttled_s = producer.throttled_s - throttled_s
-            self.lane_state.commit(throttled_s)
-            self.metrics.throttled(throttled_s)
-            self.metrics.committed(time.monotonic() - started, draft.chunks)
-            self._waiting.commit(offsets)
-            if producer.is_troubled:
-                await self.drop_producer()
-                await self.open(first=False)
+    async def transact(self, producer: GroupCommit) -> None:
+        draft = await self._draft()
+        if draft.is_empty():
+            return
+        started, throttled_s = time.monotonic(), producer.throttled_s
+        self.lane_state.begin()
+        try:
+            offsets = await producer.transact(draft)
+        except NotCommitted as failure:
+            self.topics.health.refuse({tp: why for tp, why in failure.unavailable.items() if tp != producer.lane.state})
+            self._waiting.undo(draft, failure)
+            raise
+        except OutcomeUnknown:
+            self._waiting.fail_queued(draft.touches)
+            raise
+        for key, raw in draft.states.items():
+            self.table.apply(key, raw)
+        throttled_s = producer.throttled_s - throttled_s
+        self.lane_state.commit(throttled_s)
+        self.metrics.throttled(throttled_s)
+        self.metrics.committed(time.monotonic() - started, draft.chunks)
+        self._waiting.commit(offsets)
 
     async def _draft(self) -> Draft:
         """Assembles the next transaction; requests that need not wait for it are answered at once.

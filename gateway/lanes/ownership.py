@@ -54,7 +54,7 @@ class WorkerGroup:
     rebalances: int = -1
 
 
-LaneT = TypeVar("LaneT", bound=LaneLifecycle)
+LaneT = TypeVar("LaneT", bound=LaneLifecycle[Any])
 
 
 class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc]

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from aiokafka import errors
@@ -196,13 +197,16 @@ async def test_a_lane_that_cannot_be_read_refuses_and_serves_again_when_it_can(m
     is_mended, opened = False, asyncio.Event()
 
     class Alone(Lane):
-        async def open(self, *, first: bool) -> None:
-            self.lane_state.enter("fencing")
-            self.lane_state.enter("replaying")
+        def make_producer(self) -> Any:
+            return Mock(fence=AsyncMock(), discard=AsyncMock(), producers={})
+
+        async def replay(self, producer: Any) -> None:
             if not is_mended:
                 raise LaneUnreadable("state-0: the record at offset 7 cannot be decoded")
-            self.lane_state.enter("serving")
+
+        def opened(self, *, first: bool, replay_s: float) -> dict[str, Any]:
             opened.set()
+            return {}
 
     async def ours(_: int) -> None:
         return
