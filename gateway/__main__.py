@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from logferry.gateway.config import load
-from logferry.gateway.service.supervisor import run_service
+from logferry.gateway.service.processes import run_service
 from logferry.gateway.service.worker import serve
 
 

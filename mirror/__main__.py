@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from logferry.gateway.service.supervisor import run_service
+from logferry.gateway.service.processes import run_service
 from logferry.mirror.config import load
 from logferry.mirror.worker import serve
 

@@ -19,7 +19,7 @@ from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.lanes.ownership import Ownership
-from logferry.gateway.service.process import HealthApi
+from logferry.gateway.service.processes import HealthApi
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import STOPS, MirroredPartition
 from logferry.mirror.lanes.lane import MirrorLane

@@ -16,7 +16,7 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.metadata_request import TopicMetadata
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service import preflight
-from logferry.gateway.service.process import Parts, serve_worker
+from logferry.gateway.service.processes import Parts, serve_worker
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.durability import replication
 from logferry.gateway.topics.offset_translation import OffsetTranslation

@@ -25,7 +25,7 @@ from logferry.gateway.http.auth import Right
 from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.request import optional_number, percent_decoded
 from logferry.gateway.http.router import Call, Routes, json_response
-from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.lanes.transaction import ForgetOutcome, ForgetSource, HeartbeatOutcome, RecordHeartbeat

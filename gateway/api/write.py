@@ -30,7 +30,7 @@ from logferry.gateway.http.request import (
 )
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.transaction import OpenSession, SessionOutcome, WriteChunks, WriteOutcome
 from logferry.gateway.metrics import count_chunks

@@ -32,11 +32,9 @@ from logferry.gateway.errors import LaneLost, LaneMoved, Problem
 from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.transactional_producer import NotCommitted, OutcomeUnknown
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import SourceTable
-from logferry.gateway.lanes.group_commit import GroupCommit
+from logferry.gateway.lanes.dedup import Refusal, SourceTable
+from logferry.gateway.lanes.group_commit import Answered, GroupCommit, PendingRequest, PendingRequests
 from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
-from logferry.gateway.lanes.pending import Answered, PendingRequest, PendingRequests
 from logferry.gateway.lanes.replay import replay_states
 from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
 from logferry.gateway.metrics import LaneMetrics

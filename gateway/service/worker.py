@@ -34,7 +34,7 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY, LaneMetrics
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.service import preflight
-from logferry.gateway.service.process import HealthApi, Parts, serve_worker
+from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.offset_translation import OffsetTranslation
 from logferry.gateway.topics.remote_sources import RemoteSources

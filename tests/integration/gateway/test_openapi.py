@@ -26,7 +26,7 @@ from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.errors import PROBLEMS
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes
-from logferry.gateway.service.process import HealthApi
+from logferry.gateway.service.processes import HealthApi
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 

@@ -18,7 +18,7 @@ from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Call
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import Refusal
 
 TOKEN = {"name": "tenant", "sha256": "0" * 64, "write": ["*"], "chunks_per_s": 5}
 CONFIG = Config.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "x:1"}, "tokens": [TOKEN]})

@@ -8,8 +8,7 @@ from logferry.gateway.contract.names import partition_of
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import SourceTable
+from logferry.gateway.lanes.dedup import Refusal, SourceTable
 from logferry.gateway.lanes.transaction import (
     Draft,
     ForgetOutcome,
