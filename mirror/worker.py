@@ -74,25 +74,21 @@ class _Joined:
         self.targets = TargetTopics(kafka, config.accept_weak_kafka, alters=config.carry_settings)
         self.budget = MemoryBudget(config.limits.waiting_bytes)
         self.chained = chain_histories(config, remotes)
-        self.ownership = Ownership(config, url, kafka, self._make_lane)
         self.links: dict[str, RemoteCluster] = {}
-        for remote, there in remotes:
-            sources = config.sources_of(remote)
-            self.links[remote.dc] = RemoteCluster(remote, there, config.limits, self.budget, sources, self._on_topics)
-        self._without_cycle: set[str] = set()
-
-    def _make_lane(self, number: int, grace_s: float) -> MirrorLane:
-        return MirrorLane(
-            number=number,
-            grace_s=grace_s,
-            confirm_ownership=self.ownership.confirm,
-            config=self.config,
-            kafka=self.kafka,
+        make_lane = partial(
+            MirrorLane,
+            config=config,
+            kafka=kafka,
             targets=self.targets,
             links=self.links,
             budget=self.budget,
             chains=self.chained,
         )
+        self.ownership = Ownership(config, url, kafka, make_lane)
+        for remote, there in remotes:
+            sources = config.sources_of(remote)
+            self.links[remote.dc] = RemoteCluster(remote, there, config.limits, self.budget, sources, self._on_topics)
+        self._without_cycle: set[str] = set()
 
     async def _on_topics(self, link: RemoteCluster, topics: dict[str, TopicMetadata]) -> None:
         dc = link.remote.dc

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from aiokafka import errors
 from logferry.gateway import log
@@ -37,7 +37,7 @@ from logferry.gateway.lanes.group_commit import Answered, GroupCommit, PendingRe
 from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
 from logferry.gateway.lanes.replay import replay_states
 from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
-from logferry.gateway.metrics import LaneMetrics
+from logferry.gateway.metrics import KAFKA_THROTTLED, LANES, count_written
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.turns import Turns
 
@@ -55,7 +55,7 @@ class Lane(LaneLifecycle[GroupCommit]):
     config: Config
     kafka: KafkaClient
     topics: TopicCatalog
-    metrics: LaneMetrics
+    metrics: ClassVar = LANES
     table: SourceTable = field(default_factory=SourceTable)
     _waiting: PendingRequests = field(default_factory=PendingRequests)
     _expired: deque[bytes] = field(default_factory=deque)
@@ -144,9 +144,6 @@ class Lane(LaneLifecycle[GroupCommit]):
     def has_work(self) -> bool:
         return self._waiting.is_queued or bool(self._expired)
 
-    def failed(self, error: BaseException) -> None:
-        self.metrics.failed(error)
-
     def stopped(self) -> None:
         queued = f"lane {self.number} is stopped: {self.why}"
         self._waiting.end(queued, queued)
@@ -154,7 +151,6 @@ class Lane(LaneLifecycle[GroupCommit]):
     def ended(self) -> None:
         moved = f"lane {self.number} moved to another worker"
         self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
-        self.metrics.closed()
 
     def make_producer(self) -> GroupCommit:
         return GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)
@@ -163,8 +159,7 @@ class Lane(LaneLifecycle[GroupCommit]):
         max_sources = self.config.limits.lane_sources
         self.table = await replay(self.kafka, self.config.state_topic, self.number, max_sources, producer.state_end)
 
-    def opened(self, *, first: bool, replay_s: float) -> dict[str, Any]:
-        self.metrics.opened(first=first, replay_s=replay_s)
+    def opened(self) -> dict[str, Any]:
         self._waiting.settle(self.table)
         return {"sources": len(self.table)}
 
@@ -189,8 +184,9 @@ class Lane(LaneLifecycle[GroupCommit]):
             self.table.apply(key, raw)
         throttled_s = producer.throttled_s - throttled_s
         self.lane_state.commit(throttled_s)
-        self.metrics.throttled(throttled_s)
-        self.metrics.committed(time.monotonic() - started, draft.chunks)
+        KAFKA_THROTTLED.labels(str(self.number)).inc(throttled_s)
+        self.metrics.committed(time.monotonic() - started)
+        count_written(draft.chunks)
         self._waiting.commit(offsets)
 
     async def _draft(self) -> Draft:

@@ -15,13 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.errors import LaneLost, LaneUnreadable
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.transactional_producer import NotCommitted, OutcomeUnknown, TransactionalProducer
+from logferry.gateway.metrics import LaneMetrics
 
 # State → the states that may follow. opening: before the fence, and between retries after a failure. serving → fencing:
 # another worker may have owned the lane meanwhile, or a broker was away. stopped: its state cannot be read; an operator
@@ -130,6 +131,7 @@ ProducerT = TypeVar("ProducerT", bound=TransactionalProducer)
 class LaneLifecycle(ABC, Generic[ProducerT]):
     """A lane of this worker. `run` opens and serves it until `close`, or until the group revokes it."""
 
+    metrics: ClassVar[LaneMetrics]
     number: int
     confirm_ownership: Callable[[int], Awaitable[None]]
     grace_s: float = 0.0
@@ -177,6 +179,7 @@ class LaneLifecycle(ABC, Generic[ProducerT]):
                     # Only the log gets the full error: its text may name a topic that the caller must not know of.
                     self.lane_state.fail(error)
                     log.event("lane_failed", lane=self.number, error=repr(error))
+                    self.metrics.failed(self.number, error)
                     self.failed(error)
                     await self.drop_producer()
                     if self._closing:
@@ -192,6 +195,7 @@ class LaneLifecycle(ABC, Generic[ProducerT]):
             self._closing = True
             self.lane_state.enter("closed")
             await self.drop_producer()
+            self.metrics.closed(self.number)
             self.ended()
 
     def close(self) -> None:
@@ -219,7 +223,8 @@ class LaneLifecycle(ABC, Generic[ProducerT]):
         await self.replay(producer)
         self.lane_state.enter("serving", "open")
         replay_s = time.monotonic() - fenced
-        facts = self.opened(first=first, replay_s=replay_s)
+        facts = self.opened()
+        self.metrics.opened(self.number, first=first, replay_s=replay_s)
         fence_ms, replay_ms = round((fenced - started) * 1000), round(replay_s * 1000)
         log.event("lane_open", lane=self.number, **facts, fence_ms=fence_ms, replay_ms=replay_ms)
 
@@ -289,16 +294,15 @@ class LaneLifecycle(ABC, Generic[ProducerT]):
         """Reads what the lane recorded, up to the producer's fence."""
 
     @abstractmethod
-    def opened(self, *, first: bool, replay_s: float) -> dict[str, Any]:
+    def opened(self) -> dict[str, Any]:
         """The lane serves from now on. Returns the facts for the log."""
 
     @abstractmethod
     async def transact(self, producer: ProducerT) -> None:
         """Does what is due, in one transaction or none."""
 
-    @abstractmethod
     def failed(self, error: BaseException) -> None:
-        """For metrics, and for state that a failure changes."""
+        """For state that a failure changes."""
 
     @abstractmethod
     def stopped(self) -> None:

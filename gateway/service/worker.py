@@ -31,7 +31,7 @@ from logferry.gateway.kafka.metadata_request import DescribeQuorumRequest, read_
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import STATES
 from logferry.gateway.lanes.ownership import Ownership
-from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY, LaneMetrics
+from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
@@ -62,7 +62,7 @@ async def _parts(
     await preflight.check(kafka, config, ())
     await compare_clocks(kafka)
     topics = TopicCatalog(kafka, config)
-    ownership = _ownership(config, url, kafka, topics)
+    ownership = Ownership(config, url, kafka, partial(Lane, config=config, kafka=kafka, topics=topics))
     admission = Admission(config.limits)
     forwarding = Forwarding(config, ownership, admission)
     await forwarding.start()
@@ -94,22 +94,6 @@ async def _parts(
     if config.graphite is not None:
         ownership.run_in_background(send_to_graphite(config.graphite, config.dc, worker))
     return Parts(ownership, routes, config.limits, sessions.stop)
-
-
-def _ownership(config: Config, url: str, kafka: KafkaClient, topics: TopicCatalog) -> Ownership[Lane]:
-    def make_lane(number: int, grace_s: float) -> Lane:
-        return Lane(
-            number=number,
-            grace_s=grace_s,
-            config=config,
-            kafka=kafka,
-            topics=topics,
-            metrics=LaneMetrics(str(number)),
-            confirm_ownership=ownership.confirm,
-        )
-
-    ownership = Ownership(config, url, kafka, make_lane)
-    return ownership
 
 
 async def expire_requests(ownership: Ownership[Lane]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from logferry.gateway import log
 from logferry.gateway.contract.mirror_checkpoint import partitions_of_lane
@@ -37,6 +37,7 @@ _PASS_S: Final = 0.5
 class MirrorLane(LaneLifecycle[TransactionalProducer]):
     """One lane of the mirror. ``links``: by the data centre whose topics they bring."""
 
+    metrics: ClassVar = metrics.LANES
     config: MirrorConfig
     kafka: KafkaClient
     targets: TargetTopics
@@ -63,7 +64,6 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         return is_ready or bool(self._resumes) or self._passing
 
     def failed(self, error: BaseException) -> None:
-        metrics.failed(self.number, error)
         self.targets.invalidate()
         for link in self.links.values():
             link.refresh_soon()
@@ -84,7 +84,6 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         self._refuse_resumes(f"lane {self.number} is stopped: {self.why}")
 
     def ended(self) -> None:
-        metrics.closed(self.number)
         self._refuse_resumes(f"lane {self.number} moved to another worker; try again")
 
     def _refuse_resumes(self, why: str) -> None:
@@ -123,10 +122,9 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         await transactions.replay()
         self._transactions = transactions
 
-    def opened(self, *, first: bool, replay_s: float) -> dict[str, Any]:
+    def opened(self) -> dict[str, Any]:
         for link in self.links.values():
             self.adopt(link, link.topics)
-        metrics.opened(self.number, first=first, replay_s=replay_s)
         return {"partitions": len(self.partitions)}
 
     def adopt(self, link: RemoteCluster, topics: dict[str, TopicMetadata]) -> None:
@@ -257,7 +255,8 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         self.lane_state.commit()
         for partition in taken:
             self._retried.committed(partition.tp)
-        metrics.committed(time.monotonic() - started, taken)
+        self.metrics.committed(time.monotonic() - started)
+        metrics.count_copied(taken)
 
     # ---- resuming after a stop --------------------------------------------------------------------------------
 

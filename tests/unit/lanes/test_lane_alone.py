@@ -21,7 +21,6 @@ from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes import lifecycle
 from logferry.gateway.lanes.lane import Lane, replay
 from logferry.gateway.lanes.transaction import WriteChunks, WriteOutcome
-from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.topics.catalog import TopicCatalog
 
 TOPIC = TopicFacts("dc1.t", b"i" * 16, 2, 1 << 20)
@@ -112,7 +111,6 @@ def make_lane(confirm: Callable[[int], Awaitable[None]], kind: type[Lane] = Lane
         config=config,
         kafka=NO_KAFKA,
         topics=topics,
-        metrics=LaneMetrics("0"),
         confirm_ownership=confirm,
     )
 
@@ -204,7 +202,7 @@ async def test_a_lane_that_cannot_be_read_refuses_and_serves_again_when_it_can(m
             if not is_mended:
                 raise LaneUnreadable("state-0: the record at offset 7 cannot be decoded")
 
-        def opened(self, *, first: bool, replay_s: float) -> dict[str, Any]:
+        def opened(self) -> dict[str, Any]:
             opened.set()
             return {}
 

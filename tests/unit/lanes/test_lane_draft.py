@@ -13,7 +13,6 @@ from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import now_ms
-from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.topics.catalog import TopicCatalog
 
 _SILENT = 5000
@@ -32,7 +31,6 @@ def lane_with(silent: int, alive: int = 0) -> Lane:
         config=config,
         kafka=kafka,
         topics=TopicCatalog(kafka, config),
-        metrics=LaneMetrics("0"),
         confirm_ownership=AsyncMock(),
     )
     for number in range(silent + alive):
