@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,6 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import Parts, serve_worker
 from logferry.gateway.tls import kafka_options
-from logferry.gateway.topics.durability import replication
 from logferry.gateway.topics.offset_translation import OffsetTranslation
 from logferry.mirror.config import MirrorConfig, Remote
 from logferry.mirror.lanes.chain import chain_histories, reject_cycles
@@ -31,6 +30,14 @@ from logferry.mirror.status_api import LIMITS, MirrorApi
 
 # How often the stops that end by themselves are looked at.
 _RETRY_STOPS_S: Final = 0.5
+# The offset history is retained permanently: it is small, also for records that are gone.
+_HISTORY_CONFIGS: Final = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "compression.type": "producer",
+    "unclean.leader.election.enable": "false",
+}
 
 
 async def serve(config: MirrorConfig, worker: int, reload: Callable[[], MirrorConfig]) -> None:
@@ -43,7 +50,8 @@ async def _parts(
 ) -> Parts[MirrorLane]:
     # First: it names the weakness where no topic can be created like ours.
     await preflight.check(kafka, config, (config.history_topic,))
-    await _create_history_topic(kafka, config)
+    await preflight.create_topic(kafka, config, config.history_topic, _HISTORY_CONFIGS)
+    await preflight.wait_until_created(kafka, config.history_topic)
     remotes = []
     for remote in config.remotes:
         there = KafkaClient(kafka_options(remote.kafka), f"{config.group}-{remote.dc}")
@@ -120,23 +128,3 @@ async def _retry_stops(ownership: Ownership[MirrorLane]) -> None:
         await asyncio.sleep(_RETRY_STOPS_S)
         for lane in ownership.held():
             lane.retry_stops()
-
-
-async def _create_history_topic(kafka: KafkaClient, config: MirrorConfig) -> None:
-    """The offset history is retained permanently: it is small, also for records that are gone."""
-    topic = config.history_topic
-    if topic in (await kafka.describe([topic])).topics:
-        return
-    brokers = len((await kafka.describe([])).brokers)
-    replicas, in_sync = replication(config.accept_weak_kafka, brokers)
-    settings = {
-        "cleanup.policy": "delete",
-        "retention.ms": "-1",
-        "retention.bytes": "-1",
-        "compression.type": "producer",
-        "unclean.leader.election.enable": "false",
-        "min.insync.replicas": str(in_sync),
-    }
-    with suppress(errors.TopicAlreadyExistsError):
-        await kafka.create_topic(topic, config.lanes, replicas, settings)
-    await preflight.wait_until_created(kafka, topic)
