@@ -104,7 +104,6 @@ def _is_foreign(state: SourceState, token: str | None) -> bool:
     return state.session != 0 and state.token is not None and state.token != token
 
 
-_PACKED_BYTES = 23
 # A longer state key counts as so many more sources, for each so many bytes.
 _KEY_BYTES = 256
 _VERSION = bytes([STATE_VERSION])
@@ -192,60 +191,8 @@ def beat(state: SourceState, new: Heartbeat) -> SourceState:
     return state._replace(heartbeat=old._replace(**said))
 
 
-class _Ids:
-    """Topic ids and names of tokens by number, so that a packed state needs one byte for each.
-
-    Packed: number of the topic id, flags, the low 2 bytes of the partition, the low 6 of recorded, session and
-    written_ms, and the number of the token.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self._ids: list[bytes] = []
-        self._token_numbers: dict[bytes, int] = {b"": 0}
-        self._tokens: list[bytes] = [b""]
-
-    def packed(self, raw: bytes) -> bytes:
-        """The encoded state in 23 bytes, or as it is where it does not fit."""
-        high = raw[2:4] + raw[22:24] + raw[30:40] + raw[46:48]
-        if raw[1] & _HAS_HEARTBEAT or any(high):
-            return raw
-        token = self._token_numbers.get(raw[_STATE.size :])
-        if token is None:
-            if len(self._tokens) == 256:
-                return raw
-            token = self._token_numbers[raw[_STATE.size :]] = len(self._tokens)
-            self._tokens.append(raw[_STATE.size :])
-        topic_id = raw[6:22]
-        number = self._numbers.get(topic_id)
-        if number is None:
-            if len(self._ids) == 256:
-                return raw
-            number = self._numbers[topic_id] = len(self._ids)
-            self._ids.append(topic_id)
-        return b"%c%b%b%b%b%b%c" % (number, raw[1:2], raw[4:6], raw[24:30], raw[40:46], raw[48:54], token)
-
-    def token(self, kept: bytes) -> bytes:
-        """The name of the token of a state, packed or not; empty: none."""
-        return self._tokens[kept[-1]] if len(kept) == _PACKED_BYTES else _token(kept)
-
-    def unpacked(self, kept: bytes) -> SourceState:
-        if len(kept) != _PACKED_BYTES:
-            return SourceState.decode(kept)
-        flags = kept[1]
-        return SourceState(
-            self._ids[kept[0]],
-            int.from_bytes(kept[2:4]),
-            int.from_bytes(kept[4:10]) if flags & _HAS_RECORDED else None,
-            0 if flags & _HAS_BASE else None,
-            int.from_bytes(kept[10:16]),
-            int.from_bytes(kept[16:22]),
-            None,
-            self._tokens[kept[22]].decode() or None,
-        )
-
-
 def _token(raw: bytes) -> bytes:
+    """The name of the token in an encoded state; empty: none."""
     if not raw[1] & _HAS_TOKEN:
         return b""
     return raw[_STATE.size + (_HEARTBEAT.size if raw[1] & _HAS_HEARTBEAT else 0) :]
@@ -258,15 +205,13 @@ def weight(key: bytes) -> int:
 
 @dataclass(slots=True)
 class SourceTable:
-    """The committed states of one lane, kept as bytes: a million sources must fit.
+    """The committed states of one lane, kept as in the state topic: a million sources must fit.
 
-    The usual state (a base of zero or none, no heartbeat, numbers below 2^48) takes 23 bytes, see `_Ids`; any
-    other stays encoded as in the state topic. ``shares``: how many sources there are, by the token of each.
+    ``shares``: how many sources there are, by the token of each.
     """
 
     shares: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
     _states: dict[bytes, bytes] = field(default_factory=dict)
-    _ids: _Ids = field(default_factory=_Ids)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
     _pins: dict[tuple[str, str], tuple[bytes, int, int]] = field(default_factory=dict)
 
@@ -290,11 +235,11 @@ class SourceTable:
         kept = self._states.get(key)
         if key[:1] == b"k":
             self._apply_pin(SourceIdentity.of_state_key(key), kept is None, raw)
-        self._count(key, None if kept is None else self._ids.token(kept), None if raw is None else _token(raw))
+        self._count(key, None if kept is None else _token(kept), None if raw is None else _token(raw))
         if raw is None:
             self._states.pop(key, None)
         else:
-            self._states[key] = self._ids.packed(raw)
+            self._states[key] = raw
 
     def _count(self, key: bytes, before: bytes | None, after: bytes | None) -> None:
         """The tokens of a state before and after it changes; empty: none; None: there is no state."""
@@ -335,4 +280,4 @@ class SourceTable:
 
     def read(self, key: bytes) -> SourceState | None:
         kept = self._states.get(key)
-        return None if kept is None else self._ids.unpacked(kept)
+        return None if kept is None else SourceState.decode(kept)
