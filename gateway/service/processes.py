@@ -28,7 +28,7 @@ from logferry.gateway.config import ConfigError, Limits, ServiceConfig
 from logferry.gateway.errors import CannotListen, Problem, WeakKafka
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.router import Call, Routes, json_response
-from logferry.gateway.http.server import ListeningSite, Server
+from logferry.gateway.http.server import Server
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.ownership import LaneT, Ownership
 from logferry.gateway.service.preflight import connect_to_kafka
@@ -134,9 +134,6 @@ def supervise(module: str, configuration: Path, workers: int) -> int:
     return worst
 
 
-_DRAIN_S: Final = 5.0
-
-
 @dataclass(frozen=True, slots=True)
 class Parts(Generic[LaneT]):
     """What a service is made of. ``before_close``: ends what keeps requests open."""
@@ -175,15 +172,14 @@ async def serve_worker(
         await connect_to_kafka(kafka)
         parts = await make(url, kafka, gate, stack)
         ownership, routes = parts.ownership, parts.routes
-        runner = web.ServerRunner(Server(routes, parts.limits), shutdown_timeout=_DRAIN_S)
-        await runner.setup()
+        server = Server(routes, parts.limits)
         # Stopping goes from the end: the lanes move to other workers, waiting requests are forwarded to them, and only
         # then the owners are no longer followed.
         stack.push_async_callback(ownership.stop)
-        stack.push_async_callback(runner.cleanup)
+        stack.push_async_callback(server.close)
         if parts.before_close is not None:
             stack.push_async_callback(parts.before_close)
-        await ListeningSite(runner, config.host, config.port(worker), context).start()
+        await server.listen(config.host, config.port(worker), context)
         await ownership.start()
         stack.push_async_callback(ownership.leave)
         log.event("worker_started", url=url, dc=config.dc, worker=worker)
