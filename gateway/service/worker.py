@@ -19,7 +19,6 @@ from logferry.gateway.api.openapi import all_routes
 from logferry.gateway.api.read import ReadApi
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
-from logferry.gateway.api.write import WriteApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
 from logferry.gateway.fair_share import FairShare
@@ -73,7 +72,6 @@ async def _parts(
     routes = all_routes(
         gate,
         (
-            WriteApi(config, topics, forwarding, admission, quotas, url).add_to,
             SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
