@@ -18,8 +18,8 @@ from aiokafka.errors import KafkaError
 from logferry.gateway.api import schemas
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
+from logferry.gateway.http.admission import Quotas
 from logferry.gateway.http.auth import Right
-from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.metadata_request import TopicMetadata

@@ -22,9 +22,8 @@ from logferry.gateway.api.status import StatusApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
 from logferry.gateway.fair_share import FairShare
-from logferry.gateway.http.admission import Admission
+from logferry.gateway.http.admission import Admission, Quotas
 from logferry.gateway.http.auth import Gate
-from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
 from logferry.gateway.kafka.metadata_request import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
