@@ -235,20 +235,15 @@ class SourceTable:
         kept = self._states.get(key)
         if key[:1] == b"k":
             self._apply_pin(SourceIdentity.of_state_key(key), kept is None, raw)
-        self._count(key, None if kept is None else _token(kept), None if raw is None else _token(raw))
+        before, after = None if kept is None else _token(kept), None if raw is None else _token(raw)
+        if before is not None and before != after:
+            self.shares.give(before.decode() or None, weight(key))
+        if after is not None and before != after:
+            self.shares.take(after.decode() or None, weight(key))
         if raw is None:
             self._states.pop(key, None)
         else:
             self._states[key] = raw
-
-    def _count(self, key: bytes, before: bytes | None, after: bytes | None) -> None:
-        """The tokens of a state before and after it changes; empty: none; None: there is no state."""
-        if before == after:
-            return
-        if before is not None:
-            self.shares.give(before.decode() or None, weight(key))
-        if after is not None:
-            self.shares.take(after.decode() or None, weight(key))
 
     def _apply_pin(self, source: SourceIdentity, is_new: bool, raw: bytes | None) -> None:
         pin = (source.topic, source.key)

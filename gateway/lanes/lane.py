@@ -290,9 +290,5 @@ async def replay(
 ) -> SourceTable:
     """The sources of the lane, by their states in Kafka. Raises as `replay_states` does."""
     table = SourceTable(FairShare(max_sources))
-
-    def remedy(offset: int) -> str:
-        return f"; else: logferry lanes --config FILE --forget {partition}:{offset}"
-
-    await replay_states(kafka, topic, partition, table.apply, remedy, up_to)
+    await replay_states(kafka, topic, partition, table.apply, up_to)
     return table
