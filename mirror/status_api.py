@@ -22,10 +22,9 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service.processes import HealthApi
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import STOPS, MirroredPartition
-from logferry.mirror.lanes.lane import MirrorLane
+from logferry.mirror.lanes.lane import REGISTRY, MirrorLane
 from logferry.mirror.lanes.resume import CannotResume
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.metrics import REGISTRY
 from logferry.mirror.remote.cluster import RemoteCluster
 from logferry.mirror.remote.flow_control import MemoryBudget
 from prometheus_client.core import GaugeMetricFamily, Metric

@@ -66,30 +66,24 @@ _UNPACKED_INLINE_BYTES: Final = 1 << 17
 
 
 @lru_cache(maxsize=4096)
-def _topic_of(dc: str, escaped: str) -> str:
+def topic_of(dc: str, escaped: str) -> str:
+    """The full name of the topic that a segment of the path names for writing. Raises Malformed."""
     return full_topic(dc, check_topic(percent_decoded(escaped, "topic")))
-
-
-def topic_of(call: Call, dc: str) -> str:
-    """The full name of the topic that the path names for writing. Raises Malformed."""
-    return _topic_of(dc, call.segments[3])
 
 
 def source_of(call: Call, dc: str) -> SourceIdentity:
     """The source that path and query name. Raises Malformed."""
     source_id = check_source_id(call.second("sourceId"))
     key = call.query.get("partition_key")
-    return SourceIdentity(topic_of(call, dc), key if key is None else check_source_id(key, "partition_key"), source_id)
-
-
-def source_bytes(source: SourceIdentity) -> int:
-    """The bytes of its key, which stand in Kafka and in memory as long as its state."""
-    return len(source.state_key())
+    return SourceIdentity(
+        topic_of(dc, call.segments[3]), key if key is None else check_source_id(key, "partition_key"), source_id
+    )
 
 
 def charge_state(quotas: Quotas, call: Call, source: SourceIdentity) -> int:
     """The bytes of a state alone: a session or heartbeat counts as one chunk of so many. Raises Problem ``quota``."""
-    size = _STATE_BYTES + source_bytes(source)
+    # The key stands in Kafka and in memory as long as the state.
+    size = _STATE_BYTES + len(source.state_key())
     if quotas.is_active:
         quotas.take(call.caller.name, source.topic, size, 1)
     return size
@@ -216,7 +210,7 @@ class SourcesApi:
             if self.quotas.is_active:
                 self.quotas.take(call.caller.name, source.topic)
             session, chunks, size = await self._chunks(call, facts)
-            size += source_bytes(source)
+            size += len(source.state_key())
             if self.quotas.is_active:
                 self.quotas.take(call.caller.name, source.topic, sum(len(c.data) for c in chunks), len(chunks))
             request = WriteChunks(facts, source, session, chunks, size, call.caller.name)
@@ -303,7 +297,7 @@ class SourcesApi:
 
     async def list(self, call: Call) -> web.StreamResponse:
         """A page of the topic's sources in the order of their ids; ``next`` is the ``after`` of the next page."""
-        topic = topic_of(call, self.config.dc)
+        topic = topic_of(self.config.dc, call.segments[3])
         call.knows_only("prefix", "idle_for_ms", "after")
         prefix, after = call.query.get("prefix", ""), call.query.get("after", "")
         idle_for_ms = optional_number(call.query, "idle_for_ms")

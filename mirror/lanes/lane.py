@@ -18,7 +18,7 @@ from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.metadata_request import NO_ID, TopicMetadata
 from logferry.gateway.kafka.transactional_producer import NotCommitted, TransactionalProducer
 from logferry.gateway.lanes.lifecycle import LaneLifecycle, now_ms
-from logferry.mirror import metrics
+from logferry.gateway.metrics import LaneMetrics
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes.chain import ChainHistories
@@ -28,16 +28,21 @@ from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.lanes.transaction import LaneTransactions
 from logferry.mirror.remote.cluster import RemoteCluster
 from logferry.mirror.remote.flow_control import MemoryBudget
+from prometheus_client import CollectorRegistry, Counter
 
 # How long a passed marker waits for a record that its position can be committed with.
 _PASS_S: Final = 0.5
+# The mirror's metrics. Labels are few: data centre, lane, result; never a partition.
+REGISTRY: Final = CollectorRegistry()
+RECORDS = Counter("logferry_mirror_records_total", "Mirrored records, by remote data centre", ["dc"], registry=REGISTRY)
+BYTES = Counter("logferry_mirror_bytes_total", "Bytes of the mirrored batches as stored", ["dc"], registry=REGISTRY)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class MirrorLane(LaneLifecycle[TransactionalProducer]):
     """One lane of the mirror. ``links``: by the data centre whose topics they bring."""
 
-    metrics: ClassVar = metrics.LANES
+    metrics: ClassVar = LaneMetrics("logferry_mirror", REGISTRY)
     config: MirrorConfig
     kafka: KafkaClient
     targets: TargetTopics
@@ -253,10 +258,11 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         started = time.monotonic()
         await transactions.commit(taken, origins)
         self.lane_state.commit()
-        for partition in taken:
-            self._retried.committed(partition.tp)
         self.metrics.committed(time.monotonic() - started)
-        metrics.count_copied(taken)
+        for partition, batches in taken.items():
+            self._retried.committed(partition.tp)
+            RECORDS.labels(partition.dc).inc(sum(batch.size for batch in batches))
+            BYTES.labels(partition.dc).inc(sum(batch.size_bytes for batch in batches))
 
     # ---- resuming after a stop --------------------------------------------------------------------------------
 
