@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from logferry.gateway.config import KafkaSettings
-from logferry.gateway.contract.endpoint import check_url
-from logferry.gateway.contract.names import Malformed, check_dc
+from logferry.gateway.contract.names import Malformed, check_dc, check_url
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, TablePaths

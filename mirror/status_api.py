@@ -23,10 +23,9 @@ from logferry.gateway.service.processes import HealthApi
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import STOPS, MirroredPartition
 from logferry.mirror.lanes.lane import REGISTRY, MirrorLane
-from logferry.mirror.lanes.resume import CannotResume
+from logferry.mirror.lanes.stops import CannotResume
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.remote.cluster import RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget, RemoteCluster
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field

@@ -28,11 +28,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from logferry.gateway.config import Config, Limits
 from logferry.gateway.errors import Problem
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.http.auth import Patterns
 from logferry.gateway.http.request import validated
+from logferry.gateway.limits import BURST_S, FairShare, RateLimit, Scope, TokenBucket
 from logferry.gateway.metrics import IN_FLIGHT, THROTTLED, THROTTLED_SECONDS
-from logferry.gateway.rate_limit import BURST_S, RateLimit, Scope, TokenBucket
 from pydantic import BaseModel
 
 _BODY: Final = web.RequestKey("logferry.body", bytes)

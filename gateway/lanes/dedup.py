@@ -46,7 +46,7 @@ from logferry.gateway.contract.source_state import (
     SourceIdentity,
     SourceState,
 )
-from logferry.gateway.fair_share import FairShare
+from logferry.gateway.limits import FairShare
 
 # A chunk outside of the session may be so far above the recorded seqno, or above zero, without ``prev``: one TiB.
 MAX_UNCHAINED_JUMP: Final = 1 << 40

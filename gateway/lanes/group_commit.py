@@ -21,7 +21,6 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.errors import LaneMoved, Problem
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.record_batch import CODECS, batches
@@ -29,6 +28,7 @@ from logferry.gateway.kafka.transactional_producer import NotCommitted, Partitio
 from logferry.gateway.kafka.types import Record
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.transaction import Draft, Outcome, Request, WriteOutcome, resolve
+from logferry.gateway.limits import FairShare
 from logferry.gateway.topics.catalog import TopicCatalog
 
 _BATCH_BYTES: Final = 1 << 20

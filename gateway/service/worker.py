@@ -21,21 +21,20 @@ from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.http.admission import Admission, Quotas
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
-from logferry.gateway.kafka.metadata_request import DescribeQuorumRequest, read_controller_ms
+from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import STATES
 from logferry.gateway.lanes.ownership import Ownership
+from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
 from logferry.gateway.topics.catalog import TopicCatalog
-from logferry.gateway.topics.offset_translation import OffsetTranslation
-from logferry.gateway.topics.remote_sources import RemoteSources
+from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector

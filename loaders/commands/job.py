@@ -27,9 +27,8 @@ from logferry.loaders.errors import (
 from logferry.loaders.planning.reset_plan import PositionChange
 from logferry.loaders.runs.report import Reporter
 from logferry.loaders.runs.run_tables import TableRunner
-from logferry.loaders.spark.kafka_offsets import kafka_topics
-from logferry.loaders.spark.scratch import scratch_folder
-from logferry.loaders.spark.session import is_submitted, spark_session
+from logferry.loaders.spark.kafka_access import kafka_topics
+from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session
 from rich.console import Console
 from rich.markup import escape
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
-from logferry.loaders.batches.reload import offsets_of
+from logferry.loaders.batches.replace_rows import offsets_of
 from logferry.loaders.commands.job import change_table, confirmation
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LoaderConfigError, StorageUnavailable, TopicChanged
@@ -20,9 +20,8 @@ from logferry.loaders.planning.reload_plan import ReloadTarget, held_offsets, ra
 from logferry.loaders.runs.report import Reporter, number
 from logferry.loaders.runs.table_run import put_entry, table_state
 from logferry.loaders.storage.ledger import Ledger
-from logferry.loaders.storage.quarantine import count_rows
 from logferry.loaders.storage.rewrite import rows_of
-from logferry.loaders.storage.tables import TableState
+from logferry.loaders.storage.tables import TableState, count_rows
 from rich.markup import escape
 
 _TRIES: Final = 100

@@ -34,8 +34,7 @@ from logferry.loaders.planning.segment_states import (
 )
 from logferry.loaders.runs.notify import segment_name
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.segment_table import last_check, read_segments, segment_length
-from logferry.loaders.storage.source_table import exclude, read_excluded
+from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table

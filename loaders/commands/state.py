@@ -12,8 +12,7 @@ from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, LoaderConfigError
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.storage.ledger import open_table
-from logferry.loaders.storage.quarantine import active_filter
-from logferry.loaders.storage.tables import read_state
+from logferry.loaders.storage.tables import active_filter, read_state
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -70,7 +69,7 @@ def _quarantined(paths: TablePaths, last: int) -> dict[str, int]:
         return {}
     stored = table.to_pyarrow_dataset()
     found: Counter[str] = Counter()
-    for batch in stored.scanner(columns=["reason"], filter=active_filter(stored.schema.names, last)).to_batches():
+    for batch in stored.scanner(columns=["reason"], filter=active_filter(last)).to_batches():
         found.update({one["values"]: one["counts"] for one in batch.column(0).value_counts().to_pylist()})
     return dict(sorted(found.items()))
 

@@ -21,7 +21,7 @@ from logferry.loaders.errors import StorageUnavailable
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.low_watermark import utc_text
 from logferry.loaders.planning.segment_states import READY, Segment, segment_end
-from logferry.loaders.storage.segment_table import read_segments
+from logferry.loaders.storage.side_tables import read_segments
 
 _TIMEOUT_S: Final = 10.0
 _SENT: Final = "_told"

@@ -23,8 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from logferry.gateway.contract.endpoint import check_token
-from logferry.gateway.contract.names import full_topic, split_topic
+from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, Loader
 from logferry.loaders.config import GatewayAccess, TableJob
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError
@@ -34,9 +33,7 @@ from logferry.loaders.planning.low_watermark import SourceView, low_watermark, w
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.segment_states import WatermarkCheck, check_segments, had_rows_all_day
 from logferry.loaders.planning.source_facts import KnownSources, SourceKey
-from logferry.loaders.storage.left_out_table import known_before
-from logferry.loaders.storage.segment_table import save_check, segments_before
-from logferry.loaders.storage.source_table import moment, read_excluded
+from logferry.loaders.storage.side_tables import known_before, moment, read_excluded, save_check, segments_before
 
 _TIMEOUT_S: Final = 30.0
 # In a partition, chunks are in the order of their times but for less than this: the timeout of a transaction (15 s) and
