@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 from logferry.gateway.config import load
-from logferry.gateway.service.supervisor import run_service
+from logferry.gateway.service.processes import run_service
 from logferry.gateway.service.worker import serve
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 stopped in order, 2 wrong configuration or weak Kafka, 3 Kafka is not there."""
-    # Until the worker can reload its configuration; by default SIGHUP would end the process.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     text = "Receives chunks over HTTP and records each exactly once in Kafka."
     return run_service("gateway", text, argv, load, serve)
 

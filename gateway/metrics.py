@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -43,21 +42,55 @@ FORWARDS = _counter(
 CLOCK_AHEAD = _gauge("logferry_clock_ahead_seconds", "How far this host's clock is ahead of the brokers' clock")
 LOOP_LAG = _histogram("logferry_event_loop_lag_seconds", "Delay of a timer in the event loop", buckets=_LAG)
 
-LANES = _gauge("logferry_lane_open", "1 while this worker serves the lane", ["lane"])
-OPENINGS = _counter(
-    "logferry_lane_openings_total", "Times that a lane was opened, by reason: taken_over, failure", ["lane", "reason"]
-)
-REPLAY_SECONDS = _histogram("logferry_replay_seconds", "Time to replay a lane's states when it opens")
-COMMIT_SECONDS = _histogram(
-    "logferry_transaction_seconds", "Time from the first write of a transaction to its commit", buckets=_LATENCY
-)
 KAFKA_THROTTLED = _counter(
     "logferry_kafka_throttled_seconds_total", "Seconds that Kafka's quotas delayed the transactions of a lane", ["lane"]
 )
-FENCES = _counter("logferry_lane_fences_total", "Times that another worker fenced the lane", ["lane"])
-TRANSACTIONS = _counter(
-    "logferry_transactions_total", "Transactions by result: committed, aborted, unknown", ["result"]
-)
+
+
+class LaneMetrics:
+    """The metrics of a service's lanes: openings, replay, commit time, fences, and transactions by result."""
+
+    def __init__(self, service: str, registry: CollectorRegistry) -> None:
+        """``service``: how the names of its metrics begin."""
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self._open = Gauge(f"{service}_lane_open", "1 while this worker serves the lane", ["lane"], registry=registry)
+        self._openings = counter(
+            f"{service}_lane_openings_total",
+            "Times that a lane was opened, by reason: taken_over, failure",
+            ["lane", "reason"],
+        )
+        self._replay_s = histogram(f"{service}_replay_seconds", "Time to read what a lane recorded when it opens")
+        self._commit_s = histogram(
+            f"{service}_transaction_seconds",
+            "Time from the first write of a transaction to its commit",
+            buckets=_LATENCY,
+        )
+        self._fences = counter(f"{service}_lane_fences_total", "Times that another worker fenced the lane", ["lane"])
+        self._transactions = counter(
+            f"{service}_transactions_total", "Transactions by result: committed, aborted, unknown", ["result"]
+        )
+
+    def opened(self, lane: int, *, first: bool, replay_s: float) -> None:
+        self._open.labels(str(lane)).set(1)
+        self._openings.labels(str(lane), "taken_over" if first else "failure").inc()
+        self._replay_s.observe(replay_s)
+
+    def committed(self, seconds: float) -> None:
+        self._commit_s.observe(seconds)
+        self._transactions.labels("committed").inc()
+
+    def failed(self, lane: int, error: BaseException) -> None:
+        """The lane failed and opens again."""
+        if isinstance(error, Fenced):
+            self._fences.labels(str(lane)).inc()
+        if isinstance(error, NotCommitted | OutcomeUnknown):
+            self._transactions.labels("aborted" if isinstance(error, NotCommitted) else "unknown").inc()
+
+    def closed(self, lane: int) -> None:
+        self._open.labels(str(lane)).set(0)
+
+
+LANES: Final = LaneMetrics("logferry", REGISTRY)
 
 
 def count_chunks(topic: str, result: str, chunks: Sequence[Chunk]) -> None:
@@ -66,33 +99,8 @@ def count_chunks(topic: str, result: str, chunks: Sequence[Chunk]) -> None:
     CHUNK_BYTES.labels(topic, result).inc(sum(len(chunk.data) for chunk in chunks))
 
 
-@dataclass(frozen=True, slots=True)
-class LaneMetrics:
-    """The metrics of one lane: openings, replay, commit time, fences, and transactions by result."""
-
-    lane: str
-
-    def opened(self, *, first: bool, replay_s: float) -> None:
-        LANES.labels(self.lane).set(1)
-        OPENINGS.labels(self.lane, "taken_over" if first else "failure").inc()
-        REPLAY_SECONDS.observe(replay_s)
-
-    def committed(self, seconds: float, chunks: Mapping[tuple[str, int], Sequence[tuple[bytes, Chunk]]]) -> None:
-        COMMIT_SECONDS.observe(seconds)
-        TRANSACTIONS.labels("committed").inc()
-        for (topic, _), written in chunks.items():
-            CHUNKS.labels(topic, "written").inc(len(written))
-            CHUNK_BYTES.labels(topic, "written").inc(sum(len(chunk.data) for _, chunk in written))
-
-    def throttled(self, seconds: float) -> None:
-        KAFKA_THROTTLED.labels(self.lane).inc(seconds)
-
-    def failed(self, error: BaseException) -> None:
-        """The lane failed and opens again."""
-        if isinstance(error, Fenced):
-            FENCES.labels(self.lane).inc()
-        if isinstance(error, NotCommitted | OutcomeUnknown):
-            TRANSACTIONS.labels("aborted" if isinstance(error, NotCommitted) else "unknown").inc()
-
-    def closed(self) -> None:
-        LANES.labels(self.lane).set(0)
+def count_written(chunks: Mapping[tuple[str, int], Sequence[tuple[bytes, Chunk]]]) -> None:
+    """Counts the chunks of a committed transaction, by topic and partition."""
+    for (topic, _), written in chunks.items():
+        CHUNKS.labels(topic, "written").inc(len(written))
+        CHUNK_BYTES.labels(topic, "written").inc(sum(len(chunk.data) for _, chunk in written))

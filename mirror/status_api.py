@@ -19,14 +19,13 @@ from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.lanes.ownership import Ownership
+from logferry.gateway.service.processes import HealthApi
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import STOPS, MirroredPartition
-from logferry.mirror.lanes.lane import MirrorLane
+from logferry.mirror.lanes.lane import REGISTRY, MirrorLane
 from logferry.mirror.lanes.stops import CannotResume
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.metrics import REGISTRY
 from logferry.mirror.remote import MemoryBudget, RemoteCluster
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
@@ -133,23 +132,9 @@ class MirrorApi:
 
     def add_to(self, routes: Routes) -> None:
         REGISTRY.register(_Lag(self.ownership))
-        routes.add("GET", "/healthz", "healthz", self.healthz, Right.OPEN)
-        routes.add("GET", "/readyz", "readyz", self.readyz, Right.OPEN)
-        routes.add("GET", "/metrics", "metrics", self.metrics, Right.METRICS)
+        HealthApi(self.ownership, REGISTRY).add_to(routes)
         routes.add("GET", "/v1/status", "status", self.status, Right.EVERYTHING)
         routes.add("POST", "/v1/resume", "resume", self.resume, Right.EVERYTHING)
-
-    async def healthz(self, call: Call) -> web.StreamResponse:
-        return json_response({"status": "alive"})
-
-    async def readyz(self, call: Call) -> web.StreamResponse:
-        lanes = {str(number): lane.state for number, lane in sorted(self.ownership.lanes.items())}
-        if self.ownership.is_settled:
-            return json_response({"status": "ready", "lanes": lanes})
-        raise Problem("not-owner-yet", f"lanes: {lanes or 'the group has not assigned them yet'}")
-
-    async def metrics(self, call: Call) -> web.StreamResponse:
-        return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def status(self, call: Call) -> web.StreamResponse:
         """Of this worker; ``workers`` names the others."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 from aiohttp import web
 from aiokafka.errors import UnknownTopicOrPartitionError
 from logferry.gateway.api.forwarding import FORWARDED, REDIRECT, Forwarding
+from logferry.gateway.api.schemas import CommitBody, PositionsBody, PositionSetting
 from logferry.gateway.config import Config
-from logferry.gateway.contract.names import MAX_SEQNO, Cursor, Malformed, TopicPartition, split_topic
+from logferry.gateway.contract.names import Cursor, Malformed, TopicPartition, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import LISTS_BYTES, Admission, computed
 from logferry.gateway.http.auth import Gate, Right
@@ -26,78 +27,17 @@ from logferry.gateway.reading import consumer_offsets, formats
 from logferry.gateway.reading.assignment import Subscription, unknown_topic
 from logferry.gateway.reading.registry import SessionRegistry, ended, worker_of
 from logferry.gateway.topics.copies import OffsetTranslation
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _CONSUMER: Final = re.compile(r"[a-zA-Z0-9._-]{1,200}\Z")
 _PATTERN: Final = re.compile(r"[a-zA-Z0-9._*?\[\]!-]{1,256}\Z")
 _MAX_TOPICS: Final = 100
 # The groups of gateways and mirrors, whatever the prefix of this one.
 _OWN: Final = "logferry."
-_MAX_POSITIONS: Final = 10_000
 # The work to compare one topic with one pattern, and to check one position, as that of so many bytes.
 _FIT_BYTES: Final = 10
 _POSITION_BYTES: Final = 50
 
-_Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Offset = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
-# The first wrong one ends the check of a list: each error is costly.
-_MANY: Final = Field(min_length=1, max_length=_MAX_POSITIONS, fail_fast=True)
 _T = TypeVar("_T")
-_End = Literal["earliest", "latest"]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class CommitPosition(_Body):
-    """``offset``: that of the next record to read."""
-
-    topic: str
-    partition: _Small
-    offset: _Offset
-
-
-class CommitBody(_Body):
-    """The body of ``POST …/commit``."""
-
-    generation: _Small
-    positions: Annotated[list[CommitPosition], _MANY]
-
-
-class PositionSetting(_Body):
-    """Topic and partition with one of ``offset`` and ``time_ms``, or a ``cursor``, which names them.
-
-    A time means the first record that is as late.
-    """
-
-    topic: str | None = None
-    partition: _Small | None = None
-    offset: _Offset | _End | None = None
-    time_ms: _Offset | None = None
-    cursor: str | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> PositionSetting:
-        if sum(given is not None for given in (self.offset, self.time_ms, self.cursor)) != 1:
-            raise ValueError("exactly one of offset, time_ms and cursor is needed")
-        if {self.topic is None, self.partition is None} != {self.cursor is not None}:
-            raise ValueError("topic and partition are needed, except with a cursor, which names them")
-        return self
-
-
-class PositionsBody(_Body):
-    """The body of ``PUT …/offsets``: positions one by one, or a whole topic ``to`` an end or a time in ms."""
-
-    positions: Annotated[list[PositionSetting], _MANY] | None = None
-    topic: str | None = None
-    to: _Offset | _End | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> PositionsBody:
-        if (self.positions is None) == (self.topic is None) or (self.topic is None) != (self.to is None):
-            raise ValueError("either positions, or topic and to")
-        return self
 
 
 @dataclass(frozen=True, slots=True)

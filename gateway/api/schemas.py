@@ -1,20 +1,24 @@
-"""Models of all answers: the OpenAPI document is made of them, and tests check the answers against them.
+"""Models of all bodies and answers: the OpenAPI document is made of them, and tests check the answers against them.
 
 Only the status handler builds its model: validating the answer to a small write would take longer than the write.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from logferry.gateway.contract.names import MAX_SEQNO
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
+_Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_End = Literal["earliest", "latest"]
+# The first wrong one ends the check of a list: each error is costly.
+_MANY: Final = Field(min_length=1, max_length=10_000, fail_fast=True)
 
 
-class ResponseModel(BaseModel):
-    """All of the keys are always there, but for those with a default; nothing else is."""
+class WireModel(BaseModel):
+    """Of an answer all of the keys are always there, but for those with a default; nothing else is."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -36,7 +40,7 @@ class ProblemDocument(BaseModel):
     next: Annotated[Number | None, Field(description="out-of-range: the offset after the last record")] = None
 
 
-class ChunksWritten(ResponseModel):
+class ChunksWritten(WireModel):
     """After the commit. ``offsets``: of the first and last record; null: none was written, or they are not known."""
 
     source_id: str
@@ -48,7 +52,7 @@ class ChunksWritten(ResponseModel):
     offsets: Annotated[list[Number], Field(min_length=2, max_length=2)] | None
 
 
-class SourceDescription(ResponseModel):
+class SourceDescription(WireModel):
     """``url``: the worker that owns the source's lane, or that answers for another data centre. Nulls: not known.
 
     ``mirrored_seqno``, with ``dc``: the seqno up to which the source is mirrored here.
@@ -69,7 +73,7 @@ class SourceForgotten(SourceDescription):
     forgotten: bool
 
 
-class SourceRow(ResponseModel):
+class SourceRow(WireModel):
     """A source in the list; values that no heartbeat has set are null."""
 
     source_id: str
@@ -85,14 +89,14 @@ class SourceRow(ResponseModel):
     finished: bool
 
 
-class SourcesPage(ResponseModel):
+class SourcesPage(WireModel):
     """In the order of their ids. ``next``: the ``after`` of the next page, null on the last one."""
 
     sources: list[SourceRow]
     next: str | None
 
 
-class PartitionRange(ResponseModel):
+class PartitionRange(WireModel):
     """``first`` is retained, ``next`` follows the last committed record."""
 
     partition: Number
@@ -100,7 +104,7 @@ class PartitionRange(ResponseModel):
     next: Number
 
 
-class TopicDescription(ResponseModel):
+class TopicDescription(WireModel):
     """``topic``: its full name. ``id``: Kafka's; a recreated topic has another. ``retention_ms`` -1: unlimited."""
 
     topic: str
@@ -112,13 +116,13 @@ class TopicDescription(ResponseModel):
     offsets: list[PartitionRange]
 
 
-class TopicsList(ResponseModel):
+class TopicsList(WireModel):
     """The topics that the caller may see."""
 
     topics: list[TopicDescription]
 
 
-class PartitionPosition(ResponseModel):
+class PartitionPosition(WireModel):
     """``offset``: that of the next record to read."""
 
     topic: str
@@ -126,7 +130,7 @@ class PartitionPosition(ResponseModel):
     offset: Number
 
 
-class PositionsCommitted(ResponseModel):
+class PositionsCommitted(WireModel):
     """The committed positions and their generation; ``cursors``: the same for any data centre."""
 
     consumer: str
@@ -135,14 +139,14 @@ class PositionsCommitted(ResponseModel):
     cursors: list[str]
 
 
-class PositionsSet(ResponseModel):
+class PositionsSet(WireModel):
     """The positions at which the consumer continues."""
 
     consumer: str
     positions: list[PartitionPosition]
 
 
-class TranslatedOffset(ResponseModel):
+class TranslatedOffset(WireModel):
     """``offset`` in the data centre ``from`` and ``translated`` in ``to`` name the same next record."""
 
     topic: str
@@ -153,7 +157,7 @@ class TranslatedOffset(ResponseModel):
     translated: int
 
 
-class PartitionLag(ResponseModel):
+class PartitionLag(WireModel):
     """``offset`` null: nothing is committed. ``lag_bytes``: of the unread chunks; beyond some 64 KiB an estimate.
 
     ``lag_seconds``: the age of the oldest unread record.
@@ -170,7 +174,7 @@ class PartitionLag(ResponseModel):
     lag_seconds: Annotated[float, Field(ge=0)] | None
 
 
-class ConsumerOffsets(ResponseModel):
+class ConsumerOffsets(WireModel):
     """The consumer's group as Kafka has it, and its positions in what the caller may read."""
 
     consumer: str
@@ -179,13 +183,13 @@ class ConsumerOffsets(ResponseModel):
     positions: list[PartitionLag]
 
 
-class Alive(ResponseModel):
+class Alive(WireModel):
     """The process answers."""
 
     status: Literal["alive"]
 
 
-class Ready(ResponseModel):
+class Ready(WireModel):
     """The worker serves its lanes: lane → state."""
 
     status: Literal["ready"]
@@ -195,7 +199,7 @@ class Ready(ResponseModel):
 # ---- status: times are Unix ms by the clock of the worker that answers -------------------------------------------
 
 
-class WaitStatus(ResponseModel):
+class WaitStatus(WireModel):
     """``ended_ms`` null: it still waits."""
 
     reason: str
@@ -203,7 +207,7 @@ class WaitStatus(ResponseModel):
     ended_ms: Number | None
 
 
-class LaneStatus(ResponseModel):
+class LaneStatus(WireModel):
     """A lane of this worker. ``topic``, ``partition``: of its sources' states.
 
     ``why``, ``since_ms``: of its state. ``in_flight_bytes``: of requests that wait for an answer. ``transaction_ms``:
@@ -226,7 +230,7 @@ class LaneStatus(ResponseModel):
     last_error_ms: Number | None
 
 
-class GroupStatus(ResponseModel):
+class GroupStatus(WireModel):
     """The workers by Kafka's group as of ``seen_ms`` (null: never yet); ``owners``: lane → URL.
 
     ``error``: why the group could not be read since.
@@ -239,7 +243,7 @@ class GroupStatus(ResponseModel):
     error: str | None
 
 
-class BrokerStatus(ResponseModel):
+class BrokerStatus(WireModel):
     """``error`` null: it answers."""
 
     id: int
@@ -248,7 +252,7 @@ class BrokerStatus(ResponseModel):
     error: str | None
 
 
-class PartitionsStatus(ResponseModel):
+class PartitionsStatus(WireModel):
     """Partitions of the gateway's topics and of Kafka's own. ``examples`` names some, as in ``dc1.nginx-3``."""
 
     total: Number
@@ -257,7 +261,7 @@ class PartitionsStatus(ResponseModel):
     examples: list[str]
 
 
-class KafkaStatus(ResponseModel):
+class KafkaStatus(WireModel):
     """``reachable``: some broker answers. ``partitions`` null: not available, see ``error``."""
 
     cluster_id: str | None
@@ -268,14 +272,14 @@ class KafkaStatus(ResponseModel):
     partitions: PartitionsStatus | None
 
 
-class Usage(ResponseModel):
+class Usage(WireModel):
     """The use of a limit; of ``lane_bytes``: by the fullest lane."""
 
     used: Number
     limit: Number
 
 
-class ThrottledStatus(ResponseModel):
+class ThrottledStatus(WireModel):
     """Writes that a quota rejected since the start. ``wait_s``: the sum of the waits in these answers."""
 
     scope: Literal["token", "topic"]
@@ -285,7 +289,7 @@ class ThrottledStatus(ResponseModel):
     last_ms: Number
 
 
-class RefusedStatus(ResponseModel):
+class RefusedStatus(WireModel):
     """A partition, or a whole topic (``partition`` null), that the worker writes nothing to now, and why."""
 
     topic: str
@@ -294,7 +298,7 @@ class RefusedStatus(ResponseModel):
     since_ms: Number | None
 
 
-class Status(ResponseModel):
+class Status(WireModel):
     """One worker, and its view of the others: for the whole query each of ``group.members``.
 
     ``lanes`` are its own, of ``lanes_total`` in the data centre.
@@ -313,3 +317,72 @@ class Status(ResponseModel):
     throttled: list[ThrottledStatus]
     refused: list[RefusedStatus] = []
     warnings: list[str] = []
+
+
+# ---- bodies of requests ------------------------------------------------------------------------------------------
+
+
+class TopicBody(WireModel):
+    """The body of ``PUT /v1/topics/{topic}``."""
+
+    partitions: Annotated[int, Field(ge=1, le=10_000)]
+    retention_ms: Annotated[int, Field(ge=-1)] | None = None
+
+
+class HeartbeatBody(WireModel):
+    """The body of ``POST …/heartbeat``; a field left out keeps its previous value."""
+
+    watermark_ms: Number | None = None
+    position: Number | None = None
+    size: Number | None = None
+    finished: bool | None = None
+
+
+class CommitPosition(WireModel):
+    """``offset``: that of the next record to read."""
+
+    topic: str
+    partition: _Small
+    offset: Number
+
+
+class CommitBody(WireModel):
+    """The body of ``POST …/commit``."""
+
+    generation: _Small
+    positions: Annotated[list[CommitPosition], _MANY]
+
+
+class PositionSetting(WireModel):
+    """Topic and partition with one of ``offset`` and ``time_ms``, or a ``cursor``, which names them.
+
+    A time means the first record that is as late.
+    """
+
+    topic: str | None = None
+    partition: _Small | None = None
+    offset: Number | _End | None = None
+    time_ms: Number | None = None
+    cursor: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> PositionSetting:
+        if sum(given is not None for given in (self.offset, self.time_ms, self.cursor)) != 1:
+            raise ValueError("exactly one of offset, time_ms and cursor is needed")
+        if {self.topic is None, self.partition is None} != {self.cursor is not None}:
+            raise ValueError("topic and partition are needed, except with a cursor, which names them")
+        return self
+
+
+class PositionsBody(WireModel):
+    """The body of ``PUT …/offsets``: positions one by one, or a whole topic ``to`` an end or a time in ms."""
+
+    positions: Annotated[list[PositionSetting], _MANY] | None = None
+    topic: str | None = None
+    to: Number | _End | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> PositionsBody:
+        if (self.positions is None) == (self.topic is None) or (self.topic is None) != (self.to is None):
+            raise ValueError("either positions, or topic and to")
+        return self

@@ -1,4 +1,6 @@
-"""The routes about sources: state, heartbeat, forgetting, and the list of a topic's sources.
+"""The routes about topics and their sources: chunks, sessions, heartbeats, state, forgetting, and the lists.
+
+The owner of a source's lane answers what is about one source.
 
 The sources of a topic are spread over the lanes, so a list is assembled from every worker; it is complete or rejected,
 never silently partial.
@@ -8,71 +10,80 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Annotated, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 from aiohttp import web
 from logferry.gateway.api.forwarding import FORWARDED, Forwarding
+from logferry.gateway.api.schemas import HeartbeatBody, TopicBody
 from logferry.gateway.config import Config
-from logferry.gateway.contract.names import MAX_SEQNO, Malformed, check_source_id, check_topic, full_topic
+from logferry.gateway.contract.chunk import MSGPACK, Chunk
+from logferry.gateway.contract.names import Malformed, check_source_id, check_topic, full_topic
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.errors import LaneMoved, Problem
-from logferry.gateway.http.admission import Admission
+from logferry.gateway.http.admission import Admission, Quotas
 from logferry.gateway.http.auth import Right
-from logferry.gateway.http.quotas import Quotas
-from logferry.gateway.http.request import optional_number, percent_decoded
-from logferry.gateway.http.router import Call, Routes, json_response
-from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.http.request import (
+    ChunkLimits,
+    checked,
+    decoded_body,
+    header_attributes,
+    iter_chunks,
+    number,
+    optional_number,
+    percent_decoded,
+)
+from logferry.gateway.http.router import Call, Handler, Routes, json_response
+from logferry.gateway.kafka.types import TopicFacts
+from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
-from logferry.gateway.lanes.transaction import ForgetOutcome, ForgetSource, HeartbeatOutcome, RecordHeartbeat
-from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.gateway.lanes.transaction import (
+    ForgetOutcome,
+    ForgetSource,
+    HeartbeatOutcome,
+    OpenSession,
+    RecordHeartbeat,
+    SessionOutcome,
+    WriteChunks,
+    WriteOutcome,
+)
+from logferry.gateway.metrics import count_chunks
+from logferry.gateway.topics.catalog import RECORD_OVERHEAD_BYTES, TopicCatalog
 from logferry.gateway.topics.copies import RemoteSources
-from pydantic import BaseModel, ConfigDict, Field
+from logferry.gateway.turns import Turns
 
 _PAGE: Final = 1000
 _STATE_BYTES: Final = 256
-_Count = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
-
-
-class HeartbeatBody(BaseModel):
-    """The body of ``POST …/heartbeat``; a field left out keeps its previous value."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    watermark_ms: _Count | None = None
-    position: _Count | None = None
-    size: _Count | None = None
-    finished: bool | None = None
+# Counted for each chunk beside its data, so that many tiny ones stay within the limits of bytes, too.
+_CHUNK_OVERHEAD_BYTES: Final = 100
+# A packed body of so many bytes unpacks at once, up to so many.
+_PACKED_INLINE_BYTES: Final = 2048
+_UNPACKED_INLINE_BYTES: Final = 1 << 17
 
 
 @lru_cache(maxsize=4096)
-def _topic_of(dc: str, escaped: str) -> str:
+def topic_of(dc: str, escaped: str) -> str:
+    """The full name of the topic that a segment of the path names for writing. Raises Malformed."""
     return full_topic(dc, check_topic(percent_decoded(escaped, "topic")))
-
-
-def topic_of(call: Call, dc: str) -> str:
-    """The full name of the topic that the path names for writing. Raises Malformed."""
-    return _topic_of(dc, call.segments[3])
 
 
 def source_of(call: Call, dc: str) -> SourceIdentity:
     """The source that path and query name. Raises Malformed."""
     source_id = check_source_id(call.second("sourceId"))
     key = call.query.get("partition_key")
-    return SourceIdentity(topic_of(call, dc), key if key is None else check_source_id(key, "partition_key"), source_id)
-
-
-def source_bytes(source: SourceIdentity) -> int:
-    """The bytes of its key, which stand in Kafka and in memory as long as its state."""
-    return len(source.state_key())
+    return SourceIdentity(
+        topic_of(dc, call.segments[3]), key if key is None else check_source_id(key, "partition_key"), source_id
+    )
 
 
 def charge_state(quotas: Quotas, call: Call, source: SourceIdentity) -> int:
     """The bytes of a state alone: a session or heartbeat counts as one chunk of so many. Raises Problem ``quota``."""
-    size = _STATE_BYTES + source_bytes(source)
+    # The key stands in Kafka and in memory as long as the state.
+    size = _STATE_BYTES + len(source.state_key())
     if quotas.is_active:
         quotas.take(call.caller.name, source.topic, size, 1)
     return size
@@ -94,50 +105,31 @@ def refused(refusal: Refusal) -> Problem:
     return Problem(refusal.kind, refusal.detail, retry_after_s=refusal.retry_after_s, recorded_seqno=refusal.recorded)
 
 
-class SourcePage:
-    """The first rows after a sort key. Where it is bounded, the state of a source behind a full page is not read.
+async def first_rows(
+    lanes: Iterable[Lane],
+    topic: str,
+    after: str,
+    size: int,
+    wanted: Callable[[str], bool],
+    counts: Callable[[SourceState], bool],
+) -> list[dict[str, Any]]:
+    """The first rows after a sort key. As soon as there are enough, the states of sources behind them are not read."""
+    after_id = after.partition(" ")[0]
+    first: list[tuple[str, SourceIdentity, SourceState]] = []
 
-    ``is_cut``: sources were left out by their ids alone, so rows may be missing if others of the page did not count.
-    """
-
-    def __init__(self, after: str, wanted: Callable[[str], bool], size: int, *, is_bounded: bool) -> None:
-        self._after, self._wanted, self._size, self._is_bounded = after, wanted, size, is_bounded
-        self._after_id = after.partition(" ")[0]
-        self._first: list[str] = []
-        self.is_cut = False
-
-    def wants(self, source_id: str) -> bool:
+    def wants(source_id: str) -> bool:
         name = quote(source_id, safe="")
-        if name < self._after_id or not self._wanted(source_id):
-            return False
         # The id of ``after`` itself may belong to a source of the previous page.
-        if self._is_bounded and name > self._after_id:
-            if len(self._first) >= self._size and name > self._first[-1]:
-                self.is_cut = True
-                return False
-            insort(self._first, name)
-            del self._first[self._size :]
-        return True
+        is_inside = name >= after_id and (len(first) < size or name <= first[-1][0])
+        return is_inside and wanted(source_id)
 
-    async def rows(
-        self, topic: str, lanes: Iterable[Lane], counts: Callable[[SourceState], bool]
-    ) -> list[dict[str, Any]]:
-        """Other requests run in between: a lane may have a million sources."""
-        first: list[tuple[str, SourceIdentity, SourceState]] = []
-        for lane in lanes:
-            found = await lane.sources(topic, self.wants)
-            for at in range(0, len(found), self._size):
-                for source, state in found[at : at + self._size]:
-                    key = _key(source.source_id, source.partition_key)
-                    if key > self._after and counts(state):
-                        first.append((key, source, state))
-                first.sort(key=lambda item: item[0])
-                del first[self._size :]
-                await asyncio.sleep(0)
-        # Sources behind the last name were left out, except those that were read before the page was full.
-        last = self._first[-1] if self.is_cut else None
-        kept = (item for item in first if last is None or quote(item[1].source_id, safe="") <= last)
-        return [_row(source, state) for _, source, state in kept]
+    for lane in lanes:
+        async for source, state in lane.sources(topic, wants):
+            key = _key(source.source_id, source.partition_key)
+            if key > after and counts(state):
+                insort(first, (key, source, state))
+                del first[size:]
+    return [_row(source, state) for _, source, state in first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +143,49 @@ class SourcesApi:
     quotas: Quotas
 
     def add_to(self, routes: Routes) -> None:
-        sources = "/v1/topics/{topic}/sources"
+        topic, sources = "/v1/topics/{topic}", "/v1/topics/{topic}/sources"
+        source = sources + "/{source}"
+        routes.add("GET", "/v1/topics", "topics", self.list_topics, Right.KNOWN)
+        routes.add("GET", topic, "topic", self.get_topic, Right.TOPIC)
+        routes.add("PUT", topic, "put_topic", self.put_topic, Right.ADMIN)
         routes.add("GET", sources, "sources", self.list, Right.SOURCE)
-        routes.add("GET", sources + "/{source}", "source", self.get, Right.SOURCE)
-        routes.add("DELETE", sources + "/{source}", "forget", self.forget, Right.ADMIN)
-        routes.add("POST", sources + "/{source}/heartbeat", "heartbeat", self.heartbeat, Right.WRITE)
+        routes.add("GET", source, "source", self.get, Right.SOURCE)
+        routes.add("DELETE", source, "forget", self._by_owner(self._forget), Right.ADMIN)
+        routes.add("POST", source + "/chunks", "write", self._by_owner(self._write), Right.WRITE)
+        routes.add("POST", source + "/session", "session", self._by_owner(self._open_session), Right.WRITE)
+        routes.add("POST", source + "/heartbeat", "heartbeat", self._by_owner(self._heartbeat), Right.WRITE)
+
+    def _by_owner(self, handle: Callable[[Call, SourceIdentity, Lane], Awaitable[web.StreamResponse]]) -> Handler:
+        """The handler of a request about a source: the owner of its lane answers."""
+
+        async def answer(call: Call) -> web.StreamResponse:
+            source = source_of(call, self.config.dc)
+            return await self.forwarding.answer(call.request, source, partial(handle, call, source))
+
+        return answer
+
+    async def list_topics(self, call: Call) -> web.StreamResponse:
+        call.knows_only()
+        return json_response({"topics": await self.topics.describe_all(call.caller.may_see)})
+
+    async def get_topic(self, call: Call) -> web.StreamResponse:
+        call.knows_only()
+        return json_response(await self.topics.describe(call.first("topic")))
+
+    async def put_topic(self, call: Call) -> web.StreamResponse:
+        call.knows_only()
+        name = check_topic(call.first("topic"))
+        wanted = await self.admission.document(call.request, TopicBody)
+        found, created = await self.topics.put(name, wanted.partitions, wanted.retention_ms)
+        return json_response(found, status=201 if created else 200)
 
     async def get(self, call: Call) -> web.StreamResponse:
-        dc = call.query.get("dc", self.config.dc)
-        if dc != self.config.dc:
-            return await self._get_elsewhere(call, dc)
-        source = source_of(call, self.config.dc)
         call.knows_only("partition_key", "dc")
-        return await self.forwarding.answer(call.request, source, partial(self._get, source))
+        dc = call.query.get("dc", self.config.dc)
+        return await (self._by_owner(self._get)(call) if dc == self.config.dc else self._get_elsewhere(call, dc))
 
     async def _get_elsewhere(self, call: Call, dc: str) -> web.StreamResponse:
         """The state acknowledged by another data centre, and how much of it is mirrored here."""
-        call.knows_only("partition_key", "dc")
         if dc not in self.config.known_dcs:
             raise Malformed(f"dc: {dc[:40]!r} is not one of {', '.join(sorted(self.config.known_dcs))}")
         source = source_of(call, dc)
@@ -177,16 +195,85 @@ class SourcesApi:
         facts = described(source, None if found is None else found.state, self.ownership.url)
         return json_response({**facts, "mirrored_seqno": None if found is None else found.mirrored})
 
-    async def _get(self, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
+    async def _get(self, call: Call, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
         if lane.state != "serving":
             raise LaneMoved("not-owner-yet", f"lane {lane.number} is {lane.state}: {lane.why}")
         facts = await self.topics.facts(source.topic)
         # A hint: a client relies on the answer of opening a session alone.
         return json_response(described(source, lane.table.get(source, facts.id), self.ownership.url))
 
-    async def heartbeat(self, call: Call) -> web.StreamResponse:
-        source = source_of(call, self.config.dc)
-        return await self.forwarding.answer(call.request, source, partial(self._heartbeat, call, source))
+    async def _write(self, call: Call, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
+        reserved = self.admission.reserve(call.request)
+        try:
+            facts = self.topics.fresh(source.topic) or await self.topics.facts(source.topic)
+            _check_durable(facts)
+            if self.quotas.is_active:
+                self.quotas.take(call.caller.name, source.topic)
+            session, chunks, size = await self._chunks(call, facts)
+            size += len(source.state_key())
+            if self.quotas.is_active:
+                self.quotas.take(call.caller.name, source.topic, sum(len(c.data) for c in chunks), len(chunks))
+            request = WriteChunks(facts, source, session, chunks, size, call.caller.name)
+            answered = await lane.submit(request)
+        finally:
+            self.admission.release(reserved)
+        outcome = answered.outcome
+        if isinstance(outcome, Refusal):
+            count_chunks(source.topic, outcome.kind, chunks)
+            raise refused(outcome)
+        outcome = cast(WriteOutcome, outcome)
+        if outcome.duplicates:
+            # They are the first ones: the chunks above the recorded seqno are written.
+            count_chunks(source.topic, "duplicate", chunks[: outcome.duplicates])
+        return json_response(
+            {
+                "source_id": source.source_id,
+                "topic": source.topic,
+                "partition": outcome.state.partition,
+                "recorded_seqno": outcome.state.recorded,
+                "written": outcome.written,
+                "duplicates": outcome.duplicates,
+                "offsets": answered.offsets,
+            }
+        )
+
+    async def _chunks(self, call: Call, facts: TopicFacts) -> tuple[int | None, list[Chunk], int]:
+        limits, query, headers = self.config.limits, call.query, call.request.headers
+        room = max(0, facts.max_message_bytes - RECORD_OVERHEAD_BYTES)
+        bounds = ChunkLimits(min(limits.chunk_bytes, room), room, limits.request_chunks)
+        session = optional_number(query, "session")
+        encoding = headers.get("Content-Encoding", "")
+        if headers.get("Content-Type", "").partition(";")[0].strip().lower() == MSGPACK:
+            call.knows_only("session", "partition_key")
+            body = await _decoded(await self.admission.body(call.request), encoding, limits.request_bytes)
+            chunks = await _unpacked(body, bounds)
+            return session, chunks, len(body) + _CHUNK_OVERHEAD_BYTES * len(chunks)
+        call.knows_only("seqno", "prev", "session", "created_ms", "partition_key")
+        if "seqno" not in query:
+            raise Malformed("seqno: is missing from the query")
+        seqno, prev = number(query["seqno"], "seqno"), optional_number(query, "prev")
+        created_ms = optional_number(query, "created_ms")
+        attributes = header_attributes(headers.items())
+        body = await _decoded(await self.admission.body(call.request), encoding, limits.request_bytes)
+        chunk = checked(Chunk(seqno, prev, created_ms, attributes, body), "chunk", bounds)
+        return session, [chunk], len(body) + _CHUNK_OVERHEAD_BYTES
+
+    async def _open_session(self, call: Call, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
+        call.knows_only("partition_key")
+        reserved = self.admission.reserve(call.request)
+        try:
+            if await self.admission.body(call.request):
+                raise Malformed("body: must be empty to open a session")
+            facts = await self.topics.facts(source.topic)
+            _check_durable(facts)
+            size = charge_state(self.quotas, call, source)
+            is_admin = call.caller.admin.match(source.topic)
+            answered = await lane.submit(OpenSession(facts, source, size, call.caller.name, is_admin))
+        finally:
+            self.admission.release(reserved)
+        if isinstance(answered.outcome, Refusal):
+            raise refused(answered.outcome)
+        return json_response(described(source, cast(SessionOutcome, answered.outcome).state, self.ownership.url))
 
     async def _heartbeat(self, call: Call, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
         call.knows_only("partition_key", "session")
@@ -200,12 +287,8 @@ class SourcesApi:
             raise refused(answered.outcome)
         return json_response(described(source, cast(HeartbeatOutcome, answered.outcome).state, self.ownership.url))
 
-    async def forget(self, call: Call) -> web.StreamResponse:
-        source = source_of(call, self.config.dc)
-        call.knows_only("partition_key")
-        return await self.forwarding.answer(call.request, source, partial(self._forget, call, source))
-
     async def _forget(self, call: Call, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
+        call.knows_only("partition_key")
         if await self.admission.read(call.request):
             raise Malformed("body: must be empty to forget a source")
         facts = await self.topics.facts(source.topic)
@@ -214,7 +297,7 @@ class SourcesApi:
 
     async def list(self, call: Call) -> web.StreamResponse:
         """A page of the topic's sources in the order of their ids; ``next`` is the ``after`` of the next page."""
-        topic = topic_of(call, self.config.dc)
+        topic = topic_of(self.config.dc, call.segments[3])
         call.knows_only("prefix", "idle_for_ms", "after")
         prefix, after = call.query.get("prefix", ""), call.query.get("after", "")
         idle_for_ms = optional_number(call.query, "idle_for_ms")
@@ -229,12 +312,7 @@ class SourcesApi:
         def counts(state: SourceState) -> bool:
             return state.topic_id == facts.id and (before_ms is None or state.alive_ms < before_ms)
 
-        # Nearly all states count, unless those of idle sources are asked for.
-        page = SourcePage(after, wanted, _PAGE + 1, is_bounded=before_ms is None)
-        rows = await page.rows(topic, lanes.values(), counts)
-        if page.is_cut and len(rows) <= _PAGE:
-            page = SourcePage(after, wanted, _PAGE + 1, is_bounded=False)
-            rows = await page.rows(topic, lanes.values(), counts)
+        rows = await first_rows(lanes.values(), topic, after, _PAGE + 1, wanted, counts)
         if FORWARDED in call.request.headers:
             return json_response({"sources": rows, "lanes": sorted(lanes)})
         covered = set(lanes)
@@ -273,3 +351,32 @@ def _sort_key(row: dict[str, Any]) -> str:
 def _key(source_id: str, key: str | None) -> str:
     """The sort key of a source: its id, then its partition key; escaped, so that the two cannot run together."""
     return quote(source_id, safe="") + ("" if key is None else " " + quote(key, safe=""))
+
+
+def _check_durable(facts: TopicFacts) -> None:
+    if facts.weakness is not None:
+        raise Problem("topic-not-durable", facts.weakness, topic=facts.name)
+
+
+async def _decoded(body: bytes, encoding: str, limit: int) -> bytes:
+    """In a thread, except for a body that unpacks to little: nothing holds the event loop."""
+    if not encoding:
+        return body
+    if len(body) <= _PACKED_INLINE_BYTES:
+        try:
+            return decoded_body(body, encoding, min(limit, _UNPACKED_INLINE_BYTES))
+        except Problem as problem:
+            # A few bytes of zstd may hold all that the limit allows.
+            if problem.kind != "too-large" or limit <= _UNPACKED_INLINE_BYTES:
+                raise
+    return await asyncio.to_thread(decoded_body, body, encoding, limit)
+
+
+async def _unpacked(body: bytes, bounds: ChunkLimits) -> list[Chunk]:
+    """Other requests run in between: a body may hold thousands of chunks."""
+    chunks, turns = list[Chunk](), Turns()
+    for chunk in iter_chunks(body, bounds):
+        chunks.append(chunk)
+        if turns.over:
+            await turns.give()
+    return chunks

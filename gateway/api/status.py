@@ -18,20 +18,18 @@ from aiokafka.errors import KafkaError
 from logferry.gateway.api import schemas
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
-from logferry.gateway.errors import Problem
+from logferry.gateway.http.admission import Quotas
 from logferry.gateway.http.auth import Right
-from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.lanes.ownership import Ownership
-from logferry.gateway.metrics import CONNECTIONS, IN_FLIGHT, REGISTRY, SESSIONS
+from logferry.gateway.metrics import CONNECTIONS, IN_FLIGHT, SESSIONS
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.topics.catalog import TopicCatalog
 from prometheus_client import Gauge
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 _DEADLINE_S: Final = 2.0
 _EXAMPLES: Final = 10
@@ -52,25 +50,6 @@ class StatusApi:
 
     def add_to(self, routes: Routes) -> None:
         routes.add("GET", "/v1/status", "status", self.get, Right.EVERYTHING)
-        routes.add("GET", "/healthz", "healthz", self.healthz, Right.OPEN)
-        routes.add("GET", "/readyz", "readyz", self.readyz, Right.OPEN)
-        routes.add("GET", "/metrics", "metrics", self.metrics, Right.METRICS)
-
-    async def healthz(self, call: Call) -> web.StreamResponse:
-        return json_response({"status": "alive"})
-
-    async def readyz(self, call: Call) -> web.StreamResponse:
-        lanes = {str(number): lane.state for number, lane in sorted(self.ownership.lanes.items())}
-        if self.ownership.is_settled:
-            return json_response({"status": "ready", "lanes": lanes})
-        waits = [f"lane {lane.number}: {lane.why}" for lane in self.ownership.lanes.values() if lane.state != "serving"]
-        detail = "; ".join(waits) or "the group has not assigned the lanes yet"
-        raise Problem("not-owner-yet", detail, lanes=lanes)
-
-    async def metrics(self, call: Call) -> web.StreamResponse:
-        # There are a dozen lines for each topic.
-        body = await asyncio.to_thread(generate_latest, REGISTRY)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def get(self, call: Call) -> web.StreamResponse:
         call.knows_only()

@@ -168,11 +168,6 @@ class ChunkLimits(NamedTuple):
     chunks: int
 
 
-def unpack_chunks(body: bytes, limits: ChunkLimits) -> list[Chunk]:
-    """All of `iter_chunks`."""
-    return list(iter_chunks(body, limits))
-
-
 def iter_chunks(body: bytes, limits: ChunkLimits) -> Iterator[Chunk]:
     """A stream of MessagePack arrays [seqno, prev, created_ms, attributes, data]. Raises Malformed or Problem.
 

@@ -27,6 +27,7 @@ from logferry.gateway.metrics import CONNECTIONS, CONNECTIONS_REFUSED, REQUESTS
 
 _BACKLOG: Final = 4096
 _TLS_HANDSHAKE_S: Final = 10.0
+_DRAIN_S: Final = 5.0
 _HEAD_LINES: Final = 128
 # The files that a worker opens beside its callers' connections: to Kafka, to other workers, and others.
 _OWN_FILES: Final = 512
@@ -98,7 +99,27 @@ class Server(web.Server):
         super().__init__(routes)
         self._limits, self._most = limits, _room_for(limits.connections)
         self._open = self._head_bytes = 0
+        self._listening: asyncio.Server | None = None
         CONNECTIONS.set_function(lambda: self._open)
+
+    async def listen(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
+        """Raises CannotListen."""
+        handshake_s = None if context is None else _TLS_HANDSHAKE_S
+        try:
+            self._listening = await asyncio.get_running_loop().create_server(
+                self, host, port, ssl=context, backlog=_BACKLOG, ssl_handshake_timeout=handshake_s
+            )
+        except OSError as error:
+            raise CannotListen(f"{host}:{port}", error) from error
+
+    async def close(self) -> None:
+        """No connection is accepted any more; requests that are being answered get some seconds."""
+        if self._listening is not None:
+            self._listening.close()
+        # What arrived before begins to be answered.
+        await asyncio.sleep(0)
+        self.pre_shutdown()
+        await self.shutdown(_DRAIN_S)
 
     def __call__(self) -> RequestHandler:
         return CallerConnection(self, self._limits, self._loop)
@@ -146,33 +167,3 @@ def _room_for(connections: int) -> int:
     if room < connections:
         log.event("open_file_limit_low", limit=hard, connections=room, configured=connections)
     return min(room, connections)
-
-
-class ListeningSite(web.BaseSite):
-    __slots__ = ("_host", "_port")
-
-    def __init__(self, runner: web.ServerRunner, host: str, port: int, context: ssl.SSLContext | None) -> None:
-        super().__init__(runner, ssl_context=context, backlog=_BACKLOG)
-        self._host, self._port = host, port
-
-    @property
-    def name(self) -> str:
-        return f"{self._host}:{self._port}"
-
-    async def start(self) -> None:
-        """Raises CannotListen."""
-        await super().start()
-        server = self._runner.server
-        if server is None:
-            raise RuntimeError("the runner is not set up")
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                server,
-                self._host,
-                self._port,
-                ssl=self._ssl_context,
-                backlog=self._backlog,
-                ssl_handshake_timeout=None if self._ssl_context is None else _TLS_HANDSHAKE_S,
-            )
-        except OSError as error:
-            raise CannotListen(self.name, error) from error

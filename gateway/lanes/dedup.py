@@ -1,4 +1,4 @@
-"""Deduplication: the rule of a chunk, and the table of a lane's sources. Pure: no I/O, no clock.
+"""Deduplication: the rule of a chunk, who may write a source, and the table of a lane's sources. Pure.
 
 Invariants, kept here and nowhere else:
 
@@ -10,12 +10,28 @@ Invariants, kept here and nowhere else:
 * Only the *equal* session number is accepted: after a state expired, numbers start from the clock again, and an old
   number is never "newer".
 * The pin of a key is the partition in the states of its living sources: it lives as long as the youngest.
+
+**Authority**: a session belongs to the token that opened it, and lives until it was silent for the configured time: no
+chunk, no heartbeat, no opening. The number of a session is no secret, so it gives no authority.
+
+| request | of the session's token | of another token, the session lives | of another token, it was silent |
+| --- | --- | --- | --- |
+| chunk, heartbeat | by the rule of a chunk | ``superseded`` | ``superseded`` |
+| opening | a new session | ``source-in-use`` | a new session, of this token now |
+| opening by an administrator of the topic | a new session | a new session | a new session |
+
+* A source without a session, or whose session was opened without a token, is everybody's who may write the topic.
+* Without tokens, and among those who share one, one rule remains: where a session was
+  opened, a chunk outside of it that jumps needs ``prev``. A mistaken seqno would silence the source.
+* Decided in the lane, in the order of its transaction, by the brokers' time: if that is ahead, the session ends
+  early and another token may open; if it is behind, another token waits.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import (
@@ -30,10 +46,64 @@ from logferry.gateway.contract.source_state import (
     SourceIdentity,
     SourceState,
 )
-from logferry.gateway.lanes.authority import Refusal, refuse_jump, refuse_write
 from logferry.gateway.limits import FairShare
 
-_PACKED_BYTES = 23
+# A chunk outside of the session may be so far above the recorded seqno, or above zero, without ``prev``: one TiB.
+MAX_UNCHAINED_JUMP: Final = 1 << 40
+
+
+class Refusal(NamedTuple):
+    """Nothing of the request is written. ``kind``: a problem kind; ``recorded``: the seqno that the log holds."""
+
+    kind: str
+    detail: str
+    recorded: int | None
+    retry_after_s: int | None = None
+
+
+def refuse_write(state: SourceState, session: int | None, token: str | None) -> Refusal | None:
+    """Why a chunk or heartbeat is refused; None: it is not. Only the newest session's number is accepted, or none."""
+    if _is_foreign(state, token):
+        detail = "another token opened the source's session; when that is silent, a session can be opened instead"
+        return Refusal("superseded", detail, state.recorded)
+    if session is None or session == state.session:
+        return None
+    newer = f"the newest is {state.session}" if state.session else "none is open"
+    return Refusal("superseded", f"session {session} is not the source's session; {newer}", state.recorded)
+
+
+def refuse_opening(
+    state: SourceState, token: str | None, now_ms: int, lapse_ms: int, *, is_admin: bool
+) -> Refusal | None:
+    """Why a session may not be opened now; None: it may. ``lapse_ms``: after so long a silence a session has ended."""
+    left_ms = state.alive_ms + lapse_ms - now_ms
+    if is_admin or left_ms <= 0 or not _is_foreign(state, token):
+        return None
+    left_s = -(-min(left_ms, lapse_ms) // 1000)
+    detail = (
+        f"the source has a session of another token; it ends when that token is silent for another {left_s} s. Stop "
+        "that writer, use another source id, or let an administrator open the session or forget the source"
+    )
+    return Refusal("source-in-use", detail, state.recorded, left_s)
+
+
+def refuse_jump(state: SourceState, chunk: Chunk, session: int | None, recorded: int | None) -> str | None:
+    """Why a chunk may not jump so far; None: it may. ``recorded``: before this chunk, with those of its request."""
+    if not state.session or session is not None or chunk.prev is not None:
+        return None
+    jump = chunk.seqno - (recorded or 0)
+    if jump <= MAX_UNCHAINED_JUMP:
+        return None
+    return (
+        f"seqno {chunk.seqno} is {jump} above what is recorded, outside of the source's session; send the session's "
+        "number, or prev"
+    )
+
+
+def _is_foreign(state: SourceState, token: str | None) -> bool:
+    return state.session != 0 and state.token is not None and state.token != token
+
+
 # A longer state key counts as so many more sources, for each so many bytes.
 _KEY_BYTES = 256
 _VERSION = bytes([STATE_VERSION])
@@ -121,60 +191,8 @@ def beat(state: SourceState, new: Heartbeat) -> SourceState:
     return state._replace(heartbeat=old._replace(**said))
 
 
-class _Ids:
-    """Topic ids and names of tokens by number, so that a packed state needs one byte for each.
-
-    Packed: number of the topic id, flags, the low 2 bytes of the partition, the low 6 of recorded, session and
-    written_ms, and the number of the token.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self._ids: list[bytes] = []
-        self._token_numbers: dict[bytes, int] = {b"": 0}
-        self._tokens: list[bytes] = [b""]
-
-    def packed(self, raw: bytes) -> bytes:
-        """The encoded state in 23 bytes, or as it is where it does not fit."""
-        high = raw[2:4] + raw[22:24] + raw[30:40] + raw[46:48]
-        if raw[1] & _HAS_HEARTBEAT or any(high):
-            return raw
-        token = self._token_numbers.get(raw[_STATE.size :])
-        if token is None:
-            if len(self._tokens) == 256:
-                return raw
-            token = self._token_numbers[raw[_STATE.size :]] = len(self._tokens)
-            self._tokens.append(raw[_STATE.size :])
-        topic_id = raw[6:22]
-        number = self._numbers.get(topic_id)
-        if number is None:
-            if len(self._ids) == 256:
-                return raw
-            number = self._numbers[topic_id] = len(self._ids)
-            self._ids.append(topic_id)
-        return b"%c%b%b%b%b%b%c" % (number, raw[1:2], raw[4:6], raw[24:30], raw[40:46], raw[48:54], token)
-
-    def token(self, kept: bytes) -> bytes:
-        """The name of the token of a state, packed or not; empty: none."""
-        return self._tokens[kept[-1]] if len(kept) == _PACKED_BYTES else _token(kept)
-
-    def unpacked(self, kept: bytes) -> SourceState:
-        if len(kept) != _PACKED_BYTES:
-            return SourceState.decode(kept)
-        flags = kept[1]
-        return SourceState(
-            self._ids[kept[0]],
-            int.from_bytes(kept[2:4]),
-            int.from_bytes(kept[4:10]) if flags & _HAS_RECORDED else None,
-            0 if flags & _HAS_BASE else None,
-            int.from_bytes(kept[10:16]),
-            int.from_bytes(kept[16:22]),
-            None,
-            self._tokens[kept[22]].decode() or None,
-        )
-
-
 def _token(raw: bytes) -> bytes:
+    """The name of the token in an encoded state; empty: none."""
     if not raw[1] & _HAS_TOKEN:
         return b""
     return raw[_STATE.size + (_HEARTBEAT.size if raw[1] & _HAS_HEARTBEAT else 0) :]
@@ -187,15 +205,13 @@ def weight(key: bytes) -> int:
 
 @dataclass(slots=True)
 class SourceTable:
-    """The committed states of one lane, kept as bytes: a million sources must fit.
+    """The committed states of one lane, kept as in the state topic: a million sources must fit.
 
-    The usual state (a base of zero or none, no heartbeat, numbers below 2^48) takes 23 bytes, see `_Ids`; any
-    other stays encoded as in the state topic. ``shares``: how many sources there are, by the token of each.
+    ``shares``: how many sources there are, by the token of each.
     """
 
     shares: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
     _states: dict[bytes, bytes] = field(default_factory=dict)
-    _ids: _Ids = field(default_factory=_Ids)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
     _pins: dict[tuple[str, str], tuple[bytes, int, int]] = field(default_factory=dict)
 
@@ -219,20 +235,15 @@ class SourceTable:
         kept = self._states.get(key)
         if key[:1] == b"k":
             self._apply_pin(SourceIdentity.of_state_key(key), kept is None, raw)
-        self._count(key, None if kept is None else self._ids.token(kept), None if raw is None else _token(raw))
+        before, after = None if kept is None else _token(kept), None if raw is None else _token(raw)
+        if before is not None and before != after:
+            self.shares.give(before.decode() or None, weight(key))
+        if after is not None and before != after:
+            self.shares.take(after.decode() or None, weight(key))
         if raw is None:
             self._states.pop(key, None)
         else:
-            self._states[key] = self._ids.packed(raw)
-
-    def _count(self, key: bytes, before: bytes | None, after: bytes | None) -> None:
-        """The tokens of a state before and after it changes; empty: none; None: there is no state."""
-        if before == after:
-            return
-        if before is not None:
-            self.shares.give(before.decode() or None, weight(key))
-        if after is not None:
-            self.shares.take(after.decode() or None, weight(key))
+            self._states[key] = raw
 
     def _apply_pin(self, source: SourceIdentity, is_new: bool, raw: bytes | None) -> None:
         pin = (source.topic, source.key)
@@ -264,4 +275,4 @@ class SourceTable:
 
     def read(self, key: bytes) -> SourceState | None:
         kept = self._states.get(key)
-        return None if kept is None else self._ids.unpacked(kept)
+        return None if kept is None else SourceState.decode(kept)

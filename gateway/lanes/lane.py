@@ -18,11 +18,11 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from aiokafka import errors
 from logferry.gateway import log
@@ -30,17 +30,14 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.errors import LaneLost, LaneMoved, Problem
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.transactional_producer import NotCommitted, OutcomeUnknown
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import SourceTable
-from logferry.gateway.lanes.group_commit import GroupCommit
+from logferry.gateway.lanes.dedup import Refusal, SourceTable
+from logferry.gateway.lanes.group_commit import Answered, GroupCommit, PendingRequest, PendingRequests
 from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
-from logferry.gateway.lanes.pending import Answered, PendingRequest, PendingRequests
 from logferry.gateway.lanes.replay import replay_states
 from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
 from logferry.gateway.limits import FairShare
-from logferry.gateway.metrics import LaneMetrics
+from logferry.gateway.metrics import KAFKA_THROTTLED, LANES, count_written
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.turns import Turns
 
@@ -54,16 +51,14 @@ _CERTAIN_REFUSALS: Final = ("overlap", "out-of-order", "overloaded")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Lane(LaneLifecycle):
+class Lane(LaneLifecycle[GroupCommit]):
     config: Config
     kafka: KafkaClient
     topics: TopicCatalog
-    metrics: LaneMetrics
+    metrics: ClassVar = LANES
     table: SourceTable = field(default_factory=SourceTable)
     _waiting: PendingRequests = field(default_factory=PendingRequests)
     _expired: deque[bytes] = field(default_factory=deque)
-    _producer: GroupCommit | None = None
-    _before: dict[str, FencedProducer] = field(default_factory=dict)
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
     _next_confirmation: asyncio.Task[None] | None = None
     _confirmation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -122,34 +117,32 @@ class Lane(LaneLifecycle):
             self._expired = deque(islice(found, at_once))
             self._wake.set()
 
-    async def sources(self, topic: str, wants: Callable[[str], bool]) -> list[tuple[SourceIdentity, SourceState]]:
+    async def sources(
+        self, topic: str, wants: Callable[[str], bool]
+    ) -> AsyncIterator[tuple[SourceIdentity, SourceState]]:
         """The sources of a topic whose id is wanted, in no order. Raises Problem while the lane does not serve."""
         if self.state != "serving":
             raise Problem("not-owner-yet", f"lane {self.number} is {self.state}: {self.why}")
-        found, table, turns = [], self.table, Turns()
+        table, turns = self.table, Turns()
         prefixes = (b"s%s\0" % topic.encode(), b"k%s\0" % topic.encode())
         for count, key in enumerate(table.state_keys()):
             if key.startswith(prefixes):
                 source = SourceIdentity.of_state_key(key)
                 state = table.read(key) if wants(source.source_id) else None
                 if state is not None:
-                    found.append((source, state))
+                    yield source, state
             if count % _LOOK == 0 and turns.over:
                 await turns.give()
-        return found
 
     # ---- for `LaneLifecycle` ----------------------------------------------------------------------------------------
-
-    @property
-    def producer(self) -> GroupCommit | None:
-        return self._producer
 
     @property
     def is_done(self) -> bool:
         return not self._waiting.is_queued
 
-    def failed(self, error: BaseException) -> None:
-        self.metrics.failed(error)
+    @property
+    def has_work(self) -> bool:
+        return self._waiting.is_queued or bool(self._expired)
 
     def stopped(self) -> None:
         queued = f"lane {self.number} is stopped: {self.why}"
@@ -158,82 +151,43 @@ class Lane(LaneLifecycle):
     def ended(self) -> None:
         moved = f"lane {self.number} moved to another worker"
         self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
-        self.metrics.closed()
 
-    async def drop_producer(self) -> None:
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            self._before = producer.producers
-            await producer.discard()
+    def make_producer(self) -> GroupCommit:
+        return GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)
 
-    async def open(self, *, first: bool) -> None:
-        if self._producer is not None:
-            return
-        started = time.monotonic()
-        self.lane_state.enter("fencing", "another worker may have had it" if self._invalidated else None)
-        self._invalidated = False
-        producer = GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)
-        self._producer = producer
-        await producer.fence()
-        fenced = time.monotonic()
-        self.lane_state.enter("replaying")
+    async def replay(self, producer: GroupCommit) -> None:
         max_sources = self.config.limits.lane_sources
         self.table = await replay(self.kafka, self.config.state_topic, self.number, max_sources, producer.state_end)
-        self.lane_state.enter("serving", "open")
-        now = time.monotonic()
-        self.metrics.opened(first=first, replay_s=now - fenced)
-        log.event(
-            "lane_open",
-            lane=self.number,
-            sources=len(self.table),
-            fence_ms=round((fenced - started) * 1000),
-            replay_ms=round((now - fenced) * 1000),
-        )
+
+    def opened(self) -> dict[str, Any]:
         self._waiting.settle(self.table)
+        return {"sources": len(self.table)}
 
     # ---- serving ----------------------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
-        while True:
-            while not (self._waiting.is_queued or self._expired or self._invalidated):
-                if self._closing:
-                    return
-                self._wake.clear()
-                await self._wake.wait()
-            if self._invalidated:
-                await self.drop_producer()
-                await self.open(first=False)
-                continue
-            producer = self._producer
-            if producer is None:
-                raise LaneLost(f"lane {self.number} has no producer")
-            await producer.settled()
-            draft = await self._draft()
-            if draft.is_empty():
-                continue
-            started, throttled_s = time.monotonic(), producer.throttled_s
-            self.lane_state.begin()
-            try:
-                offsets = await producer.transact(draft)
-            except NotCommitted as failure:
-                self.topics.health.refuse(
-                    {tp: why for tp, why in failure.unavailable.items() if tp != producer.lane.state}
-                )
-                self._waiting.undo(draft, failure)
-                raise
-            except OutcomeUnknown:
-                self._waiting.fail_queued(draft.touches)
-                raise
-            for key, raw in draft.states.items():
-                self.table.apply(key, raw)
-            throttled_s = producer.throttled_s - throttled_s
-            self.lane_state.commit(throttled_s)
-            self.metrics.throttled(throttled_s)
-            self.metrics.committed(time.monotonic() - started, draft.chunks)
-            self._waiting.commit(offsets)
-            if producer.is_troubled:
-                await self.drop_producer()
-                await self.open(first=False)
+    async def transact(self, producer: GroupCommit) -> None:
+        draft = await self._draft()
+        if draft.is_empty():
+            return
+        started, throttled_s = time.monotonic(), producer.throttled_s
+        self.lane_state.begin()
+        try:
+            offsets = await producer.transact(draft)
+        except NotCommitted as failure:
+            self.topics.health.refuse({tp: why for tp, why in failure.unavailable.items() if tp != producer.lane.state})
+            self._waiting.undo(draft, failure)
+            raise
+        except OutcomeUnknown:
+            self._waiting.fail_queued(draft.touches)
+            raise
+        for key, raw in draft.states.items():
+            self.table.apply(key, raw)
+        throttled_s = producer.throttled_s - throttled_s
+        self.lane_state.commit(throttled_s)
+        KAFKA_THROTTLED.labels(str(self.number)).inc(throttled_s)
+        self.metrics.committed(time.monotonic() - started)
+        count_written(draft.chunks)
+        self._waiting.commit(offsets)
 
     async def _draft(self) -> Draft:
         """Assembles the next transaction; requests that need not wait for it are answered at once.
@@ -336,9 +290,5 @@ async def replay(
 ) -> SourceTable:
     """The sources of the lane, by their states in Kafka. Raises as `replay_states` does."""
     table = SourceTable(FairShare(max_sources))
-
-    def remedy(offset: int) -> str:
-        return f"; else: logferry lanes --config FILE --forget {partition}:{offset}"
-
-    await replay_states(kafka, topic, partition, table.apply, remedy, up_to)
+    await replay_states(kafka, topic, partition, table.apply, up_to)
     return table

@@ -15,12 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.errors import LaneLost, LaneUnreadable
+from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.transactional_producer import NotCommitted, OutcomeUnknown, TransactionalProducer
+from logferry.gateway.metrics import LaneMetrics
 
 # State → the states that may follow. opening: before the fence, and between retries after a failure. serving → fencing:
 # another worker may have owned the lane meanwhile, or a broker was away. stopped: its state cannot be read; an operator
@@ -122,10 +124,14 @@ class LaneState:
             self.wait = LaneWait(why, began_ms, self.committed_ms)
 
 
+ProducerT = TypeVar("ProducerT", bound=TransactionalProducer)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
-class LaneLifecycle(ABC):
+class LaneLifecycle(ABC, Generic[ProducerT]):
     """A lane of this worker. `run` opens and serves it until `close`, or until the group revokes it."""
 
+    metrics: ClassVar[LaneMetrics]
     number: int
     confirm_ownership: Callable[[int], Awaitable[None]]
     grace_s: float = 0.0
@@ -133,6 +139,10 @@ class LaneLifecycle(ABC):
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
     _invalidated: bool = False
+    # None: it is not open.
+    _producer: ProducerT | None = None
+    # Those of the discarded producer.
+    _before: dict[str, FencedProducer] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -156,7 +166,7 @@ class LaneLifecycle(ABC):
             failures, stopped = 0, None
             while not (self._closing and self.is_done):
                 try:
-                    await self.open(first=self.producer is None and failures == 0)
+                    await self.open(first=self._producer is None and failures == 0)
                     failures = 0
                     stopped = None
                     await self.serve()
@@ -169,6 +179,7 @@ class LaneLifecycle(ABC):
                     # Only the log gets the full error: its text may name a topic that the caller must not know of.
                     self.lane_state.fail(error)
                     log.event("lane_failed", lane=self.number, error=repr(error))
+                    self.metrics.failed(self.number, error)
                     self.failed(error)
                     await self.drop_producer()
                     if self._closing:
@@ -184,6 +195,7 @@ class LaneLifecycle(ABC):
             self._closing = True
             self.lane_state.enter("closed")
             await self.drop_producer()
+            self.metrics.closed(self.number)
             self.ended()
 
     def close(self) -> None:
@@ -196,6 +208,50 @@ class LaneLifecycle(ABC):
         """Another worker may have owned the lane meanwhile: it is fenced and replayed before the next write."""
         self._invalidated = True
         self._wake.set()
+
+    async def open(self, *, first: bool) -> None:
+        """Fences, then replays; nothing where there is a producer already."""
+        if self._producer is not None:
+            return
+        started = time.monotonic()
+        self.lane_state.enter("fencing", "another worker may have had it" if self._invalidated else None)
+        self._invalidated = False
+        self._producer = producer = self.make_producer()
+        await producer.fence()
+        fenced = time.monotonic()
+        self.lane_state.enter("replaying")
+        await self.replay(producer)
+        self.lane_state.enter("serving", "open")
+        replay_s = time.monotonic() - fenced
+        facts = self.opened()
+        self.metrics.opened(self.number, first=first, replay_s=replay_s)
+        fence_ms, replay_ms = round((fenced - started) * 1000), round(replay_s * 1000)
+        log.event("lane_open", lane=self.number, **facts, fence_ms=fence_ms, replay_ms=replay_ms)
+
+    async def serve(self) -> None:
+        """Returns when the lane is closed. After any exception the producer is discarded."""
+        while not (self._closing and self.is_done):
+            producer = self._producer
+            if self._invalidated or producer is None:
+                await self._reopen()
+            elif not self.has_work:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await producer.settled()
+                await self.transact(producer)
+                if producer.is_troubled:
+                    await self._reopen()
+
+    async def _reopen(self) -> None:
+        await self.drop_producer()
+        await self.open(first=False)
+
+    async def drop_producer(self) -> None:
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            self._before = producer.producers
+            await producer.discard()
 
     async def _stop(self, error: LaneUnreadable) -> None:
         """The lane alone serves nothing until it can be read; returns when that is worth another try."""
@@ -222,28 +278,31 @@ class LaneLifecycle(ABC):
 
     @property
     @abstractmethod
-    def producer(self) -> TransactionalProducer | None:
-        """None: it is not open."""
-
-    @property
-    @abstractmethod
     def is_done(self) -> bool:
         """No request is left that was accepted before the lane was closed."""
 
+    @property
     @abstractmethod
-    async def open(self, *, first: bool) -> None:
-        """Fences, then replays; nothing where there is a producer already."""
+    def has_work(self) -> bool:
+        """There is something for `transact`."""
 
     @abstractmethod
-    async def serve(self) -> None:
-        """Returns when the lane is closed. After any exception the producer is discarded."""
+    def make_producer(self) -> ProducerT: ...
 
     @abstractmethod
-    async def drop_producer(self) -> None: ...
+    async def replay(self, producer: ProducerT) -> None:
+        """Reads what the lane recorded, up to the producer's fence."""
 
     @abstractmethod
+    def opened(self) -> dict[str, Any]:
+        """The lane serves from now on. Returns the facts for the log."""
+
+    @abstractmethod
+    async def transact(self, producer: ProducerT) -> None:
+        """Does what is due, in one transaction or none."""
+
     def failed(self, error: BaseException) -> None:
-        """For metrics, and for state that a failure changes."""
+        """For state that a failure changes."""
 
     @abstractmethod
     def stopped(self) -> None:

@@ -54,18 +54,16 @@ class WorkerGroup:
     rebalances: int = -1
 
 
-LaneT = TypeVar("LaneT", bound=LaneLifecycle)
+LaneT = TypeVar("LaneT", bound=LaneLifecycle[Any])
 
 
 class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc]
     """Opens and closes lanes as the group assigns them, and knows the owners of the others.
 
-    ``make_lane``: takes the number and the seconds that the previous owner gets to finish.
+    ``make_lane``: takes what `LaneLifecycle` needs, by name.
     """
 
-    def __init__(
-        self, config: ServiceConfig, url: str, kafka: KafkaClient, make_lane: Callable[[int, float], LaneT]
-    ) -> None:
+    def __init__(self, config: ServiceConfig, url: str, kafka: KafkaClient, make_lane: Callable[..., LaneT]) -> None:
         self._config, self.url, self._kafka, self._make_lane = config, url, kafka, make_lane
         self._consumer = AIOKafkaConsumer(
             group_id=config.group,
@@ -232,7 +230,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
     def _open(self, number: int) -> None:
         nobody_had_it = self.view.rebalances >= 0 and number not in self.view.owners
         grace_s = 0.0 if nobody_had_it else _GRACE_S
-        lane = self._make_lane(number, grace_s)
+        lane = self._make_lane(number=number, grace_s=grace_s, confirm_ownership=self.confirm)
         self.lanes[number] = lane
         task = asyncio.create_task(lane.run(), name=f"lane-{number}")
         self._running[task] = lane

@@ -26,16 +26,16 @@ async def replay_states(
     topic: str,
     partition: int,
     apply: Callable[[bytes, bytes | None], None],
-    remedy: Callable[[int], str] = lambda _offset: "",
     up_to: int = 0,
+    command: str = "logferry lanes",
 ) -> None:
     """Gives every committed state up to the partition's end to ``apply``.
 
     Complete only after a fence, with ``up_to`` behind the record that it wrote: a broker that was frozen may still take
     itself for the leader, and have less. It is not believed: the replay waits for one that has the record.
 
-    ``apply``: takes key and value, and raises ValueError for what it cannot decode. ``remedy``: what else to do about
-    the record at an offset. Raises KafkaError and LaneUnreadable.
+    ``apply``: takes key and value, and raises ValueError for what it cannot decode. ``command``: by which an operator
+    forgets a record. Raises KafkaError and LaneUnreadable.
     """
     unreadable: dict[bytes, tuple[int, Exception]] = {}
     end = await _end(kafka, topic, partition, up_to)
@@ -64,7 +64,7 @@ async def replay_states(
         more = f", and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
         raise LaneUnreadable(
             f"{topic}-{partition}: the record at offset {offset} cannot be decoded: {reason}{more}. Upgrade this "
-            f"worker if a newer one wrote it{remedy(offset)}"
+            f"worker if a newer one wrote it; else: {command} --config FILE --forget {partition}:{offset}"
         )
 
 

@@ -20,8 +20,16 @@ from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.contract.names import partition_of
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.kafka.types import Record, TopicFacts
-from logferry.gateway.lanes.authority import Refusal, refuse_opening, refuse_write
-from logferry.gateway.lanes.dedup import SourceTable, beat, decide_write, open_session, weight
+from logferry.gateway.lanes.dedup import (
+    Refusal,
+    SourceTable,
+    beat,
+    decide_write,
+    open_session,
+    refuse_opening,
+    refuse_write,
+    weight,
+)
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from logferry.gateway.reading import consumer_offsets
 from logferry.gateway.reading.assignment import Subscription
 from logferry.gateway.reading.formats import Encoding
 from logferry.gateway.reading.session import ReadSession
-from logferry.gateway.reading.stream import HttpFrameSink
+from logferry.gateway.reading.stream import FrameStream
 
 _LOOK_INTERVAL_S: Final = 5.0
 # Every so many looks also at the members of the groups.
@@ -74,13 +74,11 @@ class SessionRegistry:
         self.check_room(token)
         session_id = f"{named(self._url)}.{secrets.token_hex(8)}"
         response = web.StreamResponse(headers={"Content-Type": encoding.media_type, "Cache-Control": "no-store"})
-        reader = HttpFrameSink(request, response)
-        self._room.take(token, 1)
         limits = self._config.limits
+        out = FrameStream(request, response, encoding, limits.session_stall_s)
+        self._room.take(token, 1)
         share = max(_LEAST_BYTES, min(limits.session_bytes, limits.reads_bytes // self._room.used))
-        session = ReadSession(
-            session_id, wanted, encoding, reader, self._config, self._kafka, lambda: self._topics, share
-        )
+        session = ReadSession(session_id, wanted, out, self._config, self._kafka, lambda: self._topics, share)
         self._sessions[session_id] = session
         self._none_left.clear()
         if self._looking is None or self._looking.done():
@@ -90,7 +88,7 @@ class SessionRegistry:
             await session.run()
         except BaseException:
             # The response has begun: cutting the connection is the only way to signal that it is incomplete.
-            reader.cut()
+            out.cut()
             raise
         finally:
             del self._sessions[session_id]
@@ -122,7 +120,7 @@ class SessionRegistry:
                     await self._none_left.wait()
             except TimeoutError:
                 for session in self._sessions.values():
-                    session.cut()
+                    session.out.cut()
                 await self._none_left.wait()
         if self._leaving:
             _, late = await asyncio.wait(self._leaving, timeout=_STOP_S)

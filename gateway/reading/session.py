@@ -44,8 +44,8 @@ from logferry.gateway.reading.assignment import (
     unknown_topic,
 )
 from logferry.gateway.reading.consumer_offsets import CLIENT_ID_PREFIX, check_retained
-from logferry.gateway.reading.formats import Encoding, Frame, row_of
-from logferry.gateway.reading.stream import FrameStream, HttpFrameSink, ReaderGone
+from logferry.gateway.reading.formats import Frame, row_of
+from logferry.gateway.reading.stream import FrameStream, ReaderGone
 
 _TICK_MS: Final = 500
 _WRITE_BYTES: Final = 1 << 20
@@ -69,16 +69,13 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self,
         session_id: str,
         wanted: Subscription,
-        encoding: Encoding,
-        reader: HttpFrameSink,
+        out: FrameStream,
         config: Config,
         kafka: KafkaClient,
         topics: Callable[[], Mapping[str, bytes]],
         session_bytes: int,
     ) -> None:
-        self.id, self.wanted = session_id, wanted
-        self._encoding, self._session_bytes = encoding, session_bytes
-        self._out = FrameStream(reader, encoding, config.limits.session_stall_s)
+        self.id, self.wanted, self.out, self._session_bytes = session_id, wanted, out, session_bytes
         self._kafka, self._groups, self._topics = kafka, ConsumerGroups(kafka), topics
         self._assignment = SessionAssignment()
         self._consumer = AIOKafkaConsumer(
@@ -133,9 +130,6 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._stopping = True
         self._wake()
 
-    def cut(self) -> None:
-        self._out.cut()
-
     def _wake(self) -> None:
         if not self._changed.done():
             self._changed.set_result(None)
@@ -167,7 +161,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
     async def run(self) -> None:
         """Returns when the reader is gone, the worker stops, or the session ended with an ``error`` frame."""
         try:
-            await self._out.send_frames([formats.session(self.id, self.wanted.consumer)])
+            await self.out.send_frames([formats.session(self.id, self.wanted.consumer)])
             await self._consumer.start()
             await self._stream()
         except ReaderGone as error:
@@ -200,14 +194,14 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 if self._changed.done():
                     self._changed = asyncio.get_running_loop().create_future()
                 await self._position()
-                await self._out.send_frames(self._assignment.due())
+                await self.out.send_frames(self._assignment.due())
                 if taking.done():
                     held, batch = taking.result()
                     taking = None
                     if held is not None and held is self._assignment.held:
                         await self._deliver(held, batch)
-                        await self._out.send_frames(await self._caught_up(held))
-                await self._out.keep_alive()
+                        await self.out.send_frames(await self._caught_up(held))
+                await self.out.keep_alive()
         finally:
             if taking is not None:
                 taking.cancel()
@@ -275,7 +269,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             held.deliver(partition, end)
         self._count = next_count(self._count, records, size, _WRITE_BYTES, _MOST_RECORDS)
         if data:
-            await self._out.write(data)
+            await self.out.write(data)
         for (topic, number), found in batch.items():
             held.reach((topic, number), found[-1].offset + 1)
 
@@ -291,7 +285,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 ours = KafkaRecord(record.offset, record.timestamp, record.key, value, record.headers)
                 row = row_of(dc, topic, number, ours)
                 if row is not None and self.wanted.passes(row[4], row[9]):
-                    parts.append(self._encoding.chunk(row))
+                    parts.append(self.out.encoding.chunk(row))
                     passed += len(value)
                     ends[topic, number] = record.offset + 1
             READ_BYTES.labels(topic).inc(passed)
@@ -314,7 +308,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _end_with(self, problem: Problem) -> None:
         log.event("session_ended", session=self.id, consumer=self.wanted.consumer, problem=str(problem))
         with suppress(ReaderGone):
-            await self._out.send_frames([*self._assignment.due(), formats.error(problem)])
+            await self.out.send_frames([*self._assignment.due(), formats.error(problem)])
 
     async def _problem(self, error: Exception) -> Problem:
         """Kafka's error as the problem that the reader receives."""

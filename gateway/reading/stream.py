@@ -24,13 +24,31 @@ _INFO_BYTES: Final = 8
 # Written at once; the copy of several MiB takes many ms.
 _PIECE_BYTES: Final = 1 << 17
 _RETRANSMITS, _WINDOW_PROBES = 2, 3
+_LOOK_S: Final = 0.5
+_KEEP_ALIVE_S: Final = 10.0
 
 
-class HttpFrameSink:
-    """The reader of a streamed HTTP response."""
+class ReaderGone(Exception):
+    """The reader cannot be written to any more; the text says why."""
 
-    def __init__(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+
+def is_silent(tcp_info: bytes) -> bool:
+    """Whether the other machine has stopped answering, by the head of the kernel's tcp_info."""
+    return max(tcp_info[_RETRANSMITS], tcp_info[_WINDOW_PROBES]) >= _UNANSWERED
+
+
+class FrameStream:
+    """Writes frames to the reader of a streamed HTTP response, one write at a time.
+
+    `send_frames`, `keep_alive` and `write` may raise `ReaderGone`; the connection is cut then.
+    """
+
+    def __init__(
+        self, request: web.BaseRequest, response: web.StreamResponse, encoding: Encoding, stall_s: float
+    ) -> None:
+        self.encoding, self._stall_s = encoding, stall_s
         self._request, self._response = request, response
+        self._wrote_at = 0.0
         transport = request.transport
         self._socket: socket.socket | None = None if transport is None else transport.get_extra_info("socket")
         if self._socket is not None:
@@ -56,30 +74,9 @@ class HttpFrameSink:
         if transport is not None:
             transport.abort()
 
-
-def is_silent(tcp_info: bytes) -> bool:
-    """Whether the other machine has stopped answering, by the head of the kernel's tcp_info."""
-    return max(tcp_info[_RETRANSMITS], tcp_info[_WINDOW_PROBES]) >= _UNANSWERED
-
-
-_LOOK_S: Final = 0.5
-_KEEP_ALIVE_S: Final = 10.0
-
-
-class ReaderGone(Exception):
-    """The reader cannot be written to any more; the text says why."""
-
-
-class FrameStream:
-    """Writes to one reader, one write at a time. Every call may raise `ReaderGone`; the connection is cut then."""
-
-    def __init__(self, reader: HttpFrameSink, encoding: Encoding, stall_s: float) -> None:
-        self._reader, self._encoding, self._stall_s = reader, encoding, stall_s
-        self._wrote_at = 0.0
-
     async def send_frames(self, frames: list[Frame]) -> None:
         if frames:
-            await self.write(b"".join(map(self._encoding.frame, frames)))
+            await self.write(b"".join(map(self.encoding.frame, frames)))
 
     async def keep_alive(self) -> None:
         """Sends a ``keep_alive`` frame after `_KEEP_ALIVE_S` of silence; to be called regularly."""
@@ -92,7 +89,7 @@ class FrameStream:
         self._check()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._stall_s
-        sending = asyncio.ensure_future(self._reader.send(data))
+        sending = asyncio.ensure_future(self.send(data))
         try:
             while not (await asyncio.wait({sending}, timeout=_LOOK_S))[0]:
                 self._check()
@@ -106,13 +103,10 @@ class FrameStream:
             await asyncio.gather(sending, return_exceptions=True)
         self._wrote_at = loop.time()
 
-    def cut(self) -> None:
-        self._reader.cut()
-
     def _check(self) -> None:
-        if self._reader.is_gone():
+        if self.is_gone():
             raise self._gone("the connection broke off")
 
     def _gone(self, why: str) -> ReaderGone:
-        self._reader.cut()
+        self.cut()
         return ReaderGone(why)

@@ -69,9 +69,8 @@ async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ..
     check_abilities(await kafka.abilities())
     await _check_brokers(kafka, config)
     topic = config.state_topic
-    view = await kafka.describe([])
-    if topic not in (await kafka.describe([topic])).topics:
-        await _create_state_topic(kafka, config, len(view.brokers))
+    if await create_topic(kafka, config, topic, _STATE_CONFIGS):
+        log.event("state_topic_created", topic=topic, lanes=config.lanes)
     state = await wait_until_created(kafka, topic)
     _check_state(config, state, (await _known_everywhere(lambda: kafka.configs([topic])))[topic])
     await kafka.find_transaction_coordinator(config.lane(0).transactional_id)
@@ -123,14 +122,16 @@ async def _check_brokers(kafka: KafkaClient, config: LaneSettings) -> None:
         log.event("topics_created_by_use", brokers=creating, setting=f"{_AUTO_CREATE}=true")
 
 
-async def _create_state_topic(kafka: KafkaClient, config: LaneSettings, brokers: int) -> None:
+async def create_topic(kafka: KafkaClient, config: LaneSettings, topic: str, settings: dict[str, str]) -> bool:
+    """Creates a topic with a partition for each lane; False: it exists. Raises WeakKafka where brokers are missing."""
+    if topic in (await kafka.describe([topic])).topics:
+        return False
+    brokers = len((await kafka.describe([])).brokers)
     replicas, in_sync = replication(config.accept_weak_kafka, brokers)
-    settings = {**_STATE_CONFIGS, "min.insync.replicas": str(in_sync)}
     try:
-        await kafka.create_topic(config.state_topic, config.lanes, replicas, settings)
-        log.event("state_topic_created", topic=config.state_topic, lanes=config.lanes)
+        await kafka.create_topic(topic, config.lanes, replicas, {**settings, "min.insync.replicas": str(in_sync)})
     except errors.TopicAlreadyExistsError:
-        return
+        return False
     except errors.InvalidReplicationFactorError:
         weak = {
             "replication": f"needed are 3 replicas, {brokers} of the cluster's brokers are up",
@@ -139,10 +140,11 @@ async def _create_state_topic(kafka: KafkaClient, config: LaneSettings, brokers:
         refused = {name: text for name, text in weak.items() if name not in config.accept_weak_kafka}
         names = ", ".join(f'"{name}"' for name in refused)
         raise WeakKafka(
-            f"{config.state_topic} cannot be created: "
+            f"{topic} cannot be created: "
             + "; ".join(f"{name} ({text})" for name, text in refused.items())
             + f". Start more brokers, or accept it by name: accept_weak_kafka = [{names}]"
         ) from None
+    return True
 
 
 async def wait_until_created(kafka: KafkaClient, topic: str) -> TopicMetadata:

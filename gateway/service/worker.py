@@ -1,18 +1,16 @@
-"""One worker process of the gateway: wiring, start, ordered stop, and its telemetry."""
+"""One worker of the gateway: its parts, its work in the background, and its telemetry."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import re
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
-from aiohttp import web
 from aiokafka.errors import KafkaError, NodeNotReadyError
 from logferry.gateway import log
 from logferry.gateway.api.consumers import ConsumersApi
@@ -21,26 +19,20 @@ from logferry.gateway.api.openapi import all_routes
 from logferry.gateway.api.read import ReadApi
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
-from logferry.gateway.api.topics import TopicsApi
-from logferry.gateway.api.write import WriteApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
-from logferry.gateway.http.admission import Admission
+from logferry.gateway.http.admission import Admission, Quotas
 from logferry.gateway.http.auth import Gate
-from logferry.gateway.http.quotas import Quotas
-from logferry.gateway.http.server import ListeningSite, Server
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
 from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import STATES
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.limits import FairShare
-from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY, LaneMetrics
+from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.service import preflight
-from logferry.gateway.service.preflight import connect_to_kafka
-from logferry.gateway.service.reload import reload_on_hangup
-from logferry.gateway.tls import kafka_options, server_context
+from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from prometheus_client.bridge.graphite import GraphiteBridge
@@ -49,7 +41,6 @@ from prometheus_client.registry import Collector
 
 _EXPIRE_INTERVAL_S: Final = 0.25
 _RETIRE_INTERVAL_S: Final = 600.0
-_DRAIN_S: Final = 5.0
 # A delayed event loop delays every request; measuring it costs one timer, 0.1 % of a core.
 _TICK_S: Final = 0.02
 _GRAPHITE_TIMEOUT_S: Final = 10.0
@@ -57,89 +48,48 @@ _CLOCK_INTERVAL_S: Final = 10.0
 
 
 async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> None:
-    """Serves until SIGTERM or SIGINT; on SIGHUP reloads tokens, quotas and certificate.
-
-    Raises KafkaError when Kafka can't be reached, WeakKafka or ConfigError.
-    """
-    # Thousands of requests are alive at once and none of them is garbage: looking for cycles less often made small
-    # requests a third faster.
-    gc.set_threshold(100_000, 50, 100)
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    gate, quotas = Gate(config), Quotas(config)
-    context = None if config.tls is None else server_context(config.tls)
-    reload_on_hangup(reload, gate, context, quotas.replace)
-    url = config.url(worker)
-    kafka = KafkaClient(kafka_options(config.kafka), url)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(kafka.close)
-        await connect_to_kafka(kafka)
-        await preflight.check(kafka, config, ())
-        await compare_clocks(kafka)
-        topics = TopicCatalog(kafka, config)
-        ownership = _ownership(config, url, kafka, topics)
-        admission = Admission(config.limits)
-        forwarding = Forwarding(config, ownership, admission)
-        await forwarding.start()
-        stack.push_async_callback(forwarding.stop)
-        sessions = SessionRegistry(config, kafka, url)
-        translation = OffsetTranslation(kafka, config.prefix, config.dc)
-        remote_sources = RemoteSources(kafka, config.prefix, translation)
-        routes = all_routes(
-            gate,
-            (
-                WriteApi(config, topics, forwarding, admission, quotas, url).add_to,
-                SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
-                ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
-                ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
-                TopicsApi(topics, admission).add_to,
-                StatusApi(config, kafka, topics, ownership, quotas, sessions).add_to,
-            ),
-        )
-        routes.clock = kafka.clock
-        server = Server(routes, config.limits)
-        runner = web.ServerRunner(server, shutdown_timeout=_DRAIN_S)
-        await runner.setup()
-        # Stopping goes from the end: the lanes move to other workers, waiting requests are forwarded to them, and only
-        # then the owners are no longer followed.
-        stack.push_async_callback(ownership.stop)
-        stack.push_async_callback(runner.cleanup)
-        stack.push_async_callback(sessions.stop)
-        await ListeningSite(runner, config.host, config.port(worker), context).start()
-        await ownership.start()
-        ownership.run_in_background(expire_requests(ownership))
-        ownership.run_in_background(retire_sources(ownership, kafka.clock, config.source_retention_ms))
-        ownership.run_in_background(watch_clocks(kafka))
-        ownership.run_in_background(topics.health.watch(kafka, topics.min_in_sync))
-        stack.push_async_callback(ownership.leave)
-        await stack.enter_async_context(_observed(config, worker, ownership))
-        log.event("worker_started", url=url, dc=config.dc, worker=worker)
-        if config.shows_tokens:
-            log.event("tokens_unencrypted", listen=config.listen)
-        ownership.failed.add_done_callback(lambda _: stop.set())
-        await stop.wait()
-        if ownership.failed.done():
-            ownership.failed.result()
-        routes.is_leaving = True
-        log.event("worker_stopping", url=url)
-    log.event("worker_stopped", url=url)
+    """Serves as `serve_worker` does; on SIGHUP the quotas are reloaded, too."""
+    quotas = Quotas(config)
+    await serve_worker(config, worker, reload, partial(_parts, config, worker, quotas), quotas.replace)
 
 
-def _ownership(config: Config, url: str, kafka: KafkaClient, topics: TopicCatalog) -> Ownership[Lane]:
-    def make_lane(number: int, grace_s: float) -> Lane:
-        return Lane(
-            number=number,
-            grace_s=grace_s,
-            config=config,
-            kafka=kafka,
-            topics=topics,
-            metrics=LaneMetrics(str(number)),
-            confirm_ownership=ownership.confirm,
-        )
-
-    ownership = Ownership(config, url, kafka, make_lane)
-    return ownership
+async def _parts(
+    config: Config, worker: int, quotas: Quotas, url: str, kafka: KafkaClient, gate: Gate, stack: AsyncExitStack
+) -> Parts[Lane]:
+    await preflight.check(kafka, config, ())
+    await compare_clocks(kafka)
+    topics = TopicCatalog(kafka, config)
+    ownership = Ownership(config, url, kafka, partial(Lane, config=config, kafka=kafka, topics=topics))
+    admission = Admission(config.limits)
+    forwarding = Forwarding(config, ownership, admission)
+    await forwarding.start()
+    stack.push_async_callback(forwarding.stop)
+    sessions = SessionRegistry(config, kafka, url)
+    translation = OffsetTranslation(kafka, config.prefix, config.dc)
+    remote_sources = RemoteSources(kafka, config.prefix, translation)
+    routes = all_routes(
+        gate,
+        (
+            SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
+            ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
+            ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
+            StatusApi(config, kafka, topics, ownership, quotas, sessions).add_to,
+            HealthApi(ownership, REGISTRY).add_to,
+        ),
+    )
+    routes.clock = kafka.clock
+    REGISTRY.register(LaneCollector(ownership.lanes, lambda: ownership.view.owners))
+    for work in (
+        expire_requests(ownership),
+        retire_sources(ownership, kafka.clock, config.source_retention_ms),
+        watch_clocks(kafka),
+        topics.health.watch(kafka, topics.min_in_sync),
+        watch_loop(),
+    ):
+        ownership.run_in_background(work)
+    if config.graphite is not None:
+        ownership.run_in_background(send_to_graphite(config.graphite, config.dc, worker))
+    return Parts(ownership, routes, config.limits, sessions.stop)
 
 
 async def expire_requests(ownership: Ownership[Lane]) -> None:
@@ -203,21 +153,6 @@ async def watch_clocks(kafka: KafkaClient) -> None:
 
 
 # ---- telemetry ---------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def _observed(config: Config, worker: int, ownership: Ownership[Lane]) -> AsyncIterator[None]:
-    """Meanwhile the lanes are in the metrics, the event loop is watched, and Graphite gets all of it."""
-    REGISTRY.register(LaneCollector(ownership.lanes, lambda: ownership.view.owners))
-    tasks = [asyncio.create_task(watch_loop())]
-    if config.graphite is not None:
-        tasks.append(asyncio.create_task(send_to_graphite(config.graphite, config.dc, worker)))
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class LaneCollector(Collector):

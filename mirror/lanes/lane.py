@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from logferry.gateway import log
 from logferry.gateway.contract.mirror_state import partitions_of_lane
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.requests import NO_ID, TopicMetadata
 from logferry.gateway.kafka.transactional_producer import NotCommitted, TransactionalProducer
 from logferry.gateway.lanes.lifecycle import LaneLifecycle, now_ms
-from logferry.mirror import metrics
+from logferry.gateway.metrics import LaneMetrics
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes.chain import ChainHistories
@@ -27,15 +26,21 @@ from logferry.mirror.lanes.stops import REJECTED, CannotResume, Resume, RetriedS
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.lanes.transaction import LaneTransactions
 from logferry.mirror.remote import MemoryBudget, RemoteCluster
+from prometheus_client import CollectorRegistry, Counter
 
 # How long a passed marker waits for a record that its position can be committed with.
 _PASS_S: Final = 0.5
+# The mirror's metrics. Labels are few: data centre, lane, result; never a partition.
+REGISTRY: Final = CollectorRegistry()
+RECORDS = Counter("logferry_mirror_records_total", "Mirrored records, by remote data centre", ["dc"], registry=REGISTRY)
+BYTES = Counter("logferry_mirror_bytes_total", "Bytes of the mirrored batches as stored", ["dc"], registry=REGISTRY)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class MirrorLane(LaneLifecycle):
+class MirrorLane(LaneLifecycle[TransactionalProducer]):
     """One lane of the mirror. ``links``: by the data centre whose topics they bring."""
 
+    metrics: ClassVar = LaneMetrics("logferry_mirror", REGISTRY)
     config: MirrorConfig
     kafka: KafkaClient
     targets: TargetTopics
@@ -43,9 +48,6 @@ class MirrorLane(LaneLifecycle):
     budget: MemoryBudget
     chains: ChainHistories
     partitions: dict[TopicPartition, MirroredPartition] = field(default_factory=dict)
-    _producer: TransactionalProducer | None = None
-    # Those of the discarded producer.
-    _before: dict[str, FencedProducer] = field(default_factory=dict)
     # None while the lane does not serve: nothing may be adopted then, since its checkpoints are not known.
     _transactions: LaneTransactions | None = None
     _retried: RetriedStops = field(default_factory=lambda: RetriedStops(now_ms))
@@ -56,15 +58,15 @@ class MirrorLane(LaneLifecycle):
     # ---- for `LaneLifecycle` ----------------------------------------------------------------------------------------
 
     @property
-    def producer(self) -> TransactionalProducer | None:
-        return self._producer
-
-    @property
     def is_done(self) -> bool:
         return True
 
+    @property
+    def has_work(self) -> bool:
+        is_ready = self._transactions is not None and bool(self._transactions.ready)
+        return is_ready or bool(self._resumes) or self._passing
+
     def failed(self, error: BaseException) -> None:
-        metrics.failed(self.number, error)
         self.targets.invalidate()
         for link in self.links.values():
             link.refresh_soon()
@@ -85,7 +87,6 @@ class MirrorLane(LaneLifecycle):
         self._refuse_resumes(f"lane {self.number} is stopped: {self.why}")
 
     def ended(self) -> None:
-        metrics.closed(self.number)
         self._refuse_resumes(f"lane {self.number} moved to another worker; try again")
 
     def _refuse_resumes(self, why: str) -> None:
@@ -95,10 +96,7 @@ class MirrorLane(LaneLifecycle):
 
     async def drop_producer(self) -> None:
         self._leave_all()
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            self._before = producer.producers
-            await producer.discard()
+        await LaneLifecycle.drop_producer(self)  # `super()` does not find the class of a dataclass with slots
 
     def _leave_all(self) -> None:
         for partition in self.partitions.values():
@@ -111,16 +109,10 @@ class MirrorLane(LaneLifecycle):
 
     # ---- opening ----------------------------------------------------------------------------------------------
 
-    async def open(self, *, first: bool) -> None:
-        if self._producer is not None:
-            return
-        started = time.monotonic()
-        self.lane_state.enter("fencing", "another worker may have had it" if self._invalidated else None)
-        self._invalidated = False
-        self._producer = producer = TransactionalProducer(self.kafka, self.config.lane(self.number), self._before)
-        await producer.fence()
-        fenced = time.monotonic()
-        self.lane_state.enter("replaying")
+    def make_producer(self) -> TransactionalProducer:
+        return TransactionalProducer(self.kafka, self.config.lane(self.number), self._before)
+
+    async def replay(self, producer: TransactionalProducer) -> None:
         transactions = LaneTransactions(
             config=self.config,
             kafka=self.kafka,
@@ -132,18 +124,11 @@ class MirrorLane(LaneLifecycle):
         )
         await transactions.replay()
         self._transactions = transactions
-        self.lane_state.enter("serving", "open")
-        now = time.monotonic()
+
+    def opened(self) -> dict[str, Any]:
         for link in self.links.values():
             self.adopt(link, link.topics)
-        metrics.opened(self.number, first=first, replay_s=now - fenced)
-        log.event(
-            "lane_open",
-            lane=self.number,
-            partitions=len(self.partitions),
-            fence_ms=round((fenced - started) * 1000),
-            replay_ms=round((now - fenced) * 1000),
-        )
+        return {"partitions": len(self.partitions)}
 
     def adopt(self, link: RemoteCluster, topics: dict[str, TopicMetadata]) -> None:
         """Follows the partitions of this lane among the remote topics; nothing while it does not serve."""
@@ -256,45 +241,26 @@ class MirrorLane(LaneLifecycle):
 
     # ---- serving ----------------------------------------------------------------------------------------------
 
-    @property
-    def _has_work(self) -> bool:
-        is_ready = self._transactions is not None and bool(self._transactions.ready)
-        return is_ready or bool(self._resumes) or self._invalidated or self._closing or self._passing
-
-    async def serve(self) -> None:
-        while True:
-            while not self._has_work:
-                self._wake.clear()
-                await self._wake.wait()
-            if self._closing:
-                return
-            transactions, producer = self._transactions, self._producer
-            if self._invalidated or producer is None or transactions is None:
-                await self._reopen()
-                continue
-            await producer.settled()
-            if await self._resume(transactions):
-                continue
-            if self._passing:
-                self._passing = False
-                await transactions.commit_passed(self.partitions)
-                continue
-            taken, origins = await transactions.take_batches()
-            if not taken:
-                continue
-            self.lane_state.begin()
-            started = time.monotonic()
-            await transactions.commit(taken, origins)
-            self.lane_state.commit()
-            for partition in taken:
-                self._retried.committed(partition.tp)
-            metrics.committed(time.monotonic() - started, taken)
-            if producer.is_troubled:
-                await self._reopen()
-
-    async def _reopen(self) -> None:
-        await self.drop_producer()
-        await self.open(first=False)
+    async def transact(self, producer: TransactionalProducer) -> None:
+        transactions = self._transactions
+        if transactions is None or await self._resume(transactions):
+            return
+        if self._passing:
+            self._passing = False
+            await transactions.commit_passed(self.partitions)
+            return
+        taken, origins = await transactions.take_batches()
+        if not taken:
+            return
+        self.lane_state.begin()
+        started = time.monotonic()
+        await transactions.commit(taken, origins)
+        self.lane_state.commit()
+        self.metrics.committed(time.monotonic() - started)
+        for partition, batches in taken.items():
+            self._retried.committed(partition.tp)
+            RECORDS.labels(partition.dc).inc(sum(batch.size for batch in batches))
+            BYTES.labels(partition.dc).inc(sum(batch.size_bytes for batch in batches))
 
     # ---- resuming after a stop --------------------------------------------------------------------------------
 

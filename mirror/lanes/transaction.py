@@ -295,10 +295,7 @@ async def read_checkpoints(
         else:
             found[tp] = MirrorCheckpoint.decode(value)
 
-    def remedy(offset: int) -> str:
-        return f"; else: logferry lanes --mirror --config FILE --forget {lane}:{offset}"
-
-    await replay_states(kafka, topic, lane, apply, remedy, up_to)
+    await replay_states(kafka, topic, lane, apply, up_to, "logferry lanes --mirror")
     return found
 
 

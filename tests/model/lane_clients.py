@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.transaction import Draft, ForgetOutcome, Outcome, SessionOutcome, WriteOutcome
 
 TOPIC = "dc1.t"

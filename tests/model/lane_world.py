@@ -15,9 +15,8 @@ from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity
 from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes import transaction
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import SourceTable
-from logferry.gateway.lanes.pending import PendingRequests
+from logferry.gateway.lanes.dedup import Refusal, SourceTable
+from logferry.gateway.lanes.group_commit import PendingRequests
 from logferry.gateway.lanes.transaction import (
     Draft,
     ForgetSource,

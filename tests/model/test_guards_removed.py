@@ -76,7 +76,7 @@ GUARDS = [
     ),
     Guard(
         "what does not need the bad partition is queued again",
-        "gateway/lanes/pending.py",
+        "gateway/lanes/group_commit.py",
         "        if failure.unavailable:\n            failed =",
         "        if False:\n            failed =",
         "tests/unit/topics/test_partition_health.py",
@@ -105,21 +105,21 @@ GUARDS = [
     ),
     Guard(
         "a session is authority over its source",
-        "gateway/lanes/authority.py",
+        "gateway/lanes/dedup.py",
         "    return state.session != 0 and state.token is not None and state.token != token\n",
         "    return False\n",
         "tests/unit/lanes/test_authority.py",
     ),
     Guard(
         "a living session is not taken over",
-        "gateway/lanes/authority.py",
+        "gateway/lanes/dedup.py",
         "    if is_admin or left_ms <= 0 or not _is_foreign(state, token):\n",
         "    if True:\n",
         "tests/unit/lanes/test_authority.py",
     ),
     Guard(
         "outside of a session a jump needs prev",
-        "gateway/lanes/authority.py",
+        "gateway/lanes/dedup.py",
         "    if jump <= MAX_UNCHAINED_JUMP:\n",
         "    if True:\n",
         "tests/unit/lanes/test_authority.py",

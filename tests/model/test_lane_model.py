@@ -14,10 +14,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import SourceState
-from logferry.gateway.lanes import authority, transaction
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import Advance, SourceTable, decide_write, open_session
-from logferry.gateway.lanes.pending import PendingRequests
+from logferry.gateway.lanes import dedup, transaction
+from logferry.gateway.lanes.dedup import Advance, Refusal, SourceTable, decide_write, open_session
+from logferry.gateway.lanes.group_commit import PendingRequests
 from logferry.gateway.lanes.transaction import Draft, Outcome, WriteOutcome
 
 from tests.model.lane_clients import Log, Violated
@@ -191,7 +190,7 @@ GUARDS: list[Any] = [
     (transaction, "decide_write", no_deduplication),
     (transaction, "decide_write", any_session),
     (transaction, "open_session", same_session),
-    (authority, "_is_foreign", lambda state, token: False),
+    (dedup, "_is_foreign", lambda state, token: False),
     (transaction, "refuse_opening", lambda *state, **admin: None),
     (transaction, "resolve", refusals_stand),
     (transaction, "resolve", lambda outcome, replayed: True),

@@ -105,7 +105,7 @@ IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random
 # Sub-packages and modules that decide and touch nothing: no I/O, no clock, no random numbers.
 PURE = (
     *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
-    *("gateway.lanes.transaction", "gateway.lanes.authority", "gateway.lanes.dedup", "gateway.http.request"),
+    *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request"),
     *(
         "gateway.reading.assignment",
         "gateway.reading.formats",
@@ -223,7 +223,7 @@ def test_a_module_is_named_by_a_noun() -> None:
     """No gerunds and participles; the folders `parsing`, `planning`, `reading` and `writing` are the field's words."""
     names = {name.rpartition(".")[2] for name in MODULES} - {"parsing", "planning", "reading", "writing", "forwarding"}
     assert {
-        name for name in names if name.endswith("ing") and name not in ("chunking", "pending", "structured_streaming")
+        name for name in names if name.endswith("ing") and name not in ("chunking", "structured_streaming")
     } == set()
 
 

@@ -16,8 +16,7 @@ from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import SourceState
 from logferry.gateway.kafka.types import LaneIdentity
 from logferry.gateway.lanes import transaction
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import Advance
+from logferry.gateway.lanes.dedup import Advance, Refusal
 
 
 def no_deduplication() -> None:

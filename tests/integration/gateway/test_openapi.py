@@ -21,12 +21,11 @@ from logferry.gateway.api.consumers import ConsumersApi
 from logferry.gateway.api.read import ReadApi
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
-from logferry.gateway.api.topics import TopicsApi
-from logferry.gateway.api.write import WriteApi
 from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.errors import PROBLEMS
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes
+from logferry.gateway.service.processes import HealthApi
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -36,7 +35,7 @@ from tests.support.served_gateway import Gateway
 def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
-    kinds: list[Any] = [WriteApi, SourcesApi, ConsumersApi, StatusApi, ReadApi, TopicsApi]
+    kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi]
     resources = [kind(**dict.fromkeys(kind.__dataclass_fields__, nothing)).add_to for kind in kinds]
     return openapi.all_routes(nothing, resources)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from logferry.gateway.api.sources import SourcePage, _sort_key
+from logferry.gateway.api.sources import _sort_key, first_rows
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 
 ID = b"i" * 16
@@ -24,10 +24,13 @@ class FakeLane:
     def __init__(self, sources: list[tuple[SourceIdentity, SourceState]]) -> None:
         self._sources, self.read = sources, 0
 
-    async def sources(self, _topic: str, wants: Callable[[str], bool]) -> list[tuple[SourceIdentity, SourceState]]:
-        found = [(source, state) for source, state in self._sources if wants(source.source_id)]
-        self.read += len(found)
-        return found
+    async def sources(
+        self, _topic: str, wants: Callable[[str], bool]
+    ) -> AsyncIterator[tuple[SourceIdentity, SourceState]]:
+        for source, found in self._sources:
+            if wants(source.source_id):
+                self.read += 1
+                yield source, found
 
 
 def lanes_of(names: list[tuple[str, str | None, bytes]]) -> list[Any]:
@@ -37,9 +40,8 @@ def lanes_of(names: list[tuple[str, str | None, bytes]]) -> list[Any]:
     return lanes
 
 
-async def page_of(lanes: list[Any], after: str, *, is_bounded: bool = True) -> tuple[SourcePage, list[Any]]:
-    page = SourcePage(after, lambda _: True, SIZE, is_bounded=is_bounded)
-    return page, await page.rows("dc1.t", lanes, lambda found: found.topic_id == ID)
+async def page_of(lanes: list[Any], after: str) -> list[Any]:
+    return await first_rows(lanes, "dc1.t", after, SIZE, lambda _: True, lambda found: found.topic_id == ID)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -54,9 +56,7 @@ async def test_pages_are_complete_and_in_order(seed: int) -> None:
     found: list[tuple[str, str | None]] = []
     after = ""
     while True:
-        page, rows = await page_of(lanes, after)
-        if page.is_cut and len(rows) < SIZE:
-            _, rows = await page_of(lanes, after, is_bounded=False)
+        rows = await page_of(lanes, after)
         if not rows:
             break
         found += [(row["source_id"], row["partition_key"]) for row in rows]
@@ -68,7 +68,6 @@ async def test_pages_are_complete_and_in_order(seed: int) -> None:
 
 async def test_the_states_behind_a_full_page_are_not_read() -> None:
     lanes = lanes_of([(f"web{number:05}", None, ID) for number in range(10_000)])
-    page, rows = await page_of(lanes, "web00500")
+    rows = await page_of(lanes, "web00500")
     assert [row["source_id"] for row in rows] == [f"web{number:05}" for number in range(501, 501 + SIZE)]
-    assert page.is_cut
     assert sum(lane.read for lane in lanes) < 3 * SIZE

@@ -10,15 +10,13 @@ import pytest
 from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
 from logferry.gateway.api.sources import SourcesApi
-from logferry.gateway.api.write import WriteApi
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.admission import Admission
+from logferry.gateway.http.admission import Admission, Quotas
 from logferry.gateway.http.auth import Gate
-from logferry.gateway.http.quotas import Quotas
-from logferry.gateway.http.router import Call
+from logferry.gateway.http.router import Call, Routes
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes.authority import Refusal
+from logferry.gateway.lanes.dedup import Refusal
 
 TOKEN = {"name": "tenant", "sha256": "0" * 64, "write": ["*"], "chunks_per_s": 5}
 CONFIG = Config.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "x:1"}, "tokens": [TOKEN]})
@@ -36,8 +34,8 @@ class World:
         lane = Mock(submit=self._submit)
         forwarding: Any = Mock(answer=lambda _request, _source, here: here(lane))
         quotas, admission = Quotas(CONFIG), Admission(CONFIG.limits)
-        self.write = WriteApi(CONFIG, topics, forwarding, admission, quotas, "http://w")
-        self.sources = SourcesApi(CONFIG, topics, Mock(), forwarding, admission, Mock(), quotas)
+        self.routes = Routes(Gate(CONFIG))
+        SourcesApi(CONFIG, topics, Mock(), forwarding, admission, Mock(), quotas).add_to(self.routes)
         self.caller = next(iter(Gate(CONFIG)._tokens.values()))
 
     async def _submit(self, request: Any) -> Any:
@@ -55,10 +53,10 @@ class World:
 
 async def answered(world: World, last: str, **query: str) -> str:
     """The kind of the problem that the handler answers with."""
-    handlers = {"session": world.write.open_session, "heartbeat": world.sources.heartbeat, "chunks": world.write.write}
+    [handler] = [route.handler for route in world.routes.declared if route.path.endswith(last)]
     call = world.call(last, b"{}" if last == "heartbeat" else b"", **query)
     with pytest.raises(Problem) as caught:
-        await handlers[last](call)
+        await handler(call)
     return caught.value.kind
 
 

@@ -7,7 +7,7 @@ import threading
 
 import cramjam
 import pytest
-from logferry.gateway.api import write
+from logferry.gateway.api import sources
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import computed
 from logferry.gateway.http.request import decoded_body
@@ -29,15 +29,15 @@ async def test_a_small_body_that_unpacks_to_much_is_unpacked_in_a_thread(monkeyp
             limits.append(limit)
         return decoded_body(body, encoding, limit)
 
-    monkeypatch.setattr("logferry.gateway.api.write.decoded_body", seen)
+    monkeypatch.setattr("logferry.gateway.api.sources.decoded_body", seen)
     plain = bytes(16 << 20)
     body = bytes(cramjam.zstd.compress(plain))
-    assert await write._decoded(body, "zstd", len(plain)) == plain
+    assert await sources._decoded(body, "zstd", len(plain)) == plain
     assert max(limits) <= 1 << 17
     with pytest.raises(Problem, match="too-large"):
-        await write._decoded(body, "zstd", len(plain) - 1)
+        await sources._decoded(body, "zstd", len(plain) - 1)
     with pytest.raises(Problem, match="too-large"):
-        await asyncio.wait_for(write._decoded(body, "zstd", 1000), 60)
+        await asyncio.wait_for(sources._decoded(body, "zstd", 1000), 60)
 
 
 def test_a_topic_is_compared_with_the_patterns_once_and_its_right_each_time() -> None:

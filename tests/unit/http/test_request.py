@@ -23,9 +23,9 @@ from logferry.gateway.http.request import (
     checked,
     decoded_body,
     header_attributes,
+    iter_chunks,
     number,
     percent_decoded,
-    unpack_chunks,
     validated,
 )
 from pydantic import BaseModel, ConfigDict
@@ -215,7 +215,7 @@ def packed(*items: object) -> bytes:
 
 def test_chunks_of_any_packer_are_read() -> None:
     body = packed([1, None, None, None, b"a"], [2, 1, 5, {"level": "warn"}, b""], [MAX_SEQNO, 2, 0, {}, b"x" * LIMIT])
-    assert unpack_chunks(body, LIMITS) == [
+    assert list(iter_chunks(body, LIMITS)) == [
         Chunk(1, None, None, {}, b"a"),
         Chunk(2, 1, 5, {"level": "warn"}, b""),
         Chunk(MAX_SEQNO, 2, 0, {}, b"x" * LIMIT),
@@ -234,7 +234,7 @@ chunks = st.builds(
 
 @given(st.lists(chunks, min_size=1, max_size=6))
 def test_what_the_client_packs_is_read(sent: list[Chunk]) -> None:
-    assert unpack_chunks(b"".join(map(pack_chunk, sent)), LIMITS) == sent
+    assert list(iter_chunks(b"".join(map(pack_chunk, sent)), LIMITS)) == sent
 
 
 @given(st.lists(chunks, min_size=1, max_size=3), st.data())
@@ -245,13 +245,13 @@ def test_a_stream_cut_anywhere_is_refused_or_whole_chunks(sent: list[Chunk], dat
     body = b"".join(parts)
     cut = data.draw(st.integers(0, len(body) - 1).filter(lambda at: at not in boundaries))
     with pytest.raises(Malformed):
-        unpack_chunks(body[:cut], LIMITS)
+        list(iter_chunks(body[:cut], LIMITS))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_chunks_or_refused(body: bytes) -> None:
     try:
-        found = unpack_chunks(body, LIMITS)
+        found = list(iter_chunks(body, LIMITS))
     except (Malformed, Problem):
         return
     assert found
@@ -312,21 +312,21 @@ BAD_CHUNKS = [
 @pytest.mark.parametrize(("body", "named"), BAD_CHUNKS)
 def test_bad_chunks_say_which_and_what(body: bytes, named: str) -> None:
     with pytest.raises(Malformed, match=named):
-        unpack_chunks(body, LIMITS)
+        list(iter_chunks(body, LIMITS))
 
 
 def test_a_chunk_over_its_limit_says_the_limit() -> None:
     with pytest.raises(Problem) as caught:
-        unpack_chunks(packed([1, None, None, None, b"a"], [2, None, None, None, b"x" * (LIMIT + 1)]), LIMITS)
+        list(iter_chunks(packed([1, None, None, None, b"a"], [2, None, None, None, b"x" * (LIMIT + 1)]), LIMITS))
     assert (caught.value.kind, caught.value.extra) == ("too-large", {"limit_bytes": LIMIT})
     assert "chunk 1" in caught.value.detail
 
 
 def test_more_chunks_than_allowed_say_how_many_are() -> None:
     body = packed(*([seqno, None, None, None, b""] for seqno in range(11)))
-    assert len(unpack_chunks(body, LIMITS._replace(chunks=11))) == 11
+    assert len(list(iter_chunks(body, LIMITS._replace(chunks=11)))) == 11
     with pytest.raises(Problem) as caught:
-        unpack_chunks(body, LIMITS)
+        list(iter_chunks(body, LIMITS))
     assert (caught.value.kind, caught.value.extra) == ("too-large", {"limit_chunks": 10})
 
 
@@ -336,9 +336,9 @@ def test_arrays_in_arrays_end_at_the_first() -> None:
     for _ in range(6):
         tree = [tree] * 5
     with pytest.raises(Malformed, match="seqno"):
-        unpack_chunks(packed(tree), LIMITS)
+        list(iter_chunks(packed(tree), LIMITS))
     with pytest.raises(Malformed, match="max_array_len"):
-        unpack_chunks(b"\xdd\x00\xff\xff\xff" + b"\x90" * 1000, LIMITS)
+        list(iter_chunks(b"\xdd\x00\xff\xff\xff" + b"\x90" * 1000, LIMITS))
 
 
 def test_attributes_take_room_in_the_record_too() -> None:
@@ -390,7 +390,7 @@ def test_a_body_of_empty_frames_is_refused_at_once(frame: bytes) -> None:
 def test_attributes_far_over_their_limits_end_before_they_are_decoded(attributes: dict[str, str]) -> None:
     """A map of 16 MiB of text took 30 ms before its first name was looked at."""
     with pytest.raises(Malformed, match=r"max_(str|map)_len"):
-        unpack_chunks(packed([1, None, None, attributes, b""]), LIMITS)
+        list(iter_chunks(packed([1, None, None, attributes, b""]), LIMITS))
 
 
 @pytest.mark.parametrize("body", [b"[" + b"1," * 500_000 + b"1]", b"[" + b"{}," * 300_000 + b"{}]", b"[" * 200_000])

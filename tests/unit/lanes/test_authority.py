@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
-from logferry.gateway.lanes.authority import MAX_UNCHAINED_JUMP, Refusal, refuse_opening
-from logferry.gateway.lanes.dedup import SourceTable
+from logferry.gateway.lanes.dedup import MAX_UNCHAINED_JUMP, Refusal, SourceTable, refuse_opening
 from logferry.gateway.lanes.transaction import (
     Draft,
     ForgetSource,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import Advance, SourceTable, beat, decide_write, open_session
+from logferry.gateway.lanes.dedup import Advance, Refusal, SourceTable, beat, decide_write, open_session
 
 ID = bytes(range(16))
 OTHER_ID = bytes(16)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from aiokafka import errors
@@ -20,7 +21,6 @@ from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes import lifecycle
 from logferry.gateway.lanes.lane import Lane, replay
 from logferry.gateway.lanes.transaction import WriteChunks, WriteOutcome
-from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.topics.catalog import TopicCatalog
 
 TOPIC = TopicFacts("dc1.t", b"i" * 16, 2, 1 << 20)
@@ -111,7 +111,6 @@ def make_lane(confirm: Callable[[int], Awaitable[None]], kind: type[Lane] = Lane
         config=config,
         kafka=NO_KAFKA,
         topics=topics,
-        metrics=LaneMetrics("0"),
         confirm_ownership=confirm,
     )
 
@@ -196,13 +195,16 @@ async def test_a_lane_that_cannot_be_read_refuses_and_serves_again_when_it_can(m
     is_mended, opened = False, asyncio.Event()
 
     class Alone(Lane):
-        async def open(self, *, first: bool) -> None:
-            self.lane_state.enter("fencing")
-            self.lane_state.enter("replaying")
+        def make_producer(self) -> Any:
+            return Mock(fence=AsyncMock(), discard=AsyncMock(), producers={})
+
+        async def replay(self, producer: Any) -> None:
             if not is_mended:
                 raise LaneUnreadable("state-0: the record at offset 7 cannot be decoded")
-            self.lane_state.enter("serving")
+
+        def opened(self) -> dict[str, Any]:
             opened.set()
+            return {}
 
     async def ours(_: int) -> None:
         return

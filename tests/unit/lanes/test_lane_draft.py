@@ -13,7 +13,6 @@ from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import now_ms
-from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.topics.catalog import TopicCatalog
 
 _SILENT = 5000
@@ -32,7 +31,6 @@ def lane_with(silent: int, alive: int = 0) -> Lane:
         config=config,
         kafka=kafka,
         topics=TopicCatalog(kafka, config),
-        metrics=LaneMetrics("0"),
         confirm_ownership=AsyncMock(),
     )
     for number in range(silent + alive):
@@ -84,7 +82,7 @@ async def test_others_run_while_the_sources_are_searched(monkeypatch: pytest.Mon
 
     task = asyncio.create_task(other())
     if scan == "sources":
-        assert len(await lane.sources("dc1.t", lambda _: True)) == 2010
+        assert len([source async for source in lane.sources("dc1.t", lambda _: True)]) == 2010
     else:
         await lane.find_expired(now_ms())
     task.cancel()

@@ -7,8 +7,7 @@ from logferry.gateway.contract.chunk import Chunk, chunk_of_record
 from logferry.gateway.contract.names import partition_of
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import SourceTable
+from logferry.gateway.lanes.dedup import Refusal, SourceTable
 from logferry.gateway.lanes.transaction import (
     Draft,
     ForgetOutcome,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -254,10 +254,11 @@ def test_other_ids_name_no_worker_that_there_is(text: str) -> None:
 # ---- writing -----------------------------------------------------------------------------------------------
 
 
-class FakeReader:
+class FakeStream(FrameStream):
     """A connection that takes what it is sent while ``open`` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_s: float = 300) -> None:
+        super().__init__(Mock(transport=None), Mock(), encoding(NDJSON), stall_s)
         self.sent: list[bytes] = []
         self.open, self.is_sent_to = asyncio.Event(), asyncio.Event()
         self.gone = self.was_cut = False
@@ -278,17 +279,15 @@ class FakeReader:
 
 
 async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
-    reader: Any = FakeReader()
-    outlet = FrameStream(reader, encoding(NDJSON), stall_s=0.01)
+    reader = FakeStream(stall_s=0.01)
     with pytest.raises(ReaderGone, match="took nothing"):
-        await outlet.write(b"x")
+        await reader.write(b"x")
     assert reader.was_cut
 
 
 async def test_a_reader_that_goes_while_it_is_waited_for_is_noticed() -> None:
-    reader: Any = FakeReader()
-    outlet = FrameStream(reader, encoding(NDJSON), stall_s=300)
-    writing = asyncio.create_task(outlet.write(b"x"))
+    reader = FakeStream()
+    writing = asyncio.create_task(reader.write(b"x"))
     await reader.is_sent_to.wait()
     reader.gone = True
     with pytest.raises(ReaderGone, match="broke off"):
@@ -298,21 +297,20 @@ async def test_a_reader_that_goes_while_it_is_waited_for_is_noticed() -> None:
 
 
 async def test_a_connection_error_means_gone() -> None:
-    reader: Any = FakeReader()
+    reader = FakeStream()
     reader.open.set()
     reader.error = ConnectionResetError("by peer")
     with pytest.raises(ReaderGone, match="by peer"):
-        await FrameStream(reader, encoding(NDJSON), stall_s=300).send_frames([formats.KEEP_ALIVE])
+        await reader.send_frames([formats.KEEP_ALIVE])
 
 
 async def test_keep_alive_is_sent_in_silence_alone() -> None:
-    reader: Any = FakeReader()
+    reader = FakeStream()
     reader.open.set()
-    outlet = FrameStream(reader, encoding(NDJSON), stall_s=300)
-    await outlet.send_frames([])
+    await reader.send_frames([])
     assert reader.sent == []
-    await outlet.send_frames([formats.session("id", "c")])
-    await outlet.keep_alive()
+    await reader.send_frames([formats.session("id", "c")])
+    await reader.keep_alive()
     assert len(reader.sent) == 1
 
 

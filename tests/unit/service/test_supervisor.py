@@ -35,7 +35,7 @@ while True:
 _SUPERVISE = """
 import sys
 from pathlib import Path
-from logferry.gateway.service import supervisor
+from logferry.gateway.service import processes as supervisor
 supervisor._RESTART_S = supervisor._REFUSED_S = 0.05
 sys.exit(supervisor.supervise("plain_service", Path(sys.argv[1]), 2))
 """

@@ -14,9 +14,8 @@ from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes.authority import Refusal
-from logferry.gateway.lanes.dedup import SourceTable
-from logferry.gateway.lanes.pending import Answered, PendingRequests
+from logferry.gateway.lanes.dedup import Refusal, SourceTable
+from logferry.gateway.lanes.group_commit import Answered, PendingRequests
 from logferry.gateway.lanes.transaction import Draft, OpenSession, RecordHeartbeat, Request, WriteChunks, WriteOutcome
 from logferry.gateway.topics.health import PartitionHealth
 
