@@ -18,7 +18,7 @@ from typing import Any, Final
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, ClockAhead, LoaderConfigError, LoadError, Overtaken, StorageUnavailable
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry, TablePaths
-from logferry.loaders.planning.low_watermark import utc_text
+from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.commit import committed_batch
 from logferry.loaders.storage.compact import compact
 from logferry.loaders.storage.drop_rows import OldRows, count_old, cutoff_of, drop_rows, newest_recorded
@@ -31,7 +31,7 @@ _TRIES: Final = 1000
 _CLOCK_AHEAD: Final = timedelta(days=7)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_compact(options: argparse.Namespace) -> int:
     """Compacts the tables one after the other; a failure stops no other. Raises LoaderConfigError."""
     status, facts = EXIT_DONE, []
     for table in table_paths(options, options.paths):

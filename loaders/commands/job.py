@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +24,7 @@ from logferry.loaders.errors import (
     LoadError,
     StorageUnavailable,
 )
-from logferry.loaders.planning.reset_plan import PositionChange
-from logferry.loaders.runs.report import Reporter
+from logferry.loaders.runs.report import Reporter, number
 from logferry.loaders.runs.run_tables import TableRunner
 from logferry.loaders.spark.kafka_offsets import kafka_topics
 from logferry.loaders.spark.scratch import scratch_folder
@@ -33,7 +32,7 @@ from logferry.loaders.spark.session import is_submitted, spark_session
 from rich.console import Console
 from rich.markup import escape
 
-Confirm = Callable[[Sequence[PositionChange]], bool]
+Confirm = Callable[[Iterable[object]], bool]
 
 
 def run_reported(options: argparse.Namespace, command: Callable[[argparse.Namespace, Reporter], int]) -> int:
@@ -61,7 +60,7 @@ def open_tables(settings: Config, jars: str | None, reporter: Reporter) -> Itera
             scratch = stack.enter_context(scratch_folder(settings.spark.scratch))
         except OSError as error:
             raise StorageUnavailable(f"no scratch folder can be created: {error}") from error
-        with reporter.starting("Spark starts"):
+        with reporter.console.status("Spark starts"):
             spark = stack.enter_context(spark_session(settings.spark, files, scratch))
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka))
         offsets = stack.enter_context(closing(MirrorOffsets(settings.kafka, settings.prefix, settings.dc)))
@@ -86,8 +85,7 @@ def change_table(
     options: argparse.Namespace,
     reporter: Reporter,
     done: str,
-    change: Callable[[Loader, TableJob], BatchDone | None],
-    effect: Callable[[BatchDone], str] = lambda _: "",
+    change: Callable[[Loader, TableJob, Confirm], BatchDone | None],
 ) -> int:
     """Changes one table by a batch and returns the exit status: 2 when the operator does not agree (None).
 
@@ -97,13 +95,13 @@ def change_table(
         jobs = chosen_jobs(tables, options.path)
         if len(jobs) != 1:
             raise LoaderConfigError(f"table {options.command} applies to one table: name it by PATH")
-        batch = change(tables.loader, jobs[0])
+        batch = change(tables.loader, jobs[0], confirmation(options, reporter.console, done))
         if batch is None:
             reporter.console.print(f"nothing was {done}")
             return EXIT_USAGE
         reporter.begin(jobs[0].path).add(batch)
-        if not options.json:
-            reporter.console.print(f"{done}, as batch {batch.batch}{effect(batch)}", highlight=False)
+        rows = f": {number(batch.rows)} rows, {number(batch.quarantined)} quarantined" if batch.ranges else ""
+        reporter.console.print(f"{done}, as batch {batch.batch}{rows}", highlight=False)
         return reporter.finish()
 
 
@@ -112,45 +110,40 @@ def run_until_signal(tables: TableRunner, work: Callable[[], None], *, until_sig
 
     ``until_signal``: a signal is the regular end of this work.
     """
-    with _stop_on_signals(tables.stop) as signals:
-        with tables.reporter.showing():
-            work()
-        status = tables.reporter.finish()
-        return _interrupted() if status == EXIT_DONE and signals and not until_signal else status
-
-
-@contextmanager
-def _stop_on_signals(stop: threading.Event) -> Iterator[list[int]]:
-    """The first signal sets ``stop``, the second has its usual effect. Yields the signals received."""
     received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
 
-    def take(number: int, _: object) -> None:
-        received.append(number)
-        stop.set()
-        for other, handler in before.items():
-            signal.signal(other, handler)
+    def restore() -> None:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+    def take(signum: int, _: object) -> None:
+        received.append(signum)
+        tables.stop.set()
+        # The second one has its usual effect.
+        restore()
         print("ends after the batches in progress", file=sys.stderr)
 
-    for number in before:
-        signal.signal(number, take)
+    for signum in before:
+        signal.signal(signum, take)
     try:
-        yield received
+        with tables.reporter.progress:
+            work()
+        status = tables.reporter.finish()
+        return _interrupted() if status == EXIT_DONE and received and not until_signal else status
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
 
 
 def confirmation(options: argparse.Namespace, console: Console, done: str) -> Confirm:
     """Asks for consent: ``--yes``, or the operator's answer at a terminal. ``done``: as in "not reset".
 
-    The function that it returns prints the changes, and raises LoaderConfigError where nobody can be asked.
+    The function that it returns prints the effects, and raises LoaderConfigError where nobody can be asked.
     """
 
-    def confirm(moves: Sequence[PositionChange]) -> bool:
-        if not options.json:
-            for move in moves:
-                console.print(_described(move), highlight=False, soft_wrap=True)
+    def confirm(effects: Iterable[object]) -> bool:
+        for effect in effects:
+            console.print(escape(str(effect)), highlight=False, soft_wrap=True)
         if options.yes:
             return True
         if sys.stdin.isatty() and not options.json:
@@ -158,9 +151,3 @@ def confirmation(options: argparse.Namespace, console: Console, done: str) -> Co
         raise LoaderConfigError(f"not {done}: review the changes above and repeat with --yes")
 
     return confirm
-
-
-def _described(move: PositionChange) -> str:
-    before = "none" if move.before is None else f"{move.before:,}"
-    after = "none" if move.after is None else f"{move.after:,}"
-    return f"{escape(move.topic)} {move.partition}: {before} → {after}: {escape(move.means)}"

@@ -12,7 +12,6 @@ repeated; 130 interrupted. The first SIGINT or SIGTERM lets the batches in progr
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from logferry.loaders.commands.job import open_tables, run_reported, run_until_s
 from logferry.loaders.commands.options import add_job_options, count, job_config
 from logferry.loaders.config import jar_files
 from logferry.loaders.errors import EXIT_DONE, LoaderConfigError
-from logferry.loaders.planning.batch_size import Limits
+from logferry.loaders.planning.plan import Limits
 from logferry.loaders.runs.report import Reporter
 from logferry.loaders.spark.session import submit_options
 
@@ -67,7 +66,3 @@ def _parser() -> argparse.ArgumentParser:
     option("--max-records", type=int, metavar="N", help="at most N offsets in a batch")
     option("--print-submit", action="store_true", help="print the arguments for spark-submit --master … and exit")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

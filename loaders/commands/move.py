@@ -37,17 +37,19 @@ from logferry.loaders.errors import (
     TopicChanged,
 )
 from logferry.loaders.planning.ledger_entry import LOAD, MOVE, RELOAD, LedgerEntry, OriginOffset, TablePaths
-from logferry.loaders.planning.move_plan import (
+from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.position_plan import (
+    FORGET,
     MovePlan,
     PositionAnswer,
+    ResetTarget,
     answer_at_origin,
     origin_dc,
     original_of,
     plan_move,
+    plan_reset,
     recorded_originals,
 )
-from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition
-from logferry.loaders.planning.reset_plan import FORGET, ResetTarget, plan_reset
 from logferry.loaders.runs.report import Reporter
 from logferry.loaders.runs.table_run import LoadEvent
 from logferry.loaders.spark.kafka_offsets import kafka_topics
@@ -61,7 +63,7 @@ _ORIGINALS_S: Final = 10.0
 _GRACE_S: Final = 2.0
 
 
-def run(options: argparse.Namespace, reporter: Reporter) -> int:
+def run_move(options: argparse.Namespace, reporter: Reporter) -> int:
     """Exit status 2 when the operator does not agree. The configuration is that of the new data centre."""
     targets = [ResetTarget.parse(text) for text in options.reset or ()]
     settings = job_config(options, options.path, dc=options.to)
@@ -83,9 +85,8 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
                 reporter.console.print("nothing was moved")
                 return
             yield from done
-            if not options.json:
-                said = f"moved to {settings.dc}" if done else f"the table is loaded in {settings.dc} already"
-                reporter.console.print(said, highlight=False)
+            said = f"moved to {settings.dc}" if done else f"the table is loaded in {settings.dc} already"
+            reporter.console.print(said, highlight=False)
 
         for job in jobs:
             reporter.table(job.path, moved(job))

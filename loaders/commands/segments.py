@@ -22,7 +22,6 @@ from typing import Any
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.planning.low_watermark import utc_text
 from logferry.loaders.planning.segment_states import (
     ACTIVE,
     DROPPED,
@@ -30,9 +29,10 @@ from logferry.loaders.planning.segment_states import (
     Segment,
     SegmentRules,
     segment_end,
+    segment_name,
     segment_start,
 )
-from logferry.loaders.runs.notify import segment_name
+from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.loaders.storage.segment_table import last_check, read_segments, segment_length
 from logferry.loaders.storage.source_table import exclude, read_excluded
@@ -44,7 +44,7 @@ _FORMS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H", "%Y-%m-%d")
 _LOOK_S = 1.0
 
 
-def run(options: argparse.Namespace) -> int:
+def run_segments(options: argparse.Namespace) -> int:
     """Lists segments, waits for one, or excludes a source; of several tables one after the other. Raises LoadError."""
     if options.action == "list":
         for path in table_paths(options, options.paths):

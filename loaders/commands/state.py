@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 
-def run(options: argparse.Namespace) -> int:
+def run_state(options: argparse.Namespace) -> int:
     """Prints the state of each table. Raises LoaderConfigError, Terminal, StorageUnavailable."""
     facts = [table_facts(path) for path in table_paths(options, options.paths)]
     if options.json:

@@ -25,6 +25,7 @@ from logferry.loaders.storage.compact import RETAIN, TARGET_MB
 
 # These work where neither Spark nor Java is installed.
 WITHOUT_SPARK: Final = ("state", "compact", "segments")
+_REPAIRS: Final = ("reset", "reload", "requarantine")
 _MANY: Final[dict[str, Any]] = {"nargs": "+", "action": "extend"}
 _PATH: Final[dict[str, Any]] = {"type": Path, "metavar": "PATH"}
 # Arguments and options of several sub-commands.
@@ -39,13 +40,14 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command and returns its exit status."""
     options = _parser().parse_args(argv)
-    command = importlib.import_module(f"logferry.loaders.commands.{options.command}")
+    module = "repair" if options.command in _REPAIRS else options.command
+    command = getattr(importlib.import_module(f"logferry.loaders.commands.{module}"), f"run_{options.command}")
     if options.command not in WITHOUT_SPARK:
         from logferry.loaders.commands.job import run_reported
 
-        return run_reported(options, command.run)
+        return run_reported(options, command)
     try:
-        return int(command.run(options))
+        return int(command(options))
     except LoadError as error:
         print(f"logferry: {error}", file=sys.stderr)
         return error.exit_status

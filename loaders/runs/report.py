@@ -6,10 +6,8 @@ Tables may be loaded in several threads at once; each has its own line of progre
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +32,7 @@ class LoadReport:
     """
 
     path: Path
+    bar: TaskID
     batches: list[BatchDone] = field(default_factory=list)
     stopped: list[StoppedTopic] = field(default_factory=list)
     error: LoadError | None = None
@@ -76,21 +75,15 @@ class LoadReport:
         }
 
 
-def exit_status(tables: Iterable[LoadReport]) -> int:
-    """The status of the run: a failure that needs an operator (1) before one that passes by itself (3)."""
-    return min((t.exit_status for t in tables if t.exit_status != EXIT_DONE), default=EXIT_DONE)
-
-
 class Reporter:
     """Shows the progress of a run. ``as_json``: silent until `finish`, which prints one line."""
 
     def __init__(self, console: Console, *, as_json: bool) -> None:
+        console.quiet = as_json
         self.console = console
         self.as_json = as_json
         self.tables: list[LoadReport] = []
-        self._bars: dict[int, TaskID] = {}
-        self._lock = threading.Lock()
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("  {task.description}"),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[progress]}"),
@@ -100,18 +93,9 @@ class Reporter:
             disable=as_json or not console.is_terminal,
         )
 
-    def starting(self, step: str) -> AbstractContextManager[object]:
-        return nullcontext() if self.as_json or not self.console.is_terminal else self.console.status(step)
-
-    def showing(self) -> AbstractContextManager[object]:
-        """Progress on a terminal, while tables are loaded."""
-        return self._progress
-
     def begin(self, path: Path) -> LoadReport:
-        report = LoadReport(path)
-        with self._lock:
-            self.tables.append(report)
-            self._bars[id(report)] = self._progress.add_task(escape(path.name), total=None, progress="")
+        report = LoadReport(path, self.progress.add_task(escape(path.name), total=None, progress=""))
+        self.tables.append(report)
         return report
 
     def table(self, path: Path, events: Iterable[LoadEvent]) -> LoadReport:
@@ -141,8 +125,14 @@ class Reporter:
                     stopped.append(event)
                     if event.reason not in already:
                         self._print(f"{name} [red]stopped[/] {escape(event.reason)}")
+                elif isinstance(event, Backlog):
+                    report.left = event.records
+                    self.progress.reset(report.bar, total=event.records or None, progress=_progress(report, 0.0))
                 else:
-                    self._take(report, event)
+                    report.add(event)
+                    progress = _progress(report, event.bytes / max(event.seconds, 0.001))
+                    self.progress.update(report.bar, advance=sum(r.size for r in event.ranges), progress=progress)
+                    self._print(_batch_line(report.path.name, event))
         except LoadError as raised:
             error = raised
             if print_error and str(before) != str(raised):
@@ -154,7 +144,9 @@ class Reporter:
 
     def finish(self, error: LoadError | None = None) -> int:
         """Reports the end of the run and returns its exit status. ``error``: why it could not start."""
-        status = error.exit_status if error else exit_status(self.tables)
+        # A failure that needs an operator (1) comes before one that passes by itself (3).
+        ends = [error.exit_status] if error else [t.exit_status for t in self.tables if t.exit_status != EXIT_DONE]
+        status = min(ends, default=EXIT_DONE)
         if self.as_json:
             summary = {
                 "exit": status,
@@ -168,23 +160,8 @@ class Reporter:
             self._print(f"[red]{escape(str(error))}[/]")
         return status
 
-    def _take(self, report: LoadReport, event: Backlog | BatchDone) -> None:
-        bar = self._bars[id(report)]
-        if isinstance(event, Backlog):
-            report.left = event.records
-            self._progress.reset(bar, total=event.records or None, progress=_progress(report, 0.0))
-            return
-        report.add(event)
-        self._progress.update(
-            bar,
-            advance=sum(r.size for r in event.ranges),
-            progress=_progress(report, event.bytes / max(event.seconds, 0.001)),
-        )
-        self._print(_batch_line(report.path.name, event))
-
     def _print(self, text: str) -> None:
-        if not self.as_json:
-            self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
 
 def _progress(report: LoadReport, bytes_per_s: float) -> str:
@@ -231,6 +208,4 @@ def number(value: int | None) -> str:
 
 
 def _batch_json(batch: BatchDone) -> dict[str, Any]:
-    plain = ("batch", "ours", "rows", "quarantined", "left_out", "records", "bytes")
-    facts = {name: getattr(batch, name) for name in plain}
-    return {**facts, "seconds": round(batch.seconds, 3), "ranges": [r._asdict() for r in batch.ranges]}
+    return {**vars(batch), "seconds": round(batch.seconds, 3), "ranges": [r._asdict() for r in batch.ranges]}

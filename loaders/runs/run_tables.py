@@ -19,8 +19,8 @@ from logferry.gateway.contract.names import split_topic
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TOPIC, Config, TableJob
 from logferry.loaders.errors import LoaderConfigError, LoadError, SparkUnavailable, Transient
-from logferry.loaders.planning.batch_size import BatchSizer, Limits, RunBound
 from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.plan import BatchSizer, Limits, RunBound
 from logferry.loaders.runs.report import LoadReport, Reporter
 from logferry.loaders.runs.table_run import LoadEvent, load_table
 
@@ -48,8 +48,11 @@ class TableRunner:
         found: list[TableJob] = []
         without_folder: dict[Path, LoaderConfigError] = {}
         for job in self.settings.tables:
-            names = self.loader.kafka.names(job.topics) if job.is_template else []
-            found += expand_template(job, names) if job.is_template else [job]
+            if not job.is_template:
+                found.append(job)
+                continue
+            names = self.loader.kafka.names(job.topics)
+            found += expand_template(job, names)
             for name in names:
                 if split_topic(name)[1] in _NO_FOLDERS:
                     without_folder[job.path] = LoaderConfigError(f"{name} cannot be loaded: it names no folder")
@@ -73,29 +76,26 @@ class TableRunner:
 
     def follow(self) -> None:
         """Returns when ``stop`` is set, when no table is left, or when Spark has ended."""
-        reports: dict[str, LoadReport] = {}
         refused: set[Path] = set()
-        threads: list[threading.Thread] = []
+        threads: dict[Path, threading.Thread] = {}
         while not self.stop.is_set():
             # Topics that cannot be listed now are listed the next time.
             with suppress(Transient):
                 jobs = self.jobs()
-                for path, error in self.refused.items():
-                    if path not in refused:
-                        refused.add(path)
-                        self.reporter.follow(self.reporter.begin(path), _raised(error))
+                for path in [path for path in self.refused if path not in refused]:
+                    refused.add(path)
+                    self.reporter.follow(self.reporter.begin(path), _raised(self.refused[path]))
                 for job in jobs:
-                    if str(job.path) not in reports:
-                        reports[str(job.path)] = self.reporter.begin(job.path)
-                        thread = threading.Thread(target=self._follow, args=(job, reports[str(job.path)]))
-                        thread.start()
-                        threads.append(thread)
-            if any(isinstance(report.error, SparkUnavailable) for report in reports.values()):
+                    if job.path not in threads:
+                        report = self.reporter.begin(job.path)
+                        threads[job.path] = threading.Thread(target=self._follow, args=(job, report))
+                        threads[job.path].start()
+            if any(isinstance(report.error, SparkUnavailable) for report in self.reporter.tables):
                 self.stop.set()
-            elif threads and not any(thread.is_alive() for thread in threads):
+            elif threads and not any(thread.is_alive() for thread in threads.values()):
                 break
             self.stop.wait(self.settings.follow_s)
-        for thread in threads:
+        for thread in threads.values():
             thread.join()
 
     def _follow(self, job: TableJob, report: LoadReport) -> None:
@@ -138,9 +138,8 @@ def expand_template(job: TableJob, topics: Iterable[str]) -> list[TableJob]:
         name = split_topic(topic)[1]
         if name not in _NO_FOLDERS:
             by_name.setdefault(name, []).append(topic)
-    plain, path = job.model_dump(exclude_defaults=True), str(job.path)
     return [
-        TableJob.model_validate({**plain, "path": path.replace(TOPIC, name), "topics": found})
+        job.model_copy(update={"path": Path(str(job.path).replace(TOPIC, name)), "topics": found})
         for name, found in by_name.items()
     ]
 

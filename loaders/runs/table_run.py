@@ -7,9 +7,8 @@ run that finds a planned batch executes it first, exactly as planned. A run that
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
@@ -18,12 +17,10 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.rows import check_parser
-from logferry.loaders.planning.batch_size import BatchSizer, RunBound, unbounded
 from logferry.loaders.planning.ledger_entry import LOAD, REQUARANTINE, LedgerEntry, OriginOffset, TablePaths
-from logferry.loaders.planning.move_plan import originals_to_record, recorded_originals
-from logferry.loaders.planning.plan import Range, StoppedTopic, plan
-from logferry.loaders.runs.notify import notify_ready
-from logferry.loaders.runs.segment_check import begin_check, finish_check
+from logferry.loaders.planning.plan import BatchSizer, Range, RunBound, StoppedTopic, plan
+from logferry.loaders.planning.position_plan import originals_to_record, recorded_originals
+from logferry.loaders.runs.segment_check import SegmentCheck, begin_check, finish_check, notify_ready
 from logferry.loaders.spark.kafka_offsets import is_pattern, matches
 from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.segment_table import create_segments
@@ -33,22 +30,19 @@ from logferry.loaders.storage.tables import TableState, read_state
 _ORIGINALS_S: Final = 2.0
 
 
-@dataclass(frozen=True)
-class Backlog:
+class Backlog(NamedTuple):
     """The offsets to load, control records included."""
 
     records: int
 
 
-@dataclass(frozen=True)
-class RunEnded:
+class RunEnded(NamedTuple):
     """The run reached a limit or a signal before everything was loaded."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class SegmentNotice:
+class SegmentNotice(NamedTuple):
     """Everything is loaded, but the segment check or a notification failed, for this reason."""
 
     reason: str
@@ -70,7 +64,7 @@ def load_table(
         check_parser(loader.spark, job.parser)
     with sorted_errors(f"loading {paths.main}"):
         yield from _batches(
-            loader, job, paths, bound or unbounded(), sizes or BatchSizer(job.max_records, job.batch_bytes)
+            loader, job, paths, bound or RunBound(), sizes or BatchSizer(job.max_records, job.batch_bytes)
         )
 
 
@@ -101,25 +95,9 @@ def _batches(
                 stopped.add(stop.topic)
                 yield stop
         if entry is None:
-            if check is None:
-                return
-            yield from map(SegmentNotice, notify_ready(job, paths, state.last))
-            if stopped or check.missing:
-                yield SegmentNotice(check.missing or f"no segment closes while {', '.join(sorted(stopped))} is stopped")
-                return
-            try:
-                result = finish_check(job, paths, state.last, loader.run, check, _positions(state))
-            except Overtaken:
-                # The loader that continues will check, too.
-                return
-            if result is None:
-                return
-            check = None
-            entry = put_entry(loader, job, paths, state, [r.at_rest for r in _positions(state)])
-            if entry.run == loader.run and not entry.reads:
-                yield do_batch(loader, paths, entry, result=result)
-                yield from map(SegmentNotice, notify_ready(job, paths, entry.batch))
-                return
+            if check is not None:
+                yield from _checked(loader, job, paths, state, check, stopped)
+            return
         done = do_batch(loader, paths, entry)
         if done.records:
             offsets = sum(r.size for r in entry.reads)
@@ -127,6 +105,25 @@ def _batches(
             bound.spent(offsets, done.bytes)
         yield done
         state = table_state(loader, paths)
+
+
+def _checked(
+    loader: Loader, job: TableJob, paths: TablePaths, state: TableState, check: SegmentCheck, stopped: Collection[str]
+) -> Iterator[LoadEvent]:
+    """Finishes the check, once everything is loaded. Where another loader continues, it will check, too."""
+    yield from map(SegmentNotice, notify_ready(job, paths, state.last))
+    if stopped or check.missing:
+        yield SegmentNotice(check.missing or f"no segment closes while {', '.join(sorted(stopped))} is stopped")
+        return
+    try:
+        result = finish_check(job, paths, state.last, loader.run, check, _positions(state))
+    except Overtaken:
+        return
+    if result is not None:
+        entry = put_entry(loader, job, paths, state, [r.at_rest for r in _positions(state)])
+        is_ours = entry.run == loader.run and not entry.reads
+        yield do_batch(loader, paths, entry, result=result if is_ours else None)
+        yield from map(SegmentNotice, notify_ready(job, paths, entry.batch))
 
 
 def requarantine_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:

@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from deltalake import Schema
 from logferry.loaders.errors import ForeignTable
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.planning.low_watermark import utc_text
 from logferry.loaders.planning.segment_states import (
     AddedRows,
     Segment,
@@ -33,7 +32,7 @@ from logferry.loaders.planning.segment_states import (
     add_rows,
     segment_start,
 )
-from logferry.loaders.planning.source_facts import SourceKey
+from logferry.loaders.planning.source_facts import SourceKey, utc_text
 from logferry.loaders.storage.commit import commit_rows
 from logferry.loaders.storage.data_files import DataFiles
 from logferry.loaders.storage.ledger import (

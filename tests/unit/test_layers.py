@@ -57,7 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "loaders.runs": (
         *("loaders", "loaders.batches", "loaders.planning", "loaders.storage", "loaders.parsing", "loaders.spark"),
-        "gateway.contract",
+        *("gateway.contract", "client.transport"),
     ),
     "loaders.commands": (
         *("loaders", "loaders.runs", "loaders.batches", "loaders.planning", "loaders.storage", "loaders.parsing"),

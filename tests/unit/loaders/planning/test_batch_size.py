@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.planning.batch_size import BatchSizer, Limits, RunBound, unbounded
+from logferry.loaders.planning.plan import BatchSizer, Limits, RunBound
 
 MIB = 1 << 20
 
@@ -60,4 +60,4 @@ def test_a_stop_bounds_the_run():
     assert bound.reached() is None
     stopped.append(True)
     assert bound.reached() == "stopped"
-    assert unbounded().reached() is None
+    assert RunBound().reached() is None

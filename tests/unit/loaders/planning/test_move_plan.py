@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from logferry.loaders.planning.ledger_entry import MOVE, OriginOffset
-from logferry.loaders.planning.move_plan import (
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.position_plan import (
     PositionAnswer,
     answer_at_origin,
     original_of,
@@ -12,7 +13,6 @@ from logferry.loaders.planning.move_plan import (
     plan_move,
     recorded_originals,
 )
-from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
 from logferry.loaders.storage.ledger import new_entry
 
 
