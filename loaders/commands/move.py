@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
-from logferry.loaders.commands.job import Confirm, chosen_jobs, confirmation, open_tables
+from logferry.loaders.commands.load import Confirm, chosen_jobs, confirmation, open_tables
 from logferry.loaders.commands.options import job_config
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import (
@@ -40,18 +40,17 @@ from logferry.loaders.planning.ledger_entry import LOAD, MOVE, RELOAD, LedgerEnt
 from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition
 from logferry.loaders.planning.position_plan import (
     FORGET,
-    MovePlan,
     PositionAnswer,
+    PositionPlan,
     ResetTarget,
     answer_at_origin,
+    known_originals,
     origin_dc,
-    original_of,
     plan_move,
     plan_reset,
-    recorded_originals,
 )
-from logferry.loaders.runs.report import Reporter
 from logferry.loaders.runs.table_run import LoadEvent
+from logferry.loaders.runs.table_runner import Reporter
 from logferry.loaders.spark.kafka_offsets import kafka_topics
 from logferry.loaders.storage.ledger import Ledger, new_entry, open_table, storage_errors
 from logferry.loaders.storage.rewrite import rows_of
@@ -121,10 +120,7 @@ def move_table(
     mirror to catch up. Raises CannotMove, MirrorBehind, LoaderConfigError and the errors of a load; then the table
     has not moved.
     """
-    with ExitStack() as stack:
-        offsets = loader.mirror_offsets
-        if offsets is None:
-            offsets = stack.enter_context(closing(MirrorOffsets(loader.kafka.settings, prefix, loader.dc)))
+    with closing(MirrorOffsets(loader.kafka.settings, prefix, loader.dc)) as offsets:
         return _move(TableMove(loader, job, prefix, offsets), targets, wait_s, confirm)
 
 
@@ -171,7 +167,7 @@ def _move(moving: TableMove, targets: Sequence[ResetTarget], wait_s: float, conf
 
 def _translated(
     moving: TableMove, entry: LedgerEntry, targets: Sequence[ResetTarget], wait_s: float
-) -> tuple[MovePlan, list[OriginOffset]]:
+) -> tuple[PositionPlan, list[OriginOffset]]:
     """The positions after the entry in the new data centre, and their originals. Raises CannotMove, MirrorBehind,
     LoaderConfigError.
     """
@@ -209,10 +205,7 @@ def _originals(moving: TableMove, entry: LedgerEntry, positions: Sequence[Range]
 
     Raises CannotMove.
     """
-    known = recorded_originals(Ledger(moving.paths.ledger).entries(), entry.dc)
-    found = {r.key: original_of(r, entry.dc, known) for r in positions}
-    have = [original for original in found.values() if original is not None]
-    lacking = [r for r in positions if found[r.key] is None]
+    have, lacking = known_originals(positions, entry.dc, Ledger(moving.paths.ledger).entries())
     if lacking and entry.origin is not None:
         there = moving.loader.kafka_of(entry.dc, entry.origin.bootstrap_servers)
         with closing(MirrorOffsets(there, moving.prefix, entry.dc)) as offsets:
@@ -277,7 +270,7 @@ def _reads_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
     """The ranges of the entry in the new data centre; those without records rest. Raises LoadError."""
     starts = [r._replace(end=r.start) for r in entry.reads]
     views = moving.loader.kafka.views(r.topic for r in entry.reads)
-    ends: list[MovePlan] = []
+    ends: list[PositionPlan] = []
     for positions in (starts, entry.reads):
         told = _told(moving, positions, _originals(moving, entry, positions), views)
         found = plan_move(positions, told, views, {}, (), moving.dc)

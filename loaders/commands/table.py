@@ -7,7 +7,7 @@
 Exit status: 0 done; 1 refused, or the answer is no; 2 wrong use or configuration, or the operator did not agree;
 3 Kafka, storage or Spark is unavailable, or another loader was faster: the same call can be repeated; 130 interrupted.
 
-This file has the options of all sub-commands and loads no Spark; each sub-command is a module of this package.
+This file has the options of all sub-commands and loads no Spark; the sub-commands are in modules of this package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from logferry.loaders.storage.compact import RETAIN, TARGET_MB
 
 # These work where neither Spark nor Java is installed.
 WITHOUT_SPARK: Final = ("state", "compact", "segments")
-_REPAIRS: Final = ("reset", "reload", "requarantine")
+# The module of a sub-command, unless it bears its name.
+_MODULES: Final = {
+    **dict.fromkeys(("state", "segments"), "inspection"),
+    **dict.fromkeys(("reset", "reload", "requarantine"), "repair"),
+}
 _MANY: Final[dict[str, Any]] = {"nargs": "+", "action": "extend"}
 _PATH: Final[dict[str, Any]] = {"type": Path, "metavar": "PATH"}
 # Arguments and options of several sub-commands.
@@ -40,10 +44,10 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command and returns its exit status."""
     options = _parser().parse_args(argv)
-    module = "repair" if options.command in _REPAIRS else options.command
+    module = _MODULES.get(options.command, options.command)
     command = getattr(importlib.import_module(f"logferry.loaders.commands.{module}"), f"run_{options.command}")
     if options.command not in WITHOUT_SPARK:
-        from logferry.loaders.commands.job import run_reported
+        from logferry.loaders.commands.load import run_reported
 
         return run_reported(options, command)
     try:

@@ -64,16 +64,20 @@ class PositionChange(NamedTuple):
         return f"{self.topic} {self.partition}: {before} → {after}: {self.means}"
 
 
-class ResetPlan(NamedTuple):
-    """``ranges``: every position afterwards, all at rest."""
+class PositionPlan(NamedTuple):
+    """``ranges``: every position afterwards, all at rest. Of a move, ``refused``: what cannot be translated;
+    ``behind``: what cannot be yet.
+    """
 
     ranges: tuple[Range, ...]
     moves: tuple[PositionChange, ...]
+    refused: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
 
 
 def plan_reset(
     committed: Sequence[Range], views: Mapping[str, TopicOffsets], targets: Sequence[ResetTarget]
-) -> ResetPlan:
+) -> PositionPlan:
     """Pure. Raises LoaderConfigError for what there is not, or lies outside of what Kafka holds."""
     positions = {r.key: r.at_rest for r in committed}
     moves: list[PositionChange] = []
@@ -103,7 +107,7 @@ def plan_reset(
             positions[moved.key] = moved
             was = before.end if before else None
             moves.append(PositionChange(*moved.key, was, after, _means(before, moved, view)))
-    return ResetPlan(tuple(sorted(positions.values())), tuple(moves))
+    return PositionPlan(tuple(sorted(positions.values())), tuple(moves))
 
 
 def abandoned_topics(
@@ -157,55 +161,30 @@ class PositionAnswer(NamedTuple):
 _UNKNOWN: Final = PositionAnswer(None, why="not mirrored")
 
 
-class MovePlan(NamedTuple):
-    """``ranges``: all at rest. ``refused``: what cannot be translated; ``behind``: what cannot be yet."""
-
-    ranges: tuple[Range, ...]
-    moves: tuple[PositionChange, ...]
-    refused: tuple[str, ...]
-    behind: tuple[str, ...]
-
-
 def origin_dc(topic: str) -> str:
     """The data centre in which a topic is written."""
     return split_topic(topic)[0]
 
 
-def recorded_originals(entries: Iterable[LedgerEntry], dc: str) -> dict[tuple[TopicPartition, str, int], OriginOffset]:
-    """The original offsets in the ledger, by (partition, the topic's id in ``dc``, offset there)."""
-    found: dict[tuple[TopicPartition, str, int], OriginOffset] = {}
+def known_originals(
+    positions: Iterable[Range], dc: str, entries: Iterable[LedgerEntry]
+) -> tuple[list[OriginOffset], list[Range]]:
+    """The originals of positions (the ranges' ends) in ``dc``, and the ranges of which the ledger has none."""
+    recorded: dict[tuple[TopicPartition, str, int], OriginOffset] = {}
     for entry in entries:
         if entry.dc == dc:
-            ends = {r.key: r for r in entry.ranges}
-            for original in entry.originals:
-                r = ends[original.key]
-                found[r.key, r.topic_id, r.end] = original
-    return found
-
-
-def original_of(
-    position: Range, dc: str, known: Mapping[tuple[TopicPartition, str, int], OriginOffset]
-) -> OriginOffset | None:
-    """Of a position (the range's end) in ``dc``; None: not recorded."""
-    if origin_dc(position.topic) == dc:
-        return OriginOffset(*position.key, position.topic_id, position.end)
-    return known.get((position.key, position.topic_id, position.end))
-
-
-def originals_to_record(
-    ranges: Iterable[Range], dc: str, known: Mapping[tuple[TopicPartition, str, int], OriginOffset]
-) -> tuple[list[OriginOffset], list[Range]]:
-    """For a new batch: the originals that are known, and the ranges whose originals the mirror must be asked for."""
-    found: list[OriginOffset] = []
-    asked: list[Range] = []
-    for r in ranges:
-        if origin_dc(r.topic) != dc:
-            original = original_of(r, dc, known)
-            if original is None:
-                asked.append(r)
-            else:
-                found.append(original)
-    return found, asked
+            ends = {r.key: (r.key, r.topic_id, r.end) for r in entry.ranges}
+            recorded |= {ends[original.key]: original for original in entry.originals}
+    have: list[OriginOffset] = []
+    lacking: list[Range] = []
+    for r in positions:
+        if origin_dc(r.topic) == dc:
+            have.append(OriginOffset(*r.key, r.topic_id, r.end))
+        elif original := recorded.get((r.key, r.topic_id, r.end)):
+            have.append(original)
+        else:
+            lacking.append(r)
+    return have, lacking
 
 
 def answer_at_origin(original: OriginOffset, view: TopicOffsets | None) -> PositionAnswer:
@@ -224,7 +203,7 @@ def plan_move(
     given: Mapping[TopicPartition, Range],
     given_up: Collection[str],
     dc: str,
-) -> MovePlan:
+) -> PositionPlan:
     """``views``: the topics in the new data centre, ``dc``. ``given``: positions there that the operator chose;
     ``given_up``: topics whose positions are removed.
     """
@@ -257,7 +236,7 @@ def plan_move(
     # Partitions that only the operator's choice names.
     have = {r.key for r in positions}
     after += [r for key, r in given.items() if key not in have]
-    return MovePlan(tuple(sorted(after)), tuple(moves), tuple(refused), tuple(behind))
+    return PositionPlan(tuple(sorted(after)), tuple(moves), tuple(refused), tuple(behind))
 
 
 def _wrong(position: Range, here: PositionAnswer, view: TopicOffsets | None) -> str | None:

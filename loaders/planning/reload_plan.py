@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from logferry.loaders.errors import LoaderConfigError, TopicChanged
 from logferry.loaders.planning.ledger_entry import LedgerEntry
 from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.source_facts import moment_of
 
 _TOPIC: Final = r"[a-zA-Z0-9._-]+"
 _TIME: Final = r"\d{4}-\d\d-\d\d(?:T\d\d(?::\d\d(?::\d\d)?)?)?Z?"
@@ -220,7 +221,7 @@ def _without_overlaps(cuts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _moment(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC)
-    except ValueError:
-        raise LoaderConfigError(f"--from: {text!r} is not a time like 2026-11-20T10 (UTC)") from None
+    found = moment_of(text)
+    if found is None:
+        raise LoaderConfigError(f"--from: {text!r} is not a time like 2026-11-20T10 (UTC)")
+    return found

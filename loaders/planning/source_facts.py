@@ -114,6 +114,7 @@ def possible_duplicates(known: KnownSources, batch: KnownSources) -> dict[Source
 
 
 FAR_BEHIND: Final = timedelta(days=7)
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d)?)?)?Z?")
 
 
 class SourceView(NamedTuple):
@@ -255,3 +256,11 @@ def without(sources: Iterable[SourceView], excluded: Collection[str]) -> list[So
 
 def utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment_of(text: str) -> datetime | None:
+    """``2026-11-20``, ``2026-11-20T10`` or ``2026-11-20T10:15:30``, in UTC; None: it is none of these."""
+    try:
+        return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC) if _TIME.fullmatch(text) else None
+    except ValueError:
+        return None

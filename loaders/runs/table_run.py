@@ -19,7 +19,7 @@ from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.rows import check_parser
 from logferry.loaders.planning.ledger_entry import LOAD, REQUARANTINE, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Range, RunBound, StoppedTopic, plan
-from logferry.loaders.planning.position_plan import originals_to_record, recorded_originals
+from logferry.loaders.planning.position_plan import known_originals, origin_dc
 from logferry.loaders.runs.segment_check import SegmentCheck, begin_check, finish_check, notify_ready
 from logferry.loaders.spark.kafka_offsets import is_pattern, matches
 from logferry.loaders.storage.ledger import Ledger, new_entry
@@ -62,49 +62,42 @@ def load_table(
     paths = TablePaths.of(job.path)
     if job.parser.format not in ("lines", "chunk"):
         check_parser(loader.spark, job.parser)
+    bound, sizes = bound or RunBound(), sizes or BatchSizer(job.max_records, job.batch_bytes)
     with sorted_errors(f"loading {paths.main}"):
-        yield from _batches(
-            loader, job, paths, bound or RunBound(), sizes or BatchSizer(job.max_records, job.batch_bytes)
-        )
-
-
-def _batches(
-    loader: Loader, job: TableJob, paths: TablePaths, bound: RunBound, sizes: BatchSizer
-) -> Iterator[LoadEvent]:
-    state = table_state(loader, paths)
-    topics = wanted_topics(loader, job, state)
-    check = begin_check(loader, topics) if job.segments else None
-    backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
-    targets = {r.key: r.end for r in backlog.ranges}
-    prepare(paths, job.parser, job.partition_by)
-    if job.segments is not None:
-        create_segments(paths.segments, job.segments.rules)
-    yield Backlog(backlog.records)
-    stopped: set[str] = set()
-    while True:
-        if (reason := bound.reached()) is not None:
-            yield RunEnded(reason)
-            return
-        entry = state.planned
-        if entry is None:
-            wanted = [t for t in topics if t not in stopped]
-            planned = plan(_positions(state), loader.kafka.views(wanted), wanted, bound.cut(sizes), targets)
-            if planned.records:
-                entry = put_entry(loader, job, paths, state, planned.ranges)
-            for stop in planned.stopped:
-                stopped.add(stop.topic)
-                yield stop
-        if entry is None:
-            if check is not None:
-                yield from _checked(loader, job, paths, state, check, stopped)
-            return
-        done = do_batch(loader, paths, entry)
-        if done.records:
-            offsets = sum(r.size for r in entry.reads)
-            sizes.saw(offsets, done.bytes)
-            bound.spent(offsets, done.bytes)
-        yield done
         state = table_state(loader, paths)
+        topics = wanted_topics(loader, job, state)
+        check = begin_check(loader, topics) if job.segments else None
+        backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
+        targets = {r.key: r.end for r in backlog.ranges}
+        prepare(paths, job.parser, job.partition_by)
+        if job.segments is not None:
+            create_segments(paths.segments, job.segments.rules)
+        yield Backlog(backlog.records)
+        stopped: set[str] = set()
+        while True:
+            if (reason := bound.reached()) is not None:
+                yield RunEnded(reason)
+                return
+            entry = state.planned
+            if entry is None:
+                wanted = [t for t in topics if t not in stopped]
+                planned = plan(_positions(state), loader.kafka.views(wanted), wanted, bound.cut(sizes), targets)
+                if planned.records:
+                    entry = put_entry(loader, job, paths, state, planned.ranges)
+                for stop in planned.stopped:
+                    stopped.add(stop.topic)
+                    yield stop
+            if entry is None:
+                if check is not None:
+                    yield from _checked(loader, job, paths, state, check, stopped)
+                return
+            done = do_batch(loader, paths, entry)
+            if done.records:
+                offsets = sum(r.size for r in entry.reads)
+                sizes.saw(offsets, done.bytes)
+                bound.spent(offsets, done.bytes)
+            yield done
+            state = table_state(loader, paths)
 
 
 def _checked(
@@ -166,9 +159,8 @@ def _positions(state: TableState) -> tuple[Range, ...]:
 
 def _originals_of(loader: Loader, state: TableState, ranges: Sequence[Range]) -> list[OriginOffset]:
     """Where the ranges end in the originals of other data centres' topics. A move away from a dead one needs them."""
-    known, asked = originals_to_record(
-        ranges, loader.dc, recorded_originals([state.committed] if state.committed else [], loader.dc)
-    )
+    away = [r for r in ranges if origin_dc(r.topic) != loader.dc]
+    known, asked = known_originals(away, loader.dc, [state.committed] if state.committed else [])
     return known if loader.mirror_offsets is None else [*known, *loader.mirror_offsets.originals(asked, _ORIGINALS_S)]
 
 

@@ -1,5 +1,5 @@
-"""``logferry table segments``: which segments of a table are complete, why others are not, and which
-sources are not waited for. Without Spark.
+"""``logferry table state``: the last batch of a table, its positions and its quarantine. ``logferry table segments``:
+which segments are complete, why others are not, and which sources are not waited for. Without Spark or Kafka.
 
     logferry table segments list /warehouse/nginx
     logferry table segments wait /warehouse/nginx 2026-11-20T10 && spark-submit hourly.py 2026-11-20T10
@@ -15,13 +15,14 @@ import argparse
 import getpass
 import json
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError
-from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import (
     ACTIVE,
     DROPPED,
@@ -32,15 +33,89 @@ from logferry.loaders.planning.segment_states import (
     segment_name,
     segment_start,
 )
-from logferry.loaders.planning.source_facts import utc_text
+from logferry.loaders.planning.source_facts import moment_of, utc_text
 from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.quarantine import active_filter
 from logferry.loaders.storage.segment_table import last_check, read_segments, segment_length
 from logferry.loaders.storage.source_table import exclude, read_excluded
+from logferry.loaders.storage.tables import read_state
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-_FORMS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H", "%Y-%m-%d")
+
+def run_state(options: argparse.Namespace) -> int:
+    """Prints the state of each table. Raises LoaderConfigError, Terminal, StorageUnavailable."""
+    facts = [table_facts(path) for path in table_paths(options, options.paths)]
+    if options.json:
+        print(json.dumps(facts))
+        return EXIT_DONE
+    console = Console()
+    for found in facts:
+        show(found, console)
+    return EXIT_DONE
+
+
+def table_facts(path: Path) -> dict[str, Any]:
+    """As JSON. Raises LoaderConfigError where there is no table, Terminal, StorageUnavailable."""
+    paths = TablePaths.of(path)
+    state = read_state(paths)
+    if state.newest is None:
+        raise LoaderConfigError(f"{paths.main}: no batch was ever loaded: check the path, or run logferry load first")
+    return {
+        "table": str(paths.main),
+        "last": _facts(state.committed),
+        "planned": _facts(state.planned),
+        "quarantine": _quarantined(paths, state.last),
+        "positions": [
+            {"topic": r.topic, "partition": r.partition, "offset": r.end, "topic_id": r.topic_id}
+            for r in (state.committed.ranges if state.committed else ())
+        ],
+    }
+
+
+def _facts(entry: LedgerEntry | None) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    return {
+        "batch": entry.batch,
+        "kind": entry.kind,
+        "dc": entry.dc,
+        "parser": entry.parser,
+        "planned": entry.planned.isoformat(),
+        "reads": sum(r.size for r in entry.reads),
+        "cutoff": entry.cutoff.isoformat() if entry.cutoff else None,
+    }
+
+
+def _quarantined(paths: TablePaths, last: int) -> dict[str, int]:
+    """Reason → number of active lines and records in the quarantine."""
+    table = open_table(paths.quarantine)
+    if table is None:
+        return {}
+    stored = table.to_pyarrow_dataset()
+    found: Counter[str] = Counter()
+    for batch in stored.scanner(columns=["reason"], filter=active_filter(stored.schema.names, last)).to_batches():
+        found.update({one["values"]: one["counts"] for one in batch.column(0).value_counts().to_pylist()})
+    return dict(sorted(found.items()))
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    console.print(f"[bold]{escape(facts['table'])}[/]", highlight=False)
+    for word, entry in (("holds", facts["last"]), ("planned", facts["planned"])):
+        if entry is not None:
+            said = f"  {word} batch {entry['batch']} ({entry['kind']}, {entry['parser']}, offsets of {entry['dc']}"
+            console.print(f"{said}, planned {entry['planned']})", highlight=False, soft_wrap=True)
+    shown = Table("topic", "partition", "next offset", box=None, pad_edge=False)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for position in facts["positions"]:
+        shown.add_row(escape(position["topic"]), str(position["partition"]), f"{position['offset']:,}")
+    console.print(shown)
+    for reason, count in facts["quarantine"].items():
+        console.print(f"  quarantined: {count:,} · {escape(reason)}", highlight=False, soft_wrap=True)
+
+
 _LOOK_S = 1.0
 
 
@@ -137,17 +212,12 @@ def _rules(paths: TablePaths) -> SegmentRules:
 
 
 def _start_of(text: str, rules: SegmentRules) -> datetime:
-    for form in _FORMS:
-        try:
-            start = datetime.strptime(text.removesuffix("Z"), form).replace(tzinfo=UTC)
-        except ValueError:
-            continue
-        if segment_start(start, rules) != start:
-            raise LoaderConfigError(
-                f"{text} is not the start of a segment: segments are {rules.window_s} s long, in UTC"
-            )
-        return start
-    raise LoaderConfigError(f"{text!r} is not like 2026-11-20T10 (UTC)")
+    start = moment_of(text)
+    if start is None:
+        raise LoaderConfigError(f"{text!r} is not like 2026-11-20T10 (UTC)")
+    if segment_start(start, rules) != start:
+        raise LoaderConfigError(f"{text} is not the start of a segment: segments are {rules.window_s} s long, in UTC")
+    return start
 
 
 def _why(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> str:
