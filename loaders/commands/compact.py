@@ -78,16 +78,16 @@ def drop_old(
     deadline = time.monotonic() + wait_s
     for _ in range(_TRIES):
         state = read_state(paths)
-        if state.planned is not None and state.planned.kind == DROP:
-            _do(paths, state.planned, run)
-            continue
         if state.planned is not None:
-            if time.monotonic() >= deadline:
+            if state.planned.kind == DROP:
+                _do(paths, state.planned, run)
+            elif time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            else:
                 raise Overtaken(
                     f"{paths.main}: batch {state.planned.batch} is planned and not loaded; nothing was dropped. Run "
                     "logferry load to finish it, then repeat this command"
                 )
-            time.sleep(_POLL_S)
             continue
         if state.committed is None:
             raise LoaderConfigError(f"{paths.main} holds no batch: there is nothing to drop")

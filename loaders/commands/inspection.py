@@ -78,10 +78,7 @@ def _facts(entry: LedgerEntry | None) -> dict[str, Any] | None:
     if entry is None:
         return None
     return {
-        "batch": entry.batch,
-        "kind": entry.kind,
-        "dc": entry.dc,
-        "parser": entry.parser,
+        **{name: getattr(entry, name) for name in ("batch", "kind", "dc", "parser")},
         "planned": entry.planned.isoformat(),
         "reads": sum(r.size for r in entry.reads),
         "cutoff": entry.cutoff.isoformat() if entry.cutoff else None,

@@ -187,30 +187,6 @@ _GUESS_BYTES: Final = 256 << 10
 _GROWTH: Final = 8
 
 
-@dataclass
-class BatchSizer:
-    """Cuts a backlog into batches of about ``batch_bytes``, by the offsets' sizes so far; ``max_records`` at most."""
-
-    max_records: int
-    batch_bytes: int
-    average: float = _GUESS_BYTES
-    _last: int = 0
-
-    def next_offsets(self) -> int:
-        """How many offsets the next batch reads at most; at least one."""
-        wanted = int(self.batch_bytes / max(self.average, 1.0))
-        if self._last:
-            # One batch of small chunks does not prove that all are small.
-            wanted = min(wanted, self._last * _GROWTH)
-        return max(1, min(wanted, self.max_records))
-
-    def saw(self, offsets: int, size: int) -> None:
-        """Takes note of a batch's offsets, control records included, and bytes."""
-        if offsets:
-            self.average = (self.average + size / offsets) / 2 if self._last else size / offsets
-            self._last = offsets
-
-
 class Limits(NamedTuple):
     """The limits of one run: offsets and bytes of each table, ``seconds`` of the run. None: no limit."""
 
@@ -220,19 +196,43 @@ class Limits(NamedTuple):
 
 
 @dataclass
-class RunBound:
-    """The limits and counts of one table in one run. A batch in the ledger is never cut for them."""
+class BatchSizer:
+    """Cuts a backlog into batches of about ``batch_bytes``, by the offsets' sizes so far; ``max_records`` at most.
 
+    ``offsets``, ``bytes``: what the run has loaded of the table. A batch in the ledger is never cut for the limits.
+    """
+
+    max_records: int
+    batch_bytes: int
     limits: Limits = field(default_factory=Limits)
     now: Callable[[], float] = lambda: 0.0
     is_stopped: Callable[[], bool] = lambda: False
     started: float = 0.0
+    average: float = _GUESS_BYTES
     offsets: int = 0
     bytes: int = 0
+    _last: int = 0
 
-    def spent(self, offsets: int, size: int) -> None:
+    def next_offsets(self) -> int:
+        """How many offsets the next batch reads at most; at least one."""
+        average = max(self.average, 1.0)
+        wanted = min(self.max_records, int(self.batch_bytes / average))
+        if self._last:
+            # One batch of small chunks does not prove that all are small.
+            wanted = min(wanted, self._last * _GROWTH)
+        if self.limits.offsets is not None:
+            wanted = min(wanted, self.limits.offsets - self.offsets)
+        if self.limits.bytes is not None:
+            wanted = min(wanted, int((self.limits.bytes - self.bytes) / average))
+        return max(1, wanted)
+
+    def saw(self, offsets: int, size: int) -> None:
+        """Takes note of a batch's offsets, control records included, and bytes."""
         self.offsets += offsets
         self.bytes += size
+        if offsets:
+            self.average = (self.average + size / offsets) / 2 if self._last else size / offsets
+            self._last = offsets
 
     def reached(self) -> str | None:
         """Why no further batch is to be planned; None: continue."""
@@ -243,12 +243,3 @@ class RunBound:
             if limit is not None and used >= limit:
                 return f"the limit of {said.format(limit)} is reached"
         return None
-
-    def cut(self, sizes: BatchSizer) -> int:
-        """How many offsets the next batch reads at most."""
-        wanted = sizes.next_offsets()
-        if self.limits.offsets is not None:
-            wanted = min(wanted, self.limits.offsets - self.offsets)
-        if self.limits.bytes is not None:
-            wanted = min(wanted, int((self.limits.bytes - self.bytes) / max(sizes.average, 1.0)))
-        return max(1, wanted)

@@ -198,7 +198,10 @@ def low_watermark(sources: Iterable[SourceView], now: datetime, idle_s: float, h
     silent at once, they count for so long; 0 where silence is usual.
     """
     views, idle = list(sources), timedelta(seconds=idle_s)
-    together = _silent_together(views, now, idle) | _silent_at_once(views, now, idle, timedelta(seconds=hold_s))
+    watched = [view for view in views if not view.finished and not view.is_lost]
+    beating = [view for view in watched if view.beat is not None]
+    together = _silent_together(_seen(beating), now, idle)
+    together |= _silent_at_once(_seen(watched), now, idle, timedelta(seconds=hold_s))
     found = LowWatermark(now, None, sources=len(views), together=len(together))
     far_behind: list[SourceView] = []
     silent = 0
@@ -220,32 +223,33 @@ def low_watermark(sources: Iterable[SourceView], now: datetime, idle_s: float, h
     return found._replace(far_behind=tuple(far_behind), silent=silent)
 
 
-def _silent_together(views: Iterable[SourceView], now: datetime, idle: timedelta) -> set[tuple[str, str]]:
+_Seen = list[tuple[datetime, tuple[str, str]]]
+
+
+def _seen(views: Iterable[SourceView]) -> _Seen:
+    """When each source (topic, source_id) was seen last, the earliest first."""
+    return sorted((at, (view.topic, view.source_id)) for view in views if (at := view.last_seen) is not None)
+
+
+def _silent_together(seen: _Seen, now: datetime, idle: timedelta) -> set[tuple[str, str]]:
     """The sources that stopped within one ``idle`` of each other, wherever these are more than those seen since."""
-    watched = [v for v in views if v.beat is not None and not v.finished and not v.is_lost]
-    seen = sorted((at, view.topic, view.source_id) for view in watched if (at := view.last_seen) is not None)
-    times = [at for at, _, _ in seen]
+    times = [at for at, _ in seen]
     first_live = bisect_right(times, now - idle)
     found: set[tuple[str, str]] = set()
     covered = 0
     for start in range(first_live):
         stop = min(bisect_left(times, times[start] + idle), first_live)
         if stop - start > len(seen) - stop:
-            found.update((topic, source_id) for _, topic, source_id in seen[max(start, covered) : stop])
+            found.update(source for _, source in seen[max(start, covered) : stop])
             covered = stop
     return found
 
 
-def _silent_at_once(
-    views: Iterable[SourceView], now: datetime, idle: timedelta, hold: timedelta
-) -> set[tuple[str, str]]:
+def _silent_at_once(seen: _Seen, now: datetime, idle: timedelta, hold: timedelta) -> set[tuple[str, str]]:
     """The sources that stopped within ``idle`` of the last one; none before ``idle`` and after ``hold``."""
-    watched = [v for v in views if not v.finished and not v.is_lost]
-    seen = {(view.topic, view.source_id): at for view in watched if (at := view.last_seen) is not None}
-    last = max(seen.values(), default=now)
-    if not idle <= now - last < hold:
+    if not seen or not idle <= now - seen[-1][0] < hold:
         return set()
-    return {source for source, at in seen.items() if last - at < idle}
+    return {source for at, source in seen if seen[-1][0] - at < idle}
 
 
 def without(sources: Iterable[SourceView], excluded: Collection[str]) -> list[SourceView]:

@@ -18,7 +18,7 @@ from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.rows import check_parser
 from logferry.loaders.planning.ledger_entry import LOAD, REQUARANTINE, LedgerEntry, OriginOffset, TablePaths
-from logferry.loaders.planning.plan import BatchSizer, Range, RunBound, StoppedTopic, plan
+from logferry.loaders.planning.plan import BatchSizer, Range, StoppedTopic, plan
 from logferry.loaders.planning.position_plan import known_originals, origin_dc
 from logferry.loaders.runs.segment_check import SegmentCheck, begin_check, finish_check, notify_ready
 from logferry.loaders.spark.kafka_offsets import is_pattern, matches
@@ -51,18 +51,17 @@ class SegmentNotice(NamedTuple):
 LoadEvent = Backlog | BatchDone | StoppedTopic | RunEnded | SegmentNotice
 
 
-def load_table(
-    loader: Loader, job: TableJob, bound: RunBound | None = None, sizes: BatchSizer | None = None
-) -> Iterator[LoadEvent]:
-    """Loads up to Kafka's last stable offsets of now, or to the bound; yields each step when it is done.
+def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -> Iterator[LoadEvent]:
+    """Loads up to Kafka's last stable offsets of now, or to the limits; yields each step when it is done.
 
-    ``sizes``: measured in earlier loads of this table. A topic that changed is stopped; the others continue, unless a
-    planned batch needs it. Raises Terminal, Transient. Safe to call again, and by several loaders at once.
+    ``sizes``: with the limits, and as measured in earlier loads of this table. A topic that changed is stopped; the
+    others continue, unless a planned batch needs it. Raises Terminal, Transient. Safe to call again, and by several
+    loaders at once.
     """
     paths = TablePaths.of(job.path)
     if job.parser.format not in ("lines", "chunk"):
         check_parser(loader.spark, job.parser)
-    bound, sizes = bound or RunBound(), sizes or BatchSizer(job.max_records, job.batch_bytes)
+    sizes = sizes or BatchSizer(job.max_records, job.batch_bytes)
     with sorted_errors(f"loading {paths.main}"):
         state = table_state(loader, paths)
         topics = wanted_topics(loader, job, state)
@@ -75,13 +74,13 @@ def load_table(
         yield Backlog(backlog.records)
         stopped: set[str] = set()
         while True:
-            if (reason := bound.reached()) is not None:
+            if (reason := sizes.reached()) is not None:
                 yield RunEnded(reason)
                 return
             entry = state.planned
             if entry is None:
                 wanted = [t for t in topics if t not in stopped]
-                planned = plan(_positions(state), loader.kafka.views(wanted), wanted, bound.cut(sizes), targets)
+                planned = plan(_positions(state), loader.kafka.views(wanted), wanted, sizes.next_offsets(), targets)
                 if planned.records:
                     entry = put_entry(loader, job, paths, state, planned.ranges)
                 for stop in planned.stopped:
@@ -93,9 +92,7 @@ def load_table(
                 return
             done = do_batch(loader, paths, entry)
             if done.records:
-                offsets = sum(r.size for r in entry.reads)
-                sizes.saw(offsets, done.bytes)
-                bound.spent(offsets, done.bytes)
+                sizes.saw(sum(r.size for r in entry.reads), done.bytes)
             yield done
             state = table_state(loader, paths)
 

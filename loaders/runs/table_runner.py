@@ -24,11 +24,11 @@ from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.config import TOPIC, Config, TableJob
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError, LoadError, SparkUnavailable, Transient
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.planning.plan import BatchSizer, Limits, Range, RunBound, StoppedTopic
+from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice, load_table
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 _RANGES_SHOWN = 16
 # A run that follows may last for months: only the newest batches are kept.
@@ -93,18 +93,10 @@ class Reporter:
         self.console = console
         self.as_json = as_json
         self.tables: list[LoadReport] = []
-        self.progress = Progress(
-            TextColumn("  {task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[progress]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=as_json or not console.is_terminal,
-        )
+        self.progress = Progress(console=console, transient=True, disable=as_json or not console.is_terminal)
 
     def begin(self, path: Path) -> LoadReport:
-        report = LoadReport(path, self.progress.add_task(escape(path.name), total=None, progress=""))
+        report = LoadReport(path, self.progress.add_task(escape(path.name), total=None))
         self.tables.append(report)
         return report
 
@@ -137,11 +129,11 @@ class Reporter:
                         self._print(f"{name} [red]stopped[/] {escape(event.reason)}")
                 elif isinstance(event, Backlog):
                     report.left = event.records
-                    self.progress.reset(report.bar, total=event.records or None, progress=_progress(report, 0.0))
+                    self.progress.reset(report.bar, total=event.records or None, description=_progress(report, 0.0))
                 else:
                     report.add(event)
-                    progress = _progress(report, event.bytes / max(event.seconds, 0.001))
-                    self.progress.update(report.bar, advance=sum(r.size for r in event.ranges), progress=progress)
+                    said = _progress(report, event.bytes / max(event.seconds, 0.001))
+                    self.progress.update(report.bar, advance=sum(r.size for r in event.ranges), description=said)
                     self._print(_batch_line(report.path.name, event))
         except LoadError as raised:
             error = raised
@@ -175,7 +167,8 @@ class Reporter:
 
 
 def _progress(report: LoadReport, bytes_per_s: float) -> str:
-    return f"{report.rows:,} rows · {bytes_per_s / 1e6:.1f} MB/s · {report.left:,} offsets behind"
+    rows = f"  {escape(report.path.name)} · {report.rows:,} rows"
+    return f"{rows} · {bytes_per_s / 1e6:.1f} MB/s · {report.left:,} offsets behind"
 
 
 def _batch_line(name: str, batch: BatchDone) -> str:
@@ -269,7 +262,7 @@ class TableRunner:
 
     def once(self, limits: Limits) -> None:
         """Everything that Kafka has now, or as much of it as the limits allow."""
-        self.each(lambda loader, job: load_table(loader, job, self._bound(limits)))
+        self.each(lambda loader, job: load_table(loader, job, self._sizes(job, limits)))
 
     def follow(self) -> None:
         """Returns when ``stop`` is set, when no table is left, or when Spark has ended."""
@@ -297,11 +290,10 @@ class TableRunner:
 
     def _follow(self, job: TableJob, report: LoadReport) -> None:
         self._in_own_pool(job)
-        sizes = BatchSizer(job.max_records, job.batch_bytes)
+        sizes = self._sizes(job, Limits())
         wait_s = _RETRY_S
         while not self.stop.is_set():
-            bound = self._bound(Limits())
-            self.reporter.follow(report, load_table(self.loader, job, bound, sizes))
+            self.reporter.follow(report, load_table(self.loader, job, sizes))
             error = report.error
             if error is None:
                 wait_s = _RETRY_S
@@ -321,8 +313,8 @@ class TableRunner:
         with suppress(LoadError):
             self.loader.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(job.path))
 
-    def _bound(self, limits: Limits) -> RunBound:
-        return RunBound(limits, time.monotonic, self.stop.is_set, self._started)
+    def _sizes(self, job: TableJob, limits: Limits) -> BatchSizer:
+        return BatchSizer(job.max_records, job.batch_bytes, limits, time.monotonic, self.stop.is_set, self._started)
 
 
 def expand_template(job: TableJob, topics: Iterable[str]) -> list[TableJob]:
