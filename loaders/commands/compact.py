@@ -48,16 +48,22 @@ def run_compact(options: argparse.Namespace) -> int:
 
 def _one(table: Path, options: argparse.Namespace) -> dict[str, Any]:
     facts: dict[str, Any] = {"table": str(table.absolute()), "dropped": None, "compacted": []}
+    show = (lambda _: None) if options.json else print
     if options.retain_days is not None:
         keep = timedelta(days=options.retain_days)
         entry, found = drop_old(table, keep, wait_s=options.wait_s, is_idle=options.idle)
+        said = "no rows are old enough to be dropped"
         if entry is not None and entry.cutoff is not None:
             facts["dropped"] = {"batch": entry.batch, "cutoff": entry.cutoff.isoformat(), **found._asdict()}
-        _print(options, _dropped(table, entry, found))
+            said = (
+                f"batch {entry.batch} dropped rows before {utc_text(entry.cutoff)}: "
+                f"{found.rows:,} rows, {found.quarantined:,} quarantined lines, {found.segments:,} segments"
+            )
+        show(f"{table.name}: {said}")
     for compacted in compact(table, timedelta(hours=options.version_retention_hours), options.target_mb):
         facts["compacted"].append({**compacted._asdict(), "path": str(compacted.path)})
         files = f"{compacted.before:,} files merged to {compacted.after:,}; {compacted.removed:,} deleted"
-        _print(options, f"{compacted.path.name}: {files}, {compacted.bytes / 1e6:,.1f} MB")
+        show(f"{compacted.path.name}: {files}, {compacted.bytes / 1e6:,.1f} MB")
     return facts
 
 
@@ -130,17 +136,3 @@ def _do(paths: TablePaths, entry: LedgerEntry, run: str) -> None:
     except Overtaken:
         if committed_batch(paths.main, entry.batch, run) is None:
             raise
-
-
-def _print(options: argparse.Namespace, text: str) -> None:
-    if not options.json:
-        print(text)
-
-
-def _dropped(table: Path, entry: LedgerEntry | None, found: OldRows) -> str:
-    if entry is None or entry.cutoff is None:
-        return f"{table.name}: no rows are old enough to be dropped"
-    return (
-        f"{table.name}: batch {entry.batch} dropped rows before {entry.cutoff:%Y-%m-%dT%H:%M:%SZ}: "
-        f"{found.rows:,} rows, {found.quarantined:,} quarantined lines, {found.segments:,} segments"
-    )

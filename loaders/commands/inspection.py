@@ -43,6 +43,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+_LOOK_S = 1.0
+
 
 def run_state(options: argparse.Namespace) -> int:
     """Prints the state of each table. Raises LoaderConfigError, Terminal, StorageUnavailable."""
@@ -113,7 +115,7 @@ def show(facts: dict[str, Any], console: Console) -> None:
         console.print(f"  quarantined: {count:,} · {escape(reason)}", highlight=False, soft_wrap=True)
 
 
-_LOOK_S = 1.0
+# ---- segments ------------------------------------------------------------------------------------------------
 
 
 def run_segments(options: argparse.Namespace) -> int:
@@ -126,13 +128,13 @@ def run_segments(options: argparse.Namespace) -> int:
     if len(paths) > 1:
         what = "SEGMENT" if options.action == "wait" else "SOURCE"
         raise LoaderConfigError(f"segments {options.action} takes the PATH of one table, then the {what}")
-    if options.action != "wait":
-        for path in table_paths(options, [Path(path) for path in paths]):
-            _exclude(TablePaths.of(path), name, is_excluded=options.action == "exclude")
-        return EXIT_DONE
-    deadline = None if options.timeout_s is None else time.monotonic() + options.timeout_s
-    found = table_paths(options, [Path(path) for path in paths])
-    return max(_wait(TablePaths.of(path), name, options.version, deadline) for path in found)
+    tables = [TablePaths.of(path) for path in table_paths(options, [Path(path) for path in paths])]
+    if options.action == "wait":
+        deadline = None if options.timeout_s is None else time.monotonic() + options.timeout_s
+        return max(_wait(table, name, options.version, deadline) for table in tables)
+    for table in tables:
+        _exclude(table, name, is_excluded=options.action == "exclude")
+    return EXIT_DONE
 
 
 def _list(paths: TablePaths, options: argparse.Namespace) -> None:
@@ -236,6 +238,5 @@ def _why(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> str:
 
 
 def _as_json(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> dict[str, Any]:
-    times = ("start", "first", "last", "passed", "touched", "closed", "watermark")
-    facts = {name: utc_text(value) if name in times and value else value for name, value in segment._asdict().items()}
+    facts = {name: utc_text(v) if isinstance(v, datetime) else v for name, v in segment._asdict().items()}
     return {**facts, "segment": segment_name(segment), "reason": _why(segment, rules, look)}

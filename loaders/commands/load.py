@@ -35,6 +35,7 @@ from logferry.loaders.errors import (
     StorageUnavailable,
 )
 from logferry.loaders.planning.plan import Limits
+from logferry.loaders.planning.position_plan import PositionChange
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
 from logferry.loaders.spark.kafka_offsets import kafka_topics
 from logferry.loaders.spark.scratch import scratch_folder
@@ -90,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
 # ---- for all commands with Spark -----------------------------------------------------------------------------
 
 
-Confirm = Callable[[Iterable[object]], bool]
+Confirm = Callable[[Sequence[PositionChange]], bool]
+ConfirmAny = Callable[[Iterable[object]], bool]
 
 
 def run_reported(options: argparse.Namespace, command: Callable[[argparse.Namespace, Reporter], int]) -> int:
@@ -143,7 +145,7 @@ def change_table(
     options: argparse.Namespace,
     reporter: Reporter,
     done: str,
-    change: Callable[[Loader, TableJob, Confirm], BatchDone | None],
+    change: Callable[[Loader, TableJob, ConfirmAny], BatchDone | None],
 ) -> int:
     """Changes one table by a batch and returns the exit status: 2 when the operator does not agree (None).
 
@@ -193,7 +195,7 @@ def run_until_signal(tables: TableRunner, work: Callable[[], None], *, until_sig
         restore()
 
 
-def confirmation(options: argparse.Namespace, console: Console, done: str) -> Confirm:
+def confirmation(options: argparse.Namespace, console: Console, done: str) -> ConfirmAny:
     """Asks for consent: ``--yes``, or the operator's answer at a terminal. ``done``: as in "not reset".
 
     The function that it returns prints the effects, and raises LoaderConfigError where nobody can be asked.

@@ -257,8 +257,6 @@ def _finish(moving: TableMove, planned: LedgerEntry) -> BatchDone:
             # The rows that it was to replace stay.
             given_up = {r.topic for r in planned.reload}
             return do_batch(replace(moving.loader, dc=planned.dc), paths, planned, given_up)
-        if planned.kind != LOAD:
-            raise
         try:
             ranges = _reads_there(moving, planned)
         except (CannotMove, MirrorBehind) as why:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.reload import offsets_of
-from logferry.loaders.commands.load import Confirm, change_table, chosen_jobs, open_tables, run_until_signal
+from logferry.loaders.commands.load import Confirm, ConfirmAny, change_table, chosen_jobs, open_tables, run_until_signal
 from logferry.loaders.commands.options import job_config
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, LoaderConfigError, StorageUnavailable, TopicChanged
@@ -21,7 +21,7 @@ from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.rows import check_parser
 from logferry.loaders.planning.ledger_entry import RELOAD, RESET, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition, unreadable
-from logferry.loaders.planning.position_plan import PositionChange, ResetTarget, abandoned_topics, plan_reset
+from logferry.loaders.planning.position_plan import ResetTarget, abandoned_topics, plan_reset
 from logferry.loaders.planning.reload_plan import ReloadTarget, held_offsets, ranges_to_reload
 from logferry.loaders.runs.table_run import put_entry, requarantine_table, table_state
 from logferry.loaders.runs.table_runner import Reporter
@@ -47,9 +47,7 @@ def run_reset(options: argparse.Namespace, reporter: Reporter) -> int:
     )
 
 
-def reset_table(
-    loader: Loader, job: TableJob, targets: Sequence[ResetTarget], confirm: Callable[[Sequence[PositionChange]], bool]
-) -> BatchDone | None:
+def reset_table(loader: Loader, job: TableJob, targets: Sequence[ResetTarget], confirm: Confirm) -> BatchDone | None:
     """None: not agreed to, and nothing changed. Raises LoaderConfigError, Terminal, Transient.
 
     Raises LedgerBroken, and resets nothing, when another loader writes a batch meanwhile.
@@ -106,7 +104,7 @@ def run_reload(options: argparse.Namespace, reporter: Reporter) -> int:
     """Exit status 2 when the operator does not agree."""
     targets = [ReloadTarget.parse(text) for text in options.ranges]
 
-    def change(loader: Loader, job: TableJob, confirm: Confirm) -> BatchDone | None:
+    def change(loader: Loader, job: TableJob, confirm: ConfirmAny) -> BatchDone | None:
         return reload_table(loader, job, targets, lambda preview: confirm(preview.lines()))
 
     return change_table(options, reporter, "replaced", change)

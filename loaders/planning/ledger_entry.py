@@ -34,7 +34,8 @@ class JobOrigin(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> JobOrigin:
         said = json.loads(text)
-        return cls(**{**said, "topics": tuple(said["topics"])})
+        days = said.get("duplicate_window_days", DUPLICATE_WINDOW_DAYS)
+        return cls(said["bootstrap_servers"], tuple(said["topics"]), days)
 
 
 class OriginOffset(NamedTuple):

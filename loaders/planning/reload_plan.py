@@ -22,9 +22,8 @@ from logferry.loaders.planning.source_facts import moment_of
 
 _TOPIC: Final = r"[a-zA-Z0-9._-]+"
 _TIME: Final = r"\d{4}-\d\d-\d\d(?:T\d\d(?::\d\d(?::\d\d)?)?)?Z?"
-_OFFSETS: Final = re.compile(rf"({_TOPIC}):(\d+)=(\d+)\.\.(\d+)")
 _TIMES: Final = re.compile(rf"(?:({_TOPIC})=)?({_TIME})\.\.({_TIME})")
-_WHOLE: Final = re.compile(rf"({_TOPIC})(?::(\d+))?")
+_PLACE: Final = re.compile(rf"({_TOPIC})(?::(\d+)(?:=(\d+)\.\.(\d+))?)?")
 
 
 class TimeSpan(NamedTuple):
@@ -53,15 +52,14 @@ class ReloadTarget(NamedTuple):
             if span.start >= span.end:
                 raise LoaderConfigError(f"--from {text!r}: the end must be after the start")
             return cls(text, match[1], span=span)
-        if match := _OFFSETS.fullmatch(text):
-            start, end = int(match[3]), int(match[4])
-            if start >= end:
+        if (match := _PLACE.fullmatch(text)) and ".." not in match[1]:
+            partition = None if match[2] is None else int(match[2])
+            offsets = None if match[3] is None else (int(match[3]), int(match[4]))
+            if offsets is not None and offsets[0] >= offsets[1]:
                 raise LoaderConfigError(
                     f"--from {text!r}: no offsets: the end is exclusive and must be above the start"
                 )
-            return cls(text, match[1], int(match[2]), (start, end))
-        if (match := _WHOLE.fullmatch(text)) and ".." not in text:
-            return cls(text, match[1], None if match[2] is None else int(match[2]))
+            return cls(text, match[1], partition, offsets)
         raise LoaderConfigError(
             f"--from {text!r}: TOPIC, TOPIC:PARTITION, TOPIC:PARTITION=START..END (offsets, end exclusive), or "
             "TIME..TIME and TOPIC=TIME..TIME, like 2026-11-20T10..2026-11-20T12 (UTC)"

@@ -79,15 +79,12 @@ class ReportedSource(NamedTuple):
     ``partitions``: where its chunks are; empty: unknown.
     """
 
-    recorded_seqno: int | None
-    written: datetime | None
-    beat: datetime | None
-    watermark: datetime | None
-    finished: bool
+    recorded_seqno: int | None = None
+    written: datetime | None = None
+    beat: datetime | None = None
+    watermark: datetime | None = None
+    finished: bool = False
     partitions: frozenset[int] = frozenset()
-
-
-_NOT_REPORTED: Final = ReportedSource(None, None, None, None, False)
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ def source_views(
     for key in sorted({*known, *reported}):
         if key.topic not in chosen:
             continue
-        facts, report = known.get(key), reported.get(key, _NOT_REPORTED)
+        facts, report = known.get(key), reported.get(key, ReportedSource())
         seqno, event = report.recorded_seqno, facts.event if facts else None
         lacks = seqno is not None and (facts is None or facts.last_seqno < seqno)
         places = [TopicPartition(key.topic, p) for p in report.partitions]

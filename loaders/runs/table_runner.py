@@ -30,9 +30,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
-_RANGES_SHOWN = 16
+_RANGES_SHOWN: Final = 16
 # A run that follows may last for months: only the newest batches are kept.
 _BATCHES_KEPT: Final = 1000
+_RETRY_S: Final = 1.0
+_MAX_RETRY_S: Final = 60.0
+# Topic names that would lead out of the folder of the template.
+_NO_FOLDERS: Final = (".", "..")
 
 
 @dataclass
@@ -51,7 +55,6 @@ class LoadReport:
     seconds: float = 0.0
     rows: int = 0
     quarantined: int = 0
-    bytes: int = 0
     left: int = 0
     done: int = 0
 
@@ -68,7 +71,6 @@ class LoadReport:
         if batch.ours:
             self.rows += batch.rows or 0
             self.quarantined += batch.quarantined or 0
-            self.bytes += batch.bytes
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -76,7 +78,10 @@ class LoadReport:
             "rows": self.rows,
             "quarantined": self.quarantined,
             "seconds": round(self.seconds, 3),
-            "batches": [_batch_json(batch) for batch in self.batches],
+            "batches": [
+                {**vars(batch), "seconds": round(batch.seconds, 3), "ranges": [r._asdict() for r in batch.ranges]}
+                for batch in self.batches
+            ],
             "stopped": [stop._asdict() for stop in self.stopped],
             "left": self.left,
             "ended": self.ended,
@@ -100,14 +105,13 @@ class Reporter:
         self.tables.append(report)
         return report
 
-    def table(self, path: Path, events: Iterable[LoadEvent]) -> LoadReport:
+    def table(self, path: Path, events: Iterable[LoadEvent]) -> None:
         """Follows one table's load to its end. An error ends the load and is part of the report."""
         report = self.begin(path)
-        self.follow(report, events, print_error=False)
+        self.follow(report, events)
         self._print(f"[bold]{escape(str(path))}[/]\n{_total(report)}")
-        return report
 
-    def follow(self, report: LoadReport, events: Iterable[LoadEvent], *, print_error: bool = True) -> None:
+    def follow(self, report: LoadReport, events: Iterable[LoadEvent]) -> None:
         """One more load of a table. Its error, or none, replaces that of the load before."""
         started = time.monotonic()
         before, error, ended = report.error, None, None
@@ -137,7 +141,7 @@ class Reporter:
                     self._print(_batch_line(report.path.name, event))
         except LoadError as raised:
             error = raised
-            if print_error and str(before) != str(raised):
+            if str(before) != str(raised):
                 self._print(f"{name} [red]{escape(str(raised))}[/]")
         # A load that ended early has not checked all topics.
         report.stopped = stopped if ended is None else [*{*report.stopped, *stopped}]
@@ -193,9 +197,7 @@ def _ranges(ranges: tuple[Range, ...]) -> str:
 def _total(report: LoadReport) -> str:
     others = sum(not batch.ours for batch in report.batches)
     end = "up to date" if report.exit_status == EXIT_DONE else "[red]not complete[/]"
-    if report.error is not None:
-        end = f"[red]{escape(str(report.error))}[/]"
-    elif report.ended is not None and report.exit_status == EXIT_DONE:
+    if report.ended is not None and report.exit_status == EXIT_DONE:
         end = f"{escape(report.ended)}, {report.left:,} offsets are left"
     batches = f"{report.done} batch{'' if report.done == 1 else 'es'}"
     beside = f", {others} by another loader" if others else ""
@@ -210,14 +212,8 @@ def number(value: int | None) -> str:
     return "?" if value is None else f"{value:,}"
 
 
-def _batch_json(batch: BatchDone) -> dict[str, Any]:
-    return {**vars(batch), "seconds": round(batch.seconds, 3), "ranges": [r._asdict() for r in batch.ranges]}
+# ---- runs ------------------------------------------------------------------------------------------------
 
-
-_RETRY_S: Final = 1.0
-_MAX_RETRY_S: Final = 60.0
-# Topic names that would lead out of the folder of the template.
-_NO_FOLDERS: Final = (".", "..")
 
 Work = Callable[[Loader, TableJob], Iterator[LoadEvent]]
 
