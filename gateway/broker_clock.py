@@ -26,27 +26,23 @@ def _boot_s() -> float:
 
 
 class BrokerClock:
-    """The time of the brokers, and how far the clock of this host is from it."""
+    """The time of the brokers, and how far the clock of this host is from it. ``boot_s``: for `answered`."""
 
     def __init__(self, wall_s: Callable[[], float] = time.time, boot_s: Callable[[], float] = _boot_s) -> None:
-        self._wall_s, self._boot_s = wall_s, boot_s
+        self._wall_s, self.boot_s = wall_s, boot_s
         # The brokers' time less the boot clock, when it was taken last, and what is wrong with the last answer.
         self._offset_s: float | None = None
         self._answered_s = 0.0
         self._problem: str | None = "Kafka has not said its time yet"
 
-    def boot_s(self) -> float:
-        """The boot clock, for `answered`."""
-        return self._boot_s()
-
     def now_ms(self) -> int:
         """Unix time in ms: the brokers' if it was ever known, else this host's."""
-        known = self._wall_s() if self._offset_s is None else self._offset_s + self._boot_s()
+        known = self._wall_s() if self._offset_s is None else self._offset_s + self.boot_s()
         return int(known * 1000)
 
     def answered(self, broker_ms: int, asked_s: float) -> None:
         """Takes the time that a broker said after ``asked_s`` of `boot_s`."""
-        now_s = self._boot_s()
+        now_s = self.boot_s()
         offset_s = broker_ms / 1000 - (asked_s + now_s) / 2
         is_alone = abs(self._wall_s() - now_s - offset_s) > STOP_S
         if self._offset_s is not None and is_alone and abs(offset_s - self._offset_s) > STOP_S:
@@ -58,37 +54,34 @@ class BrokerClock:
 
     def failed(self, why: str) -> None:
         """No broker said its time."""
-        if self._offset_s is None or self._boot_s() - self._answered_s > _WORTH_S:
+        if self._offset_s is None or self.boot_s() - self._answered_s > _WORTH_S:
             self._problem = why
 
     @property
     def ahead_s(self) -> float | None:
         """How far this host's clock is ahead of the brokers' (negative: behind); None: not known."""
-        return None if self._offset_s is None else self._wall_s() - self._boot_s() - self._offset_s
+        return None if self._offset_s is None else self._wall_s() - self.boot_s() - self._offset_s
 
     @property
     def stop(self) -> str | None:
         """Why nothing may expire now; None: it may."""
-        if self._problem is not None:
-            return self._problem
-        ahead_s = self.ahead_s
-        if ahead_s is not None and abs(ahead_s) > STOP_S:
-            return f"this host's clock is {_text(ahead_s)} {_side(ahead_s)} Kafka's: correct the wrong one"
-        return None
+        if self._problem is None and (differs := self._differs(STOP_S)):
+            return f"{differs}: correct the wrong one"
+        return self._problem
 
     @property
     def warning(self) -> str | None:
         """What an operator must know of the clocks; None: they agree."""
         if self.stop is not None:
             return f"no source expires: {self.stop}"
+        differs = self._differs(WARN_S)
+        return f"{differs}; synchronise the clocks" if differs else None
+
+    def _differs(self, limit_s: float) -> str | None:
         ahead_s = self.ahead_s
-        if ahead_s is not None and abs(ahead_s) > WARN_S:
-            return f"this host's clock is {_text(ahead_s)} {_side(ahead_s)} Kafka's; synchronise the clocks"
-        return None
-
-
-def _side(ahead_s: float) -> str:
-    return "ahead of" if ahead_s > 0 else "behind"
+        if ahead_s is None or abs(ahead_s) <= limit_s:
+            return None
+        return f"this host's clock is {_text(ahead_s)} {'ahead of' if ahead_s > 0 else 'behind'} Kafka's"
 
 
 def _text(seconds: float) -> str:

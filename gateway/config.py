@@ -6,6 +6,7 @@ Unknown keys are refused with their path: a misspelt limit must not be a limit t
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -395,6 +396,5 @@ def load_as(model: type[ConfigT], path: Path) -> ConfigT:
         raise ConfigError(f"{path}: " + "; ".join(lines)) from None
 
 
-def load(path: Path) -> Config:
-    """Reads the gateway's configuration. Raises ConfigError."""
-    return load_as(Config, path)
+# Reads the gateway's configuration. Raises ConfigError.
+load = partial(load_as, Config)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from logferry.gateway.config import ConfigError, Dc, KafkaSettings, Pattern, Strict, load_as
-from logferry.gateway.contract.endpoint import check_url
+from logferry.gateway.contract.names import check_url
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, TablePaths

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from logferry.gateway.config import MIB, Dc, Dcs, KafkaSettings, Pattern, Rate, ServiceConfig, Strict, load_as
-from logferry.gateway.contract.mirror_checkpoint import mirror_lane_of
+from logferry.gateway.contract.mirror_state import mirror_lane_of
 from logferry.gateway.kafka.types import LaneIdentity
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 

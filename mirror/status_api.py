@@ -22,11 +22,10 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import STOPS, MirroredPartition
 from logferry.mirror.lanes.lane import MirrorLane
-from logferry.mirror.lanes.resume import CannotResume
+from logferry.mirror.lanes.stops import CannotResume
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.metrics import REGISTRY
-from logferry.mirror.remote.cluster import RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget, RemoteCluster
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector

@@ -18,21 +18,20 @@ from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.router import Routes
 from logferry.gateway.http.server import ListeningSite, Server
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service import preflight
 from logferry.gateway.service.preflight import connect_to_kafka
 from logferry.gateway.service.reload import reload_on_hangup
 from logferry.gateway.tls import kafka_options, server_context
-from logferry.gateway.topics.durability import replication
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
+from logferry.gateway.topics.health import replication
 from logferry.mirror.config import MirrorConfig, Remote
 from logferry.mirror.lanes.chain import chain_histories, reject_cycles
 from logferry.mirror.lanes.consumer_offsets import ConsumerOffsetSync
 from logferry.mirror.lanes.lane import MirrorLane
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.remote.cluster import RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget, RemoteCluster
 from logferry.mirror.status_api import LIMITS, MirrorApi
 
 # How often the stops that end by themselves are looked at.

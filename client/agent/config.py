@@ -14,8 +14,7 @@ from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.transport.credentials import read_token
 from logferry.client.transport.dialer import Dialer, check_pin, proxies_of
-from logferry.gateway.contract.endpoint import check_token, check_url, origin_of
-from logferry.gateway.contract.names import Malformed, check_attributes, check_topic
+from logferry.gateway.contract.names import Malformed, check_attributes, check_token, check_topic, check_url, origin_of
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
 OWN_ATTRIBUTES = ("host", "path", "split", "cut", "resumed_at")

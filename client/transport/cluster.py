@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from logferry.gateway.contract.endpoint import check_token, check_url, origin_of
+from logferry.gateway.contract.names import check_token, check_url, origin_of
 
 BACK_TO_FIRST_S = 60.0
 USER_AGENT = "logferry-client"

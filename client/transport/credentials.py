@@ -10,7 +10,7 @@ from pathlib import Path
 from logferry.client.events import log_event
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.dialer import Dialer
-from logferry.gateway.contract.endpoint import check_token
+from logferry.gateway.contract.names import check_token
 
 
 def read_token(path: str) -> str:

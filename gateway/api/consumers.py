@@ -25,7 +25,7 @@ from logferry.gateway.kafka.types import NO_MEMBER
 from logferry.gateway.reading import consumer_offsets, formats
 from logferry.gateway.reading.assignment import Subscription, unknown_topic
 from logferry.gateway.reading.registry import SessionRegistry, ended, worker_of
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _CONSUMER: Final = re.compile(r"[a-zA-Z0-9._-]{1,200}\Z")

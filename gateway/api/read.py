@@ -11,16 +11,16 @@ from aiohttp import web
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import Cursor, Malformed, split_topic
 from logferry.gateway.errors import Problem
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.http.admission import computed
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.request import number, optional_number
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.reading import page
 from logferry.gateway.reading.formats import Row
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 
 # Counted for each row beside its data: the work to encode it.
 _ROW_BYTES: Final = 100

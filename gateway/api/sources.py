@@ -30,7 +30,7 @@ from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.lanes.transaction import ForgetOutcome, ForgetSource, HeartbeatOutcome, RecordHeartbeat
 from logferry.gateway.topics.catalog import TopicCatalog
-from logferry.gateway.topics.remote_sources import RemoteSources
+from logferry.gateway.topics.copies import RemoteSources
 from pydantic import BaseModel, ConfigDict, Field
 
 _PAGE: Final = 1000

@@ -23,7 +23,7 @@ from logferry.gateway.http.auth import Right
 from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.lanes.ownership import Ownership

@@ -1,6 +1,4 @@
-"""Names of topics, data centres, sources and attributes: checks, parsing, and the hash of a key.
-
-The hash gives a key its lane and its partition.
+"""Names of topics, data centres, sources and attributes, URLs and tokens: checks, parsing, and the hash of a key.
 
 Runs on Python 3.9, because the push-client carries it.
 """
@@ -11,10 +9,12 @@ import base64
 import re
 import zlib
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,200}\Z")
 _DC = re.compile(r"[a-z0-9-]{1,32}\Z")
 _ATTRIBUTE = re.compile(r"[a-z0-9._-]{1,64}\Z")
+_CURSOR = re.compile(r"([^:]*):([0-9]+):([0-9]+)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 # A Kafka topic by its full name, and the number of one of its partitions.
@@ -42,10 +42,10 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        topic, _, rest = text.partition(":")
-        partition, _, offset = rest.partition(":")
-        if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
+        found = _CURSOR.fullmatch(text)
+        if not found:
             raise Malformed(f"cursor: {text!r} is not <dc>.<topic>:<partition>:<offset>")
+        topic, partition, offset = found.groups()
         if len(partition) > 10 or len(offset) > 19 or int(offset) > MAX_SEQNO:
             raise Malformed(f"cursor: {text!r} has a number that is too large")
         return cls(topic, int(partition), int(offset))
@@ -54,9 +54,6 @@ class Cursor(NamedTuple):
 def printed_topic_id(topic_id: bytes) -> str:
     """A topic's id as Kafka's tools print it, and as in a table's ledger."""
     return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
-
-
-# ---- names -----------------------------------------------------------------------------------------------
 
 
 def check_topic(topic: str) -> str:
@@ -116,15 +113,37 @@ def split_topic(full: str) -> tuple[str, str]:
 # ---- lane and partition of a source ---------------------------------------------------------------------------------
 
 
-def key_hash(key: str) -> int:
-    """CRC-32 of the UTF-8 bytes: stable over versions and languages."""
-    return zlib.crc32(key.encode())
-
-
 def lane_of(key: str, lanes: int) -> int:
-    return key_hash(key) % lanes
+    """By CRC-32 of the UTF-8 bytes: stable over versions and languages."""
+    return zlib.crc32(key.encode()) % lanes
 
 
 def partition_of(key: str, partitions: int) -> int:
     """The partition to which a new key is pinned; afterwards the pin decides."""
-    return key_hash(key) % partitions
+    return lane_of(key, partitions)
+
+
+def origin_of(url: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port; None if it is not an http(s) URL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    return parts.scheme, parts.hostname, port
+
+
+def check_url(url: object, where: str) -> None:
+    """Raises ValueError, which begins with ``where``."""
+    if not isinstance(url, str) or origin_of(url) is None or "@" in url or "?" in url or "#" in url:
+        raise ValueError(f"{where} {url!r} is not http(s)://host[:port][/path]")
+
+
+def check_token(text: str, where: str) -> str:
+    """The token, fit for a header. Raises ValueError, which names ``where`` and never the token."""
+    token = text.strip()
+    if not token.isascii() or not token.isprintable() or not token or " " in token:
+        raise ValueError(f"{where}: does not hold a token, which is one word of printable ASCII")
+    return token

@@ -9,7 +9,8 @@ _STATE = struct.Struct(">BBI16sqqqq")
 _HEARTBEAT = struct.Struct(">Bqqqq")
 _HAS_RECORDED, _HAS_BASE, _HAS_HEARTBEAT, _HAS_TOKEN = 1, 2, 4, 8
 _HAS_ALL = _HAS_RECORDED | _HAS_BASE | _HAS_HEARTBEAT | _HAS_TOKEN
-_HAS_WATERMARK, _HAS_POSITION, _HAS_SIZE, _IS_FINISHED = 1, 2, 4, 8
+# Of a heartbeat: it has a watermark, a position, a size (1, 2, 4).
+_IS_FINISHED = 8
 
 STATE_VERSION = 1
 
@@ -59,24 +60,15 @@ class Heartbeat(NamedTuple):
     finished: bool | None = None
 
     def encode(self) -> bytes:
-        flags = (
-            (self.watermark_ms is not None) * _HAS_WATERMARK
-            | (self.position is not None) * _HAS_POSITION
-            | (self.size is not None) * _HAS_SIZE
-            | bool(self.finished) * _IS_FINISHED
-        )
-        return _HEARTBEAT.pack(flags, self.at_ms, self.watermark_ms or 0, self.position or 0, self.size or 0)
+        given = (self.watermark_ms, self.position, self.size)
+        flags = sum(1 << bit for bit, value in enumerate(given) if value is not None)
+        return _HEARTBEAT.pack(flags | bool(self.finished) * _IS_FINISHED, self.at_ms, *(value or 0 for value in given))
 
     @classmethod
     def decode(cls, raw: bytes) -> Heartbeat:
-        flags, at_ms, watermark_ms, position, size = _HEARTBEAT.unpack(raw)
-        return cls(
-            at_ms,
-            watermark_ms if flags & _HAS_WATERMARK else None,
-            position if flags & _HAS_POSITION else None,
-            size if flags & _HAS_SIZE else None,
-            bool(flags & _IS_FINISHED),
-        )
+        flags, at_ms, *given = _HEARTBEAT.unpack(raw)
+        watermark_ms, position, size = (value if flags & 1 << bit else None for bit, value in enumerate(given))
+        return cls(at_ms, watermark_ms, position, size, bool(flags & _IS_FINISHED))
 
 
 class SourceState(NamedTuple):
@@ -106,16 +98,8 @@ class SourceState(NamedTuple):
             flags |= _HAS_HEARTBEAT
         if self.token is not None:
             flags |= _HAS_TOKEN
-        fixed = _STATE.pack(
-            STATE_VERSION,
-            flags,
-            self.partition,
-            self.topic_id,
-            self.recorded or 0,
-            self.base or 0,
-            self.session,
-            self.written_ms,
-        )
+        numbers = (self.recorded or 0, self.base or 0, self.session, self.written_ms)
+        fixed = _STATE.pack(STATE_VERSION, flags, self.partition, self.topic_id, *numbers)
         if self.heartbeat is not None:
             fixed += self.heartbeat.encode()
         return fixed if self.token is None else fixed + self.token.encode()

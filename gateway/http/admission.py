@@ -19,8 +19,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from logferry.gateway.config import Limits
 from logferry.gateway.errors import Problem
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.http.request import validated
+from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import IN_FLIGHT
 from pydantic import BaseModel
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.auth import Patterns
+from logferry.gateway.limits import BURST_S, RateLimit, Scope, TokenBucket
 from logferry.gateway.metrics import THROTTLED, THROTTLED_SECONDS
-from logferry.gateway.rate_limit import BURST_S, RateLimit, Scope, TokenBucket
 
 
 @dataclass(slots=True)

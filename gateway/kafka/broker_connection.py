@@ -20,8 +20,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from aiokafka import AIOKafkaConsumer, errors
@@ -85,8 +84,11 @@ class BrokerConnections:
             answer = channel.ask(question)
         try:
             async with asyncio.timeout(self._timeout_s) as clock:
-                with channel.watched(clock):
+                channel.clocks.add(clock)
+                try:
                     found = question.read(await answer)
+                finally:
+                    channel.clocks.discard(clock)
             if question.throttle_ms > 0:
                 self.throttled_s += question.throttle_ms / 1000
                 channel.rest(question.throttle_ms / 1000, self._timeout_s)
@@ -122,15 +124,18 @@ class BrokerConnections:
 
 
 class _BrokerConnection(asyncio.BufferedProtocol):
-    """One connection that aiokafka has opened. ``on_lost`` is called when it breaks by itself."""
+    """One connection that aiokafka has opened. ``on_lost`` is called when it breaks by itself.
 
-    def __init__(self, connection: AIOKafkaConnection, client_id: str, on_lost: Any) -> None:
+    ``clocks``: of the requests in flight.
+    """
+
+    def __init__(self, connection: AIOKafkaConnection, client_id: str, on_lost: Callable[[], None]) -> None:
         name = client_id.encode()
         self._name, self._name_size = name + _NO_TAGS, len(name)
         self._on_lost = on_lost
         self._asked: deque[tuple[int, asyncio.Future[memoryview]]] = deque()
         self._number = 0
-        self._clocks: set[asyncio.Timeout] = set()
+        self.clocks: set[asyncio.Timeout] = set()
         self._rests_until_s = 0.0
         self.is_broken = False
         self._size = bytearray(_SIZE.size)
@@ -163,19 +168,10 @@ class _BrokerConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         self._broken("it was aborted")
 
-    @contextmanager
-    def watched(self, clock: asyncio.Timeout) -> Iterator[None]:
-        """The clock of a request in flight."""
-        self._clocks.add(clock)
-        try:
-            yield
-        finally:
-            self._clocks.discard(clock)
-
     def rest(self, seconds: float, timeout_s: float) -> None:
         """The broker reads nothing for so long; it answers what is in flight within the time-out after that."""
         self._rests_until_s = max(self._rests_until_s, asyncio.get_running_loop().time() + seconds)
-        for clock in self._clocks:
+        for clock in self.clocks:
             clock.reschedule(self._rests_until_s + timeout_s)
 
     async def rested(self) -> None:
@@ -195,7 +191,12 @@ class _BrokerConnection(asyncio.BufferedProtocol):
         if len(self._room):
             return
         if self._answer is None:
-            self._begins(*_SIZE.unpack(self._size))
+            (size_bytes,) = _SIZE.unpack(self._size)
+            if not _SIZE.size < size_bytes <= _ANSWER_BYTES:
+                self._broken(f"an answer of {size_bytes} bytes")
+                return
+            self._answer = bytearray(size_bytes)
+            self._room = memoryview(self._answer)
         else:
             answer, self._answer = memoryview(self._answer), None
             self._room = memoryview(self._size)
@@ -205,13 +206,6 @@ class _BrokerConnection(asyncio.BufferedProtocol):
         if not self.is_broken:
             self._broken(repr(exc) if exc else "the broker closed it")
             self._on_lost()
-
-    def _begins(self, size_bytes: int) -> None:
-        if _SIZE.size < size_bytes <= _ANSWER_BYTES:
-            self._answer = bytearray(size_bytes)
-            self._room = memoryview(self._answer)
-        else:
-            self._broken(f"an answer of {size_bytes} bytes")
 
     def _answered(self, answer: memoryview) -> None:
         (number,) = _SIZE.unpack_from(answer)

@@ -21,18 +21,22 @@ from aiokafka.protocol import admin
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from logferry.gateway.broker_clock import BrokerClock
+from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.broker_connection import BrokerConnections, close_client, connect
 from logferry.gateway.kafka.error_codes import UNKNOWN_TOPIC_OR_PARTITION
-from logferry.gateway.kafka.metadata_request import (
+from logferry.gateway.kafka.record_batch import FetchedRecords, committed_records
+from logferry.gateway.kafka.requests import (
+    NO_ID,
     AlterConfigsRequest,
+    ApiVersionsRequest,
+    BrokerAbilities,
     ClusterMetadata,
     MetadataRequest,
     TopicMetadata,
-    agreed_ids,
+    read_abilities,
+    read_answer,
     read_metadata,
 )
-from logferry.gateway.kafka.produce_request import ApiVersionsRequest, BrokerAbilities, read_abilities
-from logferry.gateway.kafka.record_batch import FetchedRecords, committed_records
 from logferry.gateway.kafka.types import grouped
 
 EARLIEST: Final = -2
@@ -82,11 +86,9 @@ class KafkaClient:
         self.channels = BrokerConnections(self._client, options, client_id, _REQUEST_TIMEOUT_MS / 1000)
         self.clock = BrokerClock()
         self.cluster_id: str | None = None
-        self._leaders: dict[tuple[str, int], int] = {}
-        self._idle_waiting = list(range(_WAITING_FETCHES))
-        self._idle_immediate = asyncio.LifoQueue[int]()
-        for number in range(_IMMEDIATE_FETCHES):
-            self._idle_immediate.put_nowait(number)
+        self._leaders: dict[TopicPartition, int] = {}
+        self._idle_waiting = _numbers(_WAITING_FETCHES)
+        self._idle_immediate = _numbers(_IMMEDIATE_FETCHES)
 
     async def start(self) -> None:
         """Connects. Raises KafkaConnectionError when no bootstrap server answers."""
@@ -98,19 +100,19 @@ class KafkaClient:
         self.channels.abort()
         await close_client(self._client)
 
-    # ---- metadata ---------------------------------------------------------------------------------------------
-
     async def describe(self, topics: list[str] | None = None) -> ClusterMetadata:
         """The topics (None: all) as brokers see them now.
 
         Brokers learn of a new topic at different times: a topic that is asked for is missing only when every broker
         that answers says so.
         """
-        view = await read_metadata(await self._send_any(MetadataRequest(topics)))
+        view = await read_answer(await self._send_any(MetadataRequest(topics)), read_metadata)
         self.cluster_id = view.cluster_id
         for node in view.brokers if topics and view.errors else ():
             try:
-                other = await read_metadata(await self._client.send(node, MetadataRequest(sorted(view.errors))))
+                other = await read_answer(
+                    await self._client.send(node, MetadataRequest(sorted(view.errors))), read_metadata
+                )
             except PASSING:
                 continue
             view = ClusterMetadata(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
@@ -121,28 +123,21 @@ class KafkaClient:
                 self._leaders[topic.name, partition.partition] = partition.leader
         return view
 
-    async def ids_at_leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[str, bytes]:
+    async def ids_at_leaders(self, partitions: Iterable[TopicPartition]) -> dict[str, bytes]:
         """The topics' ids as the leaders of these partitions know them; a topic is missing where they do not agree.
 
         A leader writes into the topic that it knows: another broker may learn of a deletion later.
         """
-        wanted = set(partitions)
-        async with asyncio.timeout(_DEADLINE_S):
-            while True:
-                by_node = grouped((self._leaders.get(partition, -1), partition[0]) for partition in wanted)
-                leaderless = by_node.pop(-1, None)
-                asked = (self._client.send(node, MetadataRequest(sorted({*names}))) for node, names in by_node.items())
-                answers = await asyncio.gather(*asked, return_exceptions=True)
-                failed = [answer for answer in answers if isinstance(answer, BaseException)]
-                if not failed and not leaderless:
-                    return agreed_ids(by_node, [(await read_metadata(answer)).topics for answer in answers])
-                for failure in failed:
-                    if not isinstance(failure, PASSING):
-                        raise failure
-                view = await self.describe(sorted({topic for topic, _ in wanted}))
-                wanted = {partition for partition in wanted if partition[0] in view.topics}
-                if failed:
-                    await asyncio.sleep(_BACKOFF_S)
+
+        async def ask(node: int, led: list[TopicPartition]) -> dict[TopicPartition, bytes]:
+            request = MetadataRequest(sorted({topic for topic, _ in led}))
+            known = (await read_answer(await self._client.send(node, request), read_metadata)).topics
+            return {tp: known[tp[0]].id if tp[0] in known else NO_ID for tp in led}
+
+        seen: dict[str, set[bytes]] = {}
+        for (topic, _), topic_id in (await self._ask_leaders(partitions, ask, gone=NO_ID)).items():
+            seen.setdefault(topic, set()).add(topic_id)
+        return {topic: topic_id for topic, (topic_id, *others) in seen.items() if not others and topic_id != NO_ID}
 
     def brokers(self) -> list[tuple[int, str, int]]:
         """Id, host and port of the brokers that are known, whether they answer or not."""
@@ -154,14 +149,6 @@ class KafkaClient:
         if topic not in view.topics:
             raise errors.for_code(view.errors.get(topic, UNKNOWN_TOPIC_OR_PARTITION))(topic)
         return view.topics[topic]
-
-    async def leader(self, topic: str, partition: int) -> int:
-        """Waits for the partition's leader and returns its broker. Raises UnknownTopicOrPartitionError."""
-        while True:
-            known = await self.present_leader(topic, partition)
-            if known >= 0:
-                return known
-            await asyncio.sleep(_BACKOFF_S)
 
     async def present_leader(self, topic: str, partition: int) -> int:
         """The partition's leader, or -1 while it has none. Raises UnknownTopicOrPartitionError."""
@@ -179,31 +166,22 @@ class KafkaClient:
     async def configs(self, topics: list[str]) -> dict[str, dict[str, str]]:
         """The settings of topics. Raises UnknownTopicOrPartitionError when one does not exist."""
         request = admin.DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None) for topic in topics])
-        nodes = [broker.nodeId for broker in self._client.cluster.brokers()]
-        for left in range(len(nodes), -1, -1):
+        for left in range(len(self.brokers()), -1, -1):
             response = await self._send_any(request)
             codes = [resource[0] for resource in response.resources]
             if not (left and errors.UnknownTopicOrPartitionError.errno in codes):
                 break
             await asyncio.sleep(_BACKOFF_S)
-        found = {}
-        for code, message, _type, name, entries in response.resources:
-            raise_for(code, message or name)
-            found[name] = {entry[0]: entry[1] or "" for entry in entries}
-        return found
+        return _settings(response)
 
     async def broker_settings(self) -> dict[int, dict[str, str]]:
         """The settings of the brokers that answer. Raises ClusterAuthorizationFailedError without the right."""
         found: dict[int, dict[str, str]] = {}
-        for node in [broker.nodeId for broker in self._client.cluster.brokers()]:
+        for node, _, _ in self.brokers():
             with suppress(*PASSING):
                 request = admin.DescribeConfigsRequest([(_BROKER_RESOURCE, str(node), None)])
-                for code, message, _type, name, entries in (await self._client.send(node, request)).resources:
-                    raise_for(code, message or name)
-                    found[node] = {entry[0]: entry[1] or "" for entry in entries}
+                found[node] = _settings(await self._client.send(node, request))[str(node)]
         return found
-
-    # ---- topics -----------------------------------------------------------------------------------------------
 
     async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> None:
         """Raises TopicAlreadyExistsError, InvalidReplicationFactorError, …"""
@@ -221,49 +199,56 @@ class KafkaClient:
         for code, message, *_ in (await self._send_any(AlterConfigsRequest(topic, configs))).responses:
             raise_for(code, message or topic)
 
-    # ---- records ----------------------------------------------------------------------------------------------
-
     async def offset(self, topic: str, partition: int, time_ms: int) -> int:
         """The offset at a time (`EARLIEST`, or `LATEST`: the end of what is committed); -1: no record so late."""
+        await self.present_leader(topic, partition)
+        return (await self.offsets([(topic, partition)], time_ms))[topic, partition]
 
-        async def ask(node: int) -> int:
-            return (await self._offsets_at(node, [(topic, partition)], time_ms))[topic, partition]
+    async def offsets(self, partitions: list[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        """`offset` of many partitions, with one request a broker; waits for those that are not there yet."""
 
-        return await self._with_leader(topic, partition, ask)
+        async def ask(node: int, led: list[TopicPartition]) -> dict[TopicPartition, int]:
+            by_topic = grouped((topic, (number, time_ms)) for topic, number in led)
+            response = await self._client.send(node, OffsetRequest(-1, _READ_COMMITTED, list(by_topic.items())))
+            found = {}
+            for topic, answers in response.topics:
+                for number, code, _timestamp, offset in answers:
+                    raise_for(code, f"{topic}-{number}")
+                    found[topic, number] = offset
+            return found
 
-    async def offsets(self, partitions: list[tuple[str, int]], time_ms: int) -> dict[tuple[str, int], int]:
-        """`offset` of many partitions, with one request a broker."""
-        found: dict[tuple[str, int], int] = {}
-        missing = partitions
+        return await self._ask_leaders(partitions, ask)
+
+    async def _ask_leaders(
+        self,
+        partitions: Iterable[TopicPartition],
+        ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, _T]]],
+        gone: _T | None = None,
+    ) -> dict[TopicPartition, _T]:
+        """The answers of all partitions' leaders, retried while these move. ``gone``: that for a topic without one."""
+        found: dict[TopicPartition, _T] = {}
+        missing = set(partitions)
         async with asyncio.timeout(_DEADLINE_S):
-            while True:
-                by_node = grouped((self._leaders.get(partition, -1), partition) for partition in missing)
+            while missing:
+                by_node = grouped((self._leaders.get(tp, -1), tp) for tp in missing)
                 by_node.pop(-1, None)
-                few = (
-                    (n, led[at : at + _AT_ONCE]) for n, led in by_node.items() for at in range(0, len(led), _AT_ONCE)
-                )
-                asked = (self._offsets_at(node, led, time_ms) for node, led in few)
-                for answer in await asyncio.gather(*asked, return_exceptions=True):
+                few = ((n, led[i : i + _AT_ONCE]) for n, led in by_node.items() for i in range(0, len(led), _AT_ONCE))
+                answers = await asyncio.gather(*(ask(node, led) for node, led in few), return_exceptions=True)
+                for answer in answers:
                     if isinstance(answer, dict):
-                        found.update(answer)
+                        found |= answer
                     elif not isinstance(answer, PASSING):
                         raise answer
-                missing = [partition for partition in partitions if partition not in found]
+                missing -= found.keys()
                 if not missing:
-                    return found
-                await asyncio.sleep(_BACKOFF_S)
-                await self.describe(sorted({topic for topic, _ in missing}))
-
-    async def _offsets_at(
-        self, node: int, partitions: list[tuple[str, int]], time_ms: int
-    ) -> dict[tuple[str, int], int]:
-        by_topic = grouped((topic, (number, time_ms)) for topic, number in partitions)
-        response = await self._client.send(node, OffsetRequest(-1, _READ_COMMITTED, list(by_topic.items())))
-        found = {}
-        for topic, answers in response.topics:
-            for number, code, _timestamp, offset in answers:
-                raise_for(code, f"{topic}-{number}")
-                found[topic, number] = offset
+                    break
+                topics = (await self.describe(sorted({topic for topic, _ in missing}))).topics
+                if gone is not None:
+                    found |= {tp: gone for tp in missing if tp[0] not in topics}
+                    missing -= found.keys()
+                are_led = all(self._leaders.get(tp, -1) >= 0 for tp in missing)
+                if not (are_led and all(isinstance(answer, dict) for answer in answers)):
+                    await asyncio.sleep(_BACKOFF_S)
         return found
 
     async def fetch(
@@ -298,9 +283,15 @@ class KafkaClient:
             decoded = await asyncio.to_thread(committed_records, *found) if is_large else committed_records(*found)
             return FetchedRecords(*decoded, last_stable=fields[3])
 
-        return await self._with_leader(topic, partition, ask)
-
-    # ---- groups -----------------------------------------------------------------------------------------------
+        async with asyncio.timeout(_DEADLINE_S + 35):
+            while True:
+                try:
+                    leader = await self.present_leader(topic, partition)
+                    if leader >= 0:
+                        return await ask(leader)
+                except PASSING:
+                    self.forget_leader(topic, partition)
+                await asyncio.sleep(_BACKOFF_S)
 
     async def group_assignment(self, group: str, topic: str) -> dict[str, list[int]] | None:
         """Who has which partitions of the topic, by client id; None while the group is changing, {} without members."""
@@ -319,13 +310,14 @@ class KafkaClient:
                     found[client_id].extend(partitions)
         return found
 
-    async def with_coordinator(self, group: str, ask: Callable[[Send], Awaitable[_T]]) -> _T:
+    async def with_coordinator(
+        self, name: str, ask: Callable[[Send], Awaitable[_T]], kind: CoordinationType = CoordinationType.GROUP
+    ) -> _T:
         """The answer of ``ask``, which sends requests to the group's coordinator and raises what they answer."""
         async with asyncio.timeout(_DEADLINE_S):
             while True:
                 try:
-                    node = await self._client.coordinator_lookup(CoordinationType.GROUP, group)
-                    return await ask(partial(self._client.send, node))
+                    return await ask(partial(self._client.send, await self._client.coordinator_lookup(kind, name)))
                 except PASSING:
                     await asyncio.sleep(_BACKOFF_S)
 
@@ -343,40 +335,26 @@ class KafkaClient:
 
     async def find_transaction_coordinator(self, transactional_id: str) -> None:
         """Returns when it is found; the first call in a cluster makes Kafka create its transaction log."""
-        async with asyncio.timeout(_DEADLINE_S):
-            while True:
-                try:
-                    await self._client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
-                    return
-                except PASSING:
-                    await asyncio.sleep(_BACKOFF_S)
-
-    # ---- connections -------------------------------------------------------------------------------------
+        await self.with_coordinator(transactional_id, lambda _: asyncio.sleep(0), CoordinationType.TRANSACTION)
 
     @asynccontextmanager
     async def _own_connection(self, wait_ms: int) -> AsyncIterator[tuple[tuple[str, int], int]]:
         """A connection of its own, and how long its fetch may wait: not at all where all for waiting are in use."""
-        if wait_ms and self._idle_waiting:
-            number = self._idle_waiting.pop()
-            try:
-                yield ("waits", number), wait_ms
-            finally:
-                self._idle_waiting.append(number)
-            return
-        if wait_ms:
+        name, idle, wait = "waits", self._idle_waiting, wait_ms
+        if not wait_ms or idle.empty():
             await asyncio.sleep(min(wait_ms / 1000, _POLL_S))
-        number = await self._idle_immediate.get()
+            name, idle, wait = "fetches", self._idle_immediate, 0
+        number = await idle.get()
         try:
-            yield ("fetches", number), 0
+            yield (name, number), wait
         finally:
-            self._idle_immediate.put_nowait(number)
+            idle.put_nowait(number)
 
     async def _send_any(self, request: Any) -> Any:
         async with asyncio.timeout(_DEADLINE_S):
             while True:
-                nodes = [broker.nodeId for broker in self._client.cluster.brokers()]
-                random.shuffle(nodes)
-                for node in nodes:
+                nodes = self.brokers()
+                for node, _, _ in random.sample(nodes, len(nodes)):
                     try:
                         return await self._client.send(node, request)
                     except PASSING:
@@ -384,14 +362,21 @@ class KafkaClient:
                 await asyncio.sleep(_BACKOFF_S)
                 self._client.force_metadata_update()
 
-    async def _with_leader(self, topic: str, partition: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
-        async with asyncio.timeout(_DEADLINE_S + 35):
-            while True:
-                try:
-                    return await ask(await self.leader(topic, partition))
-                except PASSING:
-                    self.forget_leader(topic, partition)
-                await asyncio.sleep(_BACKOFF_S)
+
+def _settings(response: Any) -> dict[str, dict[str, str]]:
+    """By the name of the topic or broker."""
+    found = {}
+    for code, message, _type, name, entries in response.resources:
+        raise_for(code, message or name)
+        found[name] = {entry[0]: entry[1] or "" for entry in entries}
+    return found
+
+
+def _numbers(size: int) -> asyncio.LifoQueue[int]:
+    queue = asyncio.LifoQueue[int]()
+    for number in range(size):
+        queue.put_nowait(number)
+    return queue
 
 
 def raise_for(code: int, detail: str) -> None:

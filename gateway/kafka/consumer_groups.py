@@ -7,15 +7,14 @@ valid: it rejects one of a member whose generation has passed, and one without a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiokafka import errors
 from aiokafka.protocol.admin import DescribeGroupsRequest
-from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
-from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
+from aiokafka.protocol.commit import OffsetCommitRequest
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import KafkaClient, Send, raise_for
-from logferry.gateway.kafka.metadata_request import TAGS, TEXT, FlexibleRequest, Uuid, array
+from logferry.gateway.kafka.requests import FlexibleRequest
 from logferry.gateway.kafka.types import GroupMember, grouped
 
 _NO_OFFSET: Final = -1
@@ -28,26 +27,21 @@ _CONSUMER_KINDS: Final = ("consumer", "")
 # Of a group that is none of the newer protocol.
 _OTHER_KIND: Final = (errors.GroupIdNotFound.errno, errors.UnsupportedVersionError.errno)
 
-_ASSIGNMENT = Schema(
-    ("partitions", array(("topic_id", Uuid), ("topic", TEXT), ("partitions", CompactArray(Int32)))), TAGS
-)
-_MEMBER = (
-    *(("member_id", TEXT), ("instance_id", TEXT), ("rack_id", TEXT), ("epoch", Int32), ("client_id", TEXT)),
-    *(("host", TEXT), ("topics", CompactArray(TEXT)), ("topics_pattern", TEXT)),
-    *(("assignment", _ASSIGNMENT), ("target", _ASSIGNMENT)),
-)
-_DESCRIBED_GROUP = (
-    *(("error_code", Int16), ("error_message", TEXT), ("group", TEXT), ("state", TEXT), ("epoch", Int32)),
-    *(("assignment_epoch", Int32), ("assignor", TEXT), ("members", array(*_MEMBER)), ("operations", Int32)),
-)
+# The positions of a group, or why it has none.
+Committed: TypeAlias = dict[TopicPartition, int] | errors.KafkaError
+
+_ASSIGNMENT: Final = "(partitions[topic_id:uuid topic:text partitions:int32s])"
 
 
 class ConsumerGroupDescribeRequest(
     FlexibleRequest,
     key=69,
     version=0,
-    asked=Schema(("groups", CompactArray(TEXT)), ("include_authorized_operations", Boolean), TAGS),
-    answered=Schema(("throttle_time_ms", Int32), ("groups", array(*_DESCRIBED_GROUP)), TAGS),
+    asked="groups:texts include_authorized_operations:bool",
+    answered="throttle_time_ms:int32 groups[error_code:int16 error_message:text group:text state:text epoch:int32 "
+    "assignment_epoch:int32 assignor:text members[member_id:text instance_id:text rack_id:text epoch:int32 "
+    "client_id:text host:text topics:texts topics_pattern:text "
+    f"assignment{_ASSIGNMENT} target{_ASSIGNMENT}] operations:int32]",
 ):
     """Asks for a group of the newer protocol (KIP-848); DescribeGroups sees no members in such a group."""
 
@@ -55,21 +49,13 @@ class ConsumerGroupDescribeRequest(
         super().__init__([group], False)
 
 
-_ASKED: Final = ("topics", array(("topic", TEXT), ("partitions", CompactArray(Int32))))
-_COMMITTED: Final = array(
-    *(("partition", Int32), ("offset", Int64), ("leader_epoch", Int32), ("metadata", TEXT), ("error_code", Int16))
-)
-_GROUP_OFFSETS: Final = array(
-    *(("group", TEXT), ("topics", array(("topic", TEXT), ("partitions", _COMMITTED))), ("error_code", Int16))
-)
-
-
 class GroupOffsetsRequest(
     FlexibleRequest,
     key=9,
     version=8,
-    asked=Schema(("groups", array(("group", TEXT), _ASKED)), ("require_stable", Boolean), TAGS),
-    answered=Schema(("throttle_time_ms", Int32), ("groups", _GROUP_OFFSETS), TAGS),
+    asked="groups[group:text topics[topic:text partitions:int32s]] require_stable:bool",
+    answered="throttle_time_ms:int32 groups[group:text topics[topic:text partitions[partition:int32 offset:int64 "
+    "leader_epoch:int32 metadata:text error_code:int16]] error_code:int16]",
 ):
     """OffsetFetch, version 8: all committed offsets of several groups of one coordinator (KIP-709)."""
 
@@ -128,36 +114,16 @@ class ConsumerGroups:
         """The committed offsets: of the next record to read. Partitions without one are missing."""
 
         async def ask(send: Send) -> dict[TopicPartition, int]:
-            response = await send(OffsetFetchRequest(group, None))
-            raise_for(response.error_code, group)
-            found = {}
-            for topic, partitions in response.topics:
-                for number, offset, _metadata, code in partitions:
-                    raise_for(code, f"{topic}-{number} of {group}")
-                    if offset != _NO_OFFSET:
-                        found[topic, number] = offset
+            found = _committed(await send(GroupOffsetsRequest([group])))[group]
+            if isinstance(found, errors.KafkaError):
+                raise found
             return found
 
         return await self._kafka.with_coordinator(group, ask)
 
-    async def committed_at(
-        self, node: int, groups: Sequence[str]
-    ) -> dict[str, dict[TopicPartition, int] | errors.KafkaError]:
-        """`committed` of several groups, in one request to the broker that coordinates them; an error is its group's.
-
-        A partition with an error is missing like one without an offset.
-        """
-        response: Any = await self._kafka.send(node, GroupOffsetsRequest(groups))
-        found: dict[str, dict[TopicPartition, int] | errors.KafkaError] = {}
-        for group, topics, code, _tags in response.groups:
-            offsets = {
-                (topic, number): offset
-                for topic, partitions, _ in topics or ()
-                for number, offset, _epoch, _metadata, error, _ in partitions
-                if not error and offset != _NO_OFFSET
-            }
-            found[group] = errors.for_code(code)(group) if code else offsets
-        return found
+    async def committed_at(self, node: int, groups: Sequence[str]) -> dict[str, Committed]:
+        """`committed` of several groups, in one request to their coordinator; an error is its group's."""
+        return _committed(await self._kafka.send(node, GroupOffsetsRequest(groups)))
 
     async def commit(self, group: str, member: GroupMember, offsets: Mapping[TopicPartition, int]) -> None:
         """Commits all of the positions. Raises `CommitRefused`, and UnknownTopicOrPartitionError for a deleted topic.
@@ -179,3 +145,16 @@ class ConsumerGroups:
             await self._kafka.with_coordinator(group, ask)
         except _REFUSED as error:
             raise CommitRefused(str(error)) from None
+
+
+def _committed(response: Any) -> dict[str, Committed]:
+    found: dict[str, Committed] = {}
+    for group, topics, code, _tags in response.groups:
+        offsets: dict[TopicPartition, int] = {}
+        for topic, partitions, _ in topics or ():
+            for number, offset, _epoch, _metadata, error, _ in partitions:
+                code = code or error
+                if offset != _NO_OFFSET:
+                    offsets[topic, number] = offset
+        found[group] = errors.for_code(code)(group) if code else offsets
+    return found

@@ -19,19 +19,19 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 from aiokafka import errors
-from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient, raise_for
-from logferry.gateway.kafka.metadata_request import TAGS, TEXT, FlexibleRequest, array, read_answer
 from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.requests import FlexibleRequest, read_answer, schema
 from logferry.gateway.kafka.types import LaneIdentity, grouped
 
 _TRANSACTION_LOG: Final = "__transaction_state"
@@ -43,20 +43,10 @@ _STILL_ENDING: Final = "Kafka has not ended a transaction in it"
 MAY_NOT_DESCRIBE: Final = "its producers cannot be described: grant Read on the topic"
 # The log is searched for the producer id of a transaction that has been open for so long: longer than any may be.
 _LONG_OPEN_MS: Final = 60_000
-
-_TOPICS: Final = array(("topic", TEXT), ("partitions", CompactArray(Int32)))
-_PRODUCER: Final = (("producer_id", Int64), ("epoch", Int32), ("last_sequence", Int32), ("last_timestamp", Int64))
-_PRODUCERS: Final = array(*_PRODUCER, ("coordinator_epoch", Int32), ("open_since", Int64))
-_PARTITION: Final = (("partition", Int32), ("error_code", Int16))
-_DESCRIBED: Final = array(*_PARTITION, ("error_message", TEXT), ("producers", _PRODUCERS))
-_MARKED: Final = array(("topic", TEXT), ("partitions", array(*_PARTITION)))
-_MARKER: Final = (("producer_id", Int64), ("epoch", Int16), ("committed", Boolean), ("topics", _TOPICS))
-_TRANSACTION: Final = (("error_code", Int16), ("transactional_id", TEXT), ("state", TEXT), ("timeout_ms", Int32))
-_STATE: Final = (*_TRANSACTION, ("start_ms", Int64), ("producer_id", Int64), ("epoch", Int16), ("topics", _TOPICS))
-
-
-_PRODUCERS_ANSWER = Schema(
-    ("throttle_time_ms", Int32), ("topics", array(("topic", TEXT), ("partitions", _DESCRIBED))), TAGS
+_PRODUCERS_ANSWER: Final = schema(
+    "throttle_time_ms:int32 topics[topic:text partitions[partition:int32 error_code:int16 error_message:text "
+    "producers[producer_id:int64 epoch:int32 last_sequence:int32 last_timestamp:int64 coordinator_epoch:int32 "
+    "open_since:int64]]]"
 )
 
 
@@ -64,7 +54,7 @@ class DescribeProducersRequest(
     FlexibleRequest,
     key=61,
     version=0,
-    asked=Schema(("topics", _TOPICS), TAGS),
+    asked="topics[topic:text partitions:int32s]",
     answered=None,
 ):
     """The producers that have written to partitions of the broker, and their open transactions there.
@@ -80,8 +70,9 @@ class WriteTxnMarkersRequest(
     FlexibleRequest,
     key=27,
     version=1,
-    asked=Schema(("markers", array(*_MARKER, ("coordinator_epoch", Int32))), TAGS),
-    answered=Schema(("markers", array(("producer_id", Int64), ("topics", _MARKED))), TAGS),
+    asked="markers[producer_id:int64 epoch:int16 committed:bool topics[topic:text partitions:int32s] "
+    "coordinator_epoch:int32]",
+    answered="markers[producer_id:int64 topics[topic:text partitions[partition:int32 error_code:int16]]]",
 ):
     def __init__(self, open_: OpenTransaction, *, committed: bool) -> None:
         # Kafka's own markers have the epoch after that of the records.
@@ -93,27 +84,14 @@ class DescribeTransactionsRequest(
     FlexibleRequest,
     key=65,
     version=0,
-    asked=Schema(("transactional_ids", CompactArray(TEXT)), TAGS),
-    answered=Schema(("throttle_time_ms", Int32), ("states", array(*_STATE)), TAGS),
+    asked="transactional_ids:texts",
+    answered="throttle_time_ms:int32 states[error_code:int16 transactional_id:text state:text timeout_ms:int32 "
+    "start_ms:int64 producer_id:int64 epoch:int16 topics[topic:text partitions:int32s]]",
 ):
     """The state of a transactional id at its coordinator (KIP-664)."""
 
     def __init__(self, transactional_id: str) -> None:
         super().__init__([transactional_id])
-
-
-class TransactionState(NamedTuple):
-    """``state``: as Kafka names it, ``Ongoing``, ``PrepareAbort``, …; ``epoch``: the one of the entry."""
-
-    state: str
-    producer_id: int
-    epoch: int
-
-
-def read_state(response: Any) -> TransactionState | None:
-    """None: the coordinator does not know the id, or does not answer for it now."""
-    code, _id, state, _timeout, _start, producer_id, epoch, _topics, _tags = response.states[0]
-    return None if code else TransactionState(state, producer_id, epoch)
 
 
 class OpenTransaction(NamedTuple):
@@ -145,7 +123,7 @@ async def complete_hanging(
     producers: Iterable[FencedProducer],
     only: set[TopicPartition] | None = None,
     *,
-    ending: frozenset[int] = frozenset(),
+    ending: Collection[int] = (),
 ) -> dict[TopicPartition, str]:
     """Ends the open transactions of the lane's producers as the transaction log says; only after its fence.
 
@@ -155,10 +133,10 @@ async def complete_hanging(
     """
     known = {producer.producer_id: producer for producer in producers}
     opened, missed = await _open_transactions(kafka, lane, only)
+    repair = _Repair(kafka, lane, missed)
     before_ms = kafka.clock.now_ms() - _LONG_OPEN_MS
     foreign = [open_ for open_ in opened if open_.producer_id not in known and open_.producer_id not in ending]
     looks = any(open_.last_ms < before_ms for open_ in foreign)
-    logs: dict[str, dict[tuple[int, int], bool]] = {}
     for open_ in opened:
         producer = known.get(open_.producer_id)
         if open_.producer_id in ending:
@@ -168,63 +146,68 @@ async def complete_hanging(
                 continue  # the transaction in flight
             if open_.epoch > producer.epoch:
                 raise NewerOwner(f"{producer.transactional_id} has an open transaction of epoch {open_.epoch}")
-            await _end(kafka, lane, producer.transactional_id, open_, logs, missed)
+            await repair.end(producer.transactional_id, open_)
         elif looks and open_.last_ms < before_ms:
-            owner = await _owner(kafka, known.values(), open_, logs)
+            owner = await repair.owner(known.values(), open_)
             if owner is not None:
-                await _end(kafka, lane, owner, open_, logs, missed)
+                await repair.end(owner, open_)
     return missed
 
 
-async def _end(
-    kafka: KafkaClient,
-    lane: LaneIdentity,
-    transactional_id: str,
-    open_: OpenTransaction,
-    logs: dict[str, dict[tuple[int, int], bool]],
-    missed: dict[TopicPartition, str],
-) -> None:
-    """Writes the missing marker; the partition is ``missed`` if it takes none now."""
-    topic, number = open_.tp
-    if transactional_id not in logs:
-        logs[transactional_id] = await _ends(kafka, transactional_id)
-    committed = logs[transactional_id].get((open_.producer_id, open_.epoch))
-    if committed is None:
-        raise errors.KafkaError(
-            f"{topic}-{number} holds an open transaction of {transactional_id}, producer {open_.producer_id}, epoch "
-            f"{open_.epoch}, and the transaction log does not hold its outcome; examine it with "
-            "kafka-transactions.sh and abort or commit it there"
-        )
-    response = await kafka.send(open_.leader, WriteTxnMarkersRequest(open_, committed=committed))
-    code = response.markers[0][1][0][1][0][1]
-    if code in error_codes.RETRIABLE:
-        missed[open_.tp] = _STILL_ENDING
-        return
-    raise_for(code, f"writing a marker to {topic}-{number}")
-    log.event("marker_written", lane=lane.number, topic=topic, partition=number, epoch=open_.epoch, commit=committed)
+@dataclass(slots=True)
+class _Repair:
+    kafka: KafkaClient
+    lane: LaneIdentity
+    missed: dict[TopicPartition, str]
+    # Of each transactional id that was looked up.
+    logs: dict[str, dict[tuple[int, int], bool]] = field(default_factory=dict)
 
+    async def end(self, transactional_id: str, open_: OpenTransaction) -> None:
+        """Writes the missing marker; the partition is ``missed`` if it takes none now."""
+        topic, number = open_.tp
+        committed = (await self._ends(transactional_id)).get((open_.producer_id, open_.epoch))
+        if committed is None:
+            raise errors.KafkaError(
+                f"{topic}-{number} holds an open transaction of {transactional_id}, producer {open_.producer_id}, "
+                f"epoch {open_.epoch}, and the transaction log does not hold its outcome; examine it with "
+                "kafka-transactions.sh and abort or commit it there"
+            )
+        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest(open_, committed=committed))
+        code = response.markers[0][1][0][1][0][1]
+        if code in error_codes.RETRIABLE:
+            self.missed[open_.tp] = _STILL_ENDING
+            return
+        raise_for(code, f"writing a marker to {topic}-{number}")
+        facts = {"lane": self.lane.number, "topic": topic, "partition": number, "epoch": open_.epoch}
+        log.event("marker_written", **facts, commit=committed)
 
-async def _owner(
-    kafka: KafkaClient,
-    producers: Iterable[FencedProducer],
-    open_: OpenTransaction,
-    logs: dict[str, dict[tuple[int, int], bool]],
-) -> str | None:
-    """The transactional id of the lane that had this producer id earlier; None: it is not the lane's.
+    async def owner(self, producers: Iterable[FencedProducer], open_: OpenTransaction) -> str | None:
+        """The transactional id of the lane that had this producer id earlier; None: it is not the lane's.
 
-    Kafka gives a transactional id another producer id when its epochs are used up, after 32,767 transactions.
-    """
-    for producer in producers:
-        transactional_id = producer.transactional_id
-        if transactional_id not in logs:
-            logs[transactional_id] = await _ends(kafka, transactional_id)
-        ids = list(dict.fromkeys(producer_id for producer_id, _ in logs[transactional_id]))
-        if open_.producer_id not in ids:
-            continue
-        if producer.producer_id in ids and ids.index(open_.producer_id) > ids.index(producer.producer_id):
-            raise NewerOwner(f"{transactional_id} has the newer producer id {open_.producer_id}")
-        return transactional_id
-    return None
+        Kafka gives a transactional id another producer id when its epochs are used up, after 32,767 transactions.
+        """
+        for name, present, _ in producers:
+            ids = list(dict.fromkeys(producer_id for producer_id, _ in await self._ends(name)))
+            if open_.producer_id not in ids:
+                continue
+            if present in ids and ids.index(open_.producer_id) > ids.index(present):
+                raise NewerOwner(f"{name} has the newer producer id {open_.producer_id}")
+            return name
+        return None
+
+    async def _ends(self, name: str) -> dict[tuple[int, int], bool]:
+        """Whether the id's transactions were committed, by producer id and epoch, in order, as far as the log goes."""
+        if name in self.logs:
+            return self.logs[name]
+        number = java_hash(name) % len((await self.kafka.describe_topic(_TRANSACTION_LOG)).partitions)
+        end = await self.kafka.offset(_TRANSACTION_LOG, number, LATEST)
+        position = await self.kafka.offset(_TRANSACTION_LOG, number, EARLIEST)
+        found: dict[tuple[int, int], bool] = {}
+        while position < end:
+            fetched = await self.kafka.fetch(_TRANSACTION_LOG, number, position, max_bytes=_FETCH_BYTES)
+            found |= read_ends(fetched.records, name)
+            position = fetched.next_offset
+        return self.logs.setdefault(name, found)
 
 
 async def _open_transactions(
@@ -265,20 +248,6 @@ def _read_producers(leader: int, raw: BytesIO) -> tuple[list[OpenTransaction], d
                 if open_since >= 0:
                     opened.append(OpenTransaction(tp, leader, producer_id, epoch, coordinator_epoch, last_ms))
     return opened, missed
-
-
-async def _ends(kafka: KafkaClient, transactional_id: str) -> dict[tuple[int, int], bool]:
-    """Whether the id's transactions were committed, by producer id and epoch, in order, as far as the log reaches."""
-    partitions = len((await kafka.describe_topic(_TRANSACTION_LOG)).partitions)
-    number = java_hash(transactional_id) % partitions
-    end = await kafka.offset(_TRANSACTION_LOG, number, LATEST)
-    position = await kafka.offset(_TRANSACTION_LOG, number, EARLIEST)
-    found: dict[tuple[int, int], bool] = {}
-    while position < end:
-        fetched = await kafka.fetch(_TRANSACTION_LOG, number, position, max_bytes=_FETCH_BYTES)
-        found.update(read_ends(fetched.records, transactional_id))
-        position = fetched.next_offset
-    return found
 
 
 def read_ends(records: Iterable[KafkaRecord], transactional_id: str) -> dict[tuple[int, int], bool]:

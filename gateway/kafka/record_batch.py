@@ -195,24 +195,20 @@ def committed_records(
                 open_aborts.add(pending.pop(0)[0])
             if batch.is_control_batch:
                 # There are many, most end a commit, and a replay of a lane passes them all.
-                if batch.producer_id in open_aborts and _ends_abort(batch):
+                if batch.producer_id in open_aborts and ends_abort(batch):
                     open_aborts.discard(batch.producer_id)
-                position = max(position, batch.next_offset)
-                continue
-            if batch.is_transactional and batch.producer_id in open_aborts:
-                position = max(position, batch.next_offset)
-                continue
-            if not batch.validate_crc():
-                raise CorruptBatch(f"the batch at offset {batch.base_offset} has a wrong checksum")
-            for record in batch:
-                if record.offset < offset:
-                    continue
-                found.append(KafkaRecord(record.offset, record.timestamp, record.key, record.value, record.headers))
-                size += len(record.value or b"") + len(record.key or b"") + _ENTRY_BYTES
-                for _, content in record.headers:
-                    size += len(content or b"") + _ENTRY_BYTES
-                if stop_bytes is not None and size >= stop_bytes:
-                    return found, record.offset + 1
+            elif not (batch.is_transactional and batch.producer_id in open_aborts):
+                if not batch.validate_crc():
+                    raise CorruptBatch(f"the batch at offset {batch.base_offset} has a wrong checksum")
+                for record in batch:
+                    if record.offset < offset:
+                        continue
+                    found.append(KafkaRecord(record.offset, record.timestamp, record.key, record.value, record.headers))
+                    size += len(record.value or b"") + len(record.key or b"") + _ENTRY_BYTES
+                    for _, content in record.headers:
+                        size += len(content or b"") + _ENTRY_BYTES
+                    if stop_bytes is not None and size >= stop_bytes:
+                        return found, record.offset + 1
             position = max(position, batch.next_offset)
         except (CorruptBatch, MemoryError):
             raise
@@ -223,7 +219,7 @@ def committed_records(
     return found, position
 
 
-def _ends_abort(batch: Iterable[object]) -> bool:
+def ends_abort(batch: Iterable[object]) -> bool:
     """A control batch emptied by compaction ends whatever its producer had open."""
     for record in batch:
         return bool(ControlRecord.parse(record.key) == ABORT_MARKER)  # type: ignore[attr-defined]

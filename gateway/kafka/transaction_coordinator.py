@@ -26,13 +26,8 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 from logferry.gateway import log
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.client import PASSING
-from logferry.gateway.kafka.hanging_transactions import (
-    DescribeTransactionsRequest,
-    FencedProducer,
-    TransactionState,
-    read_state,
-)
-from logferry.gateway.kafka.produce_request import CommitRequest
+from logferry.gateway.kafka.hanging_transactions import DescribeTransactionsRequest, FencedProducer
+from logferry.gateway.kafka.requests import CommitRequest
 from logferry.gateway.kafka.types import LaneIdentity
 
 TRANSACTION_TIMEOUT_MS: Final = 15_000
@@ -48,46 +43,45 @@ class TransactionCoordinator:
     """Those of one lane's transactional ids.
 
     ``before``: `producers` of the lane's discarded producer in this process. ``is_troubled``: a coordinator was away.
-    ``ending``: the producer ids whose decided transaction Kafka has not ended.
+    ``fenced``: the lane's producers since its fence. ``ending``: the producer ids whose decided transaction Kafka has
+    not ended. Both by transactional id.
     """
 
     def __init__(self, client: AIOKafkaClient, lane: LaneIdentity, before: Mapping[str, FencedProducer]) -> None:
         self._client, self._lane, self._before = client, lane, before
         self._nodes: dict[str, int] = {}
-        self._fenced: dict[str, FencedProducer] = {}
-        self._ending: dict[str, int] = {}
+        self.fenced: dict[str, FencedProducer] = {}
+        self.ending: dict[str, int] = {}
         self.present = FencedProducer(lane.transactional_id, -1, -1)
         self.is_troubled = False
         # The pauses that the answers to commits asked for, and the end of the last one.
         self.throttled_s = self.rests_until_s = 0.0
 
     @property
-    def ending(self) -> frozenset[int]:
-        return frozenset(self._ending.values())
-
-    @property
     def producers(self) -> dict[str, FencedProducer]:
         """The lane's producers of this process, by transactional id."""
-        return {**self._before, **self._fenced}
-
-    @property
-    def fenced(self) -> list[FencedProducer]:
-        return list(self._fenced.values())
+        return {**self._before, **self.fenced}
 
     async def fence(self) -> None:
         """Fences the lane's ids, and chooses the one to write with. Waits while it is none. Raises KafkaError."""
         ids = self._lane.transactional_ids
-        await self._fence_all()
-        while not self._fenced:
+        while True:
+            tasks = [asyncio.create_task(self._fence(name)) for name in ids]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+            if self.fenced:
+                break
             await asyncio.sleep(_LONGEST_BACKOFF_S)
-            await self._fence_all()
-        self.present = next(self._fenced[name] for name in ids if name in self._fenced)
+        self.present = next(self.fenced[name] for name in ids if name in self.fenced)
         self.is_troubled = False
-        if self._ending:
+        if self.ending:
             log.event(
                 "transaction_not_ended",
                 lane=self._lane.number,
-                transactional_ids=sorted(self._ending),
+                transactional_ids=sorted(self.ending),
                 continues_with=self.present.transactional_id,
             )
 
@@ -99,40 +93,35 @@ class TransactionCoordinator:
             self.throttled_s += answer.throttle_time_ms / 1000
             self.rests_until_s = time.monotonic() + answer.throttle_time_ms / 1000
         if not answer.error_code:
-            self.present = self._fenced[name] = FencedProducer(name, answer.producer_id, answer.producer_epoch)
+            self.present = self.fenced[name] = FencedProducer(name, answer.producer_id, answer.producer_epoch)
         return int(answer.error_code)
-
-    async def _fence_all(self) -> None:
-        tasks = [asyncio.create_task(self._fence(name)) for name in self._lane.transactional_ids]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _fence(self, name: str) -> None:
         """Returns when the id is fenced, or when its transaction is decided and Kafka may take long to end it."""
         while True:
             answer = await self._ask(name, InitProducerIdRequest(name, TRANSACTION_TIMEOUT_MS), ENDING_S)
             if answer.error_code == error_codes.CONCURRENT_TRANSACTIONS:
-                found = read_state(await self._ask(name, DescribeTransactionsRequest(name)))
-                if found is not None and (found.state == _ABORTING or self._is_own_commit(name, found)):
-                    self._ending[name] = found.producer_id
+                [(code, _, state, _, _, producer_id, epoch, *_)] = (
+                    await self._ask(name, DescribeTransactionsRequest(name))
+                ).states
+                # With an error the coordinator does not know the id, or does not answer for it now.
+                if not code and (state == _ABORTING or self._is_own_commit(name, state, producer_id, epoch)):
+                    self.ending[name] = producer_id
                     return
                 continue
             if answer.error_code:
                 raise errors.for_code(answer.error_code)(f"fencing {name}")
-            self._ending.pop(name, None)
-            self._fenced[name] = FencedProducer(name, answer.producer_id, answer.producer_epoch)
+            self.ending.pop(name, None)
+            self.fenced[name] = FencedProducer(name, answer.producer_id, answer.producer_epoch)
             return
 
-    def _is_own_commit(self, name: str, found: TransactionState) -> bool:
+    def _is_own_commit(self, name: str, state: str, producer_id: int, epoch: int) -> bool:
         """Whether Kafka is committing a transaction of this process, whose producer is discarded."""
         before = self._before.get(name)
-        if found.state != _COMMITTING or before is None or before.producer_id != found.producer_id:
+        if state != _COMMITTING or before is None or before.producer_id != producer_id:
             return False
         # The commit raises the epoch; its answer may be missing.
-        return found.epoch in (before.epoch, before.epoch + 1)
+        return epoch in (before.epoch, before.epoch + 1)
 
     async def _ask(self, name: str, request: Any, ending_s: float = math.inf) -> Any:
         """The coordinator's answer; retries while it moves, and so long while a transaction of the id is ending."""

@@ -2,7 +2,7 @@
 
 Our own down to the requests, on aiokafka's connections, because the newest requests do more for exactness than
 aiokafka's producer supports: a topic is written by its id, and each transaction has an epoch of its own (see
-`produce_request`).
+`requests` and `record_requests`).
 
 Invariants:
 
@@ -37,9 +37,9 @@ from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.broker_connection import BrokerConnections, close_client, connect
 from logferry.gateway.kafka.client import PASSING, KafkaClient
 from logferry.gateway.kafka.hanging_transactions import MAY_NOT_DESCRIBE, FencedProducer, NewerOwner, complete_hanging
-from logferry.gateway.kafka.metadata_request import NO_ID
-from logferry.gateway.kafka.produce_request import Produced, ProduceRequest
 from logferry.gateway.kafka.record_batch import CODECS, RecordBatch, Stamp, batches
+from logferry.gateway.kafka.record_requests import Produced, ProduceRequest
+from logferry.gateway.kafka.requests import NO_ID
 from logferry.gateway.kafka.transaction_coordinator import ENDING_S, TransactionCoordinator
 from logferry.gateway.kafka.types import LaneIdentity, Piece, TopicIdPartition
 
@@ -224,13 +224,11 @@ class TransactionalProducer:
         self._committed_at = time.monotonic()
 
     async def _complete_hanging(self, only: set[TopicPartition] | None) -> dict[TopicPartition, str]:
-        fenced, ending = self._coordinator.fenced, self._coordinator.ending
+        fenced, ending = self._coordinator.fenced.values(), {*self._coordinator.ending.values()}
         try:
             return await complete_hanging(self._kafka, self.lane, fenced, only, ending=ending)
         except NewerOwner as error:
             raise Fenced(str(error)) from None
-
-    # ---- producing --------------------------------------------------------------------------------------------
 
     async def _produce(self, parts: Sequence[PartitionBatches]) -> None:
         """All leaders at once, a few requests in flight to each, until everything is acknowledged."""

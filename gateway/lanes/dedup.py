@@ -30,8 +30,8 @@ from logferry.gateway.contract.source_state import (
     SourceIdentity,
     SourceState,
 )
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.lanes.authority import Refusal, refuse_jump, refuse_write
+from logferry.gateway.limits import FairShare
 
 _PACKED_BYTES = 23
 # A longer state key counts as so many more sources, for each so many bytes.

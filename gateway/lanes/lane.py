@@ -29,7 +29,6 @@ from logferry.gateway import log
 from logferry.gateway.config import Config
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.errors import LaneLost, LaneMoved, Problem
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.transactional_producer import NotCommitted, OutcomeUnknown
@@ -40,6 +39,7 @@ from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
 from logferry.gateway.lanes.pending import Answered, PendingRequest, PendingRequests
 from logferry.gateway.lanes.replay import replay_states
 from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
+from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import LaneMetrics
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.turns import Turns

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.errors import LaneMoved, Problem
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.group_commit import Offsets
 from logferry.gateway.lanes.transaction import Draft, Outcome, Request, WriteOutcome, resolve
+from logferry.gateway.limits import FairShare
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from aiokafka.errors import KafkaError
 from logferry.gateway import log
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import SESSIONS
 from logferry.gateway.reading import consumer_offsets
 from logferry.gateway.reading.assignment import Subscription

@@ -17,10 +17,9 @@ from logferry.gateway import log
 from logferry.gateway.config import ConfigError
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, TopicMetadata
-from logferry.gateway.kafka.produce_request import BrokerAbilities
+from logferry.gateway.kafka.requests import BrokerAbilities, ClusterMetadata, TopicMetadata
 from logferry.gateway.kafka.types import LaneIdentity
-from logferry.gateway.topics.durability import replication, weakness
+from logferry.gateway.topics.health import replication, weakness
 
 _CONNECT_DEADLINE_S: Final = 30.0
 _LAG_S: Final = 0.1
@@ -97,7 +96,7 @@ async def _known_everywhere(ask: Callable[[], Awaitable[_T]]) -> _T:
 def check_abilities(brokers: dict[str, BrokerAbilities]) -> None:
     """Raises WeakKafka, naming the broker that is too old."""
     for address, broker in brokers.items():
-        if not broker.suffices:
+        if broker.produce < 13 or broker.end_txn < 5 or broker.transactions < 2:
             raise WeakKafka(
                 f"the broker {address} is too old: Kafka 4.1 or newer with transaction.version 2 is needed, "
                 f"it has Produce {broker.produce} (13), EndTxn {broker.end_txn} (5) and transaction.version "

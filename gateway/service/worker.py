@@ -25,16 +25,16 @@ from logferry.gateway.api.topics import TopicsApi
 from logferry.gateway.api.write import WriteApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.server import ListeningSite, Server
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
-from logferry.gateway.kafka.metadata_request import DescribeQuorumRequest, read_controller_ms
+from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import STATES
 from logferry.gateway.lanes.ownership import Ownership
+from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY, LaneMetrics
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.service import preflight
@@ -42,8 +42,7 @@ from logferry.gateway.service.preflight import connect_to_kafka
 from logferry.gateway.service.reload import reload_on_hangup
 from logferry.gateway.tls import kafka_options, server_context
 from logferry.gateway.topics.catalog import TopicCatalog
-from logferry.gateway.topics.offset_translation import OffsetTranslation
-from logferry.gateway.topics.remote_sources import RemoteSources
+from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector

@@ -14,15 +14,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import errors
-from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import check_topic, full_topic, printed_topic_id, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.topics.durability import replication, weakness
-from logferry.gateway.topics.partition_health import PartitionHealth
+from logferry.gateway.topics.health import PartitionHealth, replication, weakness
 
 _FACTS_TTL_S: Final = 5.0
 RECORD_OVERHEAD_BYTES: Final = 4096
@@ -41,6 +39,8 @@ class TopicCatalog:
         self._wanted: set[tuple[str, int]] = set()
         self._look_lock = asyncio.Lock()
         self.health = PartitionHealth()
+        # By which the states of sources are stamped.
+        self.clock = kafka.clock
 
     def fresh(self, topic: str) -> TopicFacts | None:
         """The facts, if they are known and young enough."""
@@ -65,8 +65,7 @@ class TopicCatalog:
 
     def weak(self) -> dict[str, str]:
         """The topics in use that nothing is written to, with the reason."""
-        known = ((name, facts.weakness) for name, (_, facts) in sorted(self._facts.items()))
-        return {name: weak for name, weak in known if weak is not None}
+        return {name: facts.weakness for name, (_, facts) in sorted(self._facts.items()) if facts.weakness is not None}
 
     def forget(self, topic: str) -> None:
         self._facts.pop(topic, None)
@@ -93,14 +92,9 @@ class TopicCatalog:
         except errors.UnknownTopicOrPartitionError:
             raise self._unknown(topic) from None
         settings = configs[topic]
-        facts = TopicFacts(
-            topic,
-            view.id,
-            len(view.partitions),
-            int(settings["max.message.bytes"]),
-            int(settings["min.insync.replicas"]),
-            weakness(view, settings, self._config.accept_weak_kafka),
-        )
+        limits = int(settings["max.message.bytes"]), int(settings["min.insync.replicas"])
+        weak = weakness(view, settings, self._config.accept_weak_kafka)
+        facts = TopicFacts(topic, view.id, len(view.partitions), *limits, weak)
         self.health.judge(view, facts.min_in_sync)
         self._facts[topic] = (time.monotonic() + _FACTS_TTL_S, facts)
         return facts
@@ -109,11 +103,6 @@ class TopicCatalog:
         dc, name = split_topic(topic)
         detail = f"there is no topic {name} in {dc}; create it: logferry topics create {name} --partitions 4"
         return Problem("unknown-topic", detail, topic=topic)
-
-    @property
-    def clock(self) -> BrokerClock:
-        """By which the states of sources are stamped."""
-        return self._kafka.clock
 
     # ---- the topics as users see them -------------------------------------------------------------------------
 
@@ -154,10 +143,8 @@ class TopicCatalog:
         except errors.TopicAlreadyExistsError:
             return False
         except errors.InvalidReplicationFactorError:
-            raise Problem(
-                "kafka-unavailable",
-                f"{topic} needs {replicas} brokers for its replicas, {brokers} are there; nothing was created",
-            ) from None
+            why = f"{topic} needs {replicas} brokers for its replicas, {brokers} are there; nothing was created"
+            raise Problem("kafka-unavailable", why) from None
         except (errors.InvalidPartitionsError, errors.InvalidConfigurationError, errors.PolicyViolationError) as error:
             raise Problem("bad-request", f"Kafka rejects the topic: {error}") from None
         return True
@@ -207,18 +194,15 @@ class TopicCatalog:
         described = []
         for view in views:
             dc, name = split_topic(view.name)
-            numbers = [p.partition for p in view.partitions]
-            described.append(
-                {
-                    "topic": view.name,
-                    "id": printed_topic_id(view.id),
-                    "dc": dc,
-                    "name": name,
-                    "partitions": len(numbers),
-                    "retention_ms": int(configs[view.name]["retention.ms"]),
-                    "offsets": [
-                        {"partition": n, "first": firsts[view.name, n], "next": nexts[view.name, n]} for n in numbers
-                    ],
-                }
-            )
+            tps = [(view.name, p.partition) for p in view.partitions]
+            facts = {
+                "topic": view.name,
+                "id": printed_topic_id(view.id),
+                "dc": dc,
+                "name": name,
+                "partitions": len(tps),
+                "retention_ms": int(configs[view.name]["retention.ms"]),
+                "offsets": [{"partition": tp[1], "first": firsts[tp], "next": nexts[tp]} for tp in tps],
+            }
+            described.append(facts)
         return described

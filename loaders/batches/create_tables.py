@@ -17,7 +17,7 @@ from logferry.loaders.parsing.columns import DATES
 from logferry.loaders.parsing.rows import row_schema
 from logferry.loaders.parsing.settings import LINES, ParserSettings
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.data_files import INDEXED
+from logferry.loaders.storage.commit import INDEXED
 from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, existing_table, open_table
 from logferry.loaders.storage.tables import QUARANTINE, read_state
 
@@ -31,7 +31,7 @@ def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Seq
         raise ForeignTable(f"{paths.main} is not empty, and not a Delta table")
     read_state(paths)
     Ledger(paths.ledger).create()
-    _create(paths.quarantine, QUARANTINE, "logferry quarantine", (), {"parser", "resolved", "since"})
+    _create(paths.quarantine, QUARANTINE, "logferry quarantine", (), set())
     dates = [name for name in partition_by if name in DATES]
     own = set(parser.kinds) | {"fields", "event_time"}
     _create(paths.main, Schema.from_json(row_schema(parser, dates).json()), "logferry rows", partition_by, own)
@@ -62,11 +62,6 @@ def _create(path: Path, schema: Schema, name: str, partition_by: Sequence[str], 
 
 def _columns(schema_json: str) -> dict[str, Any]:
     """Name → type. Schemas of Delta and Spark differ only in nullability."""
-    return {field["name"]: _without_nulls(field["type"]) for field in json.loads(schema_json)["fields"]}
-
-
-def _without_nulls(node: Any) -> Any:
-    if isinstance(node, dict):
-        ignored = ("nullable", "containsNull", "valueContainsNull", "metadata")
-        return {key: _without_nulls(value) for key, value in node.items() if key not in ignored}
-    return [_without_nulls(item) for item in node] if isinstance(node, list) else node
+    ignored = {"nullable", "containsNull", "valueContainsNull", "metadata"}
+    schema = json.loads(schema_json, object_hook=lambda node: {key: node[key] for key in node.keys() - ignored})
+    return {field["name"]: field["type"] for field in schema["fields"]}

@@ -28,16 +28,16 @@ from logferry.loaders.planning.source_facts import (
     possible_duplicates,
     shared_topics,
 )
-from logferry.loaders.storage.left_out_table import (
+from logferry.loaders.storage.rewrite import rows_of, text
+from logferry.loaders.storage.side_tables import (
     LeftOutChunk,
     known_before,
     left_out_changes,
     left_out_rows,
+    moment,
     read_left_out,
     stored_rows,
 )
-from logferry.loaders.storage.rewrite import rows_of, text
-from logferry.loaders.storage.source_table import moment
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -82,7 +82,8 @@ def without_copies(paths: TablePaths, entry: LedgerEntry, records: DataFrame, wi
     facts = batch_facts(records)
     known = known_before(paths, entry.batch, entry.run)
     topics = shared_topics(r.topic for r in entry.ranges)
-    suspects = possible_duplicates(_of(known, topics), _of(facts, topics))
+    theirs, ours = ({key: one for key, one in of.items() if key.topic in topics} for of in (known, facts))
+    suspects = possible_duplicates(theirs, ours)
     if not suspects and not entry.reload:
         return Deduplicated(records, facts, ())
     notes = _copies(paths, entry, records, suspects, within)
@@ -153,7 +154,3 @@ def copies(
                 place = (chunk["topic"], chunk["partition"], chunk["offset"])
                 notes.append(LeftOutChunk(batch, *place, chunk["source_id"], chunk["seqno"], kept))
     return tuple(sorted(notes))
-
-
-def _of(known: KnownSources, topics: Collection[str]) -> dict[SourceKey, SourceFacts]:
-    return {key: facts for key, facts in known.items() if key.topic in topics}

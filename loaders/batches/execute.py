@@ -15,16 +15,16 @@ from typing import Final, NamedTuple
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.dedup import Deduplicated, batch_facts, without_copies
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
-from logferry.loaders.batches.read import BatchRecords, kept_on_disk, read
-from logferry.loaders.batches.reload import (
+from logferry.loaders.batches.records import BatchRecords, kept_on_disk, read, write_files
+from logferry.loaders.batches.replace_rows import (
     abandon_reload,
     is_abandoned,
     recount_segments,
     replace_main,
     replace_quarantined,
+    resolve,
+    resolved_rows,
 )
-from logferry.loaders.batches.requarantine import resolve, resolved_rows
-from logferry.loaders.batches.write_files import write_files
 from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.gateway_clock import GatewayClock
@@ -54,13 +54,18 @@ from logferry.loaders.planning.segment_states import (
     replace_rows,
 )
 from logferry.loaders.planning.source_facts import shared_topics, with_events
-from logferry.loaders.spark.kafka_offsets import KafkaTopics
-from logferry.loaders.storage.commit import CommittedBatch, commit_files, commit_rows, committed_batch
-from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.spark.kafka_access import KafkaTopics
+from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, commit_rows, committed_batch
 from logferry.loaders.storage.drop_rows import drop_rows
-from logferry.loaders.storage.left_out_table import known_before, left_out_rows
-from logferry.loaders.storage.segment_table import added_by, put_segments, segment_length, segments_before
-from logferry.loaders.storage.source_table import add_sources
+from logferry.loaders.storage.side_tables import (
+    add_sources,
+    added_by,
+    known_before,
+    left_out_rows,
+    put_segments,
+    segment_length,
+    segments_before,
+)
 from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, partition_columns
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F

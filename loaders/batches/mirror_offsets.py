@@ -15,13 +15,13 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import errors
 from logferry.gateway.config import ConfigError, KafkaSettings
+from logferry.gateway.contract.mirror_state import DamagedMirrorState
 from logferry.gateway.contract.names import printed_topic_id
-from logferry.gateway.contract.offset_history import DamagedMirrorState
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.tls import kafka_options
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.loaders.errors import KafkaUnavailable
 from logferry.loaders.planning.ledger_entry import OriginOffset
 from logferry.loaders.planning.plan import Range, TopicPartition
@@ -82,17 +82,11 @@ class MirrorOffsets:
     # ---- on the thread ---------------------------------------------------------------------------------------
 
     async def _originals(self, ranges: list[Range], found: list[OriginOffset], within_s: float) -> None:
-        try:
-            async with asyncio.timeout(within_s):
-                translation = await self._open()
-                if not await self._has_mirror():
-                    return
-                for r in ranges:
-                    original = await self._original(translation, r)
-                    if original is not None:
-                        found.append(original)
-        except TimeoutError:
-            return
+        async with asyncio.timeout(within_s):
+            translation = await self._open()
+            for r in ranges if await self._has_mirror() else ():
+                if (original := await self._original(translation, r)) is not None:
+                    found.append(original)
 
     async def _original(self, translation: OffsetTranslation, r: Range) -> OriginOffset | None:
         tp = (r.topic, r.partition)

@@ -35,10 +35,8 @@ from logferry.loaders.planning.segment_states import (
 )
 from logferry.loaders.planning.source_facts import moment_of, utc_text
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.quarantine import active_filter
-from logferry.loaders.storage.segment_table import last_check, read_segments, segment_length
-from logferry.loaders.storage.source_table import exclude, read_excluded
-from logferry.loaders.storage.tables import read_state
+from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
+from logferry.loaders.storage.tables import active_filter, read_state
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -94,7 +92,7 @@ def _quarantined(paths: TablePaths, last: int) -> dict[str, int]:
         return {}
     stored = table.to_pyarrow_dataset()
     found: Counter[str] = Counter()
-    for batch in stored.scanner(columns=["reason"], filter=active_filter(stored.schema.names, last)).to_batches():
+    for batch in stored.scanner(columns=["reason"], filter=active_filter(last)).to_batches():
         found.update({one["values"]: one["counts"] for one in batch.column(0).value_counts().to_pylist()})
     return dict(sorted(found.items()))
 

@@ -37,9 +37,8 @@ from logferry.loaders.errors import (
 from logferry.loaders.planning.plan import Limits
 from logferry.loaders.planning.position_plan import PositionChange
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
-from logferry.loaders.spark.kafka_offsets import kafka_topics
-from logferry.loaders.spark.scratch import scratch_folder
-from logferry.loaders.spark.session import is_submitted, spark_session, submit_options
+from logferry.loaders.spark.kafka_access import kafka_topics
+from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session, submit_options
 from rich.console import Console
 from rich.markup import escape
 

@@ -51,7 +51,7 @@ from logferry.loaders.planning.position_plan import (
 )
 from logferry.loaders.runs.table_run import LoadEvent
 from logferry.loaders.runs.table_runner import Reporter
-from logferry.loaders.spark.kafka_offsets import kafka_topics
+from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.storage.ledger import Ledger, new_entry, open_table, storage_errors
 from logferry.loaders.storage.rewrite import rows_of
 from logferry.loaders.storage.tables import read_state

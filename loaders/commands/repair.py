@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
-from logferry.loaders.batches.reload import offsets_of
+from logferry.loaders.batches.replace_rows import offsets_of
 from logferry.loaders.commands.load import Confirm, ConfirmAny, change_table, chosen_jobs, open_tables, run_until_signal
 from logferry.loaders.commands.options import job_config
 from logferry.loaders.config import TableJob
@@ -26,9 +26,8 @@ from logferry.loaders.planning.reload_plan import ReloadTarget, held_offsets, ra
 from logferry.loaders.runs.table_run import put_entry, requarantine_table, table_state
 from logferry.loaders.runs.table_runner import Reporter
 from logferry.loaders.storage.ledger import Ledger
-from logferry.loaders.storage.quarantine import count_rows
 from logferry.loaders.storage.rewrite import rows_of
-from logferry.loaders.storage.tables import TableState
+from logferry.loaders.storage.tables import TableState, count_rows
 
 _TRIES: Final = 100
 

@@ -1,10 +1,20 @@
-"""Types of columns as a configuration names them: ``int``, ``decimal(10,2)``, ``array<struct<a:string>>``. Pure."""
+r"""The columns of lines: their types as configured, groups of regular expressions, and those of access logs. Pure.
+
+Java's group names have no ``_``, and Java lists them only from version 20 on; so groups are counted here, and Java gets
+numbers. Java reports other mistakes in a pattern when the job starts.
+
+An access log has host, identity, user, [time], "request", status, bytes; in the combined format "referer" and "user
+agent". The parser in Python is for records that are not loaded yet. Java and Python interpret the pattern alike if
+Python's ``\d`` and ``\S`` are limited to ASCII. The other differences (where ``.`` stops, how a time is parsed) are
+implemented here; a test compares both on lines made to differ.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, Final, NamedTuple
 
 # A type as Delta and Spark write it in the JSON of a schema: a name, or an object for what holds other types.
 ColumnType = str | dict[str, Any]
@@ -26,7 +36,7 @@ _SIMPLE: Final[Mapping[str, ColumnType]] = {
 }
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
-_TOKEN: Final = re.compile(r"\s*(?:(decimal\([^)]*\))|([A-Za-z_][A-Za-z0-9_]*)|([<>,:]))")
+_OUTER: Final = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _DEPTH: Final = 16
 
 
@@ -42,31 +52,11 @@ def schema_field(name: str, kind: ColumnType) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": True, "metadata": {}}
 
 
-def column_type(text: str) -> ColumnType:
+def column_type(text: str, depth: int = 0) -> ColumnType:
     """The type that the text describes. Raises ValueError with the part that is not a type."""
-    tokens = _tokens(text)
-    kind = _take(tokens, text, 0)
-    if tokens:
-        raise ValueError(f"{text!r} is not a type: unexpected {tokens[-1]!r}")
-    return kind
-
-
-def _tokens(text: str) -> list[str]:
-    """The last one first, so that they can be popped."""
-    found, position, end = [], 0, len(text.rstrip())
-    while position < end:
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise ValueError(f"{text!r} is not a type: {text[position:]!r} is unknown")
-        found.append(match[1] or match[2] or match[3])
-        position = match.end()
-    return found[::-1]
-
-
-def _take(tokens: list[str], text: str, depth: int) -> ColumnType:
-    word = _next(tokens, text)
+    word = text.strip()
     if depth > _DEPTH:
-        raise ValueError(f"{text!r} is not a type: more than {_DEPTH} levels")
+        raise ValueError(f"{word!r} is not a type: more than {_DEPTH} levels")
     if (decimal := _DECIMAL.fullmatch(word)) is not None:
         precision, scale = int(decimal[1]), int(decimal[2])
         if not (1 <= precision <= 38 and scale <= precision):
@@ -74,45 +64,146 @@ def _take(tokens: list[str], text: str, depth: int) -> ColumnType:
         return f"decimal({precision},{scale})"
     if word in _SIMPLE:
         return _SIMPLE[word]
-    if word == "array":
-        _expect(tokens, text, "<")
-        element = _take(tokens, text, depth + 1)
-        _expect(tokens, text, ">")
-        return {"type": "array", "elementType": element, "containsNull": True}
-    if word == "map":
-        _expect(tokens, text, "<", "string", ",")
-        value = _take(tokens, text, depth + 1)
-        _expect(tokens, text, ">")
+    outer = _OUTER.fullmatch(word)
+    parts = _split(outer[2]) if outer is not None else []
+    if outer is not None and outer[1] == "struct":
+        return _struct(word, parts, depth)
+    if outer is not None and outer[1] == "array" and len(parts) == 1:
+        return {"type": "array", "elementType": column_type(parts[0], depth + 1), "containsNull": True}
+    if outer is not None and outer[1] == "map" and len(parts) == 2 and parts[0].strip() == "string":
+        value = column_type(parts[1], depth + 1)
         return {"type": "map", "keyType": "string", "valueType": value, "valueContainsNull": True}
-    if word == "struct":
-        return _struct(tokens, text, depth)
     known = ", ".join([*_SIMPLE, "decimal(p,s)", "array<…>", "map<string,…>", "struct<name:…>"])
     raise ValueError(f"{word!r} is not a type; types are {known}")
 
 
-def _struct(tokens: list[str], text: str, depth: int) -> ColumnType:
-    fields: list[dict[str, Any]] = []
-    _expect(tokens, text, "<")
-    while True:
-        name = check_name(_next(tokens, text))
-        _expect(tokens, text, ":")
-        fields.append(schema_field(name, _take(tokens, text, depth + 1)))
-        if (mark := _next(tokens, text)) == ">":
-            break
-        if mark != ",":
-            raise ValueError(f"{text!r} is not a type: {mark!r} where , or > is expected")
+def _struct(text: str, parts: list[str], depth: int) -> ColumnType:
+    fields = []
+    for part in parts:
+        name, _, kind = part.partition(":")
+        fields.append(schema_field(check_name(name.strip()), column_type(kind, depth + 1)))
     if len({field["name"].lower() for field in fields}) != len(fields):
         raise ValueError(f"{text!r} has a field twice")
     return {"type": "struct", "fields": fields}
 
 
-def _next(tokens: list[str], text: str) -> str:
-    if not tokens:
-        raise ValueError(f"{text!r} is not a type: it ends too early")
-    return tokens.pop()
+def _split(text: str) -> list[str]:
+    """At the commas that are in no brackets."""
+    parts, level, start = [], 0, 0
+    for position, letter in enumerate(text):
+        level += (letter in "<(") - (letter in ">)")
+        if letter == "," and not level:
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]
 
 
-def _expect(tokens: list[str], text: str, *wanted: str) -> None:
-    for want in wanted:
-        if (have := _next(tokens, text)) != want:
-            raise ValueError(f"{text!r} is not a type: {have!r} where {want} is expected")
+_NAMED: Final = re.compile(r"\(\?<([a-zA-Z_][a-zA-Z0-9_]*)>")
+_AGAIN: Final = re.compile(r"\\k<([a-zA-Z_][a-zA-Z0-9_]*)>")
+
+
+class NumberedPattern(NamedTuple):
+    """``pattern`` with numbered groups only. ``groups``: name → number, in order."""
+
+    pattern: str
+    groups: Mapping[str, int]
+
+
+def named_groups(pattern: str) -> NumberedPattern:
+    """Parentheses in character classes, after backslashes and in ``\\Q…\\E`` are not groups. Raises ValueError for a
+    duplicate name, or a reference to an unknown one.
+    """
+    found: dict[str, int] = {}
+    plain: list[str] = []
+    number = classes = position = 0
+    while position < len(pattern):
+        end = position + 1
+        text = pattern[position]
+        if pattern.startswith("\\Q", position):
+            close = pattern.find("\\E", position)
+            end = len(pattern) if close < 0 else close + 2
+        elif (again := _AGAIN.match(pattern, position)) is not None:
+            if again[1] not in found:
+                raise ValueError(f"\\k<{again[1]}> does not refer to a group before it")
+            plain.append(f"(?:\\{found[again[1]]})")
+            position = again.end()
+            continue
+        elif text == "\\":
+            end = position + 2
+        elif text == "[":
+            classes += 1
+        elif text == "]":
+            classes = max(0, classes - 1)
+        elif text == "(" and not classes:
+            named = _NAMED.match(pattern, position)
+            if named is not None:
+                number += 1
+                if named[1] in found:
+                    raise ValueError(f"the group {named[1]} is defined twice")
+                found[named[1]] = number
+                plain.append("(")
+                position = named.end()
+                continue
+            number += not pattern.startswith("(?", position)
+        plain.append(pattern[position:end])
+        position = end
+    return NumberedPattern("".join(plain), found)
+
+
+_INSIDE: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
+ACCESS_LINE: Final = (
+    r"(?<remote_host>\S++) (?<ident>\S++) (?<user>.+?) \[(?<time>[^\]]++)\] "
+    rf'"(?<request>{_INSIDE})" (?<status>\d{{3}}|-) (?<body_bytes>\d++|-)'
+    rf'(?: "(?<referer>{_INSIDE})" "(?<user_agent>{_INSIDE})")?+ ?+'
+)
+REQUEST: Final = r"\A([A-Za-z0-9_-]+) (.+?)(?: ([A-Za-z]+/[0-9.]+))?\z"
+REQUEST_PARTS: Final = {"method": 1, "path": 2, "protocol": 3}
+TIME: Final = "dd/MMM/yyyy:HH:mm:ss Z"
+
+MARK: Final = "\x01"
+
+_PLAIN, _GROUPS = named_groups(ACCESS_LINE)
+_LINE: Final = re.compile(_PLAIN, re.ASCII | re.DOTALL)
+_REQUEST: Final = re.compile(REQUEST.replace(r"\z", r"\Z").replace(".+?", r"[^\n\r\u0085\u2028\u2029]+?"))
+_SPACES: Final = re.compile(r"\s+", re.ASCII)
+_TIME: Final = re.compile(
+    r"(\d\d)/([A-Z]{3})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)", re.ASCII | re.IGNORECASE
+)
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_FAREST: Final = timedelta(hours=18)
+_BIGINT: Final = 2**63 - 1
+
+
+def access_columns(text: str) -> dict[str, Any] | None:
+    """The columns of a line and ``event_time``; None: the line goes to the quarantine."""
+    line = text.removesuffix("\r")
+    if MARK in line:
+        return None
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return None
+    found: dict[str, Any] = {name: match[number] or "" for name, number in _GROUPS.items()}
+    found["status"] = None if found["status"] == "-" else int(found["status"])
+    found["body_bytes"] = None if found["body_bytes"] == "-" else int(found["body_bytes"])
+    if (found["body_bytes"] or 0) > _BIGINT:
+        return None
+    request = _REQUEST.search(found["request"])
+    for name, number in REQUEST_PARTS.items():
+        found[name] = request[number] if request is not None else None
+    found["event_time"] = _time(found["time"])
+    return None if found["event_time"] is None else found
+
+
+def _time(said: str) -> datetime | None:
+    match = _TIME.fullmatch(_SPACES.sub(" ", said).strip(" "))
+    if match is None or match[2].lower() not in _MONTHS:
+        return None
+    offset = timedelta(hours=int(match[8]), minutes=int(match[9])) * (-1 if match[7] == "-" else 1)
+    if abs(offset) > _FAREST or int(match[9]) > 59:
+        return None
+    day, year, hour, minute, second = (int(match[number]) for number in (1, 3, 4, 5, 6))
+    month = _MONTHS.index(match[2].lower()) + 1
+    try:
+        return datetime(year, month, day, hour, minute, second, tzinfo=timezone(offset)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

@@ -10,10 +10,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from logferry.loaders.parsing import access_log
-from logferry.loaders.parsing.access_log import MARK
-from logferry.loaders.parsing.columns import column_type, schema_field
-from logferry.loaders.parsing.regex_groups import named_groups
+from logferry.loaders.parsing.columns import (
+    ACCESS_LINE,
+    MARK,
+    REQUEST,
+    REQUEST_PARTS,
+    column_type,
+    named_groups,
+    schema_field,
+)
 from logferry.loaders.parsing.settings import FIELDS, EventTime, ParserSettings
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -87,12 +92,9 @@ def _json(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
 
 
 def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
-    read = _matched(frame, access_log.LINE)
+    read = _matched(frame, ACCESS_LINE)
     request = read.columns["request"]
-    parts = {
-        name: F.nullif(F.regexp_extract(request, access_log.REQUEST, i), F.lit(""))
-        for name, i in access_log.REQUEST_PARTS.items()
-    }
+    parts = {name: F.nullif(F.regexp_extract(request, REQUEST, i), F.lit("")) for name, i in REQUEST_PARTS.items()}
     return read._replace(columns={**read.columns, **parts})
 
 

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from logferry.loaders.parsing.access_log import TIME
-from logferry.loaders.parsing.columns import check_name, column_type
-from logferry.loaders.parsing.regex_groups import named_groups
+from logferry.loaders.parsing.columns import TIME, check_name, column_type, named_groups
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Format = Literal["lines", "chunk", "json", "access", "logfmt", "regex", "delimited"]
 
-VERSIONS: Final[dict[str, int]] = {
-    "lines": 1,
-    "chunk": 1,
-    "json": 1,
-    "access": 1,
-    "logfmt": 1,
-    "regex": 1,
-    "delimited": 1,
+VERSIONS: Final[dict[str, int]] = dict.fromkeys(get_args(Format), 1)
+# The settings that a format uses.
+_USED: Final[dict[str, tuple[str, ...]]] = {
+    "lines": (),
+    "chunk": (),
+    "access": ("columns", "event_time"),
+    "json": ("columns", "event_time"),
+    "logfmt": ("columns", "event_time"),
+    "regex": ("columns", "pattern", "event_time"),
+    "delimited": ("columns", "separator", "quoted", "event_time"),
 }
 
 # The columns that every row has besides the parser's.
@@ -127,18 +127,8 @@ class ParserSettings(BaseModel):
 
     def _check_settings(self) -> None:
         """Settings that the format does not use are rejected."""
-        known: dict[str, tuple[str, ...]] = {
-            "lines": (),
-            "chunk": (),
-            "access": ("columns",),
-            "json": ("columns",),
-            "logfmt": ("columns",),
-            "regex": ("columns", "pattern"),
-            "delimited": ("columns", "separator", "quoted"),
-        }
         for name in ("columns", "pattern", "separator", "quoted", "event_time"):
-            means = name in known[self.format] or (name == "event_time" and self.format not in ("lines", "chunk"))
-            if name in self.model_fields_set and not means:
+            if name in self.model_fields_set and name not in _USED[self.format]:
                 raise ValueError(f"{name}: not a setting of the format {self.format}")
         if self.format == "delimited" and self.separator is None:
             raise ValueError("delimited needs a separator")

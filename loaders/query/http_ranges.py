@@ -8,42 +8,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from logferry.client.errors import LogferryError, OutOfRange, Rejected
 from logferry.client.reading.decode import ReceivedChunk
-from logferry.client.reading.position import Position
+from logferry.client.reading.position import Cursors, Position
 from logferry.client.reading.requests import ReaderRequests, RetryLater, document_of
-from logferry.client.reading.start_positions import page_of, resolve_cursors
+from logferry.client.reading.start_positions import page_of
 from logferry.client.reading.subscription import ReaderOptions
 from logferry.client.transport.cluster import cluster_of
-from logferry.client.transport.connections import Reply
 from logferry.client.transport.dialer import Dialer, proxies_of
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, LoadError, Terminal, TopicChanged
-from logferry.loaders.planning.plan import TopicPartition
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
+Offsets = Mapping[TopicPartition, PartitionOffsets]
 _T = TypeVar("_T")
-
-
-class ServedOffsets(NamedTuple):
-    """A partition's first retained offset, and the one after its last committed record."""
-
-    first: int
-    next: int
-
-
-class HttpRange(NamedTuple):
-    """The offsets [start, end) of one partition."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
 
 
 class HttpTopics:
@@ -62,59 +45,57 @@ class HttpTopics:
         self._retry_s = retry_s
         self._urls = ", ".join(urls)
         try:
-            self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
-            self._wanted = self._wanting(urls, topics, token, page_bytes, EARLIEST)
+            dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
+            cluster = cluster_of(urls, token)
+            self._wanted = ReaderOptions(cluster, tuple(topics), follow=False, page_bytes=page_bytes, connections=1)
         except (ValueError, OSError) as error:
             raise LoaderConfigError(str(error)) from None
-        self._again = partial(self._wanting, urls, topics, token, page_bytes)
-        self._link = ReaderRequests(self._wanted, self._dialer)
-
-    @staticmethod
-    def _wanting(
-        urls: Sequence[str], topics: Sequence[str], token: str | None, page_bytes: int, start: str | Position
-    ) -> ReaderOptions:
-        cluster = cluster_of(urls, token)
-        return ReaderOptions(cluster, tuple(topics), start=start, follow=False, page_bytes=page_bytes, connections=1)
+        self._link = ReaderRequests(self._wanted, dialer)
 
     def close(self) -> None:
         self._link.close()
 
-    def offsets(self) -> dict[TopicPartition, ServedOffsets]:
+    def offsets(self) -> dict[TopicPartition, PartitionOffsets]:
         """The present offsets of every partition. Raises LoadError."""
         found = {}
         for topic in self._wanted.topics:
-            document = self._insist(partial(self._document, self._wanted.topic_path(topic)))
+            document = self._document(self._wanted.topic_path(topic))
             for one in document["offsets"]:
                 place = TopicPartition(str(document["topic"]), int(one["partition"]))
-                found[place] = ServedOffsets(int(one["first"]), int(one["next"]))
+                found[place] = PartitionOffsets(int(one["first"]), int(one["next"]))
         return found
 
-    def resolve_cursors(self, where: str, offsets: Mapping[TopicPartition, ServedOffsets]) -> dict[TopicPartition, int]:
+    def resolve_cursors(
+        self, where: str, offsets: Mapping[TopicPartition, PartitionOffsets]
+    ) -> dict[TopicPartition, int]:
         """The offsets of `EARLIEST`, `LATEST`, a `Position` as text, or ``cursors:…`` for any data centre.
 
         Partitions that a position does not name start at their first offset. Raises LoadError.
         """
         if where == LATEST:
-            return {place: at.next for place, at in offsets.items()}
-        firsts = {place: at.first for place, at in offsets.items()}
+            return {place: at.stable for place, at in offsets.items()}
+        firsts = {place: at.earliest for place, at in offsets.items()}
         if where == EARLIEST:
             return firsts
         try:
-            asked = self._again(where)
-        except ValueError as error:
-            raise LoaderConfigError(str(error)) from None
-        position = self._steps(resolve_cursors(asked)).start
-        if not isinstance(position, Position):
+            position = (Cursors if where.startswith(Cursors.MARK) else Position).parse(where)
+        except ValueError:
             forms = f"{EARLIEST}, {LATEST}, dc1.nginx:0:17,… or cursors:dc1.nginx:0:17,…"
-            raise LoaderConfigError(f"{where!r} is not a position; it must be like {forms}")
+            raise LoaderConfigError(
+                f"{where!r} is neither earliest, latest, nor a position; it must be like {forms}"
+            ) from None
         named = {TopicPartition(*place): at.offset for place, at in position.items()}
+        if isinstance(position, Cursors):
+            for place, offset in named.items():
+                document = self._document(self._wanted.translate_path(place, f"offset={offset}"))
+                named[place] = int(document["translated"])
         if strange := sorted(f"{p.topic}:{p.partition}" for p in named if p not in offsets):
             raise LoaderConfigError(
                 f"the position names {', '.join(strange)}, which is not a partition of these topics"
             )
         return {**firsts, **named}
 
-    def chunks(self, part: HttpRange) -> Iterator[list[ReceivedChunk]]:
+    def chunks(self, part: Range) -> Iterator[list[ReceivedChunk]]:
         """The chunks of exactly the range, a page at a time, in order. Raises LoadError where some are missing."""
         position = part.start
         until = time.monotonic() + self._retry_s
@@ -136,29 +117,11 @@ class HttpTopics:
             position = after
 
     def _document(self, path: str) -> dict[str, Any]:
-        return document_of(self._link.ask(path))
+        return self._insist(lambda: document_of(self._link.ask(path)))
 
-    def _page(self, part: HttpRange, position: int) -> tuple[list[ReceivedChunk], int]:
+    def _page(self, part: Range, position: int) -> tuple[list[ReceivedChunk], int]:
         path = self._wanted.page_path((part.topic, part.partition), f"offset={position}", self._wanted.page_bytes, 0)
         return self._insist(lambda: page_of(self._link.ask(path, accept=True)), _said(part))
-
-    def _steps(self, steps: Generator[str, Reply, _T]) -> _T:
-        """The result of a generator of the client library, with its requests sent."""
-
-        def run() -> _T:
-            path = next(steps)
-            while True:
-                path = steps.send(self._insist(partial(self._link.ask, path)))
-
-        try:
-            return run()
-        except StopIteration as done:
-            found: _T = done.value
-            return found
-        except RetryLater as again:
-            raise GatewayUnavailable(f"{self._urls}: {again}") from None
-        except LogferryError as error:
-            raise _sorted(error, self._urls) from None
 
     def _insist(self, ask: Callable[[], _T], what: str = "") -> _T:
         """Repeats the request until it is answered, for ``retry_s`` at most. Raises LoadError."""
@@ -184,13 +147,13 @@ def _sorted(error: LogferryError, what: str) -> LoadError:
     return TopicChanged(f"{what}: {error}")
 
 
-def _said(part: HttpRange) -> str:
+def _said(part: Range) -> str:
     return f"{part.topic} {part.partition}, offsets {part.start} to {part.end - 1}"
 
 
-def ranges_between(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[HttpRange]:
+def ranges_between(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[Range]:
     """The ranges that are not empty. A partition without a start is new, and starts at 0."""
-    found = [HttpRange(*place, starts.get(place, 0), end) for place, end in sorted(ends.items())]
+    found = [Range(*place, "", starts.get(place, 0), end) for place, end in sorted(ends.items())]
     if wrong := [part for part in found if part.end < part.start]:
         raise LoaderConfigError(
             f"{wrong[0].topic} {wrong[0].partition}: its end {wrong[0].end} is before its start {wrong[0].start}"

@@ -1,6 +1,6 @@
 """The realtime view: a table and the records of its topics that are not loaded yet, as one DataFrame.
 
-A row is in the pinned version of the table (see `storage.snapshot`), or its record is in the ranges between that
+A row is in the pinned version of the table (see `storage.tables`), or its record is in the ranges between that
 version's end and the last stable offsets that were fetched after it. A second evaluation of the DataFrame gives the
 same rows, or an error where files of the table or records of the topics were removed since.
 
@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from logferry.gateway.config import KafkaSettings
-from logferry.loaders.batches.read import source
+from logferry.loaders.batches.records import source
 from logferry.loaders.errors import LedgerBroken, LoaderConfigError
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.parsing.columns import DATES
@@ -24,9 +24,9 @@ from logferry.loaders.parsing.rows import kafka_records, parse_records, table_ro
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.planning.ledger_entry import JobOrigin
 from logferry.loaders.planning.plan import Range, TopicPartition
-from logferry.loaders.spark.kafka_access import jvm_options
-from logferry.loaders.spark.kafka_offsets import kafka_topics
-from logferry.loaders.storage.snapshot import (
+from logferry.loaders.spark.kafka_access import jvm_options, kafka_topics
+from logferry.loaders.storage.side_tables import moment
+from logferry.loaders.storage.tables import (
     TableSnapshot,
     may_hold_copies,
     origin_of,
@@ -34,7 +34,6 @@ from logferry.loaders.storage.snapshot import (
     tail_of,
     wanted_topics,
 )
-from logferry.loaders.storage.source_table import moment
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 

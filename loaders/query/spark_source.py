@@ -22,22 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from logferry.client.reading.decode import ReceivedChunk
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.parsing.columns import LAST_MS
 from logferry.loaders.parsing.rows import CHUNK
-from logferry.loaders.planning.plan import TopicPartition, fair_shares
-from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpRange, HttpTopics, ranges_between
+from logferry.loaders.planning.plan import Range, TopicPartition, fair_shares
+from logferry.loaders.query import python_rows
+from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpTopics, ranges_between
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 _ARROW: Final = to_arrow_schema(CHUNK)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Topic → partition → offset, as in a checkpoint of Spark.
 Offsets = dict[str, dict[str, int]]
@@ -105,32 +103,38 @@ class LogferrySource(DataSource):
         return _Stream(Options.of(self.options))
 
 
-class _Batch(DataSourceReader):
+class _Ranges:
+    """Reads exactly the range of a task."""
+
     def __init__(self, options: Options) -> None:
         self._options = options
 
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with closing(self._options.door()) as door:
+            chunks = chain.from_iterable(door.chunks(Range(*partition.value)))
+            yield from python_rows.batches(chunks, None, python_rows.CHUNK, _ARROW)
+
+
+class _Batch(_Ranges, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with closing(options.door()) as door:
             offsets = door.offsets()
             starts, ends = (door.resolve_cursors(where, offsets) for where in (options.starting, options.ending))
         for place, end in ends.items():
-            if end > offsets[place].next:
-                raise LoaderConfigError(f"endingCursors: {place.topic} {place.partition} ends at {offsets[place].next}")
+            if end > offsets[place].stable:
+                raise LoaderConfigError(
+                    f"endingCursors: {place.topic} {place.partition} ends at {offsets[place].stable}"
+                )
         return [InputPartition(tuple(part)) for part in ranges_between(starts, ends)]
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(self._options, partition)
 
-
-class _Stream(DataSourceStreamReader):
+class _Stream(_Ranges, DataSourceStreamReader):
     """Lives as long as its query. On a restart Spark first calls `partitions` with an empty range at the last offset of
     the checkpoint, from which `latestOffset` then knows where the batch begins.
     """
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._at: Offsets | None = None
+    _at: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
         with closing(self._options.door()) as door:
@@ -141,7 +145,7 @@ class _Stream(DataSourceStreamReader):
         if self._at is None:
             self._at = self.initialOffset()
         with closing(self._options.door()) as door:
-            latest = {place: at.next for place, at in door.offsets().items()}
+            latest = {place: at.stable for place, at in door.offsets().items()}
         self._at = as_json(capped(of_json(self._at), latest, self._options.max_chunks))
         return self._at
 
@@ -149,9 +153,6 @@ class _Stream(DataSourceStreamReader):
         if self._at is None:
             self._at = end
         return [InputPartition(tuple(part)) for part in ranges_between(of_json(start), of_json(end))]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(self._options, partition)
 
 
 def capped(
@@ -173,26 +174,3 @@ def as_json(offsets: Mapping[TopicPartition, int]) -> Offsets:
 
 def of_json(offsets: Offsets) -> dict[TopicPartition, int]:
     return {TopicPartition(topic, int(number)): at for topic, by in offsets.items() for number, at in by.items()}
-
-
-def _read(options: Options, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    with closing(options.door()) as door:
-        for chunks in door.chunks(HttpRange(*task.value)):
-            yield record_batch(chunks)
-
-
-def record_batch(chunks: Sequence[ReceivedChunk]) -> pa.RecordBatch:
-    plain = ("topic", "source_id", "seqno", "prev", "dc", "partition", "offset")
-    columns: list[list[Any]] = [
-        *([getattr(c, name) for c in chunks] for name in plain),
-        [_moment(c.created_ms) for c in chunks],
-        [_moment(c.recorded_ms) for c in chunks],
-        [list(c.attributes.items()) for c in chunks],
-        [c.data for c in chunks],
-    ]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, _ARROW, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
-
-
-def _moment(unix_ms: int | None) -> datetime | None:
-    return None if unix_ms is None or not 0 <= unix_ms <= LAST_MS else _EPOCH + timedelta(milliseconds=unix_ms)

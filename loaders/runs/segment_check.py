@@ -33,8 +33,7 @@ from urllib.parse import quote
 
 from logferry.client.transport.connections import Connections, NoResponse
 from logferry.client.transport.dialer import Dialer, proxies_of
-from logferry.gateway.contract.endpoint import check_token
-from logferry.gateway.contract.names import full_topic, split_topic
+from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, Loader
 from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, StorageUnavailable
@@ -59,9 +58,14 @@ from logferry.loaders.planning.source_facts import (
     utc_text,
     without,
 )
-from logferry.loaders.storage.left_out_table import known_before
-from logferry.loaders.storage.segment_table import read_segments, save_check, segments_before
-from logferry.loaders.storage.source_table import moment, read_excluded
+from logferry.loaders.storage.side_tables import (
+    known_before,
+    moment,
+    read_excluded,
+    read_segments,
+    save_check,
+    segments_before,
+)
 
 _TIMEOUT_S: Final = 30.0
 _LARGEST_PAGE_BYTES: Final = 64 << 20

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
-from logferry.loaders.batches.requarantine import count_lines
+from logferry.loaders.batches.replace_rows import count_lines
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
@@ -21,9 +21,9 @@ from logferry.loaders.planning.ledger_entry import LOAD, REQUARANTINE, LedgerEnt
 from logferry.loaders.planning.plan import BatchSizer, Range, StoppedTopic, plan
 from logferry.loaders.planning.position_plan import known_originals, origin_dc
 from logferry.loaders.runs.segment_check import SegmentCheck, begin_check, finish_check, notify_ready
-from logferry.loaders.spark.kafka_offsets import is_pattern, matches
+from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.ledger import Ledger, new_entry
-from logferry.loaders.storage.segment_table import create_segments
+from logferry.loaders.storage.side_tables import create_segments
 from logferry.loaders.storage.tables import TableState, read_state
 
 # A mirror records what it wrote with the records themselves, or within milliseconds.

@@ -1,19 +1,31 @@
-"""The connection to Kafka for Kafka's own clients in the JVM: of the driver, and of Spark's executors.
+"""Kafka through its own clients in the JVM: the options of a connection; ids and offsets of the topics to load.
 
 PEM files are passed by their content, so that executors need no copy. A token is passed by its path: it is renewed, and
 its file must exist on each host of the executors. Secrets are options of a read alone: they are in no configuration of
-the session, which Spark's page and event log show.
+the session, which Spark's page and event log show. The files of the connection are read at each call. A renewed
+password, token or certificate takes effect with the next.
+
+Read-only; every call may be repeated. Raises KafkaUnavailable when no broker answers, KafkaRefused when Kafka refuses
+the certificate, the credentials or a right, LoaderConfigError when a file of the connection cannot be used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from logferry.gateway.config import ConfigError, KafkaSettings
+from logferry.gateway.contract.names import Malformed, split_topic
 from logferry.gateway.tls import kafka_options, one_line_secret
-from logferry.loaders.errors import LoaderConfigError
+from logferry.loaders.errors import LoaderConfigError, TopicChanged
+from logferry.loaders.jvm_errors import released, sorted_errors
+from logferry.loaders.planning.plan import PartitionOffsets, TopicOffsets, TopicPartition
+from pyspark.sql import SparkSession
 
 _SECURITY: Final = "org.apache.kafka.common.security"
 _PASSWORD_LOGIN: Final = {
@@ -92,3 +104,158 @@ def _login(settings: KafkaSettings) -> dict[str, str]:
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+_CLIENT: Final = {"request.timeout.ms": "5000", "default.api.timeout.ms": "15000", "client.id": "logferry-load"}
+
+
+class KafkaTopics:
+    """The topics of one cluster. For several threads."""
+
+    def __init__(self, jvm: Any, settings: KafkaSettings) -> None:
+        self._jvm, self.settings = jvm, settings
+        self.bootstrap_servers = settings.bootstrap_servers
+        self._where = described(settings)
+        self._lock = threading.Lock()
+        # The newest last. The one before it stays: another thread may still use it.
+        self._admins: list[tuple[dict[str, str], Any]] = []
+
+    def options(self) -> dict[str, str]:
+        """The connection, for clients in the JVM, from its files as they are now. Holds secrets."""
+        return jvm_options(self.settings)
+
+    def close(self) -> None:
+        with self._lock, released():
+            for _, admin in self._admins:
+                admin.close(self._jvm.java.time.Duration.ofSeconds(5))
+
+    @property
+    def _admin(self) -> Any:
+        options = self.options()
+        with self._lock:
+            if not self._admins or self._admins[-1][0] != options:
+                self._admins.append((options, self._connected(options)))
+            if len(self._admins) > 2:
+                self._admins.pop(0)[1].close(self._jvm.java.time.Duration.ofSeconds(5))
+            return self._admins[-1][1]
+
+    def _connected(self, options: dict[str, str]) -> Any:
+        with sorted_errors(f"connecting to Kafka at {self._where}"):
+            return self._jvm.org.apache.kafka.clients.admin.AdminClient.create({**options, **_CLIENT})
+
+    def names(self, patterns: Sequence[str]) -> list[str]:
+        """The topics that match: ``<dc>.<topic>`` only, and no compacted ones (their records vanish).
+
+        Raises TopicChanged for a compacted one that is named without wildcards.
+        """
+        with sorted_errors(f"listing the topics of {self._where}"):
+            existing = set(self._admin.listTopics().names().get())
+        found = {name for name in existing if _is_full(name) and matches(name, patterns)}
+        with sorted_errors(f"reading the configuration of {listed(found)} at {self._where}"):
+            compacted = set(self._compacted(sorted(found)))
+        for name in (p for p in patterns if not is_pattern(p)):
+            if name in compacted:
+                raise TopicChanged(f"{name} is compacted: Kafka removes records, so it cannot be loaded exactly")
+        return sorted(found - compacted)
+
+    def views(self, topics: Iterable[str]) -> dict[str, TopicOffsets]:
+        """The topics as they are now; missing ones are omitted."""
+        wanted = sorted(set(topics))
+        with sorted_errors(f"fetching offsets from {self._where}"):
+            described = self._describe(wanted)
+            partitions = self._partitions(described)
+            spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
+            earliest = self._offsets(partitions, spec.earliest())
+            stable = self._offsets(partitions, spec.latest())
+        views = {}
+        for name, topic in described.items():
+            numbers = [info.partition() for info in topic.partitions()]
+            offsets = {n: PartitionOffsets(earliest[name, n], stable[name, n]) for n in numbers}
+            views[name] = TopicOffsets(name, topic.topicId().toString(), offsets)
+        return views
+
+    def ends(self, topics: Iterable[str]) -> dict[TopicPartition, int]:
+        """The end of each partition, records of open transactions included; missing topics are omitted."""
+        with sorted_errors(f"fetching offsets from {self._where}"):
+            partitions = self._partitions(self._describe(sorted(set(topics))))
+            latest = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
+            found = self._offsets(partitions, latest, "READ_UNCOMMITTED")
+        return {TopicPartition(*key): offset for key, offset in found.items()}
+
+    def first_since(self, partitions: Iterable[TopicPartition], ms: int) -> dict[TopicPartition, int | None]:
+        """The first offset of each partition whose time is not before ``ms``, control records included; None: all
+        committed records are older. Later records may be older all the same.
+        """
+        made = [self._jvm.org.apache.kafka.common.TopicPartition(*key) for key in sorted(set(partitions))]
+        with sorted_errors(f"fetching offsets by time from {self._where}"):
+            spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(ms)
+            found = self._offsets(made, spec)
+        return {TopicPartition(*key): None if offset < 0 else offset for key, offset in found.items()}
+
+    def ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """The topics' ids now; missing topics are omitted."""
+        with sorted_errors(f"fetching topics from {self._where}"):
+            return {name: topic.topicId().toString() for name, topic in self._describe(sorted(set(topics))).items()}
+
+    def _describe(self, topics: list[str]) -> dict[str, Any]:
+        """The topics that exist. Kafka lists no topic without the right to describe it: that is an error here, lest the
+        topic pass for a removed one.
+        """
+        existing = set(self._admin.listTopics().names().get())
+        present, absent = ([n for n in topics if (n in existing) == is_there] for is_there in (True, False))
+        for name, answer in dict(self._admin.describeTopics(absent).topicNameValues()).items():
+            with suppress(TopicChanged), sorted_errors(f"looking for {name} at {self._where}"):
+                answer.get()
+        return dict(self._admin.describeTopics(present).allTopicNames().get())
+
+    def _partitions(self, described: dict[str, Any]) -> list[Any]:
+        """Java's, of these topics."""
+        partition = self._jvm.org.apache.kafka.common.TopicPartition
+        return [partition(name, info.partition()) for name, topic in described.items() for info in topic.partitions()]
+
+    def _offsets(
+        self, partitions: list[Any], spec: Any, isolation: str = "READ_COMMITTED"
+    ) -> dict[tuple[str, int], int]:
+        """With read_committed, the latest offset is the last stable one, before the first open transaction."""
+        level = getattr(self._jvm.org.apache.kafka.common.IsolationLevel, isolation)
+        options = self._jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)
+        answers = self._admin.listOffsets(dict.fromkeys(partitions, spec), options).all().get()
+        return {(e.getKey().topic(), e.getKey().partition()): e.getValue().offset() for e in answers.entrySet()}
+
+    def _compacted(self, topics: list[str]) -> Iterator[str]:
+        resource = self._jvm.org.apache.kafka.common.config.ConfigResource
+        kind = getattr(resource, "Type").TOPIC  # noqa: B009
+        for entry in self._admin.describeConfigs([resource(kind, name) for name in topics]).all().get().entrySet():
+            if "compact" in str(entry.getValue().get("cleanup.policy").value()):
+                yield entry.getKey().name()
+
+
+@contextmanager
+def kafka_topics(spark: SparkSession, settings: KafkaSettings) -> Iterator[KafkaTopics]:
+    """A client of the cluster. Raises LoaderConfigError when a file of the connection cannot be used."""
+    jvm: Any = spark._jvm
+    kafka = KafkaTopics(jvm, settings)
+    kafka.options()
+    try:
+        yield kafka
+    finally:
+        kafka.close()
+
+
+def is_pattern(text: str) -> bool:
+    return any(c in text for c in "*?[")
+
+
+def matches(topic: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(topic, pattern) for pattern in patterns)
+
+
+def listed(topics: Collection[str]) -> str:
+    """The first ones, for messages."""
+    return f"{', '.join(sorted(topics)[:3])}{' and others' if len(topics) > 3 else ''}"
+
+
+def _is_full(name: str) -> bool:
+    with suppress(Malformed):
+        return bool(split_topic(name))
+    return False

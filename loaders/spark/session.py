@@ -1,4 +1,4 @@
-"""The Spark session of a loader: one JVM that ends with this process, or that of spark-submit.
+"""The Spark session of a loader: one JVM that ends with this process, or that of spark-submit; and its folder.
 
 The JVM reads a pipe from this process and exits when it closes, so it does not outlive a killed loader for long. It may
 still commit a batch of the ledger then, but the table takes each batch once. Jars are named, so that Spark downloads
@@ -9,14 +9,23 @@ folder, which must be mounted there under the same path, and keep a batch on the
 
 Under spark-submit the JVM already runs, with the master, memory and jars of spark-submit. The settings that rows depend
 on are set in any case; all other settings of spark-submit stay.
+
+Batches between reading and writing, and Spark's log, are in a scratch folder of the run, which holds a lock on it. A
+run that was killed cannot clean up, so the next one removes every folder without a lock holder: a loader that dies
+repeatedly does not fill the disk.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shlex
+import shutil
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,17 +40,49 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-# Errors only, into the log of the run: the terminal is for the loader's report.
-_LOGGING: Final = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
-"""
+_LOCK: Final = "lock"
+_PREFIX: Final = "run-"
 
+
+@contextmanager
+def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A new folder, removed at the end. Raises OSError when none can be made."""
+    base = parent if parent is not None else Path(tempfile.gettempdir()) / f"logferry-loader-{os.getuid()}"
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if parent is None:
+        _refuse_foreign(base)
+    remove_stale(base)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    with (folder / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_foreign(base: Path) -> None:
+    """In the shared temporary folder, another user may have made the folder, or a link, before. Raises OSError."""
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "it is a link, or others may write into it: remove it", str(base))
+
+
+def remove_stale(base: Path) -> list[Path]:
+    """Removes the folders of runs that are gone; returns them. A folder without a lock yet is left alone."""
+    removed = []
+    for folder in base.glob(f"{_PREFIX}*"):
+        try:
+            with (folder / _LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+        except (FileNotFoundError, BlockingIOError):
+            continue
+    return removed
+
+
+_LOGGING: Final = Path(__file__).absolute().with_name("log4j2.properties")
 # For regular expressions, see `parsing.formats`; unused stack costs nothing.
 _STACK: Final = "-Xss128m"
 _EXECUTOR: Final = "spark.executor.extraJavaOptions"
@@ -85,13 +126,12 @@ _SETTINGS: Final = {
 
 def spark_conf(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> SparkConf:
     """The settings of a JVM that the loader starts."""
-    logging = scratch / "log4j2.properties"
     conf = SparkConf(loadDefaults=False).setAll([*_SETTINGS.items(), *settings.conf.items(), *OWN.items()])
     conf.setMaster(settings.master)
     conf.set("spark.driver.memory", settings.driver_memory)
     conf.set("spark.jars", ",".join(map(str, jars)))
     conf.set("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
-    conf.set("spark.driver.extraJavaOptions", f"{_STACK} -Dlog4j2.configurationFile={logging.as_uri()}")
+    conf.set("spark.driver.extraJavaOptions", f"{_STACK} -Dlog4j2.configurationFile={_LOGGING.as_uri()}")
     conf.set(_EXECUTOR, f"{settings.conf.get(_EXECUTOR, '')} {_STACK}".strip())
     if settings.master.startswith("local"):
         conf.set("spark.driver.host", "127.0.0.1")
@@ -145,7 +185,6 @@ def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) 
             yield session
         return
     os.environ |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "PYSPARK_PYTHON": sys.executable}
-    (scratch / "log4j2.properties").write_text(_LOGGING)
     log = scratch / "spark.log"
     conf = spark_conf(settings, jars, scratch)
     with log.open("wb") as stderr:

@@ -1,8 +1,12 @@
 """Commits the rows of a batch: the quarantine first, the main table last, each once whoever writes.
 
-The rows are in files already (see `data_files`). One commit, an atomic creation of a file by delta-rs, makes them rows
-of the table. It carries the batch as Delta's transaction version, so a second commit of the same batch is rejected.
-The winner is read back from the commit's user metadata.
+The rows are in files already, which are not part of the table until a commit names them. Spark writes them into a
+separate folder in the table's, so other loaders do not interfere. A killed loader's files are in no commit, and
+`compact` deletes them. The column bounds by which Delta's readers skip files are taken from the files' own footers.
+
+One commit, an atomic creation of a file by delta-rs, makes the rows part of the table. It carries the batch as Delta's
+transaction version, so a second commit of the same batch is rejected. The winner is read back from the commit's user
+metadata.
 
 Crash windows: before, in or after the quarantine's commit, or in mid-write: the next run repeats the batch and skips
 what is committed. After the main commit: nothing is left to do. A loader that was frozen anywhere in here and resumes
@@ -13,17 +17,99 @@ which is not part of the table; the table's newest state shows that.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
-from logferry.loaders.storage.data_files import DataFiles
 from logferry.loaders.storage.ledger import APP, existing_table, last_batch, open_table, refuse_features, storage_errors
+
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+# Longer texts are useless as bounds.
+_TEXT: Final = 256
+FOLDER: Final = "batch-"
+
+
+class DataFiles(NamedTuple):
+    """Files that no commit names yet. ``rows`` in all of them."""
+
+    folder: Path
+    adds: tuple[AddAction, ...]
+    rows: int
+
+    def check_rows(self, expected: int) -> DataFiles:
+        """To be called before the commit: a stale listing of the folder can lack a file. Raises StorageUnavailable."""
+        if self.rows != expected:
+            raise StorageUnavailable(
+                f"{self.folder}: {expected:,} rows were written, but its files hold {self.rows:,}: the listing of the "
+                "folder may be stale. Nothing is committed; the next load repeats the batch"
+            )
+        return self
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.folder.parent / unquote(add.path) for add in self.adds]
+
+
+def add_action(table: Path, file: Path, values: Mapping[str, str | None]) -> tuple[AddAction, int]:
+    """The action that adds a file with these values of the partition columns, and the number of its rows."""
+    meta = pq.read_metadata(file)
+    path, size, stats = file.relative_to(table).as_posix(), file.stat().st_size, json.dumps(statistics(meta))
+    return AddAction(path, size, dict(values), int(time.time() * 1000), True, stats), meta.num_rows
+
+
+def partition_values(table: Path, file: Path, partition_by: Sequence[str]) -> dict[str, str | None]:
+    """From the names of the file's folders."""
+    said = dict(part.split("=", 1) for part in file.relative_to(table).parts[1:-1])
+    return {name: None if said[name] == _NO_VALUE else unquote(said[name]) for name in partition_by}
+
+
+def statistics(meta: Any) -> dict[str, Any]:
+    """A file's statistics for the Delta log: rows, and bounds and nulls of each indexed column."""
+    said: dict[str, Any] = {"numRecords": meta.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+    for number in range(meta.num_columns):
+        name = meta.schema.column(number).path
+        columns = [group.column(number) for group in groups]
+        stats = [column.statistics for column in columns]
+        if name not in INDEXED or not stats or any(one is None or not one.has_null_count for one in stats):
+            continue
+        bounded = [one for one in stats if one.has_min_max]
+        # Without bounds, a group must hold nulls only.
+        if any(not s.has_min_max and s.null_count < c.num_values for s, c in zip(stats, columns, strict=True)):
+            continue
+        said["nullCount"][name] = sum(one.null_count for one in stats)
+        if bounded and (low := _bound(min(one.min for one in bounded), up=False)) is not None:
+            said["minValues"][name] = low
+        if bounded and (high := _bound(max(one.max for one in bounded), up=True)) is not None:
+            said["maxValues"][name] = high
+    return said
+
+
+# Statistics of the text, and of nested values, would cost time and skip no file.
+INDEXED: Final = ("topic", "source_id", "seqno", "partition", "offset", "created", "recorded", "event_time")
+
+
+def _bound(value: Any, *, up: bool) -> Any:
+    """As in the Delta log; None where the value is useless as a bound. Times are rounded outwards to milliseconds."""
+    if isinstance(value, datetime):
+        moment = value.astimezone(UTC)
+        cut = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+        if up and cut < moment:
+            cut += timedelta(milliseconds=1)
+        return cut.strftime("%Y-%m-%dT%H:%M:%S.") + f"{cut.microsecond // 1000:03}Z" if cut.year >= 1000 else None
+    if isinstance(value, date):
+        return value.isoformat()
+    return None if isinstance(value, bytes) or (isinstance(value, str) and len(value) > _TEXT) else value
+
 
 _TRIES: Final = 10
 _HISTORY: Final = 100
@@ -32,6 +118,7 @@ _CHECKPOINT: Final = 50
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 Write = Callable[[DeltaTable, CommitProperties], None]
+Changes = Callable[[DeltaTable], Sequence[AddAction | RemoveAction]]
 
 
 class CommittedBatch(NamedTuple):
@@ -42,35 +129,33 @@ class CommittedBatch(NamedTuple):
 
 
 def commit_files(
-    written: DataFiles, path: Path, batch: int, run: str, partition_by: Sequence[str] = (), *, replace: bool = False
+    written: DataFiles,
+    path: Path,
+    batch: int,
+    run: str,
+    partition_by: Sequence[str] = (),
+    *,
+    replace: bool = False,
+    changes: Changes | None = None,
+    beside: Sequence[Transaction] = (),
 ) -> CommittedBatch:
     """Adds the files to the table, unless it holds the batch already; with ``replace`` in place of all its rows.
 
-    Safe to call again. Raises StorageUnavailable.
+    ``changes``: further actions of the same commit, for the version that it builds on. ``beside``: further transaction
+    versions that the table keeps of the batch. Safe to call again. Raises StorageUnavailable.
     """
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
-        write_actions(table, properties, written.adds, partition_by, "overwrite" if replace else "append")
+        table.create_write_transaction(
+            [*written.adds, *(changes(table) if changes else ())],
+            "overwrite" if replace else "append",
+            table.schema(),
+            partition_by=list(partition_by),
+            commit_properties=properties,
+            post_commithook_properties=HOOKS,
+        )
 
-    return commit_once(write, path, batch, run, written.rows, alone=replace)
-
-
-def write_actions(
-    table: DeltaTable,
-    properties: CommitProperties,
-    actions: Sequence[AddAction | RemoveAction],
-    partition_by: Sequence[str],
-    mode: Literal["append", "overwrite"] = "append",
-) -> None:
-    """One transaction of delta-rs. Raises DeltaError."""
-    table.create_write_transaction(
-        list(actions),
-        mode,
-        table.schema(),
-        partition_by=list(partition_by),
-        commit_properties=properties,
-        post_commithook_properties=HOOKS,
-    )
+    return commit_once(write, path, batch, run, written.rows, alone=replace or changes is not None, beside=beside)
 
 
 def commit_rows(rows: pa.Table, path: Path, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
@@ -96,8 +181,8 @@ def commit_once(
     """One commit with the batch as its transaction version. ``write`` makes it and may be called again.
 
     ``alone``: no other commit may come between the version that ``write`` gets and its own. Removals need it: delta-rs
-    accepts the removal of a file that a compaction has just replaced, and its rows would stay. ``beside``: further
-    transaction versions that the table keeps of the batch. Raises UnsupportedFeature, StorageUnavailable.
+    accepts the removal of a file that a compaction has just replaced, and its rows would stay. ``beside``: as in
+    `commit_files`. Raises UnsupportedFeature, StorageUnavailable.
     """
     facts = json.dumps({"app": APP, "batch": batch, "run": run, "rows": rows})
     versions: set[int] = set()

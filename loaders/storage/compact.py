@@ -24,8 +24,7 @@ from urllib.parse import unquote
 from deltalake.exceptions import CommitFailedError
 from logferry.loaders.errors import LoaderConfigError, StorageUnavailable
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.commit import HOOKS
-from logferry.loaders.storage.data_files import FOLDER
+from logferry.loaders.storage.commit import FOLDER, HOOKS
 from logferry.loaders.storage.ledger import existing_table, last_batch, open_table, refuse_features, storage_errors
 
 TARGET_MB: Final = 128

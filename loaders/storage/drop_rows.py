@@ -5,7 +5,7 @@ writes events of 1970, and its rows are as old as their recording. Without an ev
 for quarantined lines.
 
 One commit of the main table removes the rows. The quarantined lines become inactive in the same instant (see
-`quarantine.active_filter`), and the segments that ended by then are DROPPED; those count the rows that stay.
+`tables.active_filter`), and the segments that ended by then are DROPPED; those count the rows that stay.
 
 Rows before the cut-off that arrive later are loaded, and dropped by the next such batch. Any loader that finds the
 batch planned executes it. Crash windows: as with a reload.
@@ -25,26 +25,23 @@ from logferry.loaders.errors import LedgerBroken
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, drop_before, segment_start
 from logferry.loaders.planning.source_facts import shared_topics
-from logferry.loaders.storage.commit import CommittedBatch, committed_batch
-from logferry.loaders.storage.data_files import DataFiles
+from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
 from logferry.loaders.storage.ledger import open_table, storage_errors
-from logferry.loaders.storage.left_out_table import known_before
-from logferry.loaders.storage.quarantine import count_rows, resolved_by
-from logferry.loaders.storage.rewrite import Rewriter, Rule, StoredFile, commit_rewritten, stored_files
-from logferry.loaders.storage.segment_table import (
+from logferry.loaders.storage.rewrite import Rewriter, Rule
+from logferry.loaders.storage.side_tables import (
+    add_sources,
+    known_before,
     put_segments,
     read_segments,
     rows_by_segment,
     segment_length,
     segments_before,
 )
-from logferry.loaders.storage.source_table import add_sources
-from logferry.loaders.storage.tables import partition_columns
+from logferry.loaders.storage.tables import count_rows, partition_columns
 
 _DAY: Final = timedelta(days=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST: Final = datetime.min.replace(tzinfo=UTC)
-_LAST: Final = datetime.max.replace(tzinfo=UTC)
+_SQL: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 class OldRows(NamedTuple):
@@ -79,8 +76,9 @@ def newest_recorded(path: Path) -> datetime | None:
     """When a gateway recorded the newest row, by the files' bounds; None: unknown. Raises StorageUnavailable."""
     if (table := open_table(path)) is None:
         return None
-    times = [at for file in stored_files(table) if (at := file.high.get("recorded")) is not None]
-    return max(map(_utc, times), default=None)
+    with storage_errors(f"{path} cannot be read"):
+        files = pa.table(table.get_add_actions(flatten=True))
+    return pc.max(files["max.recorded"]).as_py() if "max.recorded" in files.column_names else None
 
 
 def count_old(paths: TablePaths, last: int, before: datetime) -> OldRows:
@@ -104,9 +102,9 @@ def drop_rows(paths: TablePaths, entry: LedgerEntry, run: str) -> CommittedBatch
     nothing = DataFiles(paths.main, (), 0)
     if committed_batch(paths.quarantine, entry.batch, run) is None:
         # Quarantined lines have no event time.
-        rule = _rule(before, has_events=False)._replace(holds_only=lambda _: False, changed=resolved_by(entry.batch))
+        rule = _rule(before, has_events=False)._replace(resolved_by=entry.batch)
         rewriter = Rewriter(paths.quarantine, entry.batch, rule)
-        commit_rewritten(nothing, rewriter, paths.quarantine, entry.batch, run)
+        commit_files(nothing, paths.quarantine, entry.batch, run, changes=rewriter.actions)
     length = segment_length(paths.segments)
     if length is not None or shared_topics(r.topic for r in entry.ranges):
         # The facts of sources stay, although rows are dropped: these are not owed.
@@ -120,7 +118,8 @@ def drop_rows(paths: TablePaths, entry: LedgerEntry, run: str) -> CommittedBatch
         put_segments(paths.segments, entry.batch, run, changed.values())
     table = open_table(paths.main)
     rewriter = Rewriter(paths.main, entry.batch, _rule(before, has_events=_has_events(table)))
-    return commit_rewritten(nothing, rewriter, paths.main, entry.batch, run, partition_columns(paths.main))
+    parted = partition_columns(paths.main)
+    return commit_files(nothing, paths.main, entry.batch, run, parted, changes=rewriter.actions)
 
 
 def _at(moment: datetime) -> Any:
@@ -145,22 +144,12 @@ def _rule(before: datetime, *, has_events: bool) -> Rule:
     """Files are skipped, or removed as a whole, by their column bounds, which never exclude a row of the file."""
     # For rows without an event time, the time of recording counts.
     columns = ("event_time", "recorded") if has_events else ("recorded",)
-
-    def may_hold(file: StoredFile) -> bool:
-        return min(_utc(file.low.get(name, _FIRST)) for name in columns) < before
-
-    def holds_only(file: StoredFile) -> bool:
-        has_time = not has_events or file.nulls.get("event_time", 1) == 0
-        is_old = _utc(file.high.get(columns[0], _LAST)) < before
-        if has_events:
-            is_old = is_old and _utc(file.high.get("recorded", _LAST)) < before + _DAY
-        return file.rows >= 0 and has_time and is_old
-
     old = pc.coalesce(*map(ds.field, columns)) < _at(before)
+    # The SQL is never null, so that its opposite is true for all other rows.
+    early, late = (f"recorded IS NOT NULL AND recorded < '{at:{_SQL}}'" for at in (before, before + _DAY))
+    files = early
     if has_events:
         old = old & (ds.field("recorded") < _at(before + _DAY))
-    return Rule(may_hold, old, columns, holds_only)
-
-
-def _utc(at: datetime) -> datetime:
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        event = f"event_time IS NOT NULL AND event_time < '{before:{_SQL}}'"
+        files = f"({event} AND {late}) OR (event_time IS NULL AND {early})"
+    return Rule(old, columns, files, f"NOT ({files})")

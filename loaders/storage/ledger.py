@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -31,9 +30,15 @@ from logferry.loaders.planning.table_features import unsupported_features
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
 _TRIES: Final = 10
-_BOUNDS: Final = ("min.batch", "max.batch")
 
-_TYPES: Final = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "time": pa.timestamp("us", "UTC")}
+_TYPES: Final = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "time": pa.timestamp("us", "UTC"),
+}
 
 
 def arrow_schema(columns: str, *, nullable: bool = True) -> pa.Schema:
@@ -189,7 +194,9 @@ class Ledger:
         found: list[LedgerEntry] = []
         if (table := open_table(self.path)) is not None:
             with storage_errors(f"{self.path} cannot be read"):
-                found = _entries(_of_batch(table, self.path, batch).to_pylist(), self.path)
+                # Each batch has its own file until they are merged; the others are not looked at.
+                stored = table.to_pyarrow_dataset(file_pruning_predicate=f"batch = {batch}")
+                found = _entries(stored.to_table(filter=ds.field("batch") == batch).to_pylist(), self.path)
         if not found:
             raise LedgerBroken(
                 f"{self.path} has no entry for batch {batch}, though the table holds that batch: its offsets are "
@@ -216,21 +223,6 @@ class Ledger:
         return self.get(entry.batch)
 
 
-def _of_batch(table: DeltaTable, path: Path, batch: int) -> pa.Table:
-    """Its rows, from the files that may hold them: each batch has its own file until they are merged."""
-    adds = pa.table(table.get_add_actions(flatten=True))
-    bounds = [adds[name].to_pylist() if name in adds.column_names else [None] * len(adds) for name in _BOUNDS]
-    files = [
-        str(path / unquote(name))
-        for name, low, high in zip(adds["path"].to_pylist(), *bounds, strict=True)
-        if low is None or high is None or low <= batch <= high
-    ]
-    schema = pa.schema(table.schema().to_arrow())
-    if not files:
-        return schema.empty_table()
-    return ds.dataset(files, schema=schema, format="parquet").to_table(filter=ds.field("batch") == batch)
-
-
 def new_entry(
     batch: int,
     dc: str,
@@ -251,16 +243,10 @@ def new_entry(
 
 def _rows(entry: LedgerEntry) -> pa.Table:
     head = {
-        "batch": entry.batch,
-        "dc": entry.dc,
-        "parser": entry.parser,
-        "run": entry.run,
-        "planned": entry.planned,
-        "kind": entry.kind,
+        **entry._asdict(),
         "settings": entry.settings or None,
         "origin": entry.origin.as_json if entry.origin else None,
         "reload": json.dumps([r._asdict() for r in entry.reload]) if entry.reload else None,
-        "cutoff": entry.cutoff,
     }
     known = {at.key: {"original_id": at.topic_id, "original": at.offset} for at in entry.originals}
     rows = [{**head, **r._asdict(), **known.get(r.key, {})} for r in entry.ranges]
@@ -274,19 +260,17 @@ def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]
     found = []
     for batch, of_batch in sorted(by_batch.items()):
         heads: set[tuple[Any, ...]] = {tuple(row.get(name) for name in _HEAD) for row in of_batch}
-        ranges = sorted(
-            Range(row["topic"], row["partition"], row["topic_id"], row["start"], row["end"]) for row in of_batch
-        )
+        ranges = sorted(Range(*(row[name] for name in Range._fields)) for row in of_batch)
+        if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
+            raise LedgerBroken(f"{path}: batch {batch} was written twice; the ledger is damaged")
         originals = sorted(
             OriginOffset(row["topic"], row["partition"], row["original_id"], row["original"])
             for row in of_batch
             if row.get("original") is not None
         )
-        if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
-            raise LedgerBroken(f"{path}: batch {batch} was written twice; the ledger is damaged")
         dc, parser, run, planned, kind, settings, said, again, cutoff = heads.pop()
         origin = JobOrigin.parse(said) if said else None
-        reload = tuple(Range(**r) for r in json.loads(again)) if again else ()
+        reload = tuple(Range(**r) for r in json.loads(again or "[]"))
         head = (batch, dc, parser, run, planned, tuple(ranges), kind or LOAD, settings or "")
         found.append(LedgerEntry(*head, origin, tuple(originals), reload, cutoff))
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -19,49 +19,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable
+from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.commit import CommittedBatch, commit_once, write_actions
-from logferry.loaders.storage.data_files import FOLDER, DataFiles, add_action
+from logferry.loaders.storage.commit import FOLDER, DataFiles, add_action
 from logferry.loaders.storage.ledger import storage_errors
 
 _PART_BYTES: Final = 16 << 20
 _PART_ROWS: Final = 1 << 16
-_TYPES: Final = {"event_time": pa.timestamp("us", "UTC"), "resolved": pa.int64(), "since": pa.int64()}
 
 
-# (a part of a file, which of its rows are selected) → the part as it will be stored.
-Change = Callable[[pa.Table, Any], pa.Table]
+class Rule(NamedTuple):
+    """Selects rows: ``meant`` is an expression of pyarrow over ``columns``.
+
+    ``files``: the same in SQL, by which files are passed over whose bounds exclude such rows. ``others``: rows that are
+    not selected; a file whose bounds exclude these is removed unread (None: unknown). ``resolved_by``: the selected
+    rows of a quarantine are marked with this batch unless an earlier one has resolved them; None: they are removed.
+    """
+
+    meant: Any
+    columns: tuple[str, ...]
+    files: str
+    others: str | None = None
+    resolved_by: int | None = None
 
 
-class StoredFile(NamedTuple):
-    """A file as in the table's log. ``low``, ``high``: bounds of its columns, as far as known."""
+class SelectedFile(NamedTuple):
+    """A file that may hold selected rows. ``rows``: all of them, where they are known to be selected."""
 
     path: str
     size: int
     values: Mapping[str, Any]
-    low: Mapping[str, Any]
-    high: Mapping[str, Any]
-    nulls: Mapping[str, int]
-    rows: int
-
-    @property
-    def partition_values(self) -> dict[str, str | None]:
-        return {name: None if value is None else str(value) for name, value in self.values.items()}
-
-
-class Rule(NamedTuple):
-    """Selects rows. ``may_hold``: whether a file can have a selected row; ``holds_only``: whether all its rows are
-    known to be selected. ``meant``: the selection, as an expression over ``columns``; ``changed``: the change of the
-    selected rows (None: they are removed).
-    """
-
-    may_hold: Callable[[StoredFile], bool]
-    meant: Any
-    columns: tuple[str, ...]
-    holds_only: Callable[[StoredFile], bool] = lambda _: False
-    changed: Change | None = None
+    rows: int | None
 
 
 class Rewriter:
@@ -77,11 +66,10 @@ class Rewriter:
         adds: list[AddAction] = []
         removes: list[RemoveAction] = []
         with storage_errors(f"{self._path}: rows cannot be replaced"):
-            for file in stored_files(table):
-                if not self._rule.may_hold(file):
-                    continue
+            schema = pa.schema(table.schema().to_arrow())
+            for file in self._files(table):
                 if file.path not in self._done:
-                    self._done[file.path] = self._rewritten(file)
+                    self._done[file.path] = self._rewritten(file, schema)
                 add, rows = self._done[file.path]
                 if not rows:
                     continue
@@ -91,7 +79,7 @@ class Rewriter:
                         deletion_timestamp=int(time.time() * 1000),
                         data_change=True,
                         size=file.size,
-                        partition_values=file.partition_values,
+                        partition_values=_texts(file.values),
                     )
                 )
                 if add is not None:
@@ -101,102 +89,85 @@ class Rewriter:
     def count(self, table: DeltaTable) -> int:
         """The number of selected rows in this version; writes nothing. Raises StorageUnavailable."""
         with storage_errors(f"{self._path} cannot be read"):
-            return sum(
-                file.rows if self._rule.holds_only(file) else self._count(file)[0]
-                for file in stored_files(table)
-                if self._rule.may_hold(file)
-            )
+            schema = pa.schema(table.schema().to_arrow())
+            files = self._files(table)
+            return sum(self._count(file, schema)[0] if file.rows is None else file.rows for file in files)
 
-    def _rewritten(self, file: StoredFile) -> tuple[AddAction | None, int]:
+    def _files(self, table: DeltaTable) -> list[SelectedFile]:
+        chosen = _names(table, self._rule.files)
+        mixed = chosen if self._rule.others is None else _names(table, self._rule.others)
+        found = []
+        for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            if unquote(row["path"]) in chosen:
+                values = {name[10:]: value for name, value in row.items() if name.startswith("partition.")}
+                rows = None if unquote(row["path"]) in mixed else row["num_records"]
+                found.append(SelectedFile(row["path"], row["size_bytes"], values, rows))
+        return found
+
+    def _rewritten(self, file: SelectedFile, schema: pa.Schema) -> tuple[AddAction | None, int]:
         """The replacement of the file, None where none is needed, and the number of selected rows."""
-        change = self._rule.changed
-        if change is None and self._rule.holds_only(file):
+        removes = self._rule.resolved_by is None
+        if removes and file.rows is not None:
             return None, file.rows
-        meant, rows = self._count(file)
-        if not meant or (change is None and meant == rows):
+        meant, rows = self._count(file, schema)
+        if not meant or (removes and meant == rows):
             return None, meant
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._folder / f"{len(self._done):06}.parquet"
-        writer: Any = None
-        try:
-            for part, is_meant in self._parts(file):
-                after = part.filter(pc.invert(is_meant)) if change is None else change(part, is_meant)
-                writer = writer or pq.ParquetWriter(target, part.schema, compression="zstd")
+        stored = [name for name in schema.names if name not in file.values]
+        with pq.ParquetWriter(target, pa.schema([schema.field(name) for name in stored]), compression="zstd") as writer:
+            for part in self._parts(file, schema):
+                after = self._changed(part).select(stored)
                 if after.num_rows:
                     writer.write_table(after)
-        finally:
-            if writer is not None:
-                writer.close()
-        add, stored = add_action(self._path, target, file.partition_values)
-        DataFiles(self._folder, (add,), stored).check_rows(rows - meant if change is None else rows)
+        add, left = add_action(self._path, target, _texts(file.values))
+        DataFiles(self._folder, (add,), left).check_rows(rows - meant if removes else rows)
         return add, meant
 
-    def _count(self, file: StoredFile) -> tuple[int, int]:
+    def _changed(self, part: pa.Table) -> pa.Table:
+        if self._rule.resolved_by is None:
+            return part.filter(~pc.coalesce(self._rule.meant, pa.scalar(False)))
+        columns = {name: ds.field(name) for name in part.schema.names}
+        is_ours = pc.coalesce(self._rule.meant, pa.scalar(False)) & ds.field("resolved").is_null()
+        batch = pa.scalar(self._rule.resolved_by, pa.int64())
+        columns["resolved"] = pc.if_else(is_ours, batch, ds.field("resolved"))
+        return ds.dataset(part).to_table(columns=columns)
+
+    def _count(self, file: SelectedFile, schema: pa.Schema) -> tuple[int, int]:
         """(selected rows, rows), from the columns of the rule."""
         meant = rows = 0
-        for part, is_meant in self._parts(file, self._rule.columns):
-            meant += int(pc.sum(is_meant).as_py() or 0)
+        for part in self._parts(file, pa.schema([schema.field(name) for name in self._rule.columns]), _PART_ROWS):
+            meant += part.filter(self._rule.meant).num_rows
             rows += part.num_rows
         return meant, rows
 
-    def _parts(self, file: StoredFile, columns: Sequence[str] | None = None) -> Any:
-        """(a part of the file as stored, which of its rows are selected)"""
+    def _parts(self, file: SelectedFile, schema: pa.Schema, part_rows: int | None = None) -> Iterator[pa.Table]:
+        """The rows with these columns: those of the partition from the log; null where the file is older than one."""
         with pq.ParquetFile(self._path / unquote(file.path), coerce_int96_timestamp_unit="us") as stored:
             meta = stored.metadata
             row_bytes = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
             rows = max(1, min(_PART_ROWS, _PART_BYTES * max(1, meta.num_rows) // max(1, row_bytes)))
-            have = stored.schema_arrow.names
-            chosen = None if columns is None else [name for name in columns if name in have]
-            for batch in stored.iter_batches(batch_size=_PART_ROWS if columns else rows, columns=chosen):
-                part = pa.Table.from_batches([batch])
-                part = part.cast(pa.schema([f.with_type(_without_views(f.type)) for f in part.schema]))
-                yield part, self._which(part, file)
-
-    def _which(self, part: pa.Table, file: StoredFile) -> Any:
-        whole = part
-        # Values of partition columns are in the log, not in the file.
-        for name, value in file.values.items():
-            if name not in part.schema.names:
-                whole = whole.append_column(name, pa.array([value] * part.num_rows))
-        for name in self._rule.columns:
-            if name not in whole.schema.names:
-                # A file of a batch from before the table had the column.
-                whole = whole.append_column(name, pa.nulls(part.num_rows, _TYPES.get(name, pa.null())))
-        numbered = whole.append_column("_row", pa.array(range(part.num_rows), pa.int64()))
-        chosen = ds.dataset(numbered).scanner(columns=["_row"], filter=self._rule.meant).to_table()["_row"]
-        return pc.is_in(numbered["_row"], value_set=chosen.combine_chunks())
+            have = [name for name in schema.names if name in stored.schema_arrow.names]
+            for part in stored.iter_batches(batch_size=part_rows or rows, columns=have):
+                columns = [
+                    # delta-rs's `update` writes views, which pyarrow cannot filter.
+                    part[field.name].cast(field.type)
+                    if field.name in have
+                    else pa.repeat(pa.scalar(file.values.get(field.name), field.type), part.num_rows)
+                    for field in schema
+                ]
+                yield pa.Table.from_arrays(columns, schema=schema)
 
 
-def stored_files(table: DeltaTable) -> list[StoredFile]:
-    """Raises DeltaError."""
-    found = []
-    for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        by: dict[str, dict[str, Any]] = {"partition": {}, "min": {}, "max": {}, "null_count": {}}
-        for name, value in row.items():
-            kind, _, column = name.partition(".")
-            if column and kind in by and (value is not None or kind == "partition"):
-                by[kind][column] = value
-        found.append(
-            StoredFile(
-                *(row["path"], row["size_bytes"], by["partition"], by["min"], by["max"], by["null_count"]),
-                row["num_records"] if row["num_records"] is not None else -1,
-            )
-        )
-    return found
+def _names(table: DeltaTable, where: str) -> set[str]:
+    """The files of the table that may hold such rows, by their bounds. Raises DeltaError."""
+    root = unquote(table.table_uri.removeprefix("file://"))
+    uris = table.file_uris(file_pruning_predicate=where)
+    return {Path(unquote(uri.removeprefix("file://"))).relative_to(root).as_posix() for uri in uris}
 
 
-def commit_rewritten(
-    written: DataFiles, rewriter: Rewriter, path: Path, batch: int, run: str, partition_by: Sequence[str] = ()
-) -> CommittedBatch:
-    """Adds the files and applies the rewriter in one commit, unless the table holds the batch already.
-
-    Safe to call again. Raises StorageUnavailable.
-    """
-
-    def write(table: DeltaTable, properties: CommitProperties) -> None:
-        write_actions(table, properties, [*written.adds, *rewriter.actions(table)], partition_by)
-
-    return commit_once(write, path, batch, run, written.rows, alone=True)
+def _texts(values: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: None if value is None else str(value) for name, value in values.items()}
 
 
 def rows_of(ranges: Sequence[Range], dc: str) -> Any:
@@ -215,35 +186,15 @@ def text(column: str) -> Any:
     return ds.field(column).cast(pa.string())
 
 
-def of_ranges(ranges: Sequence[Range], dc: str, changed: Change | None = None) -> Rule:
+def of_ranges(ranges: Sequence[Range], dc: str, resolved_by: int | None = None) -> Rule:
     """A rule for the rows of these offsets."""
-
-    def may_hold(file: StoredFile) -> bool:
-        return bool(file.values.get("dc", dc) == dc) and any(_meets(file, r) for r in ranges)
-
-    return Rule(may_hold, rows_of(ranges, dc), ("dc", "topic", "partition", "offset"), changed=changed)
+    return Rule(rows_of(ranges, dc), ("dc", "topic", "partition", "offset"), where(ranges, dc), resolved_by=resolved_by)
 
 
-def _meets(file: StoredFile, r: Range) -> bool:
-    if file.values.get("topic", r.topic) != r.topic:
-        return False
-    low, high = file.low, file.high
-    return bool(
-        low.get("topic", r.topic) <= r.topic <= high.get("topic", r.topic)
-        and low.get("partition", r.partition) <= r.partition <= high.get("partition", r.partition)
-        and low.get("offset", r.start) < r.end
-        and high.get("offset", r.start) >= r.start
+def where(ranges: Sequence[Range], dc: str) -> str:
+    """`rows_of` in SQL, of delta-rs and of Spark."""
+    places = (
+        f"(topic = '{r.topic}' AND partition = {r.partition} AND offset >= {r.start} AND offset < {r.end})"
+        for r in ranges
     )
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    """The type without views, which delta-rs's ``update`` writes and pyarrow cannot filter."""
-    if pa.types.is_map(kind):
-        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([f.with_type(_without_views(f.type)) for f in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    return pa.binary() if pa.types.is_binary_view(kind) else kind
+    return f"dc = '{dc}' AND ({' OR '.join(places) or 'false'})"

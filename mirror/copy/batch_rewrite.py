@@ -4,18 +4,23 @@ Of a batch only the producer's id, epoch and sequence, the transactional bit and
 batches and those of aborted transactions are dropped. Three kinds are decoded and encoded again, because a broker
 would reject them or a reader would see something else: a batch that begins before the offset asked for (records were
 deleted into it), one with holes (its topic is compacted), and one whose timestamps its broker set.
+
+Small batches that follow each other in a partition are coalesced into one: one request and one append for many. Only
+uncompressed batches are coalesced, and no key, value or header is read: only the head of each record is rewritten,
+since its time and offset count from the beginning of the batch. All other bytes stay where they were fetched. A batch
+of many records is written as it is, because walking through them costs more than it saves.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from crc32c import crc32c
-from logferry.gateway.contract.varint import read_varint
+from logferry.gateway.contract.varint import read_zigzag, zigzag
 from logferry.gateway.kafka.record_batch import (
     BATCH_HEAD,
     BATCH_TAIL,
@@ -23,11 +28,22 @@ from logferry.gateway.kafka.record_batch import (
     HEADER_BYTES,
     MAGIC,
     TRANSACTIONAL,
+    Stamp,
+    batch_header,
+    ends_abort,
 )
+from logferry.gateway.kafka.types import Piece
 
 CODEC: Final = 0x07
 _APPEND_TIME, _CONTROL, _DELETE_HORIZON = 0x08, 0x20, 0x40
-_ABORT: Final = 0
+# A batch with more records than this is not added to another.
+_FEW_RECORDS: Final = 16
+# How much a record can grow: its length, the time and the offset.
+_GROWTH_BYTES: Final = 5 + 10 + 5
+# Below this a copy costs less than a piece of its own.
+_SMALL_BYTES: Final = 4096
+
+_Records = list[tuple[bytes, int, memoryview]]
 
 
 class SourceRange(NamedTuple):
@@ -98,31 +114,25 @@ def committed_batches(raw: memoryview, aborted: Iterable[tuple[int, int]], offse
         next_offset = base + last_delta + 1
         while pending and pending[0][1] <= base:
             open_aborts.add(pending.pop(0)[0])
-        if attributes & _CONTROL:
-            try:
-                if producer in open_aborts and _ends_abort(batch, count):
+        try:
+            if attributes & _CONTROL:
+                if producer in open_aborts and ends_abort(MemoryRecords(bytes(batch)).next_batch()):
                     open_aborts.discard(producer)
-            except (IndexError, struct.error) as error:
-                wrong = f"the control batch at offset {base} cannot be decoded: {error!r}"
-                return CopiedBatches(found, position, passed, wrong)
-        elif attributes & TRANSACTIONAL and producer in open_aborts:
-            pass
-        elif next_offset > position:
-            if crc32c(batch[BATCH_HEAD.size :]) & 0xFFFFFFFF != crc:
-                return CopiedBatches(found, position, passed, f"the batch at offset {base} has a wrong checksum")
-            is_dense = count == last_delta + 1
-            if base >= position and is_dense and not attributes & (_APPEND_TIME | _DELETE_HORIZON):
-                head = (attributes, last_delta, first_ms, last_ms)
-                span = SourceRange(base, count)
-                found.append(CopiedBatch(base, next_offset, epoch, crc, last_ms, (span,), count, head, _body(batch)))
-            elif count:
-                try:
+            elif next_offset > position and not (attributes & TRANSACTIONAL and producer in open_aborts):
+                if crc32c(batch[BATCH_HEAD.size :]) & 0xFFFFFFFF != crc:
+                    return CopiedBatches(found, position, passed, f"the batch at offset {base} has a wrong checksum")
+                is_dense = count == last_delta + 1
+                if base >= position and is_dense and not attributes & (_APPEND_TIME | _DELETE_HORIZON):
+                    head, spans = (attributes, last_delta, first_ms, last_ms), (SourceRange(base, count),)
+                    found.append(CopiedBatch(base, next_offset, epoch, crc, last_ms, spans, count, head, _body(batch)))
+                elif count:
                     found += _encoded_again(batch, position, epoch, crc)
-                except MemoryError:
-                    raise
-                except Exception as error:  # noqa: BLE001  each codec has errors of its own
-                    wrong = f"the batch at offset {base} cannot be decoded: {error!r}"
-                    return CopiedBatches(found, position, passed, wrong)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  each codec has errors of its own
+            kind = "control batch" if attributes & _CONTROL else "batch"
+            wrong = f"the {kind} at offset {base} cannot be decoded: {error!r}"
+            return CopiedBatches(found, position, passed, wrong)
         position, passed = max(position, next_offset), epoch
     return CopiedBatches(found, position, passed)
 
@@ -133,22 +143,10 @@ def _body(batch: memoryview) -> memoryview:
     return body if 2 * len(body) >= memoryview(batch.obj).nbytes else memoryview(bytes(body))
 
 
-def _ends_abort(batch: memoryview, count: int) -> bool:
-    """A control batch emptied by compaction ends whatever its producer had open."""
-    if not count:
-        return True
-    # Of the one record: length, attributes, two deltas, the key's length (4: 8 in zigzag), then version and type.
-    key = bytes(batch[HEADER_BYTES:])
-    at = read_varint(key, 0)[1] + 1
-    for _ in range(3):
-        at = read_varint(key, at)[1]
-    return bool(struct.unpack_from(">hh", key, at)[1] == _ABORT)
-
-
 def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> list[CopiedBatch]:
     """The records from the position on as one batch without holes."""
     raw = bytes(batch)
-    base, _, _, _, _ = BATCH_HEAD.unpack_from(raw)
+    base = BATCH_HEAD.unpack_from(raw)[0]
     attributes, last_delta, _, last_ms, _, _, _, _ = BATCH_TAIL.unpack_from(raw, BATCH_HEAD.size)
     records = [record for record in MemoryRecords(raw).next_batch() if record.offset >= position]
     if not records:
@@ -162,18 +160,90 @@ def _encoded_again(batch: memoryview, position: int, epoch: int, crc: int) -> li
         base_sequence=-1,
         batch_size=1 << 30,
     )
-    by_broker = attributes & _APPEND_TIME
     for index, record in enumerate(records):
-        stamp = last_ms if by_broker else record.timestamp
+        stamp = last_ms if attributes & _APPEND_TIME else record.timestamp
         builder.append(index, stamp, record.key, record.value, list(record.headers))
     built = memoryview(bytes(builder.build()))
     head = BATCH_TAIL.unpack_from(built, BATCH_HEAD.size)
-    ranges: list[SourceRange] = []
-    for record in records:
-        if ranges and ranges[-1].source + ranges[-1].size == record.offset:
-            ranges[-1] = SourceRange(ranges[-1].source, ranges[-1].size + 1)
+    runs = groupby(enumerate(record.offset for record in records), lambda numbered: numbered[1] - numbered[0])
+    spans = ([offset for _, offset in run] for _, run in runs)
+    ranges = tuple(SourceRange(span[0], len(span)) for span in spans)
+    fields, body = (head[0], head[1], head[2], head[3]), built[HEADER_BYTES:]
+    return [CopiedBatch(base, base + last_delta + 1, epoch, crc, last_ms, ranges, len(records), fields, body)]
+
+
+class CoalescedBatch(NamedTuple):
+    """One batch to write, made of one or more that were read. ``first``: the number of records of its part before it.
+
+    ``head``: attributes, last offset delta, timestamps; ``body``: the records, in pieces.
+    """
+
+    first: int
+    size: int
+    batches: tuple[CopiedBatch, ...]
+    head: tuple[int, int, int, int]
+    body: Sequence[Piece]
+
+    def pieces(self, stamp: Stamp) -> list[Piece]:
+        return [batch_header(self.head, self.size, stamp, self.body), *self.body]
+
+
+def coalesced(batches: Iterable[CopiedBatch], limit_bytes: int) -> Iterator[CoalescedBatch]:
+    """All batches in order; a coalesced one is not larger than the limit."""
+    first = size_bytes = 0
+    run: list[tuple[CopiedBatch, _Records]] = []
+    for batch in batches:
+        most = len(batch.body) + _GROWTH_BYTES * batch.size
+        records = _records(batch, run[0][0]) if run and size_bytes + most <= limit_bytes else None
+        if records is None:
+            if run:
+                yield (written := _one_of(first, run))
+                first += written.size
+            run, size_bytes, records = [], batch.size_bytes, []
         else:
-            ranges.append(SourceRange(record.offset, 1))
-    fields = (head[0], head[1], head[2], head[3])
-    end = base + last_delta + 1
-    return [CopiedBatch(base, end, epoch, crc, last_ms, tuple(ranges), len(records), fields, built[HEADER_BYTES:])]
+            size_bytes += most
+        run.append((batch, records))
+    if run:
+        yield _one_of(first, run)
+
+
+def _one_of(first: int, run: list[tuple[CopiedBatch, _Records]]) -> CoalescedBatch:
+    """The first batch as it is, and the records of the others behind it."""
+    batches = tuple(batch for batch, _ in run)
+    size, body, small = batches[0].size, list[Piece]([batches[0].body]), bytearray()
+    if len(run) == 1:
+        return CoalescedBatch(first, size, batches, batches[0].head, body)
+    attributes, _, base_ms, _ = batches[0].head
+    for batch, records in run[1:]:
+        for attribute, time_delta, rest in records:
+            head = b"".join((attribute, zigzag(batch.head[2] + time_delta - base_ms), zigzag(size)))
+            small += zigzag(len(head) + len(rest)) + head
+            if len(rest) < _SMALL_BYTES:
+                small += rest
+            else:
+                body += (small, rest)
+                small = bytearray()
+            size += 1
+    fields = (attributes & ~TRANSACTIONAL, size - 1, base_ms, max(batch.head[3] for batch in batches))
+    return CoalescedBatch(first, size, batches, fields, [*body, small])
+
+
+def _records(batch: CopiedBatch, first: CopiedBatch) -> _Records | None:
+    """Attributes, time delta, and the bytes after the offset delta; None if it cannot follow the ``first`` in one."""
+    attributes = batch.head[0] & ~TRANSACTIONAL
+    if batch.size > _FEW_RECORDS or attributes & CODEC or attributes != first.head[0] & ~TRANSACTIONAL:
+        return None
+    raw, at = batch.body, 0
+    found: _Records = []
+    try:
+        for index in range(batch.size):
+            length, begin = read_zigzag(raw, at)
+            time_delta, after = read_zigzag(raw, begin + 1)
+            offset_delta, after = read_zigzag(raw, after)
+            at = begin + length
+            if offset_delta != index or not after <= at <= len(raw):
+                return None
+            found.append((bytes(raw[begin : begin + 1]), time_delta, raw[after:at]))
+    except IndexError:
+        return None
+    return found if at == len(raw) else None

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchPosition
+from logferry.gateway.kafka.record_requests import FetchedPartition, FetchPosition
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror.copy.batch_rewrite import CopiedBatch, committed_batches
 

@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 
 from aiokafka import errors
 from logferry.gateway.config import ConfigError
+from logferry.gateway.contract.mirror_state import OffsetRange
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import OffsetRange
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.kafka.requests import TopicMetadata
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig, Remote
 from logferry.mirror.copy.batch_rewrite import CopiedBatch
 from logferry.mirror.copy.partition import MirroredPartition
@@ -60,35 +60,29 @@ class ChainHistories:
         history = self.of(partition)
         if history is None:
             return None
-        last = batches[-1].ranges[-1]
+        first, last = batches[0].ranges[0].source, batches[-1].ranges[-1]
         try:
-            origin = await _origin(history, partition, batches[0].ranges[0].source, last.source + last.size - 1)
+            async with asyncio.timeout(_HISTORY_WAIT_S):
+                known = None
+                while known is None:
+                    known = await history.originals(partition.tp, first, last.source + last.size - 1)
+                    await asyncio.sleep(0 if known else _POLL_S)
         except (errors.KafkaError, Problem, OSError, TimeoutError) as error:
             raise ChainStopped(
                 "origin-unknown", f"the offset history of the mirror in {partition.dc} cannot be read: {error!r}"
             ) from error
-        done = partition.checkpoint
-        before = None if done is None else done.chained
-        if before is not None and before.id == origin.id and origin.ranges:
-            first = origin.ranges[0].source
-            if first < before.next_offset:
-                detail = (
-                    f"offset {first} of the original was copied before; everything before {before.next_offset} is here"
-                )
-                raise ChainStopped("duplicate-records", detail)
+        checkpoint, ranges = known
+        if checkpoint.source_id == partition.local_id:
+            raise ChainStopped("replication-cycle", f"{partition.dc} mirrors {partition.topic} from here")
+        origin = ChainOrigin(checkpoint.original.id, ranges)
+        before = None if partition.checkpoint is None else partition.checkpoint.chained
+        if before is not None and before.id == origin.id and ranges and ranges[0].source < before.next_offset:
+            raise ChainStopped(
+                "duplicate-records",
+                f"offset {ranges[0].source} of the original was copied before; everything before {before.next_offset} "
+                "is here",
+            )
         return origin
-
-
-async def _origin(history: OffsetTranslation, partition: MirroredPartition, first: int, last: int) -> ChainOrigin:
-    async with asyncio.timeout(_HISTORY_WAIT_S):
-        while True:
-            found = await history.originals(partition.tp, first, last)
-            if found is not None:
-                checkpoint, ranges = found
-                if checkpoint.source_id == partition.local_id:
-                    raise ChainStopped("replication-cycle", f"{partition.dc} mirrors {partition.topic} from here")
-                return ChainOrigin(checkpoint.original.id, ranges)
-            await asyncio.sleep(_POLL_S)
 
 
 def chain_histories(config: MirrorConfig, remotes: Iterable[tuple[Remote, KafkaClient]]) -> ChainHistories:

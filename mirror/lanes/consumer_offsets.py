@@ -23,11 +23,11 @@ from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient, raise_for
-from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
+from logferry.gateway.kafka.consumer_groups import CommitRefused, Committed, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.lanes.chain import ChainHistories
-from logferry.mirror.remote.cluster import RemoteCluster
+from logferry.mirror.remote import RemoteCluster
 
 _INTERVAL_S: Final = 3.0
 _LONGEST_PAUSE_S: Final = 60.0
@@ -87,7 +87,7 @@ class ConsumerOffsetSync:
 
     async def _sync_broker(self, link: RemoteCluster, node: int) -> None:
         there, now, of = ConsumerGroups(link.kafka), time.monotonic(), (link.remote.dc, node)
-        committed: dict[str, dict[TopicPartition, int] | errors.KafkaError] = {}
+        committed: dict[str, Committed] = {}
         try:
             async with asyncio.timeout(_BROKER_S):
                 before, listed = self._known.get(of, {}), await _groups(link.kafka, node)
@@ -100,19 +100,13 @@ class ConsumerOffsetSync:
             log.event("positions_not_carried", dc=link.remote.dc, broker=node, error=repr(error))
         at_once = asyncio.Semaphore(_AT_ONCE)
 
-        async def carry(group: str, positions: dict[TopicPartition, int] | errors.KafkaError) -> None:
+        async def carry(group: str, positions: Committed) -> None:
             async with at_once:
                 await self._carry(link, group, known[group], positions)
 
         await asyncio.gather(*(carry(group, positions) for group, positions in committed.items()))
 
-    async def _carry(
-        self,
-        link: RemoteCluster,
-        group: str,
-        known: CarriedGroup,
-        positions: dict[TopicPartition, int] | errors.KafkaError,
-    ) -> None:
+    async def _carry(self, link: RemoteCluster, group: str, known: CarriedGroup, positions: Committed) -> None:
         try:
             if isinstance(positions, errors.KafkaError):
                 raise positions

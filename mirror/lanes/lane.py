@@ -12,23 +12,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logferry.gateway import log
-from logferry.gateway.contract.mirror_checkpoint import partitions_of_lane
+from logferry.gateway.contract.mirror_state import partitions_of_lane
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
-from logferry.gateway.kafka.metadata_request import NO_ID, TopicMetadata
+from logferry.gateway.kafka.requests import NO_ID, TopicMetadata
 from logferry.gateway.kafka.transactional_producer import NotCommitted, TransactionalProducer
 from logferry.gateway.lanes.lifecycle import LaneLifecycle, now_ms
 from logferry.mirror import metrics
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes.chain import ChainHistories
-from logferry.mirror.lanes.resume import CannotResume, Resume, original_position
-from logferry.mirror.lanes.retried_stops import REJECTED, RetriedStops
+from logferry.mirror.lanes.stops import REJECTED, CannotResume, Resume, RetriedStops, original_position
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.lanes.transaction import LaneTransactions
-from logferry.mirror.remote.cluster import RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget, RemoteCluster
 
 # How long a passed marker waits for a record that its position can be committed with.
 _PASS_S: Final = 0.5

@@ -1,4 +1,7 @@
-"""Creates the local topics that are mirrored into, like their originals; grows and alters them with these."""
+"""Creates the local topics that are mirrored into, like their originals; grows and alters them with these.
+
+Settings that belong to the data centre are never copied: replicas, ``min.insync.replicas``, throttles, tiers.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,45 @@ from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.kafka.client import PASSING, KafkaClient
 from logferry.gateway.kafka.error_codes import TOPIC_AUTHORIZATION_FAILED
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.lifecycle import now_ms
-from logferry.gateway.topics.durability import replication
-from logferry.gateway.topics.partition_health import PartitionHealth
-from logferry.mirror.lanes.topic_settings import changes_of_copy, settings_of_copy
+from logferry.gateway.topics.health import PartitionHealth, replication
 
+ALIKE: Final = (
+    *("retention.ms", "retention.bytes", "cleanup.policy", "max.message.bytes", "segment.bytes", "segment.ms"),
+    *("min.cleanable.dirty.ratio", "min.compaction.lag.ms", "max.compaction.lag.ms", "delete.retention.ms"),
+)
+_MAX_BYTES: Final = "max.message.bytes"
+_ANY_TIME_MS: Final = str(2**63 - 1)
+# A batch that is encoded again may be a few bytes larger.
+_ROOM_BYTES: Final = 4096
 _REFRESH_S: Final = 30.0
 _SETTINGS_S: Final = 60.0
 _TOPICS_A_REQUEST: Final = 500
 _APPEAR_S: Final = 2.0
 _POLL_S: Final = 0.05
+_EVERY_COPY: Final = {
+    "compression.type": "producer",
+    # Records keep the time at which they were written to the original.
+    "message.timestamp.type": "CreateTime",
+    # The original took them.
+    "message.timestamp.before.max.ms": _ANY_TIME_MS,
+    "message.timestamp.after.max.ms": _ANY_TIME_MS,
+}
+
+
+def settings_of_copy(original: Mapping[str, str]) -> dict[str, str]:
+    """Of a copy, by the settings of its original; a name that the original's Kafka does not know is left out."""
+    found = {name: original[name] for name in ALIKE if name in original}
+    return found | {_MAX_BYTES: str(int(original[_MAX_BYTES]) + _ROOM_BYTES)} | _EVERY_COPY
+
+
+def changes_of_copy(original: Mapping[str, str], copy: Mapping[str, str]) -> dict[str, str]:
+    """What must change, so that the copy has its settings. It may take larger batches than its original."""
+    wanted = settings_of_copy(original)
+    if _MAX_BYTES in copy and int(copy[_MAX_BYTES]) >= int(wanted[_MAX_BYTES]):
+        del wanted[_MAX_BYTES]
+    return {name: value for name, value in wanted.items() if copy.get(name, value) != value}
 
 
 class TargetTopics:
@@ -80,25 +111,15 @@ class TargetTopics:
         except BaseException:
             self._ensured.pop(of, None)
             raise
-        if self._lacks(shape):
+        sizes = {name: len(topic.partitions) for name, topic in self.known.items()}
+        if any(sizes.get(name, -1) < size for name, size in shape.items() if name not in self.errors):
             self._ensured.pop(of, None)
-
-    def _lacks(self, shape: Mapping[str, int]) -> bool:
-        """Whether one of these topics or partitions is not known here, and is not refused."""
-        return any(
-            name not in self.known or len(self.known[name].partitions) < size
-            for name, size in shape.items()
-            if name not in self.errors
-        )
 
     async def _ensure(self, remote: KafkaClient, wanted: dict[str, TopicMetadata]) -> None:
         view = await self._kafka.describe()
         missing = [topic for name, topic in wanted.items() if name not in view.topics]
-        small = [
-            topic
-            for name, topic in wanted.items()
-            if name in view.topics and len(view.topics[name].partitions) < len(topic.partitions)
-        ]
+        present = ((topic, view.topics[name]) for name, topic in wanted.items() if name in view.topics)
+        small = [topic for topic, here in present if len(here.partitions) < len(topic.partitions)]
         for name in wanted:
             self.errors.pop(name, None)
         now = time.monotonic()
@@ -120,10 +141,9 @@ class TargetTopics:
         made = {topic.name: len(topic.partitions) for topic in missing + small if topic.name not in self.errors}
         topics = view.topics | (await self._appeared(made) if made else {})
         self._know(wanted, topics)
-        present = [name for name in due if name in topics]
-        here = await self._settings(self._kafka, present)
+        here = await self._settings(self._kafka, [name for name in due if name in topics])
         if self._alters:
-            for name in (name for name in present if name not in here and name in self.errors):
+            for name in (name for name in due if name in topics and name not in here and name in self.errors):
                 self._not_altered(name, "they cannot be read here", self.errors[name])
         for name, of_it in here.items():
             self._in_sync[name] = int(of_it["min.insync.replicas"])
@@ -199,9 +219,8 @@ class TargetTopics:
                     self.errors[name] = "it is here, but Kafka hides it from the mirror: grant the rights on it"
             found = view.topics
             wanted = ((name, size) for name, size in shape.items() if name not in self.errors)
-            if all(name in found and len(found[name].partitions) >= size for name, size in wanted):
-                return found
-            if time.monotonic() > until:
+            is_there = all(name in found and len(found[name].partitions) >= size for name, size in wanted)
+            if is_there or time.monotonic() > until:
                 return found
             await asyncio.sleep(_POLL_S)
 
@@ -210,8 +229,6 @@ class TargetTopics:
         replicas, in_sync = replication(self._accepted, brokers)
         configs = settings_of_copy(settings)
         configs |= {"unclean.leader.election.enable": "false", "min.insync.replicas": str(in_sync)}
-        try:
+        with suppress(errors.TopicAlreadyExistsError):
             await self._kafka.create_topic(topic.name, len(topic.partitions), replicas, configs)
             log.event("target_created", topic=topic.name, partitions=len(topic.partitions))
-        except errors.TopicAlreadyExistsError:
-            return

@@ -15,24 +15,22 @@ from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.contract.mirror_checkpoint import (
-    MirrorCheckpoint,
-    OriginalPosition,
-    checkpoint_key,
-    partition_of_key,
-)
-from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import (
+from logferry.gateway.contract.mirror_state import (
     BlockPointer,
     HistoryBlock,
+    MirrorCheckpoint,
     OffsetRange,
+    OriginalPosition,
+    checkpoint_key,
     composed,
     merged,
+    partition_of_key,
     pointers_after,
 )
+from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient
-from logferry.gateway.kafka.metadata_request import NO_ID
 from logferry.gateway.kafka.record_batch import CODECS, batches
+from logferry.gateway.kafka.requests import NO_ID
 from logferry.gateway.kafka.transactional_producer import (
     Encodable,
     NotCommitted,
@@ -42,13 +40,12 @@ from logferry.gateway.kafka.transactional_producer import (
 from logferry.gateway.kafka.types import Record
 from logferry.gateway.lanes.replay import replay_states
 from logferry.mirror.config import MirrorConfig
-from logferry.mirror.copy.batch_rewrite import CopiedBatch
-from logferry.mirror.copy.coalesce import CoalescedBatch, coalesced
+from logferry.mirror.copy.batch_rewrite import CoalescedBatch, CopiedBatch, coalesced
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes.chain import ChainHistories, ChainOrigin, ChainStopped
-from logferry.mirror.lanes.retried_stops import UNAVAILABLE
+from logferry.mirror.lanes.stops import UNAVAILABLE
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget
 
 _FETCH_BYTES: Final = 1 << 18
 
@@ -154,8 +151,6 @@ class LaneTransactions:
         self.taken_bytes -= given
         self.budget.give(given + partition.rewind())
 
-    # ---- the transaction --------------------------------------------------------------------------------------
-
     async def commit(self, taken: Taken, origins: Origins) -> None:
         """Writes and commits the batches. Raises NotCommitted or OutcomeUnknown."""
         written = {
@@ -167,27 +162,26 @@ class LaneTransactions:
         }
         await self.producer.write(list(parts.values()))
         blocks: list[Record] = []
-        checkpoints: dict[MirroredPartition, MirrorCheckpoint] = {}
-        for partition in taken:
+        checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
+        for partition, found in taken.items():
             ranges = merged(copied_ranges(written[partition], parts[partition]))
-            at = self.history_next + len(blocks)
-            block, checkpoints[partition] = _advanced(
-                partition, taken[partition][-1], ranges, origins.get(partition), at
-            )
+            origin, at = origins.get(partition), self.history_next + len(blocks)
+            block, checkpoints[partition.tp] = _advanced(partition, found[-1], ranges, origin, at)
             if block is not None:
                 blocks.append((checkpoint_key(*partition.tp), block.encode(), []))
-        await self.write_state(blocks, {partition.tp: after for partition, after in checkpoints.items()})
+        await self.write_state(blocks, checkpoints)
         await self.producer.commit()
+        self.checkpoints |= checkpoints
         if blocks:
             self.history_next += len(blocks) + 1  # the commit's own marker
-        for partition, after in checkpoints.items():
-            partition.checkpoint = self.checkpoints[partition.tp] = after
+        for partition, found in taken.items():
+            partition.checkpoint = checkpoints[partition.tp]
             partition.retried = None
             partition.under_way = False
             if partition.passed is not None:
                 partition.on_passed(partition)
-            partition.copied_records += sum(batch.size for batch in taken[partition])
-            partition.copied_bytes += sum(batch.size_bytes for batch in taken[partition])
+            partition.copied_records += sum(batch.size for batch in found)
+            partition.copied_bytes += sum(batch.size_bytes for batch in found)
         self.budget.give(self.taken_bytes)
         self.taken_bytes = 0
 
@@ -196,17 +190,19 @@ class LaneTransactions:
 
         ``partitions``: those that the lane has by now; others are left out.
         """
-        passed, self.passed = self.passed, {}
-        checkpoints: dict[MirroredPartition, MirrorCheckpoint] = {}
+        passed = [partition for partition in self.passed if partitions.get(partition.tp) is partition]
+        self.passed = {}
+        checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
         for partition in passed:
             reached, done = partition.passed, partition.checkpoint
-            if reached is not None and done is not None and partitions.get(partition.tp) is partition:
-                checkpoints[partition] = replace(done, source_next=reached.offset, last_epoch=reached.epoch)
+            if reached is not None and done is not None:
+                checkpoints[partition.tp] = replace(done, source_next=reached.offset, last_epoch=reached.epoch)
         if checkpoints:
-            await self.commit_checkpoints({partition.tp: after for partition, after in checkpoints.items()})
-        for partition, after in checkpoints.items():
-            partition.checkpoint = after
-            partition.retried = None
+            await self.commit_checkpoints(checkpoints)
+        for partition in passed:
+            if partition.tp in checkpoints:
+                partition.checkpoint = checkpoints[partition.tp]
+                partition.retried = None
 
     async def commit_checkpoints(self, checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
         """A transaction of checkpoints alone. Raises NotCommitted or OutcomeUnknown."""

@@ -24,8 +24,8 @@ from pathlib import Path
 from logferry.gateway.config import ConfigError
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
 from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.tls import kafka_options
 from logferry.ops.audit.compare.centres import Centre
 from logferry.ops.audit.compare.mirror_copy import Copies, CopyScope, compare_copies

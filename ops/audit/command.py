@@ -18,8 +18,8 @@ from logferry.ops.audit.audit import audit
 from logferry.ops.audit.compare.mirror_copy import audit_mirror
 from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit
 from logferry.ops.audit.render import brief, progress, show
-from logferry.ops.cli.console import console_for_output
 from logferry.ops.cli.problems import CommandError, UsageError
+from logferry.ops.cli.terminal import console_for_output
 from rich.console import Console
 
 EXACT: Final = 0

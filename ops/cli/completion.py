@@ -10,6 +10,7 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from logferry.ops.cli.main import COMMANDS
 from logferry.ops.cli.main import main as run
@@ -22,18 +23,7 @@ _EXAMPLE = """examples:
 _OPTION = re.compile(r"^  (?:-\w(?: [A-Z]+)?, )?(--[a-z][a-z0-9-]*)", re.MULTILINE)
 _CHOICES = re.compile(r"^  \{([a-z,]+)\}", re.MULTILINE)
 _SUB_COMMAND = re.compile(r"^    ([a-z]+)(?:  |$)", re.MULTILINE)
-_BASH = """_logferry() {{
-    local words="{commands}"
-    if [ "$COMP_CWORD" -gt 1 ]; then
-        case "${{COMP_WORDS[1]}}" in
-{cases}
-            *) words="" ;;
-        esac
-    fi
-    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
-}}
-complete -o default -o bashdefault -F _logferry logferry
-"""
+_BASH = Path(__file__).with_name("completion.bash")
 _ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
 
 
@@ -51,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(_fish(words)))
     else:
         cases = "\n".join(f'            {name}) words="{" ".join(found)}" ;;' for name, found in words.items())
-        print((_ZSH if shell == "zsh" else "") + _BASH.format(commands=" ".join(words), cases=cases), end="")
+        script = _BASH.read_text(encoding="utf-8").replace("@COMMANDS@", " ".join(words)).replace("@CASES@", cases)
+        print((_ZSH if shell == "zsh" else "") + script, end="")
     return 0
 
 

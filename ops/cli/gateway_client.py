@@ -13,7 +13,7 @@ import urllib.request
 from typing import Any, Final
 
 from logferry.client.transport.credentials import read_token
-from logferry.gateway.contract.endpoint import check_token, check_url
+from logferry.gateway.contract.names import check_token, check_url
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
 TOKEN_VARIABLE: Final = "LOGFERRY_TOKEN"

@@ -22,9 +22,9 @@ import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import LoadError
-from logferry.loaders.parsing import python_rows
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
-from logferry.loaders.storage.snapshot import TableSnapshot, may_hold_copies, snapshot_of
+from logferry.loaders.query import python_rows
+from logferry.loaders.storage.tables import TableSnapshot, may_hold_copies, snapshot_of
 from logferry.ops.cli.gateway_client import add_gateway_options
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, UsageError

@@ -10,14 +10,14 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, Final
 
 import msgpack
 from logferry.client import Chunk, Cursors, LogferryError, Reader, Rejected, Superseded, Unknown
 from logferry.gateway.contract.names import Malformed
-from logferry.ops.cli.gateway_client import TOKEN_VARIABLE, add_gateway_options, no_gateway, token_of
+from logferry.ops.cli.gateway_client import RequestRefused, add_gateway_options, no_gateway, token_of
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 from rich.console import Console
@@ -38,6 +38,7 @@ the same fields as arrays. With --consumer, the command commits all chunks that 
 Exit status: 0 done, 1 refused (unknown topic, no right to read it, position not retained), 2 wrong use,
 3 no gateway answers.
 """
+_OUT_OF_RANGE: Final = "; start elsewhere with --from earliest, or set the consumer's positions"
 _OPEN_S: Final = 10.0
 _COMMIT_INTERVAL_S: Final = 1.0
 _LOOK_S: Final = 0.25
@@ -56,7 +57,8 @@ def main(argv: list[str]) -> int:
     except Unknown as unknown:
         raise no_gateway(args.url, unknown) from None
     except Rejected as rejected:
-        raise _problem(rejected) from None
+        more = _OUT_OF_RANGE if rejected.kind == "out-of-range" else ""
+        raise RequestRefused(rejected.status, {"detail": f"{rejected}{more}"}) from None
     except LogferryError as error:
         raise CommandError(str(error)) from None
     return 0
@@ -215,15 +217,6 @@ def _start(text: str | None) -> tuple[Any, list[int] | None]:
     return cursors, [number for _, number in cursors]
 
 
-def _problem(rejected: Rejected) -> CommandError:
-    text = str(rejected)
-    if rejected.status in (401, 403):
-        text += f"; pass a token with --token-file or the environment variable {TOKEN_VARIABLE}"
-    if rejected.kind == "out-of-range":
-        text += "; start elsewhere with --from earliest, or set the consumer's positions"
-    return UsageError(text) if rejected.status in (400, 401) else CommandError(text)
-
-
 # ---- output --------------------------------------------------------------------------------------------------
 
 
@@ -255,8 +248,8 @@ def is_cut(output: BinaryIO) -> bool:
 class ReadProgress:
     """Chunks, bytes and rate; shown where standard error is a terminal and standard output is not."""
 
-    def __init__(self, status: Status | None, console: Console) -> None:
-        self._status, self._console = status, console
+    def __init__(self, status: Status | None) -> None:
+        self._status = status
         self._chunks = self._bytes = 0
         self._began = self._turned_at = time.monotonic()
 
@@ -276,7 +269,9 @@ class ReadProgress:
         """Prints the totals and ``where()``, the next position; on a terminal only."""
         if self._status is not None:
             self._status.stop()
-            self._console.print(f"{self._words(time.monotonic())}; next: {where()}", highlight=False, soft_wrap=True)
+            self._status.console.print(
+                f"{self._words(time.monotonic())}; next: {where()}", highlight=False, soft_wrap=True
+            )
 
     def _words(self, now: float) -> str:
         took_s = max(now - self._began, 0.001)
@@ -286,8 +281,6 @@ class ReadProgress:
 @contextmanager
 def progress() -> Iterator[ReadProgress]:
     console = Console(stderr=True)
-    if not console.is_terminal or sys.stdout.isatty():
-        yield ReadProgress(None, console)
-        return
-    with console.status("waiting for chunks") as status:
-        yield ReadProgress(status, console)
+    is_shown = console.is_terminal and not sys.stdout.isatty()
+    with console.status("waiting for chunks") if is_shown else nullcontext() as status:
+        yield ReadProgress(status)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from logferry.client import Chunk
 from logferry.gateway.config import ConfigError, KafkaSettings, load_as
 from logferry.gateway.contract.names import Malformed, printed_topic_id, split_topic
-from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.reading.formats import row_of
 from logferry.gateway.tls import kafka_options
 from logferry.loaders.errors import TopicChanged
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
-from logferry.loaders.storage.snapshot import TableSnapshot, origin_of, tail_of, wanted_topics
+from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of, wanted_topics
 from logferry.ops.audit.log.read import committed, connected
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel
@@ -94,26 +95,19 @@ class KafkaTail:
         async with connected(self._options) as kafka:
             await kafka.describe(sorted({r.topic for r in ranges}))
             for r in ranges:
-                async for found in _read(kafka, r):
-                    yield found
+                dc, inside = split_topic(r.topic)[0], range(r.start, r.end)
+                async for fetched in committed(kafka, (r.topic, r.partition), r.start, r.end, partial(_lost, r)):
+                    rows = (row_of(dc, r.topic, r.partition, one) for one in fetched.records if one.offset in inside)
+                    # A record that no gateway wrote goes into the quarantine, not into the table.
+                    yield [Chunk(*row) for row in rows if row is not None]
 
 
 async def _next(fetches: AsyncGenerator[list[Chunk], None]) -> list[Chunk] | None:
     return await anext(fetches, None)
 
 
-async def _read(kafka: KafkaClient, r: Range) -> AsyncIterator[list[Chunk]]:
-    def lost(start: int, end: int) -> None:
-        raise TopicChanged(f"{r.topic}: the records {start} to {end - 1} of partition {r.partition} were removed")
-
-    async for fetched in committed(kafka, (r.topic, r.partition), r.start, r.end, lost):
-        found = []
-        for record in fetched.records:
-            row = row_of(split_topic(r.topic)[0], r.topic, r.partition, record)
-            # A record that no gateway wrote goes into the quarantine, not into the table.
-            if row is not None and r.start <= record.offset < r.end:
-                found.append(Chunk(*row))
-        yield found
+def _lost(r: Range, start: int, end: int) -> None:
+    raise TopicChanged(f"{r.topic}: the records {start} to {end - 1} of partition {r.partition} were removed")
 
 
 def _is_full(name: str) -> bool:

@@ -15,10 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from logferry.ops.cli.console import console_for_output
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, UsageError
-from logferry.ops.cli.signals import StopRequested, stop_on_signals
+from logferry.ops.cli.terminal import StopRequested, console_for_output, stop_on_signals
 from logferry.ops.demo import verdict
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, WORKERS, DemoPlan
 from logferry.ops.demo.story import Story

@@ -24,7 +24,7 @@ from typing import Any, Final
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.storage.ledger import Ledger, last_batch, open_table
-from logferry.loaders.storage.segment_table import Segments, read_segments
+from logferry.loaders.storage.side_tables import Segments, read_segments
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.demo.plan import DC, FULL_TOPIC, SEGMENT_S, DemoPlan
 from logferry.ops.demo.wait import BoundedWait, failure

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).parents[2]
-_CONTRACT: Final = ("contract/__init__.py", "contract/names.py", "contract/chunk.py", "contract/endpoint.py")
+_CONTRACT: Final = ("contract/__init__.py", "contract/names.py", "contract/chunk.py")
 _SHEBANG: Final = b"#!/usr/bin/env python3\n"
 _MAIN: Final = b"""import sys
 

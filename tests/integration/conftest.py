@@ -9,7 +9,7 @@ import pytest
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import SparkSettings
-from logferry.loaders.spark.kafka_offsets import KafkaTopics, kafka_topics
+from logferry.loaders.spark.kafka_access import KafkaTopics, kafka_topics
 from logferry.loaders.spark.session import spark_session
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import SparkSession

@@ -99,7 +99,7 @@ GUARDS = [
     Guard(
         "a newer producer id of the lane is another owner's",
         "gateway/kafka/hanging_transactions.py",
-        "ids.index(open_.producer_id) > ids.index(producer.producer_id)",
+        "ids.index(open_.producer_id) > ids.index(present)",
         "False",
         "tests/unit/kafka/test_complete_hanging.py",
     ),
@@ -154,7 +154,7 @@ GUARDS = [
     ),
     Guard(
         "a weak topic is refused",
-        "gateway/topics/durability.py",
+        "gateway/topics/health.py",
         "    if not refused:\n        return None\n",
         "    return None\n",
         "tests/unit/service tests/unit/topics",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from logferry.ops.cli.problems import CommandError
-from logferry.ops.cli.signals import StopRequested, stop_on_signals
+from logferry.ops.cli.terminal import StopRequested, stop_on_signals
 
 from tests.soak.campaign import Campaign, CampaignOutcome
 from tests.soak.plan import draw_faults

@@ -11,7 +11,7 @@ from typing import Final
 
 from aiokafka.protocol.types import Int8, Int16, Int32, Schema
 from logferry.gateway.kafka.client import KafkaClient, raise_for
-from logferry.gateway.kafka.metadata_request import TAGS, TEXT, FlexibleRequest, array
+from logferry.gateway.kafka.requests import TAGS, TEXT, FlexibleRequest, array
 
 from tests.support.secured_kafka import Right
 

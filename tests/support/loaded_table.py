@@ -12,11 +12,10 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, add_rows
-from logferry.loaders.storage.data_files import INDEXED
+from logferry.loaders.storage.commit import INDEXED
 from logferry.loaders.storage.ledger import APP, Ledger, last_batch, new_entry, open_table
-from logferry.loaders.storage.quarantine import active_filter
-from logferry.loaders.storage.segment_table import create_segments, put_segments, read_segments
-from logferry.loaders.storage.tables import QUARANTINE
+from logferry.loaders.storage.side_tables import create_segments, put_segments, read_segments
+from logferry.loaders.storage.tables import QUARANTINE, active_filter
 
 T = "dc1.nginx"
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -99,7 +98,7 @@ class LoadedTable:
     @property
     def quarantined(self) -> int:
         table = DeltaTable(str(self.paths.quarantine))
-        stands = active_filter([field.name for field in table.schema().fields], last_batch(open_table(self.paths.main)))
+        stands = active_filter(last_batch(open_table(self.paths.main)))
         return int(table.to_pyarrow_dataset().count_rows(filter=stands))
 
     @property

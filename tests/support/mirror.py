@@ -17,15 +17,14 @@ from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 from logferry.gateway.config import KafkaSettings
-from logferry.gateway.contract.mirror_checkpoint import partition_of_key
-from logferry.gateway.contract.offset_history import HistoryBlock
+from logferry.gateway.contract.mirror_state import HistoryBlock, partition_of_key
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands.move import move_table
 from logferry.loaders.config import TableJob
 from logferry.loaders.planning.position_plan import PositionChange, ResetTarget
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.spark.kafka_offsets import kafka_topics
+from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.ports import free_block
 from logferry.ops.stack.processes import Child

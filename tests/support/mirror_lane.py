@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.kafka.fetch_request import FetchedPartition
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord, Stamp, committed_records
+from logferry.gateway.kafka.record_requests import FetchedPartition
+from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.lanes import lifecycle
 from logferry.mirror.config import MirrorConfig
@@ -26,7 +26,7 @@ from logferry.mirror.lanes import lane as mirror_lane
 from logferry.mirror.lanes.chain import ChainHistories
 from logferry.mirror.lanes.lane import MirrorLane
 from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import MemoryBudget
 
 from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 

@@ -11,7 +11,7 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.group_commit import GroupCommit

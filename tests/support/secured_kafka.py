@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from logferry.gateway.config import KafkaSettings
-from logferry.loaders.spark.kafka_offsets import KafkaTopics
+from logferry.loaders.spark.kafka_access import KafkaTopics
 from logferry.ops.stack.kafka_cluster import QUICK_START, KafkaCluster
 from logferry.ops.stack.ports import free_ports
 

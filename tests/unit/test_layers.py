@@ -38,13 +38,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.api"),
     ),
     "mirror.copy": ("gateway.contract", "gateway.kafka"),
-    "mirror.remote": ("mirror", "mirror.copy", "gateway", "gateway.contract", "gateway.kafka"),
     "mirror.lanes": (
-        *("mirror", "mirror.copy", "mirror.remote"),
+        *("mirror", "mirror.copy"),
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics", "gateway.lanes"),
     ),
     "mirror": (
-        *("mirror.copy", "mirror.remote", "mirror.lanes", "gateway", "gateway.contract", "gateway.kafka"),
+        *("mirror.copy", "mirror.lanes", "gateway", "gateway.contract", "gateway.kafka"),
         *("gateway.topics", "gateway.lanes", "gateway.service", "gateway.http"),
     ),
     "loaders.planning": ("loaders", "loaders.parsing", "gateway.contract"),
@@ -105,16 +104,15 @@ AIOKAFKA_PURE = ("aiokafka.record", "aiokafka.protocol", "aiokafka.codec", "aiok
 IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random", "os", "pathlib", "uvloop")
 # Sub-packages and modules that decide and touch nothing: no I/O, no clock, no random numbers.
 PURE = (
-    *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.fetch_request"),
+    *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
     *("gateway.lanes.transaction", "gateway.lanes.authority", "gateway.lanes.dedup", "gateway.http.request"),
     *(
         "gateway.reading.assignment",
         "gateway.reading.formats",
     ),
-    *("gateway.rate_limit", "gateway.fair_share"),
+    "gateway.limits",
     "mirror.copy",
-    *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.regex_groups"),
-    "loaders.parsing.access_log",
+    *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns"),
     *("client.files.chunking", "client.transport.redirects", "client.transport.responses"),
     *("client.agent.dispatch", "client.agent.failover"),
     *("client.writing.send_window", "client.writing.requests"),
@@ -262,11 +260,7 @@ def test_the_storage_of_tables_needs_no_spark(module: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [
-        name
-        for name in MODULES
-        if within(name, "client", *(f"gateway.contract.{one}" for one in ("names", "chunk", "endpoint")))
-    ],
+    [name for name in MODULES if within(name, "client", *(f"gateway.contract.{one}" for one in ("names", "chunk")))],
 )
 def test_the_client_needs_the_standard_library_alone(module: str) -> None:
     others = {

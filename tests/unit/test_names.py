@@ -26,7 +26,15 @@ _FILE = re.compile(r"[\w./{},*-]*[\w}*]\.py\b")
 _FOLDER = re.compile(r"`((?:gateway|mirror|loaders|client|ops|tests)/(?:[\w-]+/)*)`")
 _MODULE = re.compile(r"\blogferry((?:\.\w+)+)")
 # Names of files in texts that are not files of this repository.
-EXAMPLES = {"job.py", "hourly.py", "read_chunks.py", "copy_orders.py", "http_client.py", "logferry/__init__.py"}
+EXAMPLES = {
+    "job.py",
+    "hourly.py",
+    "read_chunks.py",
+    "copy_orders.py",
+    "http_client.py",
+    "logferry/__init__.py",
+    "quarantine.py",
+}
 
 
 @cache

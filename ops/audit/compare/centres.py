@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import TopicMetadata
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.kafka.requests import TopicMetadata
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.ops.audit.compare.resume import Resumed
 from logferry.ops.audit.log.partition import PartitionLog
 from logferry.ops.audit.tables.ledger_check import LoadedRanges

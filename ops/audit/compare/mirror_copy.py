@@ -19,7 +19,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.tls import kafka_options
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.compare.proven_file import ProvenCopy, ProvenState, read_state_file, write_state_file
 from logferry.ops.audit.digests.findings import Finding, Findings

@@ -23,7 +23,7 @@ from typing import Any
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry
 from logferry.loaders.planning.segment_states import Segment
-from logferry.loaders.storage.left_out_table import LeftOutChunk
+from logferry.loaders.storage.side_tables import LeftOutChunk
 from logferry.ops.audit.compare.centres import Centre, start_offsets
 from logferry.ops.audit.compare.proven_file import ProvenTable
 from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport

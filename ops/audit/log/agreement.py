@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import FENCE_KEY, SourceIdentity, SourceState
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.partition import PartitionLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.cli.problems import UsageError
 
 Views = Mapping[str, TopicMetadata]

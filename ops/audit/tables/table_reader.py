@@ -23,9 +23,8 @@ from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
-from logferry.loaders.storage.left_out_table import LeftOutChunk, read_left_out
 from logferry.loaders.storage.rewrite import text
-from logferry.loaders.storage.segment_table import read_segments, segment_length
+from logferry.loaders.storage.side_tables import LeftOutChunk, read_left_out, read_segments, segment_length
 from logferry.ops.audit.digests.lines import WHOLE_CHUNK, WHOLE_RECORD, ChunkLine
 from logferry.ops.cli.problems import Unavailable
 

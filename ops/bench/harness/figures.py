@@ -6,10 +6,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -17,13 +16,12 @@ from rich.table import Table
 _FILE: Final = Path(__file__).resolve().parents[3] / "bench.jsonl"
 
 Side = dict[str, float]
+Rounds = tuple[list[Side], list[Side]]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """``ours`` and ``theirs``: medians over the rounds, by quantity. The result is ``ratio`` or ``value``."""
 
-    name: str
     unit: str
     ours: Side
     theirs: Side
@@ -38,7 +36,7 @@ def medians(rounds: list[Side]) -> Side:
 
 def alternate(
     rounds: int, ours: Callable[[int], Side], theirs: Callable[[int], Side], warm_up_s: float = 90.0
-) -> tuple[list[Side], list[Side]]:
+) -> Rounds:
     """Runs both in turn, so that a drifting machine speed favours neither. Rounds that begin while it warms up do not
     count: at first a broker spends more time on JIT compilation than on records.
     """
@@ -52,33 +50,30 @@ def alternate(
     return [mine for mine, _ in pairs], [others for _, others in pairs]
 
 
-def median_ratio(ours: list[Side], theirs: list[Side], key: str) -> float:
+def median_ratio(rounds: Rounds, key: str) -> float:
     """The median of the rounds' ratios."""
-    return round(statistics.median(a[key] / b[key] for a, b in zip(ours, theirs, strict=True)), 3)
+    return round(statistics.median(a[key] / b[key] for a, b in zip(*rounds, strict=True)), 3)
 
 
-def compared(name: str, unit: str, ours: list[Side], theirs: list[Side], key: str) -> Figure:
+def compared(unit: str, key: str, rounds: Rounds) -> Figure:
     """The figure whose result is the median ratio of ``key``."""
-    return Figure(name, unit, medians(ours), medians(theirs), len(ours), median_ratio(ours, theirs, key))
+    ours, theirs = rounds
+    return Figure(unit, medians(ours), medians(theirs), len(ours), median_ratio(rounds, key))
 
 
-def append_figure(figure: Figure) -> None:
+def append_figure(name: str, figure: Figure) -> None:
     """Appends the figure to ``bench.jsonl`` at the root."""
-    row: dict[str, Any] = {key: value for key, value in asdict(figure).items() if value is not None}
-    row["at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    row = {key: value for key, value in figure._asdict().items() if value is not None}
     with _FILE.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(json.dumps({"name": name, **row, "at": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n")
 
 
-def print_figures(figures: list[Figure]) -> None:
+def print_figures(figures: dict[str, Figure]) -> None:
     table = Table(show_lines=True)
     for column in ("benchmark", "result", "unit", "ours", "theirs", "rounds"):
         table.add_column(column, no_wrap=True)
-    for figure in figures:
+    for name, figure in figures.items():
         result = f"{figure.ratio:.2f}" if figure.ratio is not None else f"{figure.value:g}"
-        table.add_row(figure.name, result, figure.unit, _side(figure.ours), _side(figure.theirs), str(figure.rounds))
+        sides = ("\n".join(f"{key} {value:g}" for key, value in side.items()) for side in (figure.ours, figure.theirs))
+        table.add_row(name, result, figure.unit, *sides, str(figure.rounds))
     Console(width=160).print(table)
-
-
-def _side(side: Side) -> str:
-    return "\n".join(f"{key} {value:g}" for key, value in side.items())

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from logferry.loaders.batches.create_tables import prepare
-from logferry.loaders.batches.read import OPTIONS
+from logferry.loaders.batches.records import OPTIONS
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.parsing.rows import kafka_records, parse_records, table_rows
 from logferry.loaders.parsing.settings import ParserSettings
@@ -25,20 +25,22 @@ from logferry.ops.runtime.jars import spark_jars
 from pyspark.sql import functions as F
 
 
-def main(bootstrap: str, topic: str, table: Path, parser: ParserSettings, offsets: int, scratch: Path) -> None:
+def main(bootstrap: str, topic: str, table: str, form: str, offsets: str, scratch: str) -> None:
     """``offsets``: maximum per batch; 0: all in one batch."""
-    prepare(TablePaths.of(table), parser)
-    with spark_session(SparkSettings(), spark_jars(), scratch) as spark:
+    parser = ParserSettings.model_validate({"format": form})
+    prepare(TablePaths.of(Path(table)), parser)
+    Path(scratch).mkdir(parents=True, exist_ok=True)
+    with spark_session(SparkSettings(), spark_jars(), Path(scratch)) as spark:
         options = {**OPTIONS, "kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
-        if offsets:
-            options["maxOffsetsPerTrigger"] = str(offsets)
+        if offsets != "0":
+            options["maxOffsetsPerTrigger"] = offsets
         began = time.monotonic()
         source = spark.readStream.format("kafka").options(**options).load()
         # As in the loader: `observe` between parsing and selection keeps Spark from parsing each line several times.
         parsed = parse_records(kafka_records(source, "dc1"), parser).observe("lines", F.count(F.lit(1)).alias("lines"))
         rows = table_rows(parsed, parser)
-        writer = rows.writeStream.format("delta").option("checkpointLocation", str(scratch / "checkpoint"))
-        query = writer.trigger(availableNow=True).start(str(table))
+        writer = rows.writeStream.format("delta").option("checkpointLocation", f"{scratch}/checkpoint")
+        query = writer.trigger(availableNow=True).start(table)
         query.awaitTermination()
         took = time.monotonic() - began
         batches = [p["durationMs"]["triggerExecution"] / 1e3 for p in query.recentProgress if p["numInputRows"]]
@@ -46,7 +48,4 @@ def main(bootstrap: str, topic: str, table: Path, parser: ParserSettings, offset
 
 
 if __name__ == "__main__":
-    bootstrap, topic, table, form, offsets, scratch = sys.argv[1:]
-    Path(scratch).mkdir(parents=True, exist_ok=True)
-    settings = ParserSettings.model_validate({"format": form})
-    main(bootstrap, topic, Path(table), settings, int(offsets), Path(scratch))
+    main(*sys.argv[1:])

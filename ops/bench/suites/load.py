@@ -6,23 +6,20 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
 from deltalake import DeltaTable
 from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
-from logferry.ops.bench.harness.kafka_clients import create_topic, temporary_kafka
-from logferry.ops.bench.harness.usage import peak_rss_mb
-from logferry.ops.bench.harness.workload import chunks
+from logferry.ops.bench.harness.kafka import chunks, create_topics, temporary_kafka
+from logferry.ops.bench.harness.usage import Program
 from logferry.ops.runtime.jars import spark_environment
 
 _PARTITIONS: Final = 4
@@ -34,13 +31,7 @@ _FORMATS: Final = ("lines", "access")
 _SMALL_OFFSETS: Final = 100
 _SMALL_BATCHES: Final = 40
 _MANY_BATCHES: Final = 1000
-_SEEN_S: Final = 0.5
-
-
-class Load(Protocol):
-    __name__: str
-
-    def __call__(self, bootstrap: str, topic: str, table: Path, form: str, offsets: int = ..., /) -> dict[str, Any]: ...
+_BOUND_S: Final = 3600.0
 
 
 @contextmanager
@@ -53,7 +44,7 @@ def _filled(topic: str, chunk_bytes: int, count: int) -> Iterator[tuple[Path, st
 
 async def _fill(bootstrap: str, topic: str, payloads: Sequence[bytes], count: int) -> None:
     """Writes ``count`` chunks in transactions, as a gateway does."""
-    await create_topic(bootstrap, topic, _PARTITIONS)
+    await create_topics(bootstrap, [topic], _PARTITIONS)
     seqnos = [0] * _PARTITIONS
     options = {"transactional_id": "bench", "compression_type": "zstd", "max_batch_size": 1 << 20}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, **options) as producer:
@@ -68,45 +59,34 @@ async def _fill(bootstrap: str, topic: str, payloads: Sequence[bytes], count: in
                 await producer.flush()
 
 
-def _run(arguments: Sequence[str]) -> dict[str, Any]:
+def _run(*arguments: str) -> dict[str, Any]:
     """Runs a program to its end. Returns its JSON output and the peak memory of it and its JVM."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, env={**os.environ, **spark_environment()}
-    )
-    peak, over = {"python": 0.0, "jvm": 0.0}, threading.Event()
-
-    def watch() -> None:
-        while not over.wait(_SEEN_S):
-            # A process that is starting or ending has no value.
-            with suppress(OSError, StopIteration):
-                peak["python"] = peak_rss_mb(child.pid)
-                for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split():
-                    peak["jvm"] = max(peak["jvm"], peak_rss_mb(int(pid)))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        out, _ = child.communicate()
-    finally:
-        over.set()
-        watcher.join()
-    if child.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} ended with {child.returncode}")
-    return {**json.loads(out), "python_mb": peak["python"], "jvm_mb": peak["jvm"]}
+    with tempfile.TemporaryFile() as out:
+        command = [sys.executable, "-m", *arguments]
+        program = Program(command, stdout=out, env={**os.environ, **spark_environment()}).until(bound_s=_BOUND_S)
+        out.seek(0)
+        return {**json.load(out), "python_mb": program.peak_mb, "jvm_mb": program.children_peak_mb}
 
 
-def _ours(bootstrap: str, topic: str, table: Path, form: str, offsets: int = 0) -> dict[str, Any]:
+# Of a loader: Kafka's address, topic, new table, parser, and offsets of a batch (0: it chooses).
+Load = Callable[[str, str, Path, str, int], dict[str, Any]]
+
+
+def _ours(bootstrap: str, topic: str, table: Path, form: str, offsets: int) -> dict[str, Any]:
     more = ["--max-records", str(offsets)] if offsets else []
     command = ["logferry.loaders", "--table", str(table), "--topics", topic, "--bootstrap", bootstrap, "--parser", form]
-    result = _run([*command, "--json", *more])
+    result = _run(*command, "--json", *more)
     loaded = result["tables"][0]
     return {**result, "seconds": loaded["seconds"], "batches": [batch["seconds"] for batch in loaded["batches"]]}
 
 
-def _theirs(bootstrap: str, topic: str, table: Path, form: str, offsets: int = 0) -> dict[str, Any]:
-    scratch = table.with_name(f"{table.name}-scratch")
+def _theirs(bootstrap: str, topic: str, table: Path, form: str, offsets: int) -> dict[str, Any]:
     peer = "logferry.ops.bench.harness.structured_streaming"
-    return _run([peer, bootstrap, topic, str(table), form, str(offsets), str(scratch)])
+    return _run(peer, bootstrap, topic, str(table), form, str(offsets), f"{table}-scratch")
+
+
+def _table(folder: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=folder)) / "table"
 
 
 def load_rows_vs_structured_streaming() -> Figure:
@@ -119,46 +99,41 @@ def load_rows_vs_structured_streaming() -> Figure:
     theirs: Side = {}
     with _filled("dc1.lines", _CHUNK, _BYTES // _CHUNK) as (folder, bootstrap):
 
-        def side(load: Load, form: str, number: int) -> Side:
-            table = folder / f"{load.__name__[1:]}-{form}-{number}"
-            result = load(bootstrap, "dc1.lines", table, form)
+        def side(load: Load, form: str, _: int) -> Side:
+            table = _table(folder)
+            result = load(bootstrap, "dc1.lines", table, form, 0)
             rows, seconds = int(DeltaTable(str(table)).to_pyarrow_dataset().count_rows()), result["seconds"]
             memory = {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
             return {"rows_s": rows / seconds, "seconds": seconds, "rows": rows, **memory}
 
         for form in _FORMATS:
-            a, b = alternate(_ROUNDS, partial(side, _ours, form), partial(side, _theirs, form), warm_up_s=0)
-            if {one["rows"] for one in (*a, *b)} != {a[0]["rows"]}:
-                raise RuntimeError(f"the tables differ: {a} {b}")
-            ratios.append(median_ratio(a, b, "rows_s"))
-            ours |= {f"{form}_{key}": value for key, value in medians(a).items()}
-            theirs |= {f"{form}_{key}": value for key, value in medians(b).items()}
-    unit = "rows/s of the loader / of Structured Streaming"
-    return Figure("load_rows_vs_structured_streaming", unit, ours, theirs, _ROUNDS, ratio=min(ratios))
+            rounds = alternate(_ROUNDS, partial(side, _ours, form), partial(side, _theirs, form), warm_up_s=0)
+            if len({one["rows"] for one in (*rounds[0], *rounds[1])}) > 1:
+                raise RuntimeError(f"the tables differ: {rounds}")
+            ratios.append(median_ratio(rounds, "rows_s"))
+            for found, sides in zip((ours, theirs), rounds, strict=True):
+                found |= {f"{form}_{key}": value for key, value in medians(sides).items()}
+    return Figure("rows/s of the loader / of Structured Streaming", ours, theirs, _ROUNDS, ratio=min(ratios))
 
 
 def load_small_batches_vs_structured_streaming() -> Figure:
     """Batches of 100 small chunks: median seconds of a batch, each side in one session; below 1 is faster."""
     with _filled("dc1.small", 1024, _SMALL_OFFSETS * _SMALL_BATCHES) as (folder, bootstrap):
 
-        def side(load: Load, number: int) -> Side:
-            result = load(bootstrap, "dc1.small", folder / f"{load.__name__[1:]}-{number}", "lines", _SMALL_OFFSETS)
+        def side(load: Load, _: int) -> Side:
+            result = load(bootstrap, "dc1.small", _table(folder), "lines", _SMALL_OFFSETS)
             return {"batch_s": result["seconds"] / len(result["batches"]), "batches": len(result["batches"])}
 
-        a, b = alternate(_ROUNDS, partial(side, _ours), partial(side, _theirs), warm_up_s=0)
-    unit = "time of a small batch / Structured Streaming's"
-    return compared("load_small_batches_vs_structured_streaming", unit, a, b, "batch_s")
+        rounds = alternate(_ROUNDS, partial(side, _ours), partial(side, _theirs), warm_up_s=0)
+    return compared("time of a small batch / Structured Streaming's", "batch_s", rounds)
 
 
 def load_thousand_batches() -> Figure:
     """1,000 batches into one table: median time of the last hundred, divided by that of the batches 50 to 150."""
     with _filled("dc1.small", 1024, 21 * _MANY_BATCHES) as (folder, bootstrap):
-        began = time.monotonic()
-        result = _ours(bootstrap, "dc1.small", folder / "table", "lines", 20)
-        took = time.monotonic() - began
+        result = _ours(bootstrap, "dc1.small", _table(folder), "lines", 20)
     each = result["batches"]
     early, late = statistics.median(each[50:150]), statistics.median(each[-100:])
-    ours = {"batches": len(each), "early_s": early, "late_s": late, "seconds": took}
+    ours = {"batches": len(each), "early_s": early, "late_s": late, "seconds": result["seconds"]}
     ours |= {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
-    unit = "time of a batch after 1,000 / at the start"
-    return Figure("load_thousand_batches", unit, ours, {}, 1, ratio=round(late / early, 3))
+    return Figure("time of a batch after 1,000 / at the start", ours, {}, 1, ratio=round(late / early, 3))

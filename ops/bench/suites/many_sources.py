@@ -1,4 +1,4 @@
-"""The cost of a million known sources: memory of the worker that owns them, and time of a take-over."""
+"""The cost of many known sources: memory of the worker that owns them, and time of a take-over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import cache
 from typing import Final
 
 import uvloop
-from aiokafka import AIOKafkaProducer
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
@@ -19,12 +18,10 @@ from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.group_commit import GroupCommit
 from logferry.gateway.lanes.transaction import Draft
 from logferry.gateway.topics.catalog import TopicCatalog
-from logferry.ops.bench.harness import http_load
 from logferry.ops.bench.harness.figures import Figure, Side
-from logferry.ops.bench.harness.kafka_clients import connected
+from logferry.ops.bench.harness.gateways import Load, gateway_pids, loaded, make_topic, running_stack
+from logferry.ops.bench.harness.kafka import chunks, connected
 from logferry.ops.bench.harness.usage import rss_mb
-from logferry.ops.bench.harness.workload import chunks
-from logferry.ops.bench.suites.throughput import gateway_pids, make_topic, running_stack
 from logferry.ops.stack.stack import Stack
 
 _SOURCES: Final = 1_000_000
@@ -32,30 +29,65 @@ _FEW_SOURCES: Final = 10_000
 _REWRITES: Final = 20_000_000
 _STATES_A_TRANSACTION: Final = 500
 _LANES: Final = 8
-_STATE_TOPIC: Final = "logferry.gateway.dc1.state"
 
 
-async def _write_states(bootstrap: str, topic: str, topic_id: bytes) -> None:
-    """Writes the states of a million sources with one chunk each, as the gateway stores them."""
-    options = {"max_batch_size": 1 << 20, "linger_ms": 20, "compression_type": "zstd"}
-    now_ms = int(time.time() * 1000)
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, **options) as producer:
-        for number in range(_SOURCES):
-            source = SourceIdentity(topic, None, f"host-{number:07d}.example.net:/var/log/nginx/access.log")
-            state = SourceState(topic_id, number % 16, 250_000 + number, 0, now_ms, now_ms)
-            lane = lane_of(source.key, _LANES)
-            await producer.send(_STATE_TOPIC, state.encode(), source.state_key(), lane)
+def many_sources_rss_mb() -> Figure:
+    """Resident memory of a worker that owns a million sources; throughput of 100 more sources, before and with them."""
+    ours = _measured(_SOURCES, _SOURCES)
+    return Figure("MB", ours, {"mb_s": ours["mb_s_before"]}, 1, value=round(ours["rss_mb"], 1))
 
 
-async def _topic_id(bootstrap: str, topic: str) -> bytes:
+def many_sources_takeover_s() -> Figure:
+    """Fence and replay of all lanes with a million sources by one worker."""
+    ours = _measured(_SOURCES, _SOURCES)
+    return Figure("s", ours, {}, 1, value=round(ours["takeover_s"], 2))
+
+
+def rewritten_states_takeover_s() -> Figure:
+    """Fence and replay of all lanes by one worker, directly after 20 million states of 10,000 sources were written."""
+    ours = _measured(_FEW_SOURCES, _REWRITES)
+    return Figure("s", ours, {}, 1, value=round(ours["takeover_s"], 2))
+
+
+@cache
+def _measured(sources: int, writes: int) -> Side:
+    """A worker takes over its lanes after ``writes`` states of ``sources`` were written."""
+    payloads = chunks(256, 64 * 1024)
+    with running_stack(1, lanes=_LANES, restart=False) as stack:
+        few = loaded(stack, Load("few", payloads, 100))
+        topic = make_topic(stack, "many", 16)
+        uvloop.run(_write_states(stack.cluster().bootstrap, topic, sources, writes))
+        taken_over_s = _taken_over_s(stack)
+        rss = rss_mb(gateway_pids(stack))
+        many = loaded(stack, Load("with-many", payloads, 100))
+    return {"rss_mb": rss, "takeover_s": taken_over_s, "mb_s": many["mb_s"], "mb_s_before": few["mb_s"]}
+
+
+async def _write_states(bootstrap: str, topic: str, sources: int, writes: int) -> None:
+    """Writes the states in transactions of the lanes, as a gateway does."""
+    config = Config.model_validate({"dc": "dc1", "lanes": _LANES, "kafka": {"bootstrap_servers": bootstrap}})
+    keys: list[list[bytes]] = [[] for _ in range(_LANES)]
+    for number in range(sources):
+        source = SourceIdentity(topic, None, f"host-{number:07d}.example.net:/var/log/nginx/access.log")
+        keys[lane_of(source.key, _LANES)].append(source.state_key())
+
+    async def write(kafka: KafkaClient, topic_id: bytes, lane: int) -> None:
+        producer = GroupCommit(kafka, TopicCatalog(kafka, config), config, lane)
+        await producer.fence()
+        seqno, now_ms = 250_000, int(time.time() * 1000)
+        wanted = itertools.islice(itertools.cycle(keys[lane]), len(keys[lane]) * writes // sources)
+        while batch := list(itertools.islice(wanted, _STATES_A_TRANSACTION)):
+            draft = Draft(SourceTable(), now_ms)
+            for key in batch:
+                seqno += 1
+                draft.states[key] = SourceState(topic_id, lane, seqno, 0, now_ms, now_ms).encode()
+            await producer.settled()
+            await producer.transact(draft)
+        await producer.discard()
+
     async with connected(bootstrap) as kafka:
-        return (await kafka.describe_topic(topic)).id
-
-
-def _throughput(stack: Stack, name: str) -> float:
-    make_topic(stack.urls()[0], name, 8)
-    tally, took = uvloop.run(http_load.run(stack.urls(), name, 100, chunks(256, 64 * 1024), 6.0))
-    return tally.bytes / took / 1e6
+        topic_id = (await kafka.describe_topic(topic)).id
+        await asyncio.gather(*(write(kafka, topic_id, lane) for lane in range(_LANES)))
 
 
 def _taken_over_s(stack: Stack) -> float:
@@ -70,64 +102,3 @@ def _taken_over_s(stack: Stack) -> float:
         raise RuntimeError(f"{len(opened)} lanes opened, {_LANES} were expected")
     slowest_ms: int = max(event["fence_ms"] + event["replay_ms"] for event in opened)
     return slowest_ms / 1000
-
-
-@cache
-def _measured() -> Side:
-    with running_stack(1, lanes=_LANES, restart=False) as stack:
-        few_mb_s = _throughput(stack, "few")
-        topic = make_topic(stack.urls()[0], "many", 16)
-        bootstrap = stack.cluster().bootstrap
-        uvloop.run(_write_states(bootstrap, topic, asyncio.run(_topic_id(bootstrap, topic))))
-        taken_over_s = _taken_over_s(stack)
-        rss = rss_mb(gateway_pids(stack))
-        many_mb_s = _throughput(stack, "with-many")
-    return {"rss_mb": rss, "takeover_s": taken_over_s, "mb_s": many_mb_s, "mb_s_before": few_mb_s}
-
-
-async def _rewrite_states(bootstrap: str, topic: str, topic_id: bytes) -> None:
-    """Writes 20 million states of 10,000 sources, in transactions of the lanes with 500 states each."""
-    config = Config.model_validate({"dc": "dc1", "lanes": _LANES, "kafka": {"bootstrap_servers": bootstrap}})
-    keys: list[list[bytes]] = [[] for _ in range(_LANES)]
-    for number in range(_FEW_SOURCES):
-        source = SourceIdentity(topic, None, f"host-{number:05d}.example.net:/var/log/nginx/access.log")
-        keys[lane_of(source.key, _LANES)].append(source.state_key())
-
-    async def rewrite(kafka: KafkaClient, lane: int) -> None:
-        producer = GroupCommit(kafka, TopicCatalog(kafka, config), config, lane)
-        await producer.fence()
-        mine, seqno, now_ms = itertools.cycle(keys[lane]), 250_000, int(time.time() * 1000)
-        for _ in range(_REWRITES // _LANES // _STATES_A_TRANSACTION):
-            draft = Draft(SourceTable(), now_ms)
-            for key in itertools.islice(mine, _STATES_A_TRANSACTION):
-                seqno += 1
-                draft.states[key] = SourceState(topic_id, lane, seqno, 0, now_ms, now_ms).encode()
-            await producer.settled()
-            await producer.transact(draft)
-        await producer.discard()
-
-    async with connected(bootstrap) as kafka:
-        await asyncio.gather(*(rewrite(kafka, lane) for lane in range(_LANES)))
-
-
-def rewritten_states_takeover_s() -> Figure:
-    """Fence and replay of all lanes by one worker, directly after 20 million states of 10,000 sources were written."""
-    with running_stack(1, lanes=_LANES, restart=False) as stack:
-        topic = make_topic(stack.urls()[0], "rewritten", 16)
-        bootstrap = stack.cluster().bootstrap
-        uvloop.run(_rewrite_states(bootstrap, topic, asyncio.run(_topic_id(bootstrap, topic))))
-        taken_over_s = _taken_over_s(stack)
-    ours = {"writes": float(_REWRITES), "sources": float(_FEW_SOURCES)}
-    return Figure("rewritten_states_takeover_s", "s", ours, {}, 1, value=round(taken_over_s, 2))
-
-
-def many_sources_rss_mb() -> Figure:
-    """Resident memory of a worker that owns a million sources; throughput of 100 more sources, before and with them."""
-    ours = _measured()
-    return Figure("many_sources_rss_mb", "MB", ours, {"mb_s": ours["mb_s_before"]}, 1, value=round(ours["rss_mb"], 1))
-
-
-def many_sources_takeover_s() -> Figure:
-    """Fence and replay of all lanes with a million sources by one worker."""
-    ours = _measured()
-    return Figure("many_sources_takeover_s", "s", ours, {}, 1, value=round(ours["takeover_s"], 2))

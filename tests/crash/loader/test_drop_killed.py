@@ -15,7 +15,7 @@ import pytest
 from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
-from logferry.loaders.storage.segment_table import read_segments
+from logferry.loaders.storage.side_tables import read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import WAIT_S, LoaderProcess, Topic, chunks_of, loader_env, stored

@@ -18,7 +18,7 @@ from logferry.loaders.commands.table import main as table_command
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.storage.compact import compact
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
-from logferry.loaders.storage.left_out_table import read_left_out
+from logferry.loaders.storage.side_tables import read_left_out
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import (

@@ -11,7 +11,7 @@ import pytest
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.segment_table import read_segments
+from logferry.loaders.storage.side_tables import read_segments
 
 from tests.support.loader import (
     STEPS,

@@ -13,14 +13,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint, OffsetRange
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.offset_history import OffsetRange
 from logferry.gateway.kafka.transactional_producer import PartitionBatches, TransactionalProducer
 from logferry.gateway.kafka.types import LaneIdentity, Record
 from logferry.mirror.__main__ import main
 from logferry.mirror.config import MirrorConfig
-from logferry.mirror.copy.coalesce import CoalescedBatch
+from logferry.mirror.copy.batch_rewrite import CoalescedBatch
 from logferry.mirror.lanes import transaction
 from logferry.mirror.lanes.transaction import LaneTransactions
 

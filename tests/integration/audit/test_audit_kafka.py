@@ -12,8 +12,8 @@ from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, TopicMetadata
 from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords
+from logferry.gateway.kafka.requests import ClusterMetadata, TopicMetadata
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.log.read import committed
 from logferry.ops.cli.problems import Unavailable, UsageError

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, READY, Segment, SegmentRules
-from logferry.loaders.storage.segment_table import create_segments, put_segments
+from logferry.loaders.storage.side_tables import create_segments, put_segments
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 

@@ -12,7 +12,7 @@ from logferry.gateway.contract.chunk import Chunk
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import Ledger, new_entry
-from logferry.loaders.storage.left_out_table import LeftOutChunk, left_out_rows
+from logferry.loaders.storage.side_tables import LeftOutChunk, left_out_rows
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.stack.kafka_cluster import KafkaCluster

@@ -45,7 +45,7 @@ async def leave_open(world: Lane, producer: GroupCommit, number: int) -> None:
     code = -1
     async with asyncio.timeout(_LEADER_S):
         while code != 0:  # a new partition's leader may not know yet that it is
-            answer = await world.kafka.send(await world.kafka.leader(world.facts.name, 0), request)
+            answer = await world.kafka.send(await world.kafka.present_leader(world.facts.name, 0), request)
             code = answer.topics[0][1][0][1]
             assert code in (0, errors.NotLeaderForPartitionError.errno), code
 

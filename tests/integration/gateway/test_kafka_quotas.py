@@ -8,7 +8,7 @@ from typing import Any
 
 from aiokafka.protocol.types import Boolean, Float64, Int16, Int32, Schema
 from logferry.gateway.kafka.client import KafkaClient, raise_for
-from logferry.gateway.kafka.metadata_request import TAGS, TEXT, FlexibleRequest, array
+from logferry.gateway.kafka.requests import TAGS, TEXT, FlexibleRequest, array
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.gateway import LANES, gateway, log_of, write

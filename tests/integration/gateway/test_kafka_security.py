@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, checkpoint_key, mirror_lane_of
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint, checkpoint_key, mirror_lane_of
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient

@@ -45,8 +45,8 @@ async def test_commits_nothing_without_it_and_continues_when_it_is_back(
     async with lane(three, topic_name, _PARTITIONS) as world:
         producer: GroupCommit = await world.producer()
         await producer.transact(draft_of(world, 1, 0))
-        leaders = [await world.kafka.leader(world.facts.name, number) for number in range(_PARTITIONS)]
-        needed = {leaders[0], await world.kafka.leader(world.config.state_topic, 0)}
+        leaders = [await world.kafka.present_leader(world.facts.name, number) for number in range(_PARTITIONS)]
+        needed = {leaders[0], await world.kafka.present_leader(world.config.state_topic, 0)}
         away = next(number for number, leader in enumerate(leaders) if leader not in needed)
         three.kill(leaders[away])
         try:

@@ -11,7 +11,8 @@ import pytest
 from aiokafka import errors
 from logferry.gateway.contract.source_state import FENCE_KEY
 from logferry.gateway.kafka import hanging_transactions, transactional_producer
-from logferry.gateway.kafka.produce_request import CommitRequest, ProduceRequest
+from logferry.gateway.kafka.record_requests import ProduceRequest
+from logferry.gateway.kafka.requests import CommitRequest
 from logferry.gateway.kafka.transactional_producer import Fenced, NotCommitted
 from logferry.gateway.lanes import replay
 from logferry.gateway.lanes.group_commit import GroupCommit

@@ -13,8 +13,8 @@ from logferry.client import Reader, Writer
 from logferry.client.reading.decode import ReceivedChunk
 from logferry.gateway.token_command import new_token
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, TopicChanged
-from logferry.loaders.planning.plan import TopicPartition
-from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpRange, HttpTopics, ranges_between
+from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpTopics, ranges_between
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.gateway import Gateway
@@ -45,7 +45,7 @@ def door(workers: Gateway, topic: str) -> Iterator[HttpTopics]:
         yield door
 
 
-def read(door: HttpTopics, *wanted: HttpRange) -> list[ReceivedChunk]:
+def read(door: HttpTopics, *wanted: Range) -> list[ReceivedChunk]:
     return [chunk for part in wanted for page in door.chunks(part) for chunk in page]
 
 
@@ -62,8 +62,8 @@ def test_ranges_are_what_the_gateway_reads(door: HttpTopics, workers: Gateway, t
     assert len(chunks) == CHUNKS // 4 * 3 + 1
     for place, at in offsets.items():
         of_it = [chunk for chunk in chunks if chunk.partition == place.partition]
-        for start in range(at.first, at.next, 3):
-            part = HttpRange(*place, start, min(start + 5, at.next))
+        for start in range(at.earliest, at.stable, 3):
+            part = Range(*place, "", start, min(start + 5, at.stable))
             want = [chunk for chunk in of_it if part.start <= chunk.offset < part.end]
             assert read(door, part) == want == read(door, part)
 
@@ -81,7 +81,7 @@ def test_connections_that_are_cut_in_mid_range(workers: Gateway, topic: str):
         cutter = threading.Thread(target=cut)
         cutter.start()
         try:
-            found = read(door, *ranges_between({}, {place: at.next for place, at in offsets.items()}))
+            found = read(door, *ranges_between({}, {place: at.stable for place, at in offsets.items()}))
         finally:
             over.set()
             cutter.join()
@@ -114,15 +114,15 @@ async def test_what_is_not_retained_is_an_error(workers: Gateway, topic_name: st
     await kafka.write(chunks_of("s", b"1\n", b"2\n", b"3\n"))
     await kafka.remove_before(0, 2)
 
-    def ask(part: HttpRange) -> list[ReceivedChunk]:
+    def ask(part: Range) -> list[ReceivedChunk]:
         with closing(HttpTopics(workers.urls, [full], retry_s=1)) as door:
             return read(door, part)
 
     with pytest.raises(TopicChanged, match="offsets 0 to 2: out-of-range"):
-        await asyncio.to_thread(ask, HttpRange(full, 0, 0, 3))
+        await asyncio.to_thread(ask, Range(full, 0, "", 0, 3))
     with pytest.raises(TopicChanged, match="its log was truncated"):
-        await asyncio.to_thread(ask, HttpRange(full, 0, 2, 9))
-    assert [chunk.data for chunk in await asyncio.to_thread(ask, HttpRange(full, 0, 2, 3))] == [b"3\n"]
+        await asyncio.to_thread(ask, Range(full, 0, "", 2, 9))
+    assert [chunk.data for chunk in await asyncio.to_thread(ask, Range(full, 0, "", 2, 3))] == [b"3\n"]
 
 
 def test_a_topic_that_is_not_there(workers: Gateway):

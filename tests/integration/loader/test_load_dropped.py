@@ -19,7 +19,7 @@ from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage import drop_rows
 from logferry.loaders.storage.compact import compact
 from logferry.loaders.storage.ledger import Ledger, add_columns, last_batch, new_entry, open_table, read_ledger
-from logferry.loaders.storage.segment_table import read_segments
+from logferry.loaders.storage.side_tables import read_segments
 from logferry.loaders.storage.tables import QUARANTINE
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import SparkSession

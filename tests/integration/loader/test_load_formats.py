@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from logferry.gateway.contract.chunk import record_headers
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.parsing import access_log, formats
+from logferry.loaders.parsing import formats
 from logferry.loaders.parsing import rows as parsing_rows
+from logferry.loaders.parsing.columns import access_columns
 from logferry.loaders.parsing.settings import ACCESS, ParserSettings
 from pyspark.sql import SparkSession
 
@@ -194,7 +195,7 @@ def test_access_logs_are_parsed_alike_without_spark(read: Callable[..., dict[str
     names = (*ACCESS, "event_time")
     found = read(lines, format="access").items()
     rows = {line: {name: row[name] for name in names} for line, row in found if isinstance(row, dict)}
-    told = {line.decode(): access_log.columns(line.decode()) for line in lines}
+    told = {line.decode(): access_columns(line.decode()) for line in lines}
     assert rows == {line: row for line, row in told.items() if row is not None}
     assert 300 < len(rows) < len(lines) - 300
 

@@ -15,7 +15,7 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.left_out_table import read_left_out
+from logferry.loaders.storage.side_tables import read_left_out
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import Sent, Topic, check_exact, chunks_of, stored

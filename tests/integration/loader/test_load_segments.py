@@ -24,7 +24,7 @@ from logferry.loaders.runs import segment_check, table_run
 from logferry.loaders.runs.segment_check import ReportedSource
 from logferry.loaders.runs.table_run import SegmentNotice, load_table
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.segment_table import last_check, read_segments
+from logferry.loaders.storage.side_tables import last_check, read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.gateway import Gateway

@@ -12,12 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from logferry.loaders.batches import execute
-from logferry.loaders.batches import write_files as write_files_module
+from logferry.loaders.batches import execute, records
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import Loader
-from logferry.loaders.batches.read import kept_on_disk, read
-from logferry.loaders.batches.write_files import write_files
+from logferry.loaders.batches.records import kept_on_disk, read, write_files
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageUnavailable, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing import rows as parsing_rows
@@ -25,7 +23,7 @@ from logferry.loaders.parsing.settings import VERSIONS
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage.data_files import DataFiles, add_action
+from logferry.loaders.storage.commit import DataFiles, add_action
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import DataFrame
 
@@ -74,7 +72,7 @@ async def test_a_file_lost_between_writing_and_listing_is_not_committed(
         return add, rows
 
     with monkeypatch.context() as patch:
-        patch.setattr(write_files_module, "add_action", losing)
+        patch.setattr(records, "add_action", losing)
         with pytest.raises(StorageUnavailable, match="the listing of the folder may be stale"):
             done(load_table(loader(), job(table, topic.name)))
     assert len(lost) == 1

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
-from logferry.loaders.batches.read import read
-from logferry.loaders.batches.write_files import write_files
+from logferry.loaders.batches.records import read, write_files
 from logferry.loaders.errors import TopicChanged
 from logferry.loaders.parsing import rows as parsing_rows
 from logferry.loaders.planning.ledger_entry import TablePaths

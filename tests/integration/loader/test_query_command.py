@@ -13,18 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from logferry.client import Reader, Writer
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
-from logferry.loaders.parsing import python_rows
 from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
+from logferry.loaders.query import python_rows
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.commit import commit_rows
 from logferry.loaders.storage.ledger import Ledger, new_entry, open_table
-from logferry.loaders.storage.snapshot import snapshot_of
+from logferry.loaders.storage.tables import snapshot_of
 from logferry.ops.audit.log.read import committed
 from logferry.ops.cli import main
 from logferry.ops.commands import tail_kafka
@@ -74,7 +75,8 @@ class Loaded:
         table = open_table(self.paths.main)
         assert table is not None
         schema = table.to_pyarrow_dataset().schema
-        commit_rows(python_rows.rows(fresh, self.dc, python_rows.LINES, schema), self.paths.main, batch, "run")
+        rows = python_rows.batches(fresh, self.dc, python_rows.LINES, schema)
+        commit_rows(pa.Table.from_batches(rows, schema=schema), self.paths.main, batch, "run")
         self.ends = {r.partition: r.end for r in ranges}
         return entry
 
@@ -160,7 +162,7 @@ def test_a_tail_of_many_batches_is_whole(ran: Ran, loaded: Loaded, monkeypatch: 
 
 def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
     """After the version is pinned, and before the ledger is read."""
-    from logferry.loaders.storage import snapshot
+    from logferry.loaders.storage import tables
 
     batches: list[LedgerEntry] = []
 
@@ -170,7 +172,7 @@ def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Load
             batches.append(loaded.load(1))
         return opened
 
-    monkeypatch.setattr(snapshot, "open_table", slow)
+    monkeypatch.setattr(tables, "open_table", slow)
     assert texts(ran, loaded.path) == ["1", "2", "3", "4", "5", "6"]
     assert len(batches) == 1
 

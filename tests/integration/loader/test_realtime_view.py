@@ -21,7 +21,7 @@ from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.query.realtime_view import Instant, pin, realtime
 from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import LoadEvent, load_table
-from logferry.loaders.storage import snapshot
+from logferry.loaders.storage import tables
 from logferry.loaders.storage.ledger import open_table
 from pyspark.sql import DataFrame, SparkSession
 
@@ -78,7 +78,7 @@ async def test_loads_between_any_two_looks_move_no_row(
             meanwhile.extend(load_table(loads, job(table, topic.name)))
         return opened
 
-    monkeypatch.setattr(snapshot, "open_table", slow)
+    monkeypatch.setattr(tables, "open_table", slow)
     instant = pin(spark, table)
     assert len(meanwhile) == 2
     frame = instant.frame(spark)
@@ -198,11 +198,11 @@ async def test_a_view_that_cannot_be_exact_is_refused(spark: SparkSession, loade
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     list(load_table(loader(), job(table, topic.name)))
-    newer = snapshot.snapshot_of(table)
+    newer = tables.snapshot_of(table)
     older = replace(newer, entry=newer.entry._replace(origin=None))
     with pytest.raises(LoaderConfigError, match="name its Kafka and its topics"):
-        snapshot.origin_of(older, None, None)
-    assert snapshot.origin_of(older, topic.bootstrap, [topic.name]) == newer.entry.origin
+        tables.origin_of(older, None, None)
+    assert tables.origin_of(older, topic.bootstrap, [topic.name]) == newer.entry.origin
     await topic.delete()
     await topic.create()
     with pytest.raises(TopicChanged, match="recreated"):

@@ -14,8 +14,7 @@ from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, READY
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.left_out_table import read_left_out
-from logferry.loaders.storage.segment_table import read_segments
+from logferry.loaders.storage.side_tables import read_left_out, read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import Topic, check_exact, chunks_of, stored

@@ -14,7 +14,7 @@ from logferry.loaders.batches.execute import Loader
 from logferry.loaders.errors import KafkaRefused, LoaderConfigError
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.spark.kafka_offsets import kafka_topics
+from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.ops.audit.audit import audit
 from logferry.ops.audit.config import AuditConfig
 from logferry.ops.cli import main

@@ -27,7 +27,7 @@ from logferry.loaders.runs import segment_check
 from logferry.loaders.runs.segment_check import ReportedSource
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.segment_table import read_segments
+from logferry.loaders.storage.side_tables import read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import Topic, chunks_of

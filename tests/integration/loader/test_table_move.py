@@ -20,8 +20,7 @@ from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs import table_run
 from logferry.loaders.storage.ledger import read_ledger
-from logferry.loaders.storage.segment_table import read_segments
-from logferry.loaders.storage.source_table import read_sources
+from logferry.loaders.storage.side_tables import read_segments, read_sources
 from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 

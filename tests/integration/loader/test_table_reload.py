@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from logferry.gateway.contract.chunk import record_headers
 from logferry.loaders.batches import execute
 from logferry.loaders.batches.execute import Loader
-from logferry.loaders.batches.reload import offsets_of, replace_quarantined
+from logferry.loaders.batches.replace_rows import offsets_of, replace_quarantined
 from logferry.loaders.commands import move as commands_move
 from logferry.loaders.commands import repair as commands_repair
 from logferry.loaders.commands.repair import reload_table

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.fetch_request import FetchPosition, FetchSession
+from logferry.gateway.kafka.record_requests import FetchPosition, FetchSession
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror.copy.batch_rewrite import committed_batches
 from logferry.ops.audit.command import main as audit
@@ -89,7 +89,7 @@ async def records_of_batches(world: World) -> list[int]:
     try:
         session = FetchSession()
         session.want(TopicIdPartition((await kafka.describe_topic(world.topic)).id, 0), FetchPosition(0, -1, 1 << 24))
-        leader = await kafka.leader(world.topic, 0)
+        leader = await kafka.present_leader(world.topic, 0)
         fetched = await kafka.channels.ask(leader, session.request(0, 1 << 24))
         return [batch.size for batch in committed_batches(fetched.found[0].records, [], 0).batches]
     finally:

@@ -9,7 +9,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from logferry.gateway.contract.mirror_checkpoint import checkpoint_key, mirror_lane_of
+from logferry.gateway.contract.mirror_state import checkpoint_key, mirror_lane_of
 from logferry.ops.cli.main import main as command
 
 from tests.support.mirror import pairs_by_history, read_log

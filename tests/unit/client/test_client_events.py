@@ -56,7 +56,6 @@ def test_the_client_imports_the_standard_library_and_the_contract() -> None:
     ours = {name for name in imported if name.startswith("logferry")}
     assert {name for name in ours if not name.startswith("logferry.client")} == {
         "logferry.gateway.contract.chunk",
-        "logferry.gateway.contract.endpoint",
         "logferry.gateway.contract.names",
     }
     others = {name.partition(".")[0] for name in imported - ours}

@@ -6,21 +6,19 @@ import random
 from dataclasses import replace
 
 import pytest
-from logferry.gateway.contract.mirror_checkpoint import (
-    MirrorCheckpoint,
-    OriginalPosition,
-    checkpoint_key,
-    mirror_lane_of,
-    partition_of_key,
-    partitions_of_lane,
-)
-from logferry.gateway.contract.offset_history import (
+from logferry.gateway.contract.mirror_state import (
     BlockPointer,
     DamagedMirrorState,
     HistoryBlock,
+    MirrorCheckpoint,
     OffsetRange,
+    OriginalPosition,
+    checkpoint_key,
     composed,
     merged,
+    mirror_lane_of,
+    partition_of_key,
+    partitions_of_lane,
     pointers_after,
     step_towards,
     within,
@@ -153,12 +151,12 @@ class History:
     def find(self, offset: int, *, of_source: bool) -> tuple[HistoryBlock | None, int]:
         pointers, steps = self.pointers, 0
         while True:
-            step = step_towards(pointers, offset, of_source=of_source)
-            if step is None:
+            pointer, is_it = step_towards(pointers, offset, of_source=of_source)
+            if pointer is None:
                 return None, steps
             steps += 1
-            block = self.stored[step.pointer.offset]
-            if step.is_it:
+            block = self.stored[pointer.offset]
+            if is_it:
                 return block, steps
             pointers = block.pointers
 

@@ -14,7 +14,7 @@ from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.router import Call, Routes
-from logferry.gateway.kafka.metadata_request import DescribeQuorumRequest, read_controller_ms
+from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.service import worker
 
 NOW_S = 1_800_000_000.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.fair_share import FairShare
+from logferry.gateway.limits import FairShare
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 400)), max_size=60))

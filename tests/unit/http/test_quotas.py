@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.quotas import Quotas
+from logferry.gateway.limits import BURST_S, TokenBucket
 from logferry.gateway.metrics import REGISTRY
-from logferry.gateway.rate_limit import BURST_S, TokenBucket
 from pydantic import ValidationError
 
 

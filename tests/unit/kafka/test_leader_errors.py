@@ -10,7 +10,13 @@ import pytest
 from aiokafka import errors
 from aiokafka.protocol.offset import OffsetRequest
 from logferry.gateway.kafka.client import LATEST, KafkaClient
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.requests import (
+    _METADATA,
+    ClusterMetadata,
+    MetadataRequest,
+    PartitionMetadata,
+    TopicMetadata,
+)
 
 _TP = ("dc1.t", 0)
 _PASSING = {"no leader": 5, "another leader": 6, "no replica": 9, "storage": 56}
@@ -36,6 +42,10 @@ class Moving:
     async def send(self, node: int, request: object, **_: object) -> Any:
         self.asked.append(node)
         code = self.code if node == 1 else 0
+        if isinstance(request, MetadataRequest):
+            if code:
+                raise errors.for_code(code)
+            return _METADATA.encode((0, [], "here", 1, [(0, "dc1.t", b"i" * 16, False, [], 0, {})], {}))
         if isinstance(request, OffsetRequest):
             return SimpleNamespace(topics=[("dc1.t", [(0, code, -1, 7)])])
         return SimpleNamespace(throttle_time_ms=0, topics=[("dc1.t", [(0, code, 7, 7, 0, [], -1, b"")])])
@@ -45,12 +55,14 @@ async def call(kafka: KafkaClient, what: str) -> object:
     async with asyncio.timeout(10):
         if what == "offset":
             return await kafka.offset(*_TP, LATEST)
+        if what == "id":
+            return 7 if await kafka.ids_at_leaders([_TP]) == {"dc1.t": b"i" * 16} else None
         if what == "offsets":
             return (await kafka.offsets([_TP], LATEST))[_TP]
         return (await kafka.fetch(*_TP, 7, max_bytes=1 << 20)).last_stable
 
 
-@pytest.mark.parametrize("what", ["offset", "offsets", "fetch"])
+@pytest.mark.parametrize("what", ["id", "offset", "offsets", "fetch"])
 @pytest.mark.parametrize("code", _PASSING.values(), ids=_PASSING)
 async def test_an_error_that_passes_is_asked_again_of_the_leader(code: int, what: str) -> None:
     kafka = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
@@ -62,7 +74,7 @@ async def test_an_error_that_passes_is_asked_again_of_the_leader(code: int, what
         await kafka.close()
 
 
-@pytest.mark.parametrize("what", ["offset", "offsets", "fetch"])
+@pytest.mark.parametrize("what", ["id", "offset", "offsets", "fetch"])
 @pytest.mark.parametrize("code", _FINAL.values(), ids=_FINAL)
 async def test_any_other_error_is_raised_at_once(code: int, what: str) -> None:
     kafka = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
@@ -71,5 +83,25 @@ async def test_any_other_error_is_raised_at_once(code: int, what: str) -> None:
         with pytest.raises(errors.for_code(code)):
             await call(kafka, what)
         assert moving.asked == [1]
+    finally:
+        await kafka.close()
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [((b"i", b"i"), {"dc1.t": b"i" * 16}), ((b"i", b"j"), {}), ((b"i", b""), {}), ((b"", b""), {})],
+)
+async def test_a_topic_has_the_id_that_all_its_leaders_know(known: tuple[bytes, bytes], expected: object) -> None:
+    kafka: Any = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    kafka._leaders |= {("dc1.t", 0): 1, ("dc1.t", 1): 2}
+
+    async def send(node: int, request: object) -> bytes:
+        letter = known[node - 1]
+        topic: Any = (0 if letter else 3, "dc1.t", letter * 16 or bytes(16), False, [], 0, {})
+        return _METADATA.encode((0, [], "here", 1, [topic], {}))
+
+    kafka._client.send = send
+    try:
+        assert await kafka.ids_at_leaders([("dc1.t", 0), ("dc1.t", 1)]) == expected
     finally:
         await kafka.close()

@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from logferry.gateway.kafka.metadata_request import _METADATA, MetadataRequest, PartitionMetadata, read_metadata
+from logferry.gateway.kafka.requests import _METADATA, MetadataRequest, PartitionMetadata, read_answer, read_metadata
 
 ID = bytes(range(16))
 UNKNOWN = 3
@@ -29,7 +29,7 @@ async def test_the_loop_is_not_held_by_metadata(topics: int, partitions: int) ->
     # What aiokafka does with it, in the event loop.
     response_type = MetadataRequest(None).prepare({3: (0, 13)}).RESPONSE_TYPE
     began = time.thread_time()
-    view = await read_metadata(response_type.decode(BytesIO(raw)))
+    view = await read_answer(response_type.decode(BytesIO(raw)), read_metadata)
     held_s = time.thread_time() - began
     assert (view.cluster_id, view.brokers[2], view.errors) == ("cluster", ("kafka2", 9092), {"dc1.gone": UNKNOWN})
     assert len(view.topics) == topics

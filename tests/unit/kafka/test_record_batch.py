@@ -9,7 +9,7 @@ import pytest
 from aiokafka.record.memory_records import MemoryRecords
 from logferry.gateway.kafka.record_batch import CODECS, Stamp, batches
 from logferry.gateway.kafka.types import Record
-from logferry.ops.bench.harness.workload import chunks
+from logferry.ops.bench.harness.kafka import chunks
 
 _HEADER_BYTES = 61
 _NOW_MS = 1_700_000_000_000

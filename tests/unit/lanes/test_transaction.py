@@ -6,7 +6,6 @@ import pytest
 from logferry.gateway.contract.chunk import Chunk, chunk_of_record
 from logferry.gateway.contract.names import partition_of
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.authority import Refusal
 from logferry.gateway.lanes.dedup import SourceTable
@@ -23,6 +22,7 @@ from logferry.gateway.lanes.transaction import (
     WriteOutcome,
     resolve,
 )
+from logferry.gateway.limits import FairShare
 
 from tests.support.lane_requests import NOW, TOPIC, committed, write
 

@@ -15,8 +15,8 @@ from aiohttp.test_utils import RawTestServer, TestClient
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.router import Routes
 from logferry.gateway.token_command import new_token
-from logferry.mirror.lanes.resume import CannotResume
-from logferry.mirror.remote.cluster import RemoteCluster
+from logferry.mirror.lanes.stops import CannotResume
+from logferry.mirror.remote import RemoteCluster
 from logferry.mirror.status_api import MirrorApi
 from prometheus_client import CollectorRegistry
 

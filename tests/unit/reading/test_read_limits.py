@@ -12,9 +12,9 @@ from logferry.gateway.api.consumers import ConsumersApi
 from logferry.gateway.api.read import ReadApi
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
-from logferry.gateway.fair_share import FairShare
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.router import Call
+from logferry.gateway.limits import FairShare
 from logferry.gateway.reading.formats import Row
 from logferry.gateway.reading.page import PartitionPage
 from logferry.gateway.reading.registry import SessionRegistry

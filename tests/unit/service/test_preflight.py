@@ -10,7 +10,7 @@ import pytest
 from aiokafka import errors
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.produce_request import BrokerAbilities
+from logferry.gateway.kafka.requests import BrokerAbilities
 from logferry.gateway.service import preflight
 from logferry.gateway.service.preflight import LaneSettings, check, check_abilities
 

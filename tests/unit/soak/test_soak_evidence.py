@@ -7,8 +7,7 @@ from pathlib import Path
 
 from logferry.loaders.planning.segment_states import AddedRows, Segment, WatermarkCheck, add_rows, check_segments
 from logferry.loaders.planning.source_facts import LowWatermark
-from logferry.loaders.storage.segment_table import put_segments, read_segments
-from logferry.loaders.storage.source_table import SNAPSHOT_EVERY
+from logferry.loaders.storage.side_tables import SNAPSHOT_EVERY, put_segments, read_segments
 
 from tests.soak import evidence
 from tests.support.loaded_table import HOUR, MAIN, NOON, RULES, LoadedTable, commit

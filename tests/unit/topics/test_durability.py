@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.kafka.metadata_request import PartitionMetadata, TopicMetadata
-from logferry.gateway.topics.durability import Durability, replication, weakness
+from logferry.gateway.kafka.requests import PartitionMetadata, TopicMetadata
+from logferry.gateway.topics.health import replication, weakness
 
 SETTINGS = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}
 
@@ -40,6 +40,6 @@ def test_a_weak_topic_is_refused_by_name_unless_it_is_accepted(
 
 
 def test_a_topic_is_created_weaker_only_where_that_is_accepted() -> None:
-    assert replication([], 1) == Durability(3, 2)
-    assert replication(["replication"], 1) == Durability(1, 1)
-    assert replication(["replication", "min-isr"], 2) == Durability(2, 1)
+    assert replication([], 1) == (3, 2)
+    assert replication(["replication"], 1) == (1, 1)
+    assert replication(["replication", "min-isr"], 2) == (2, 1)

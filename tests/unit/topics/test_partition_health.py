@@ -18,7 +18,7 @@ from logferry.gateway.lanes.authority import Refusal
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.pending import Answered, PendingRequests
 from logferry.gateway.lanes.transaction import Draft, OpenSession, RecordHeartbeat, Request, WriteChunks, WriteOutcome
-from logferry.gateway.topics.partition_health import PartitionHealth
+from logferry.gateway.topics.health import PartitionHealth
 
 TOPIC = TopicFacts("dc1.t", b"i" * 16, 2, 1 << 20)
 NOW = 1_700_000_000_000

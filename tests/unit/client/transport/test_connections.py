@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from logferry.client.transport.connections import MOST_CONNECTIONS, Connections, NoResponse
 from logferry.client.transport.responses import NextStep, next_step, read_answer
-from logferry.gateway.contract.endpoint import origin_of
+from logferry.gateway.contract.names import origin_of
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Some: Thing\r\n\r\nok"
 

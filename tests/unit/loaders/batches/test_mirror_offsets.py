@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from logferry.gateway.config import KafkaSettings
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.parsing import settings as parsing_settings
-from logferry.loaders.parsing.columns import column_type
+from logferry.loaders.parsing.columns import column_type, named_groups
 from logferry.loaders.parsing.formats import spark_fields
-from logferry.loaders.parsing.regex_groups import named_groups
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from pydantic import ValidationError
 

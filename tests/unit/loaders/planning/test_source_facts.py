@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logferry.loaders.batches.dedup import copies
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, merged, possible_duplicates, shared_topics
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.source_table import SNAPSHOT_EVERY, add_sources, create_sources, read_sources
+from logferry.loaders.storage.side_tables import SNAPSHOT_EVERY, add_sources, create_sources, read_sources
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.client.reading.decode import ReceivedChunk
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.planning.plan import TopicPartition
-from logferry.loaders.query.http_ranges import HttpRange, ServedOffsets, ranges_between
-from logferry.loaders.query.spark_source import LogferrySource, Options, as_json, capped, of_json, record_batch
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition
+from logferry.loaders.query import python_rows
+from logferry.loaders.query.http_ranges import ranges_between
+from logferry.loaders.query.spark_source import LogferrySource, Options, as_json, capped, of_json
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -66,8 +67,8 @@ def test_a_batch_is_bounded_continues_and_never_goes_back(
 def test_ranges_have_something_to_read_and_new_partitions_begin_at_0():
     a, b, c = (TopicPartition("dc1.a", number) for number in range(3))
     assert ranges_between({a: 3, b: 5}, {a: 7, b: 5, c: 2}) == [
-        HttpRange("dc1.a", 0, 3, 7),
-        HttpRange("dc1.a", 2, 0, 2),
+        Range("dc1.a", 0, "", 3, 7),
+        Range("dc1.a", 2, "", 0, 2),
     ]
     with pytest.raises(LoaderConfigError, match=r"dc1\.a 0: its end 2 is before its start 3"):
         ranges_between({a: 3}, {a: 2})
@@ -78,11 +79,13 @@ class _Door:
 
     nexts: ClassVar[dict[TopicPartition, int]] = {}
 
-    def offsets(self) -> dict[TopicPartition, ServedOffsets]:
-        return {place: ServedOffsets(0, end) for place, end in self.nexts.items()}
+    def offsets(self) -> dict[TopicPartition, PartitionOffsets]:
+        return {place: PartitionOffsets(0, end) for place, end in self.nexts.items()}
 
-    def resolve_cursors(self, _where: str, offsets: dict[TopicPartition, ServedOffsets]) -> dict[TopicPartition, int]:
-        return {place: at.first for place, at in offsets.items()}
+    def resolve_cursors(
+        self, _where: str, offsets: dict[TopicPartition, PartitionOffsets]
+    ) -> dict[TopicPartition, int]:
+        return {place: at.earliest for place, at in offsets.items()}
 
     def close(self) -> None:
         pass
@@ -112,7 +115,10 @@ def test_a_stream_continues_in_bounds_from_where_its_checkpoint_ends(monkeypatch
     monkeypatch.setattr(_Door, "nexts", {zero: 11, one: 2, TopicPartition("dc1.nginx", 2): 1})
     end = again.latestOffset()
     assert end == {"dc1.nginx": {"0": 9, "1": 2, "2": 1}}
-    assert [task.value for task in again.partitions(at, end)] == [("dc1.nginx", 0, 6, 9), ("dc1.nginx", 2, 0, 1)]
+    assert [task.value for task in again.partitions(at, end)] == [
+        ("dc1.nginx", 0, "", 6, 9),
+        ("dc1.nginx", 2, "", 0, 1),
+    ]
     whole = stream(monkeypatch)
     whole.partitions(at, end)
     assert whole.latestOffset() == {"dc1.nginx": {"0": 11, "1": 2, "2": 1}}
@@ -120,8 +126,10 @@ def test_a_stream_continues_in_bounds_from_where_its_checkpoint_ends(monkeypatch
 
 def test_batches_of_arrow_are_what_spark_takes():
     chunk = ReceivedChunk("dc1", "dc1.a", 0, 7, "s", 5, None, None, 1_700_000_000_123, {"host": "web1"}, b"\xff")
-    batch = record_batch([chunk])
-    assert batch.schema == to_arrow_schema(LogferrySource(GIVEN).schema())
+    schema = to_arrow_schema(LogferrySource(GIVEN).schema())
+    (batch,) = python_rows.batches([chunk], None, python_rows.CHUNK, schema)
+    assert batch.schema == schema
     (row,) = batch.to_pylist()
+    assert row["dc"] == "dc1"
     assert (row["offset"], row["created"], row["attributes"], row["data"]) == (7, None, [("host", "web1")], b"\xff")
     assert row["recorded"] == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)

@@ -22,9 +22,7 @@ from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
 from logferry.loaders.runs.segment_check import ReportedSource, SegmentCheck, ask_gateways, begin_check, finish_check
-from logferry.loaders.storage.left_out_table import create_side_tables
-from logferry.loaders.storage.segment_table import create_segments, put_segments
-from logferry.loaders.storage.source_table import add_sources
+from logferry.loaders.storage.side_tables import add_sources, create_segments, create_side_tables, put_segments
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

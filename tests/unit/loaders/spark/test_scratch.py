@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from logferry.loaders.spark.scratch import remove_stale, scratch_folder
+from logferry.loaders.spark.session import remove_stale, scratch_folder
 
 
 def test_a_run_has_its_own_folder_and_leaves_nothing(tmp_path: Path):

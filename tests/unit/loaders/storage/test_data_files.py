@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from logferry.loaders.errors import StorageUnavailable
-from logferry.loaders.storage.data_files import DataFiles, statistics
+from logferry.loaders.storage.commit import DataFiles, statistics
 
 
 def of(tmp_path: Path, columns: dict[str, Any], rows_a_group: int = 2) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from logferry.loaders.errors import ClockAhead, Overtaken
 from logferry.loaders.planning.ledger_entry import DROP
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED
 from logferry.loaders.storage import drop_rows
+from logferry.loaders.storage.commit import commit_files
 from logferry.loaders.storage.drop_rows import OldRows, cutoff
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
-from logferry.loaders.storage.left_out_table import create_side_tables, known_before
-from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten
-from logferry.loaders.storage.segment_table import read_segments
+from logferry.loaders.storage.rewrite import Rewriter
+from logferry.loaders.storage.side_tables import create_side_tables, known_before, read_segments
 
 from tests.support.loaded_table import HOUR, NOON, LoadedTable
 
@@ -136,14 +136,14 @@ def test_a_loader_that_dies_in_between(step: int, tmp_path: Path, monkeypatch: p
     before = logs.offsets, logs.quarantined, logs.states
     calls: list[Any] = []
 
-    def dies(*given: Any) -> Any:
+    def dies(*given: Any, **more: Any) -> Any:
         calls.append(given)
         if len(calls) > step:
             raise _Dead
-        return commit_rewritten(*given)
+        return commit_files(*given, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(drop_rows, "commit_rewritten", dies)
+        patch.setattr(drop_rows, "commit_files", dies)
         with pytest.raises(_Dead):
             drop_old(logs.paths.main, timedelta(days=7), now=NOON)
     assert (logs.offsets, logs.quarantined, logs.states) == before
@@ -171,3 +171,17 @@ def test_rows_of_a_dead_clock_are_as_old_as_their_recording(tmp_path: Path):
     last, _ = drop_old(logs.paths.main, timedelta(days=1), now=NOON + timedelta(days=3))
     assert last is not None
     assert logs.offsets == [], "a month after their recording"
+
+
+@pytest.mark.parametrize("parted", [None, ["topic"]])
+def test_a_file_of_rows_without_events_goes_only_where_all_were_recorded_before(
+    tmp_path: Path, parted: list[str] | None
+):
+    """Its bounds leave nothing of the event time to compare with."""
+    cut, hour = datetime(2026, 11, 15, tzinfo=UTC), timedelta(hours=1)
+    logs = LoadedTable(tmp_path, parted, segments=False)
+    logs.load(None, None, recorded=[cut + hour, cut + 2 * hour])
+    logs.load(None, None, recorded=[cut - hour, cut + hour])
+    logs.load(None, None, recorded=[cut - hour, cut - 2 * hour])
+    assert drop_old(logs.paths.main, NOON - cut, now=NOON)[1] == OldRows(3, 0, 0)
+    assert logs.offsets == [0, 1, 3]

@@ -13,11 +13,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage import compact as storage_compact
-from logferry.loaders.storage.commit import commit_files
+from logferry.loaders.storage.commit import DataFiles, commit_files
 from logferry.loaders.storage.compact import batch_of, compact, removable
-from logferry.loaders.storage.data_files import DataFiles
 from logferry.loaders.storage.ledger import existing_table, last_batch, open_table, read_ledger
-from logferry.loaders.storage.rewrite import Rewriter, commit_rewritten, of_ranges
+from logferry.loaders.storage.rewrite import Rewriter, of_ranges
 
 from tests.support.loaded_table import HOUR, MAIN, NOON, LoadedTable, T
 
@@ -100,7 +99,7 @@ def test_a_merge_that_loses_its_files_repeats(tmp_path: Path, monkeypatch: pytes
         if path == logs.paths.main and not times:
             times.append(path)
             rule = of_ranges([Range(T, 0, "id", 3, 4)], "dc1")
-            commit_rewritten(DataFiles(path, (), 0), Rewriter(path, 4, rule), path, 4, "other")
+            commit_files(DataFiles(path, (), 0), path, 4, "other", changes=Rewriter(path, 4, rule).actions)
         return table
 
     monkeypatch.setattr(storage_compact, "existing_table", rows_go_after_the_look)
@@ -122,7 +121,7 @@ def test_rows_go_and_the_others_stay_as_they_are(tmp_path: Path, parted: list[st
     untouched = set(DeltaTable(str(logs.paths.main)).file_uris())
     path = logs.paths.main
     rewriter = Rewriter(path, 3, of_ranges([Range(T, 0, "id", 1, 2), Range(T, 0, "id", 3, 6)], "dc1"))
-    commit_rewritten(DataFiles(path, (), 0), rewriter, path, 3, "run", parted or ())
+    commit_files(DataFiles(path, (), 0), path, 3, "run", parted or (), changes=rewriter.actions)
     left = DeltaTable(str(path)).to_pyarrow_table().sort_by("offset")
     assert left.equals(whole.take([0, 2, 6, 7, 8]))
     assert len(untouched & set(DeltaTable(str(path)).file_uris())) == 1
@@ -133,7 +132,9 @@ def test_rows_go_and_the_others_stay_as_they_are(tmp_path: Path, parted: list[st
         of_ranges([Range("dc1.other", 0, "id", 0, 9)], "dc1"),
     ):
         batch = last_batch(open_table(path)) + 1
-        commit_rewritten(DataFiles(path, (), 0), Rewriter(path, batch, rule), path, batch, "run", parted or ())
+        commit_files(
+            DataFiles(path, (), 0), path, batch, "run", parted or (), changes=Rewriter(path, batch, rule).actions
+        )
         assert logs.offsets == [0, 2, 6, 7, 8]
 
 
@@ -156,7 +157,7 @@ def test_a_removal_of_files_repeats_after_a_commit_in_between(tmp_path: Path, mo
 
     monkeypatch.setattr(Rewriter, "actions", merged_after_the_look)
     rewriter = Rewriter(path, 3, of_ranges([Range(T, 0, "id", 0, 3)], "dc1"))
-    commit_rewritten(DataFiles(path, (), 0), rewriter, path, 3, "run")
+    commit_files(DataFiles(path, (), 0), path, 3, "run", changes=rewriter.actions)
     assert len(times) == 3
     assert DeltaTable(str(path)).version() == times[-1] + 1, "what goes and what comes are one commit"
     assert logs.offsets == [3, 4, 5]

@@ -28,19 +28,20 @@ from logferry.loaders.planning.segment_states import (
 )
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
 from logferry.loaders.runs.segment_check import ReportedSource, notify_ready, source_views
-from logferry.loaders.storage.commit import commit_rows
-from logferry.loaders.storage.data_files import DataFiles
-from logferry.loaders.storage.ledger import create_table, open_table
-from logferry.loaders.storage.segment_table import (
-    _SCHEMA,
+from logferry.loaders.storage.commit import DataFiles, commit_rows
+from logferry.loaders.storage.ledger import create_table, open_table, read_rows
+from logferry.loaders.storage.side_tables import (
+    _SEGMENTS,
+    SNAPSHOT_EVERY,
     _added,
     added_by,
     create_segments,
+    exclude,
     put_segments,
+    read_excluded,
     read_segments,
     segment_length,
 )
-from logferry.loaders.storage.source_table import SNAPSHOT_EVERY, exclude, read_excluded, read_exclusions
 
 START = datetime(2026, 11, 20, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -230,7 +231,7 @@ def test_a_table_of_an_older_loader_gets_the_new_columns(tmp_path: Path):
     old = segment(0)._asdict()
     for name in ("sources", "silent_sources", "watermark"):
         del old[name]
-    columns = [field for field in _SCHEMA if field.name in old]
+    columns = [field for field in _SEGMENTS if field.name in old]
     create_table(path, pa.schema(columns), "logferry segments of 3600 s")
     commit_rows(pa.Table.from_pylist([old], schema=pa.schema(columns)), path, 0, "run")
     assert read_segments(path, 0) == {START: segment(0)}
@@ -246,10 +247,10 @@ def test_decisions_of_operators(tmp_path: Path):
     # The clock of the host of the first decision was ahead.
     exclude(path, ["b"], START - HOUR, "adam", is_excluded=False)
     assert read_excluded(path) == ["web7:*"]
-    assert [(one.at, one.by, one.is_excluded) for one in read_exclusions(path)] == [
-        (START, "eve", True),
-        (START, "eve", True),
-        (START + timedelta(microseconds=1), "adam", False),
+    assert sorted((row["at"], row["by"], row["source_id"], row["excluded"]) for row in read_rows(path)) == [
+        (START, "eve", "b", "yes"),
+        (START, "eve", "web7:*", "yes"),
+        (START + timedelta(microseconds=1), "adam", "b", "no"),
     ]
 
 

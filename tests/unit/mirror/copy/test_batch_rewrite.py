@@ -10,8 +10,7 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from logferry.gateway.kafka.record_batch import CorruptBatch, Stamp, committed_records
-from logferry.mirror.copy.batch_rewrite import CopiedBatch, SourceRange, committed_batches
-from logferry.mirror.copy.coalesce import coalesced
+from logferry.mirror.copy.batch_rewrite import CopiedBatch, SourceRange, coalesced, committed_batches
 
 Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]]]
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

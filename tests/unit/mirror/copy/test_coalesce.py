@@ -9,8 +9,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logferry.gateway.kafka.record_batch import Stamp
-from logferry.mirror.copy.batch_rewrite import CopiedBatch, committed_batches
-from logferry.mirror.copy.coalesce import CoalescedBatch, coalesced
+from logferry.mirror.copy.batch_rewrite import CoalescedBatch, CopiedBatch, coalesced, committed_batches
 
 from tests.unit.mirror.copy.test_batch_rewrite import Record, encoded, seal
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint
 from logferry.gateway.kafka import error_codes
-from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchPosition
+from logferry.gateway.kafka.record_requests import FetchedPartition, FetchPosition
 from logferry.mirror.copy.partition import MirroredPartition
 
 from tests.unit.mirror.copy.test_batch_rewrite import control, encoded, record

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 from aiokafka import errors
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, checkpoint_key
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint, checkpoint_key
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.consumer_groups import CommitRefused, GroupState
 from logferry.gateway.kafka.record_batch import KafkaRecord
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.lanes import consumer_offsets
 from logferry.mirror.lanes.chain import ChainHistories

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from logferry.gateway.contract.mirror_checkpoint import MirrorCheckpoint, OriginalPosition
-from logferry.gateway.contract.offset_history import OffsetRange
+from logferry.gateway.contract.mirror_state import MirrorCheckpoint, OffsetRange, OriginalPosition
 from logferry.gateway.errors import Problem
-from logferry.gateway.topics.offset_translation import OffsetTranslation
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.copy.batch_rewrite import committed_batches
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes import chain as lanes_chain

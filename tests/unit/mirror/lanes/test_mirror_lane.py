@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from aiokafka import errors
-from logferry.gateway.contract.mirror_checkpoint import checkpoint_key
+from logferry.gateway.contract.mirror_state import checkpoint_key
 from logferry.gateway.errors import LaneUnreadable
 from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords, KafkaRecord
 from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.lanes.lifecycle import now_ms
-from logferry.gateway.topics import partition_health
-from logferry.mirror.lanes.resume import CannotResume
+from logferry.gateway.topics import health
+from logferry.mirror.lanes.stops import CannotResume
 from logferry.mirror.lanes.transaction import read_checkpoints
 
 from tests.support.mirror_lane import TOPIC, MemoryCluster, MirrorWorld, topic, until
@@ -30,7 +30,7 @@ async def test_a_new_producer_knows_those_before_it(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_partition_that_takes_nothing_pauses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_health, "_LOOK_S", 0)
+    monkeypatch.setattr(health, "_LOOK_S", 0)
     world = MirrorWorld()
     async with world.running(monkeypatch):
         world.unavailable[TOPIC, 0] = "it has no leader"

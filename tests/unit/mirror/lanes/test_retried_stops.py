@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from logferry.mirror.copy.partition import StopReason
-from logferry.mirror.lanes.retried_stops import REJECTED, RetriedStops
+from logferry.mirror.lanes.stops import REJECTED, RetriedStops
 
 TP = ("dc1.t", 0)
 

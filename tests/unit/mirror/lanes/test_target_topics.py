@@ -8,10 +8,9 @@ from typing import Any, cast
 import pytest
 from aiokafka import errors
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.mirror.lanes import target_topics
-from logferry.mirror.lanes.target_topics import TargetTopics
-from logferry.mirror.lanes.topic_settings import ALIKE, changes_of_copy, settings_of_copy
+from logferry.mirror.lanes.target_topics import ALIKE, TargetTopics, changes_of_copy, settings_of_copy
 
 from tests.support.mirror_lane import MemoryCluster
 

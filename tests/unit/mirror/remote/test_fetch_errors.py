@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from logferry.gateway.kafka import error_codes
-from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchRequest, FetchResponse
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.record_requests import FetchedPartition, FetchRequest, FetchResponse
+from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import StopReason
-from logferry.mirror.lanes.retried_stops import RetriedStops
-from logferry.mirror.remote.cluster import RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.lanes.stops import RetriedStops
+from logferry.mirror.remote import MemoryBudget, RemoteCluster
 
 from tests.support.mirror_lane import until
 from tests.unit.mirror.remote.test_quiet_partitions import _ID, Broker, follow, running

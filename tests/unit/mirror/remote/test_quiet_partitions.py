@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from logferry.gateway.kafka.fetch_request import FetchedPartition, FetchResponse
-from logferry.gateway.kafka.metadata_request import ClusterMetadata, PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.record_requests import FetchedPartition, FetchResponse
+from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
+from logferry.mirror import remote
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import MirroredPartition
-from logferry.mirror.remote import cluster
-from logferry.mirror.remote.cluster import Fetcher, RemoteCluster
-from logferry.mirror.remote.flow_control import MemoryBudget
+from logferry.mirror.remote import Fetcher, MemoryBudget, RemoteCluster
 
 from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 
@@ -75,15 +74,15 @@ def numbers(link: RemoteCluster, *, quiet: bool) -> set[int]:
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> RemoteCluster:
-    monkeypatch.setattr(cluster, "_REFRESH_S", 0.01)
-    monkeypatch.setattr(cluster, "_MANY", 3)
-    monkeypatch.setattr(cluster, "_QUIET_S", 0.2)
+    monkeypatch.setattr(remote, "_REFRESH_S", 0.01)
+    monkeypatch.setattr(remote, "_MANY", 3)
+    monkeypatch.setattr(remote, "_QUIET_S", 0.2)
     broker: Any = Broker()
-    remote = Remote.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "127.0.0.1:1"}})
+    there = Remote.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "127.0.0.1:1"}})
 
     async def on_topics(*_: object) -> None: ...
 
-    return RemoteCluster(remote, broker, Limits(), MemoryBudget(1 << 20), frozenset(), on_topics)
+    return RemoteCluster(there, broker, Limits(), MemoryBudget(1 << 20), frozenset(), on_topics)
 
 
 def follow(link: RemoteCluster, count: int) -> list[MirroredPartition]:

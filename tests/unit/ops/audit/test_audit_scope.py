@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logferry.gateway.kafka.metadata_request import TopicMetadata
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.log.scope import only_dc
 from logferry.ops.cli.problems import UsageError
 

@@ -10,9 +10,9 @@ from logferry.ops.bench import __main__ as bench
 def test_it_is_skipped_with_a_word(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("logferry.ops.bench.harness.rsyslog.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("logferry.ops.bench.harness.peers.shutil.which", lambda *_, **__: None)
     kept: list[object] = []
-    monkeypatch.setattr(bench, "append_figure", kept.append)
+    monkeypatch.setattr(bench, "append_figure", lambda name, figure: kept.append(name))
     assert bench.main([name]) == 0
     assert f"{name}: skipped: " in (said := capsys.readouterr().err)
     assert "apt-get install rsyslog rsyslog-kafka" in said

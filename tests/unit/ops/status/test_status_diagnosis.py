@@ -18,7 +18,7 @@ from logferry.gateway.api.schemas import (
     WaitStatus,
 )
 from logferry.gateway.api.status import partitions_status
-from logferry.gateway.kafka.metadata_request import PartitionMetadata, TopicMetadata
+from logferry.gateway.kafka.requests import PartitionMetadata, TopicMetadata
 from logferry.ops.status import render
 from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, SilentWorker, diagnose
 from rich.console import Console

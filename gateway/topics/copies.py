@@ -1,0 +1,336 @@
+"""What a mirror brought here: offsets between an original and its copy, and the sources of other data centres.
+
+Offsets are translated exactly, by the mirror's offset history.
+
+Both directions translate *positions*: an offset names the next record, so one that falls on a control record or into
+a hole means the record after it. Read on demand: a few blocks of the history, and the checkpoints written since the
+last call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from aiokafka import errors
+from logferry.gateway.contract.chunk import chunk_of_record
+from logferry.gateway.contract.mirror_state import (
+    BlockPointer,
+    HistoryBlock,
+    MirrorCheckpoint,
+    OffsetRange,
+    checkpoint_key,
+    mirror_lane_of,
+    partition_of_key,
+    step_towards,
+    within,
+)
+from logferry.gateway.contract.names import Cursor, Malformed, TopicPartition, lane_of, split_topic
+from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.errors import Problem
+from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.record_batch import CorruptBatch
+
+_WAIT_S: Final = 5.0
+
+_FETCH_BYTES: Final = 1 << 18
+# A block is found by its offset; what else is fetched with it is not used.
+_BLOCK_BYTES: Final = 4096
+_MAX_BLOCKS: Final = 4096
+_AROUND: Final = 16
+_POLL_S: Final = 0.05
+_CHECKPOINT_WAIT_S: Final = 5.0
+_SEARCH_BYTES: Final = 1 << 20
+_FIRST_STEP: Final = 256
+# At most so much is searched; a source whose last chunk is before that is reported without one.
+_LOOK_BYTES: Final = 64 << 20
+# The clocks of the workers of one data centre differ by less.
+_CLOCKS_MS: Final = 60_000
+
+
+class OffsetTranslation:
+    """For the topics that a mirror writes here, in the data centre ``dc``."""
+
+    def __init__(self, kafka: KafkaClient, prefix: str, dc: str) -> None:
+        self._kafka, self._dc = kafka, dc
+        self._state_topic = f"{prefix}.mirror.{dc}.state"
+        self._history_topic = f"{prefix}.mirror.{dc}.pairs"
+        self._checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
+        self._read_to: dict[int, int] = {}
+        self._locks: dict[int, asyncio.Lock] = {}
+        self._blocks: dict[tuple[TopicPartition, int], HistoryBlock] = {}
+        self._state_id, self._lanes = b"", 0
+
+    async def to_here(self, tp: TopicPartition, original: int) -> int | None:
+        """The position here; None: it is not mirrored so far. Raises Problem ``not-mirrored`` or ``out-of-range``."""
+        checkpoint = await self.checkpoint(tp)
+        end = checkpoint.original.next_offset
+        if original >= end:
+            return checkpoint.local_next if original == end else None
+        return await self._find(tp, checkpoint, original, of_source=True)
+
+    async def wait_for(self, tp: TopicPartition, original: int, wait_s: float) -> int | None:
+        """`to_here`, and up to so long for it to be mirrored."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            found = await self.to_here(tp, original)
+            if found is not None or time.monotonic() >= deadline:
+                return found
+            await asyncio.sleep(_POLL_S)
+
+    async def to_original(self, tp: TopicPartition, here: int, last: int | None = None) -> int:
+        """The position in the original. ``last``: the record that was read before ``here``, if any: it was mirrored,
+        so its checkpoint is waited for.
+        """
+        deadline = time.monotonic() + _CHECKPOINT_WAIT_S
+        checkpoint = await self.checkpoint(tp)
+        while last is not None and checkpoint.local_next <= last:
+            if time.monotonic() > deadline:
+                detail = f"the mirror's checkpoint of {tp[0]}-{tp[1]} is behind the record read"
+                raise Problem("kafka-unavailable", detail)
+            await asyncio.sleep(_POLL_S)
+            checkpoint = await self.checkpoint(tp)
+        if here >= checkpoint.local_next:
+            return checkpoint.original.next_offset
+        return await self._find(tp, checkpoint, here, of_source=False)
+
+    async def originals(
+        self, tp: TopicPartition, first: int, last: int
+    ) -> tuple[MirrorCheckpoint, list[OffsetRange]] | None:
+        """The ranges of the records here from the ``first`` to the ``last``; None: the checkpoint is not there yet.
+
+        Raises Problem ``not-mirrored`` or ``out-of-range``.
+        """
+        checkpoint = await self.checkpoint(tp)
+        if checkpoint.local_next <= last:
+            return None
+        found: list[OffsetRange] = []
+        block, _ = await self._block_of(tp, checkpoint, last, of_source=False)
+        while block is not None:
+            found[:0] = block.ranges
+            if block.ranges[0].local <= first or not block.pointers:
+                break
+            block = await self._block(tp, block.pointers[0])
+        return checkpoint, within(found, first, last)
+
+    async def checkpoint(self, tp: TopicPartition) -> MirrorCheckpoint:
+        """As it is committed now. Raises Problem ``not-mirrored``."""
+        not_mirrored = Problem("not-mirrored", f"no mirror writes {tp[0]}-{tp[1]} here")
+        try:
+            view = await self._kafka.describe_topic(self._state_topic)
+        except errors.UnknownTopicOrPartitionError:
+            raise not_mirrored from None
+        if view.id != self._state_id:
+            self._state_id, self._lanes = view.id, len(view.partitions)
+            self._read_to, self._checkpoints, self._blocks = {}, {}, {}
+        lane = mirror_lane_of(*tp, self._lanes)
+        async with self._locks.setdefault(lane, asyncio.Lock()):
+            await self._catch_up(lane)
+        found = self._checkpoints.get(tp)
+        if found is None:
+            raise not_mirrored
+        return found
+
+    async def _catch_up(self, lane: int) -> None:
+        topic = self._state_topic
+        position = self._read_to.get(lane)
+        if position is None:
+            position = await self._kafka.offset(topic, lane, EARLIEST)
+        while True:
+            try:
+                fetched = await self._kafka.fetch(topic, lane, position, max_bytes=_FETCH_BYTES)
+            except errors.OffsetOutOfRangeError:
+                position = await self._kafka.offset(topic, lane, EARLIEST)
+                continue
+            for record in fetched.records:
+                self._apply(record.key or b"", record.value)
+            position = self._read_to[lane] = fetched.next_offset
+            if fetched.at_end:
+                return
+
+    def _apply(self, key: bytes, value: bytes | None) -> None:
+        """One that cannot be decoded stops its lane of the mirror; here its partition alone has none meanwhile."""
+        with suppress(ValueError):
+            tp = partition_of_key(key)
+            self._checkpoints.pop(tp, None)
+            if value is not None:
+                self._checkpoints[tp] = MirrorCheckpoint.decode(value)
+
+    async def _find(self, tp: TopicPartition, checkpoint: MirrorCheckpoint, offset: int, *, of_source: bool) -> int:
+        """The first record at or after the offset, on the other side; the offset is before the checkpoint."""
+        block, after = await self._block_of(tp, checkpoint, offset, of_source=of_source)
+        for span in () if block is None else block.ranges:
+            here, there = (span.source, span.local) if of_source else (span.local, span.source)
+            if offset < here + span.size:
+                return there + max(0, offset - here)
+        return after
+
+    async def _block_of(
+        self, tp: TopicPartition, checkpoint: MirrorCheckpoint, offset: int, *, of_source: bool
+    ) -> tuple[HistoryBlock | None, int]:
+        """The last one that begins at or before the offset, and where that after it begins on the other side.
+
+        None: the offset is before the first record of all.
+        """
+        pointers = checkpoint.pointers
+        after = checkpoint.local_next if of_source else checkpoint.original.next_offset
+        while True:
+            pointer, is_it = step_towards(pointers, offset, of_source=of_source)
+            if pointer is None:
+                return None, after
+            block = await self._block(tp, pointer)
+            if block.source_id != checkpoint.original.id:
+                raise _gone(tp, offset)
+            if is_it:
+                return block, after
+            pointers, after = block.pointers, pointer.local if of_source else pointer.source
+
+    async def _block(self, tp: TopicPartition, pointer: BlockPointer) -> HistoryBlock:
+        offset = pointer.offset
+        known = self._blocks.get((tp, offset))
+        if known is not None:
+            return known
+        lane = mirror_lane_of(*tp, self._lanes)
+        # Its offset was predicted before it was written: a marker that Kafka left out moves it a little to the front.
+        for around, max_bytes in ((0, _BLOCK_BYTES), (_AROUND, _FETCH_BYTES)):
+            start = max(0, offset - around)
+            try:
+                fetched = await self._kafka.fetch(self._history_topic, lane, start, max_bytes=max_bytes)
+            except errors.OffsetOutOfRangeError:
+                raise _gone(tp, offset) from None
+            for record in fetched.records:
+                block = HistoryBlock.decode(record.value or b"") if record.key == checkpoint_key(*tp) else None
+                if block is not None and block.ranges[0][:2] == (pointer.source, pointer.local):
+                    if len(self._blocks) >= _MAX_BLOCKS:
+                        self._blocks.pop(next(iter(self._blocks)))
+                    return self._blocks.setdefault((tp, offset), block)
+        raise errors.KafkaError(
+            f"{self._history_topic}-{lane} has no history block of {tp[0]}-{tp[1]} near offset {offset}"
+        )
+
+    # ---- cursors ----------------------------------------------------------------------------------------------
+
+    async def of_cursors(self, cursors: Iterable[Cursor]) -> dict[TopicPartition, int]:
+        """The offsets here; positions that are not mirrored yet are waited for up to `_WAIT_S`.
+
+        Raises Problem ``behind``, ``not-mirrored``, ``out-of-range``.
+        """
+        cursors = list(cursors)
+        offsets = await asyncio.gather(*map(self._of_cursor, cursors))
+        return {(cursor.topic, cursor.partition): at for cursor, at in zip(cursors, offsets, strict=True)}
+
+    async def _of_cursor(self, cursor: Cursor) -> int:
+        if split_topic(cursor.topic)[0] == self._dc:
+            return cursor.offset
+        tp = (cursor.topic, cursor.partition)
+        found = await self.wait_for(tp, cursor.offset, _WAIT_S)
+        if found is None:
+            reached = cursor._replace(offset=(await self.checkpoint(tp)).original.next_offset)
+            raise Problem("behind", f"{cursor} is not mirrored yet; the mirror has reached {reached}")
+        return found
+
+    async def cursors_of(self, offsets: Mapping[TopicPartition, int]) -> list[str]:
+        """The cursors of positions here; without those of copies that no mirror wrote, or of history that is gone."""
+        found = await asyncio.gather(*(self._cursor_of(partition, at) for partition, at in sorted(offsets.items())))
+        return [str(cursor) for cursor in found if cursor is not None]
+
+    async def _cursor_of(self, partition: TopicPartition, offset: int) -> Cursor | None:
+        if split_topic(partition[0])[0] == self._dc:
+            return Cursor(*partition, offset)
+        try:
+            return Cursor(*partition, await self.to_original(partition, offset))
+        except CorruptBatch:
+            raise
+        except (errors.KafkaError, OSError, Problem):
+            return None
+
+
+def _gone(tp: TopicPartition, offset: int) -> Problem:
+    return Problem("out-of-range", f"the offset history no longer holds offset {offset} of {tp[0]}-{tp[1]}")
+
+
+class RemoteSourceState(NamedTuple):
+    """``state``: as acknowledged last. ``mirrored``: the source's last seqno here; None: none, or not known."""
+
+    state: SourceState
+    mirrored: int | None
+
+
+@dataclass(slots=True)
+class RemoteSources:
+    """The states of sources of other data centres, and how much of each source the mirror brought here.
+
+    The acknowledged state is in the copy of that gateway's state topic. It may be ahead of the copy of the data, or
+    behind it, so the last chunk here is searched in the data itself, from its end backwards. ``prefix`` is the same in
+    all data centres.
+    """
+
+    kafka: KafkaClient
+    prefix: str
+    translation: OffsetTranslation
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def find(self, dc: str, source: SourceIdentity) -> RemoteSourceState | None:
+        """None: the source is not known. Raises Problem ``not-mirrored``, KafkaError."""
+        topic = f"{self.prefix}.gateway.{dc}.state"
+        try:
+            lanes = len((await self.kafka.describe_topic(topic)).partitions)
+        except errors.UnknownTopicOrPartitionError:
+            raise Problem("not-mirrored", f"no mirror copies the source states of {dc} here") from None
+        async with self._one_at_a_time:
+            state = await self._state((topic, lane_of(source.key, lanes)), source.state_key())
+            if state is None:
+                return None
+            return await self._brought((source.topic, state.partition), source, state)
+
+    async def _state(self, tp: TopicPartition, key: bytes) -> SourceState | None:
+        found: bytes | None = None
+        position = await self.kafka.offset(*tp, EARLIEST)
+        while True:
+            fetched = await self.kafka.fetch(*tp, position, max_bytes=_SEARCH_BYTES)
+            for record in fetched.records:
+                if record.key == key:
+                    found = record.value
+            position = fetched.next_offset
+            if fetched.at_end:
+                return None if found is None else SourceState.decode(found)
+
+    async def _brought(self, tp: TopicPartition, source: SourceIdentity, state: SourceState) -> RemoteSourceState:
+        try:
+            checkpoint = await self.translation.checkpoint(tp)
+        except Problem:
+            return RemoteSourceState(state, None)
+        if state.recorded is None or checkpoint.original.id != state.topic_id:
+            return RemoteSourceState(state, None)
+        if checkpoint.last_ms > state.written_ms + _CLOCKS_MS:
+            # The mirror has passed records that were written later, and it keeps the order.
+            return RemoteSourceState(state, state.recorded)
+        seen = await self._last_seqno(tp, source.source_id.encode())
+        if seen is not None and seen > state.recorded:
+            state = state._replace(recorded=seen)
+        return RemoteSourceState(state, seen)
+
+    async def _last_seqno(self, tp: TopicPartition, key: bytes) -> int | None:
+        first, end = await self.kafka.offset(*tp, EARLIEST), await self.kafka.offset(*tp, LATEST)
+        step, room = _FIRST_STEP, _LOOK_BYTES
+        while end > first and room > 0:
+            start = position = max(first, end - step)
+            found: int | None = None
+            while position < end:
+                fetched = await self.kafka.fetch(*tp, position, max_bytes=_SEARCH_BYTES)
+                for record in fetched.records:
+                    room -= len(record.value or b"")
+                    if record.key == key and record.offset < end:
+                        try:
+                            found = chunk_of_record(record.value or b"", record.headers).seqno
+                        except Malformed:
+                            continue
+                position = fetched.next_offset
+            if found is not None:
+                return found
+            end, step = start, 2 * step
+        return None

@@ -1,0 +1,139 @@
+"""Reads a batch from Kafka, exactly the committed records of the ledger's entry, and writes its rows as Parquet files.
+
+Guaranteed: evaluating `BatchRecords.frame` yields every committed record of the ranges and nothing else, or raises.
+Each evaluation reads Kafka; a batch that is evaluated several times is kept on local disk (`kept_on_disk`). The caller
+checks the topics' ids after the last evaluation: ids are never reused, so if they are still those of the entry, all
+records were of those topics.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from logferry.loaders.jvm_errors import released, sorted_errors
+from logferry.loaders.parsing.rows import kafka_records
+from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.spark.kafka_access import listed
+from logferry.loaders.storage.commit import FOLDER, DataFiles, add_action, partition_values
+from logferry.loaders.storage.ledger import storage_errors
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+# Options of Spark's Kafka source, in every load.
+OPTIONS: Final = {
+    # Without these two, aborted and open records are included, and missing ones are skipped silently.
+    "kafka.isolation.level": "read_committed",
+    "failOnDataLoss": "true",
+    "includeHeaders": "true",
+    # A small read is answered at once instead of waiting for more.
+    "kafka.fetch.max.wait.ms": "20",
+    # Both bound the heap of a task: the compressed bytes fetched, and the records taken out of them.
+    "kafka.max.partition.fetch.bytes": str(4 << 20),
+    "kafka.max.poll.records": "32",
+    "kafkaConsumer.pollTimeoutMs": "60000",
+}
+
+
+class Counts(NamedTuple):
+    """The counts of a batch. ``flawed``: records that no gateway wrote."""
+
+    records: int
+    bytes: int
+    flawed: int
+
+
+@dataclass(frozen=True)
+class BatchRecords:
+    """The records of a batch. ``counts``: waits for the first evaluation of the frame."""
+
+    frame: DataFrame
+    counts: Callable[[], Counts]
+    release: Callable[[], None]
+
+
+def read(spark: SparkSession, kafka: Mapping[str, str], dc: str, ranges: Sequence[Range]) -> BatchRecords:
+    """Reads nothing yet. The evaluation of the frame raises when some of the records are gone. ``kafka``: options of
+    its clients in the JVM.
+    """
+    seen = Observation()
+    watched = kafka_records(source(spark, kafka, ranges), dc).observe(
+        seen,
+        F.count(F.lit(1)).alias("records"),
+        F.coalesce(F.sum(F.octet_length("value")), F.lit(0)).alias("bytes"),
+        F.count_if(F.expr("flaw is not null")).alias("flawed"),
+    )
+    return BatchRecords(watched, lambda: Counts(**seen.get), lambda: None)
+
+
+def kept_on_disk(batch: BatchRecords, ranges: Sequence[Range]) -> BatchRecords:
+    """The batch on local disk until `BatchRecords.release`. Raises LoadError."""
+    with sorted_errors(f"reading {listed({r.topic for r in ranges})}"):
+        frame = batch.frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
+    return replace(batch, frame=frame, release=lambda: _release(frame))
+
+
+def source(spark: SparkSession, kafka: Mapping[str, str], ranges: Sequence[Range]) -> DataFrame:
+    """The committed records of exactly these ranges; reading them fails where some are gone."""
+    connection = {f"kafka.{name}": value for name, value in kafka.items()}
+    frames = [
+        spark.read.format("kafka").options(**OPTIONS, **connection, **range_options(chosen)).load()
+        for chosen in _one_a_partition(ranges)
+    ]
+    return reduce(DataFrame.unionAll, frames)
+
+
+def _one_a_partition(ranges: Sequence[Range]) -> list[list[Range]]:
+    """Spark takes one range per partition; of two it silently drops the first."""
+    found: list[dict[TopicPartition, Range]] = []
+    for r in ranges:
+        free = next((chosen for chosen in found if r.key not in chosen), None)
+        if free is None:
+            found.append(free := {})
+        free[r.key] = r
+    return [list(chosen.values()) for chosen in found]
+
+
+def range_options(ranges: Sequence[Range]) -> dict[str, str]:
+    """The ranges as options of Spark's Kafka source: one per partition, none of them empty."""
+    topics: dict[str, list[Range]] = {}
+    for r in ranges:
+        topics.setdefault(r.topic, []).append(r)
+    return {
+        "assign": json.dumps({topic: [r.partition for r in its] for topic, its in topics.items()}),
+        "startingOffsets": json.dumps({topic: {r.partition: r.start for r in its} for topic, its in topics.items()}),
+        "endingOffsets": json.dumps({topic: {r.partition: r.end for r in its} for topic, its in topics.items()}),
+    }
+
+
+def _release(frame: DataFrame) -> None:
+    """Frees the disk now, without waiting for the JVM's garbage collection."""
+    with released():
+        plan: Any = frame._jdf.queryExecution().logical()
+        plan.rdd().unpersist(False)
+
+
+def write_files(rows: DataFrame, path: Path, batch: int, partition_by: Sequence[str] = ()) -> DataFiles:
+    """Writes the rows. Raises the errors of reading them, and StorageUnavailable; the files are unused then."""
+    folder = path / f"{FOLDER}{batch:08}-{uuid.uuid4().hex[:12]}"
+    parallel = rows.sparkSession.sparkContext.defaultParallelism
+    writer = rows.coalesce(parallel).write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    writer.parquet(str(folder))
+    adds, counts = [], 0
+    with storage_errors(f"{folder} cannot be read"):
+        for file in sorted(folder.rglob("*.parquet")):
+            add, count = add_action(path, file, partition_values(path, file, partition_by))
+            counts += count
+            if count:
+                adds.append(add)
+            else:
+                file.unlink()
+    return DataFiles(folder, tuple(adds), counts)

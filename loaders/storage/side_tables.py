@@ -1,0 +1,347 @@
+"""The side tables: sources, those that are excluded, the chunks left out, and the segments. Without Spark.
+
+``<path>_sources``: the facts that each batch adds. The facts of all batches are merged on reading, so an unfinished
+batch does no harm. Every so often a batch replaces the rows of the earlier ones by the merged facts, so that the cost
+of reading stays constant.
+
+``<path>_excluded``: one row per decision of an operator that segment checks do not wait for a source. Of each name the
+newest row counts, from the next check on, whatever batch the table holds. A name may hold ``*`` for any text.
+
+``<path>_moved``: the chunks whose copy from another data centre was loaded. A row counts when the table holds its
+batch; of several rows for one record, the newest counts. One without another topic (``kept`` is null) revokes the
+earlier ones: the chunk was reloaded and is in the table.
+
+``<path>_segments``: one row per change of a segment; rows of a batch that the main table does not hold do not count.
+Every so often a batch replaces all rows by the newest ones. Batches before the segments were enabled are counted once,
+from the main table. The length of the segments is part of the table's description and cannot change. The result of the
+last check is kept in a file beside, for people: no decision depends on it.
+
+Batch n writes them before the main table's commit, with the same transaction version, once whoever writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import Schema, write_deltalake
+from logferry.loaders.errors import ForeignTable, Overtaken
+from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.planning.segment_states import (
+    AddedRows,
+    Segment,
+    SegmentRules,
+    WatermarkCheck,
+    add_rows,
+)
+from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, merged, utc_text
+from logferry.loaders.storage.commit import DataFiles, commit_rows
+from logferry.loaders.storage.ledger import (
+    add_columns,
+    arrow_schema,
+    create_table,
+    existing_table,
+    last_batch,
+    open_table,
+    read_rows,
+    storage_errors,
+    table_at,
+)
+from logferry.loaders.storage.tables import active_filter
+
+SNAPSHOT_EVERY: Final = 64
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SOURCES: Final = arrow_schema(
+    "batch long, topic string, source_id string, first_seqno long, last_seqno long, recorded time, event time"
+)
+_EXCLUDED: Final = arrow_schema("at time, source_id string, excluded string, by string")
+_YES: Final = "yes"
+
+
+def create_sources(path: Path) -> None:
+    create_table(path, _SOURCES, "logferry sources")
+
+
+def read_sources(path: Path) -> dict[SourceKey, SourceFacts]:
+    """Raises StorageUnavailable."""
+    found = []
+    for row in read_rows(path):
+        facts = SourceFacts(row["first_seqno"], row["last_seqno"], row["recorded"], row["event"])
+        found.append({SourceKey(row["topic"], row["source_id"]): facts})
+    return merged(*found)
+
+
+def add_sources(path: Path, batch: int, run: str, known: KnownSources, *, all_of_it: bool = False) -> None:
+    """Writes the facts of a batch, or (``all_of_it``) all up to it. Safe to call again. Raises StorageUnavailable."""
+    if last_batch(open_table(path)) >= batch:
+        return
+    if not all_of_it and batch % SNAPSHOT_EVERY == 0:
+        known, all_of_it = merged(read_sources(path), known), True
+    rows = [{"batch": batch, **key._asdict(), **facts._asdict()} for key, facts in sorted(known.items())]
+    commit_rows(pa.Table.from_pylist(rows, schema=_SOURCES), path, batch, run, replace=all_of_it)
+
+
+def moment(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+# ---- exclusions ----------------------------------------------------------------------------------
+
+
+def read_excluded(path: Path) -> list[str]:
+    """The names that are excluded now. Raises StorageUnavailable."""
+    decisions = sorted(read_rows(path), key=lambda row: row["at"])
+    newest = {row["source_id"]: row["excluded"] == _YES for row in decisions}
+    return sorted(name for name, is_excluded in newest.items() if is_excluded)
+
+
+def exclude(path: Path, names: Iterable[str], at: datetime, by: str, *, is_excluded: bool) -> None:
+    """Records a decision of the user ``by``, after those before it, also where the clock of an earlier one was ahead.
+
+    Raises StorageUnavailable.
+    """
+    create_table(path, _EXCLUDED, "logferry excluded sources")
+    said = _YES if is_excluded else "no"
+    at = max([at, *(row["at"] + timedelta(microseconds=1) for row in read_rows(path))])
+    rows = [{"at": at, "source_id": name, "excluded": said, "by": by} for name in names]
+    with storage_errors(f"{path} cannot be written"):
+        write_deltalake(existing_table(path), pa.Table.from_pylist(rows, schema=_EXCLUDED), mode="append")
+
+
+LEFT_OUT_SCHEMA: Final = arrow_schema(
+    "batch long, topic string, partition int, offset long, source_id string, seqno long, kept string"
+)
+
+
+class LeftOutChunk(NamedTuple):
+    """A chunk that was left out. ``kept``: the topic of the copy that was loaded; None: no longer left out."""
+
+    batch: int
+    topic: str
+    partition: int
+    offset: int
+    source_id: str
+    seqno: int
+    kept: str | None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.topic, self.partition, self.offset
+
+    def is_in(self, r: Range) -> bool:
+        return (self.topic, self.partition) == r.key and r.start <= self.offset < r.end
+
+
+def left_out_rows(notes: Iterable[LeftOutChunk]) -> Any:
+    return pa.Table.from_pylist([note._asdict() for note in notes], schema=LEFT_OUT_SCHEMA)
+
+
+def read_left_out(path: Path, last: int) -> list[LeftOutChunk]:
+    """The chunks left out of a table with this last batch. Raises StorageUnavailable."""
+    notes = (LeftOutChunk(**row) for row in read_rows(path, [("batch", "<=", last)]))
+    found = {note.place: note for note in sorted(notes, key=lambda note: note.batch)}
+    return sorted(note for note in found.values() if note.kept is not None)
+
+
+def create_side_tables(paths: TablePaths) -> None:
+    create_sources(paths.sources)
+    create_table(paths.left_out, LEFT_OUT_SCHEMA, "logferry chunks that came twice")
+
+
+def left_out_changes(
+    before: Iterable[LeftOutChunk], now: Sequence[LeftOutChunk], entry: LedgerEntry
+) -> tuple[LeftOutChunk, ...]:
+    """The rows that a batch writes. A reload repeats none, and revokes those that no longer apply."""
+    if not entry.reload:
+        return tuple(now)
+    left_out = {note.place: note for note in now}
+    known = {note.place: note for note in before if any(note.is_in(r) for r in entry.reload)}
+    new = [note for place, note in left_out.items() if place not in known or known[place].kept != note.kept]
+    back = [note._replace(batch=entry.batch, kept=None) for place, note in known.items() if place not in left_out]
+    return tuple(sorted([*new, *back], key=lambda note: note.place))
+
+
+def known_before(paths: TablePaths, batch: int, run: str) -> dict[SourceKey, SourceFacts]:
+    """The facts of the sources before the batch; counted from the table itself where the side table has none.
+
+    Creates the side tables, unless they exist.
+    """
+    create_side_tables(paths)
+    before = batch - 1
+    if before >= 0 and last_batch(open_table(paths.sources)) < before:
+        found: dict[SourceKey, SourceFacts] = {}
+        columns = ["topic", "source_id", "seqno", "recorded", "event_time"]
+        is_chunk = ~ds.field("source_id").is_null() & ~ds.field("seqno").is_null()
+        for rows in stored_rows(paths, before, columns, is_chunk):
+            wanted = [("seqno", "min"), ("seqno", "max"), ("recorded", "max")]
+            wanted += [("event_time", "max")] * ("event_time" in rows.schema.names)
+            each = pa.Table.from_batches([rows]).group_by(["topic", "source_id"]).aggregate(wanted)
+            facts = {
+                SourceKey(row["topic"], row["source_id"]): SourceFacts(
+                    row["seqno_min"], row["seqno_max"], row["recorded_max"], row.get("event_time_max")
+                )
+                for row in each.to_pylist()
+            }
+            found = merged(found, facts)
+        add_sources(paths.sources, before, run, found, all_of_it=True)
+    return read_sources(paths.sources)
+
+
+def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any) -> Iterator[Any]:
+    """Rows of table and quarantine as of exactly this batch. Raises Overtaken, StorageUnavailable."""
+    for path in (paths.main, paths.quarantine):
+        table = open_table(path)
+        if table is None:
+            continue
+        if path == paths.main and last_batch(table) != batch:
+            raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader has continued")
+        with storage_errors(f"{path} cannot be read"):
+            stored = table.to_pyarrow_dataset()
+            if path == paths.quarantine:
+                wanted = wanted & active_filter(batch)
+            have = [name for name in columns if name in stored.schema.names]
+            scanner = stored.scanner(columns=have, filter=wanted, batch_readahead=4)
+            yield from (rows for rows in scanner.to_batches() if rows.num_rows)
+
+
+_SEGMENTS: Final = arrow_schema(
+    "start time, version long, state string, rows long, bytes long, first time, last time, late_rows long, "
+    "passed time, touched time, closed time, batch long, reason string, "
+    # Null in the rows of older loaders.
+    "sources long, silent_sources long, watermark time"
+)
+_LOOK: Final = "_last_look.json"
+
+Segments = dict[datetime, Segment]
+
+
+def create_segments(path: Path, rules: SegmentRules) -> None:
+    """Raises ForeignTable when the table has segments of another length."""
+    create_table(path, _SEGMENTS, f"logferry segments of {rules.window_s} s")
+    have = segment_length(path)
+    if have != rules.window_s:
+        raise ForeignTable(f"{path} has segments of {have} s, the job {rules.window_s} s: the length cannot be changed")
+
+
+def segment_length(path: Path) -> int | None:
+    """The length of the table's segments in seconds; None: it has none. Raises ForeignTable."""
+    table = open_table(path)
+    if table is None:
+        return None
+    words = (table.metadata().name or "").split()
+    if len(words) != 5 or words[:3] != ["logferry", "segments", "of"] or not words[3].isdigit():
+        raise ForeignTable(f"{path} is not a table of segments")
+    return int(words[3])
+
+
+def read_segments(path: Path, last: int) -> Segments:
+    """The newest row of each segment up to this batch. Raises StorageUnavailable."""
+    rows = sorted((Segment(**row) for row in read_rows(path)), key=lambda one: (one.start, one.batch))
+    return {segment.start: segment for segment in rows if segment.batch <= last}
+
+
+def put_segments(path: Path, batch: int, run: str, changed: Iterable[Segment]) -> None:
+    """What a batch changes. Safe to call again: the first one that is written stands. Raises StorageUnavailable."""
+    add_columns(path, Schema.from_arrow(_SEGMENTS))
+    rows, all_of_it = [segment._asdict() for segment in changed], batch % SNAPSHOT_EVERY == 0
+    if all_of_it:
+        # The earlier rows count until the main table holds this batch, so they stay beside the new ones.
+        rows += [segment._asdict() for segment in read_segments(path, batch - 1).values()]
+    table = pa.Table.from_pylist(rows, schema=_SEGMENTS)
+    commit_rows(table, path, batch, run, replace=all_of_it)
+
+
+def segments_before(paths: TablePaths, batch: int, run: str, rules: SegmentRules) -> Segments:
+    """The segments before the batch; counted from the main table where the side table has none. Raises Overtaken."""
+    before = batch - 1
+    if before >= 0 and last_batch(open_table(paths.segments)) < before:
+        scanner = (
+            table_at(paths.main, before).to_pyarrow_dataset().scanner(columns=["event_time", "text"], batch_readahead=2)
+        )
+        added = rows_by_segment(scanner.to_batches(), rules)
+        counted = add_rows({}, added, before, datetime.now(UTC))
+        add_columns(paths.segments, Schema.from_arrow(_SEGMENTS))
+        table_rows = pa.Table.from_pylist([segment._asdict() for segment in counted.values()], schema=_SEGMENTS)
+        commit_rows(table_rows, paths.segments, before, run, replace=True)
+    return read_segments(paths.segments, before)
+
+
+def rows_by_segment(batches: Iterable[pa.RecordBatch], rules: SegmentRules) -> dict[datetime, AddedRows]:
+    """Counts rows by ``event_time`` and ``text``."""
+    added: dict[datetime, AddedRows] = {}
+    for rows in batches:
+        added = _merged(added, _added(pa.Table.from_batches([rows]), rules))
+    return added
+
+
+def added_by(written: DataFiles, rules: SegmentRules) -> tuple[dict[datetime, AddedRows], dict[SourceKey, datetime]]:
+    """The rows that files add to each segment, and the newest event of each source. Raises StorageUnavailable."""
+    added: dict[datetime, AddedRows] = {}
+    newest: dict[SourceKey, datetime] = {}
+    columns = ["topic", "source_id", "event_time", "text"]
+    for path in written.paths:
+        with storage_errors(f"{path} cannot be read"):
+            file = pq.ParquetFile(path)
+            have = [name for name in columns if name in file.schema_arrow.names]
+            if "event_time" not in have:
+                # The batch was planned for a parser without event time.
+                continue
+            for batch in file.iter_batches(columns=have):
+                rows = pa.Table.from_batches([batch])
+                added = _merged(added, _added(rows, rules))
+                each = rows.group_by(["source_id"] + ["topic"] * ("topic" in have)).aggregate([("event_time", "max")])
+                for row in each.to_pylist():
+                    if row["event_time_max"] is None:
+                        continue
+                    # Partitioned by topic: the topic is in the file's name.
+                    topic = row.get("topic") or path.as_posix().split("/topic=")[1].split("/")[0]
+                    key = SourceKey(topic, row["source_id"])
+                    newest[key] = max(newest.get(key, row["event_time_max"]), row["event_time_max"])
+    return added, newest
+
+
+def _added(rows: Any, rules: SegmentRules) -> dict[datetime, AddedRows]:
+    if not rows.num_rows:
+        return {}
+    windows = pc.floor_temporal(rows["event_time"], multiple=rules.window_s, unit="second")
+    size = pc.binary_length(pc.cast(rows["text"], pa.binary()))
+    each = pa.table({"window": windows, "event": rows["event_time"], "bytes": size}).group_by("window")
+    found: dict[datetime, AddedRows] = {}
+    wanted = [("event", "count"), ("bytes", "sum"), ("event", "min"), ("event", "max")]
+    for row in each.aggregate(wanted).to_pylist():
+        if row["event_count"]:
+            found[row["window"]] = AddedRows(row["event_count"], row["bytes_sum"], row["event_min"], row["event_max"])
+    return found
+
+
+def _merged(one: Mapping[datetime, AddedRows], other: Mapping[datetime, AddedRows]) -> dict[datetime, AddedRows]:
+    return {**one, **{start: rows.plus(one.get(start)) for start, rows in other.items()}}
+
+
+def save_check(path: Path, look: WatermarkCheck) -> None:
+    """For `logferry table segments list`; a failure to write it is ignored."""
+    low = utc_text(look.low.at) if look.low.at else None
+    text = json.dumps({"at": utc_text(look.now), "low": low, "waits": look.low.why()})
+    temporary = path / f"{_LOOK}.{os.getpid()}"
+    with suppress(OSError):
+        temporary.write_text(text)
+        temporary.replace(path / _LOOK)
+
+
+def last_check(path: Path) -> dict[str, Any]:
+    """The file of `save_check`: ``at``, ``low``, ``waits``; empty where there is none."""
+    try:
+        kept = json.loads((path / _LOOK).read_text())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}

@@ -1,0 +1,202 @@
+"""Gateways under load: a stack in a temporary folder, and writers and readers with one request in flight each.
+
+A load must not dominate the measurement. So it uses no HTTP library; it knows its requests and the gateway's answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import uvloop
+from logferry.ops.bench.harness.figures import Side
+from logferry.ops.bench.harness.usage import UsageMeter, rss_mb
+from logferry.ops.cli.gateway_client import GatewayClient
+from logferry.ops.stack.kafka_cluster import LONG_RUN
+from logferry.ops.stack.stack import Stack
+
+PARTITIONS: Final = 8
+SECONDS: Final = 8.0
+_PAGE_BYTES: Final = 4_000_000
+
+
+@contextmanager
+def running_stack(workers: int, **options: Any) -> Iterator[Stack]:
+    """A stack in a temporary folder, as the benchmarks use it."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Stack(Path(folder), workers=workers, heap="1g", jvm=LONG_RUN, **options) as stack:
+            yield stack
+
+
+def make_topic(stack: Stack, name: str, partitions: int = PARTITIONS) -> str:
+    """Creates a topic through the gateway; returns its full name."""
+    gateway = GatewayClient(stack.urls()[0])
+    return str(gateway.request("PUT", f"/v1/topics/{name}", {"partitions": partitions})["topic"])
+
+
+def gateway_pids(stack: Stack) -> list[int]:
+    return [pid for name, pid in stack.pids.items() if "gateway" in name]
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+
+class Load(NamedTuple):
+    """Sources that write chunks to a topic, each with prev.
+
+    ``pause_s``: minimum time per chunk of a source. ``headers``: further lines of each head. ``created``: the chunks
+    have the time of their creation.
+    """
+
+    topic: str
+    payloads: list[bytes]
+    sources: int = 64
+    pause_s: float = 0.0
+    headers: str = ""
+    created: bool = False
+    partitions: int = PARTITIONS
+
+
+@dataclass(slots=True)
+class LoadTally:
+    """Counts of a load. ``latencies_s``: of each answered request. ``took_s``: from first request to last answer."""
+
+    bytes: int = 0
+    refused: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+    took_s: float = 0.0
+
+
+def loaded(stack: Stack, *loads: Load) -> Side:
+    """`measured` on the workers of a stack; the topics are created where they are missing."""
+    for load in loads:
+        make_topic(stack, load.topic, load.partitions)
+    return measured(stack.urls(), gateway_pids(stack), *loads)
+
+
+def measured(urls: list[str], pids: list[int], *loads: Load) -> Side:
+    """Throughput, latency and cost of all loads at once. Raises RuntimeError when one request in a hundred was refused:
+    a topic that was just created may refuse its first ones."""
+    with UsageMeter(pids) as meter:
+        tallies = uvloop.run(run(urls, *loads))
+    side, requests = side_of(*tallies), sum(len(tally.latencies_s) for tally in tallies)
+    if side["refused"] > requests / 100:
+        raise RuntimeError(f"{side['refused']} requests were refused, {requests} were not")
+    per_gb = meter.cpu_s / (sum(tally.bytes for tally in tallies) / 1e9)
+    return {**side, "cpu_s_per_gb": per_gb, "cpu_us_per_request": meter.cpu_s / requests * 1e6, "rss_mb": rss_mb(pids)}
+
+
+def side_of(*tallies: LoadTally) -> Side:
+    took_s = max(tally.took_s for tally in tallies)
+    latencies_ms = [latency_s * 1000 for tally in tallies for latency_s in tally.latencies_s]
+    return {
+        "mb_s": sum(tally.bytes for tally in tallies) / took_s / 1e6,
+        "requests_s": len(latencies_ms) / took_s,
+        "refused": sum(tally.refused for tally in tallies),
+        **percentiles(latencies_ms),
+    }
+
+
+def percentiles(found_ms: list[float]) -> Side:
+    found_ms.sort()
+    return {"p50_ms": found_ms[len(found_ms) // 2], "p99_ms": found_ms[int(len(found_ms) * 0.99)]}
+
+
+async def run(urls: list[str], *loads: Load) -> list[LoadTally]:
+    """All sources of the loads write at once for `SECONDS`."""
+    return await asyncio.gather(*(_run(urls, load) for load in loads))
+
+
+async def _run(urls: list[str], load: Load) -> LoadTally:
+    tally = LoadTally()
+    started = time.perf_counter()
+
+    async def write(source: int) -> None:
+        path = f"/v1/topics/{load.topic}/sources/s-{source}"
+        connection = await _connect(await _find_owner(urls[source % len(urls)], path))
+        number = 0
+        while time.perf_counter() < started + SECONDS:
+            body = load.payloads[(source + number) % len(load.payloads)]
+            prev = f"&prev={number}" if number else ""
+            created = f"&created_ms={int(time.time() * 1000)}" if load.created else ""
+            request = f"POST {path}/chunks?seqno={number + 1}{prev}{created}"
+            asked = time.perf_counter()
+            status, _, _ = await connection.ask(request, load.headers, body)
+            took = time.perf_counter() - asked
+            if status == 200:
+                number += 1
+                tally.bytes += len(body)
+                tally.latencies_s.append(took)
+            else:
+                tally.refused += 1
+                await asyncio.sleep(0.05)
+            if load.pause_s > took:
+                await asyncio.sleep(load.pause_s - took)
+        connection.close()
+
+    await asyncio.gather(*map(write, range(load.sources)))
+    tally.took_s = time.perf_counter() - started
+    return tally
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+async def pages(url: str, topic: str, partition: int, wait_ms: int = 0) -> AsyncIterator[bytes]:
+    """The chunks of a partition from its start to its present end; with ``wait_ms`` by long polls, without an end."""
+    connection = await _connect(url)
+    path, offset = f"/v1/topics/{topic}/partitions/{partition}/chunks", "0"
+    try:
+        while True:
+            asked = f"GET {path}?offset={offset}&max_bytes={_PAGE_BYTES}&wait_ms={wait_ms}"
+            status, head, body = await connection.ask(asked)
+            if status != 200:
+                raise RuntimeError(f"reading answered {status}: {body[:200]!r}")
+            if not body and not wait_ms:
+                return
+            offset = _field(head, "x-next-offset")
+            yield body
+    finally:
+        connection.close()
+
+
+# ---- HTTP --------------------------------------------------------------------------------------------------------
+
+
+class _Connection:
+    """A keep-alive connection, one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self.close = writer.close
+
+    async def ask(self, request: str, headers: str = "", body: bytes = b"") -> tuple[int, str, bytes]:
+        """Status, head in lower case, and body of the answer."""
+        head = f"{request} HTTP/1.1\r\nHost: bench\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+        self._writer.writelines((head.encode(), body))
+        answer = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
+        return int(answer[9:12]), answer, await self._reader.readexactly(int(_field(answer, "content-length") or 0))
+
+
+async def _connect(url: str) -> _Connection:
+    parts = urlsplit(url)
+    return _Connection(*await asyncio.open_connection(parts.hostname, parts.port, limit=_PAGE_BYTES))
+
+
+async def _find_owner(url: str, source: str) -> str:
+    """URL of the worker that owns the source of that path; follows one redirect."""
+    connection = await _connect(url)
+    status, head, _ = await connection.ask(f"POST {source}/session", "X-Logferry-Redirect: 1\r\n")
+    connection.close()
+    return _field(head, "location").split("/v1/", 1)[0] if status == 307 else url
+
+
+def _field(head: str, name: str) -> str:
+    return head.partition(f"\r\n{name}: ")[2].partition("\r\n")[0]

@@ -1,0 +1,120 @@
+"""The rules of rows without Spark: equal to the tests' reference, and to the versions of the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logferry.client.reading.decode import ReceivedChunk
+from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.query import python_rows
+
+from tests.support.loader import chunks_of, rows_of
+
+SCHEMA = pa.schema(
+    {
+        "topic": pa.string(),
+        "source_id": pa.string(),
+        "seqno": pa.int64(),
+        "line": pa.int32(),
+        "created": pa.timestamp("us", "UTC"),
+        "recorded": pa.timestamp("us", "UTC"),
+        "attributes": pa.map_(pa.string(), pa.string()),
+        "text": pa.string(),
+        "newline": pa.bool_(),
+        "data": pa.binary(),
+        "recorded_date": pa.date32(),
+        "of_another_parser": pa.int32(),
+    }
+)
+
+
+def chunk(data: bytes, created_ms: int | None = 1000) -> ReceivedChunk:
+    return ReceivedChunk("dc1", "dc1.a", 0, 7, "s", 5, None, created_ms, 1_700_000_000_123, {"host": "web1"}, data)
+
+
+def rows(chunks: list[ReceivedChunk], dc: str, parser: str, schema: pa.Schema) -> list[dict[str, Any]]:
+    return [row for batch in python_rows.batches(chunks, dc, parser, schema) for row in batch.to_pylist()]
+
+
+@given(st.lists(st.sampled_from([b"\n", b"\r", b"a", b"\x00", "ü€😀".encode(), b"\xff", b"\xc3", "\u2028".encode()])))
+def test_lines_are_those_of_the_reference(parts: list[bytes]):
+    data = b"".join(parts)
+    (sent,) = chunks_of("s", data)
+    want = {(line.line, line.data, line.newline) for line in rows_of([sent])[0]}
+    assert {(row["line"], row["text"].encode(), row["newline"]) for row in python_rows.lines(data)} == want
+
+
+@pytest.mark.parametrize(
+    ("parser", "format_"), [(python_rows.LINES, "lines"), (python_rows.CHUNK, "chunk"), (python_rows.ACCESS, "access")]
+)
+def test_the_loader_reads_by_the_same_version(parser: str, format_: str):
+    assert ParserSettings.model_validate({"format": format_}).name == parser
+    assert python_rows.can_read(parser)
+
+
+def test_no_chunk_is_taken_ahead_and_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(python_rows, "_BATCH_BYTES", 3000)
+    taken = 0
+
+    def chunks() -> Iterator[ReceivedChunk]:
+        nonlocal taken
+        for _ in range(50):
+            taken += 1
+            yield chunk(b"x" * 99 + b"\n")
+
+    found = python_rows.batches(chunks(), "dc1", python_rows.LINES, SCHEMA)
+    first = next(found)
+    assert 0 < first.num_rows == taken < 12
+    assert first.num_rows + sum(batch.num_rows for batch in found) == 50
+
+
+def test_no_other_parser_and_no_other_version_is_read():
+    assert not any(
+        python_rows.can_read(name)
+        for name in ("lines/2", "access/2", "access/1:3f2a9c01d4e7", "json/1:3f2a9c01d4e7", "lines", "")
+    )
+
+
+def test_the_columns_of_a_row():
+    (row,) = rows([chunk(b"x\n")], "dc2", python_rows.LINES, SCHEMA)
+    recorded = datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert row == {
+        "topic": "dc1.a",
+        "source_id": "s",
+        "seqno": 5,
+        "line": 0,
+        "created": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+        "recorded": recorded,
+        "attributes": [("host", "web1")],
+        "text": "x",
+        "newline": True,
+        "data": None,
+        "recorded_date": date(2023, 11, 14),
+        "of_another_parser": None,
+    }
+
+
+@pytest.mark.parametrize("created_ms", [None, -1, 253_402_300_800_000])
+def test_a_creation_time_out_of_range_is_null(created_ms: int | None):
+    (row,) = rows([chunk(b"x", created_ms)], "dc1", python_rows.LINES, SCHEMA)
+    assert row["created"] is None
+
+
+def test_a_whole_chunk_is_one_row():
+    (row,) = rows([chunk(b"\xff\n\x00")], "dc1", python_rows.CHUNK, SCHEMA)
+    assert (row["data"], row["text"]) == (b"\xff\n\x00", None)
+
+
+def test_lines_that_do_not_fit_an_access_log_are_left_out():
+    schema = SCHEMA.append(pa.field("status", pa.int32())).append(pa.field("event_time", pa.timestamp("us", "UTC")))
+    schema = schema.append(pa.field("event_date", pa.date32())).append(pa.field("protocol", pa.string()))
+    line = b'10.0.0.1 - - [31/Dec/2025:23:30:00 -0100] "GET /" 304 -'
+    (row,) = rows([chunk(b"none\n" + line + b"\r\n")], "dc1", python_rows.ACCESS, schema)
+    assert (row["line"], row["text"], row["status"], row["protocol"]) == (1, line.decode() + "\r", 304, None)
+    assert (row["event_time"], row["event_date"]) == (datetime(2026, 1, 1, 0, 30, tzinfo=UTC), date(2026, 1, 1))
