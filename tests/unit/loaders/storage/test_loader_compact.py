@@ -112,6 +112,16 @@ def test_a_merge_that_loses_its_files_repeats(tmp_path: Path, monkeypatch: pytes
 # ---- rows out of files -----------------------------------------------------------------------------------
 
 
+def test_ranges_of_ten_thousand_partitions_choose_files(tmp_path: Path):
+    logs = LoadedTable(tmp_path, segments=False)
+    logs.load(NOON, NOON)
+    table = DeltaTable(str(logs.paths.main))
+    rule = of_ranges([Range(T, partition, "id", 2, 9) for partition in range(10_000)], "dc1")
+    assert table.file_uris(file_pruning_predicate=rule.files) == []
+    rule = of_ranges([Range(T, partition, "id", 1, 9) for partition in range(10_000)], "dc1")
+    assert table.file_uris(file_pruning_predicate=rule.files) == table.file_uris()
+
+
 @pytest.mark.parametrize("parted", [None, ["topic", "dc"]])
 def test_rows_go_and_the_others_stay_as_they_are(tmp_path: Path, parted: list[str] | None):
     logs = LoadedTable(tmp_path, parted, segments=False)
