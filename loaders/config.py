@@ -7,17 +7,16 @@ ledger) is not configurable.
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from logferry.gateway.config import KafkaSettings
-from logferry.gateway.contract.names import Malformed, check_dc, check_url
+from logferry.gateway.config import ConfigError, Dc, KafkaSettings, Pattern, Strict, load_as
+from logferry.gateway.contract.names import check_url
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, TablePaths
 from logferry.loaders.planning.segment_states import SegmentRules
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 TOPIC = "{topic}"
 JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
@@ -37,11 +36,12 @@ _TAKEN = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+def _url(url: str) -> str:
+    check_url(url, "urls:")
+    return url
 
 
-class SparkSettings(_Strict):
+class SparkSettings(Strict):
     """The Spark session. Under spark-submit, the settings given there take precedence, master and memory included."""
 
     master: Annotated[str, Field(min_length=1)] = "local[*]"
@@ -50,7 +50,7 @@ class SparkSettings(_Strict):
     """Heap of Spark's driver, in m (MiB) or g (GiB)."""
     scratch: Path | None = None
     """Folder for batches between reading and writing and for Spark's log (default: the system's temporary folder)."""
-    conf: dict[Annotated[str, Field(pattern=r"^spark\.[a-zA-Z0-9._-]+$")], str] = {}
+    conf: dict[Annotated[str, Field(pattern=r"^spark\.[a-zA-Z0-9._-]+$")], str] = Field(default={})
     """More settings of Spark itself, by name."""
 
     @field_validator("conf")
@@ -61,25 +61,18 @@ class SparkSettings(_Strict):
         return conf
 
 
-class GatewayAccess(_Strict):
+class GatewayAccess(Strict):
     """The gateway of one data centre."""
 
-    urls: Annotated[list[str], Field(min_length=1)]
+    urls: Annotated[list[Annotated[str, AfterValidator(_url)]], Field(min_length=1)]
     """URLs of any of its workers; the next one is tried when one does not answer."""
     token_file: Path | None = None
     """File with a token that may read the topics of the data centre."""
     ca_file: Path | None = None
     """CA certificates for https URLs, as PEM (default: the system's)."""
 
-    @field_validator("urls")
-    @classmethod
-    def _urls(cls, urls: list[str]) -> list[str]:
-        for url in urls:
-            check_url(url, "urls:")
-        return urls
 
-
-class SegmentSettings(_Strict):
+class SegmentSettings(Strict):
     """The segments of a table: when each is complete, and who is notified. See `planning.segment_states`."""
 
     window_s: Annotated[int, Field(ge=10, le=7 * 86_400)] = 3600
@@ -100,12 +93,12 @@ class SegmentSettings(_Strict):
         return SegmentRules(self.window_s, self.late_wait_s, self.max_wait_s, self.source_idle_s)
 
 
-class TableJob(_Strict):
+class TableJob(Strict):
     """One table, and the topics that are loaded into it."""
 
     path: Path
     """Folder of the table; `{topic}` in it stands for one table per topic, named without the data centre."""
-    topics: Annotated[list[str], Field(min_length=1)]
+    topics: Annotated[list[Pattern], Field(min_length=1)]
     """Full topic names (`dc1.nginx`), or patterns with `*` and `?` (`*.nginx`: of all data centres)."""
     max_records: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
     """Upper bound of the offsets that a batch reads."""
@@ -113,7 +106,7 @@ class TableJob(_Strict):
     """Target size of a batch in bytes."""
     parser: ParserSettings = ParserSettings()
     """How lines become columns."""
-    partition_by: list[Literal["event_date", "recorded_date", "dc", "topic"]] = []
+    partition_by: list[Literal["event_date", "recorded_date", "dc", "topic"]] = Field(default=[])
     """Columns by which the table is partitioned; cannot be changed after creation."""
     segments: SegmentSettings | None = None
     """Completeness of the table by segments of event time (default: none)."""
@@ -132,14 +125,6 @@ class TableJob(_Strict):
     def is_template(self) -> bool:
         return TOPIC in str(self.path)
 
-    @field_validator("topics")
-    @classmethod
-    def _topics(cls, topics: list[str]) -> list[str]:
-        for topic in topics:
-            if not topic or any(not (c.isalnum() and c.isascii()) and c not in "._-*?[]!" for c in topic):
-                raise ValueError(f"{topic!r} is not a topic or a pattern of topics")
-        return topics
-
     @model_validator(mode="after")
     def _partitions(self) -> TableJob:
         if len(set(self.partition_by)) != len(self.partition_by):
@@ -151,10 +136,10 @@ class TableJob(_Strict):
         return self
 
 
-class Config(_Strict):
+class Config(Strict):
     """The settings of a loader."""
 
-    dc: str = "dc1"
+    dc: Dc = "dc1"
     """The data centre whose Kafka is read; the ledger's offsets belong to it."""
     parallel: Annotated[int, Field(ge=1, le=64)] = 2
     """Number of tables that are loaded at the same time."""
@@ -166,29 +151,14 @@ class Config(_Strict):
     """Prefix of the mirror's internal topics."""
     kafka: KafkaSettings
     """The connection to the Kafka cluster to read; its files are read again before each batch."""
-    other_kafka: dict[str, KafkaSettings] = {}
+    other_kafka: dict[Dc, KafkaSettings] = Field(default={})
     """Kafka clusters by data centre, for `table move` (default: the ledger's address, with the security of `kafka`)."""
     spark: SparkSettings = SparkSettings()
     """The Spark session."""
-    gateways: dict[str, GatewayAccess] = {}
+    gateways: dict[Dc, GatewayAccess] = Field(default={})
     """Gateways by data centre; the segments' check asks them for sources and their heartbeats."""
     tables: Annotated[list[TableJob], Field(min_length=1)]
     """The tables to load."""
-
-    @field_validator("gateways", "other_kafka")
-    @classmethod
-    def _by_dc(cls, found: dict[str, Any]) -> dict[str, Any]:
-        for dc in found:
-            cls._dc(dc)
-        return found
-
-    @field_validator("dc")
-    @classmethod
-    def _dc(cls, dc: str) -> str:
-        try:
-            return check_dc(dc)
-        except Malformed as error:
-            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def _together(self) -> Config:
@@ -213,12 +183,9 @@ def check_config(raw: dict[str, Any], origin: str) -> Config:
 def load_config(path: Path) -> Config:
     """Reads and checks the file. Raises LoaderConfigError."""
     try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LoaderConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LoaderConfigError(f"{path}: not TOML: {error}") from None
-    return check_config(raw, str(path))
+        return load_as(Config, path)
+    except ConfigError as error:
+        raise LoaderConfigError(str(error)) from None
 
 
 def jar_files(given: str | None) -> list[Path]:

@@ -6,31 +6,19 @@ the request can explain is none.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Final
-
-_NONE: Final = timedelta(0)
 
 
+@dataclass
 class GatewayClock:
-    """Of several gateways the one that is furthest behind counts. Without one the host's clock does."""
+    """``ahead``: how far the gateways are ahead of the host; zero where none is configured, or none sent its time."""
 
-    def __init__(self) -> None:
-        self._ahead = _NONE
+    ahead: timedelta = timedelta(0)
 
     def now(self) -> datetime:
-        return self.host_time() + self._ahead
-
-    def host_time(self) -> datetime:
-        return datetime.now(UTC)
-
-    def of_gateways(self, host_time: datetime) -> datetime:
-        return host_time + self._ahead
-
-    def learn(self, differences: list[timedelta]) -> None:
-        """From all responses of one check; none: no gateway is configured, or their responses have no time."""
-        self._ahead = min(differences, default=_NONE)
+        return datetime.now(UTC) + self.ahead
 
 
 def difference(date: str | None, asked: datetime, answered: datetime) -> timedelta | None:
@@ -39,4 +27,4 @@ def difference(date: str | None, asked: datetime, answered: datetime) -> timedel
         theirs = parsedate_to_datetime(date or "").astimezone(UTC)
     except (ValueError, TypeError):
         return None
-    return max(theirs - answered, min(_NONE, theirs + timedelta(seconds=1) - asked))
+    return max(theirs - answered, min(timedelta(0), theirs + timedelta(seconds=1) - asked))

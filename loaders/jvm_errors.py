@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 from logferry.loaders.errors import (
@@ -29,20 +29,21 @@ from pyspark.sql import functions as F
 
 JVM_ERRORS: Final = (Py4JError, CapturedException, ConnectionError)
 
-_KAFKA_LOST: Final = re.compile(r"\S*(OffsetOutOfRange|UnknownTopicOrPartition|UnknownTopicId)Exception")
-# Spark retries what it can; data that only one executor had is lost with it.
-_EXECUTOR: Final = re.compile(
-    r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd_\S+ not found|ExecutorLostFailure"
-)
-_LOST_TEXT: Final = "Some data may have been lost"
 # What Kafka or its certificate refuses, and what to do.
 _REFUSED: Final = (
     (re.compile(r"\S*\.SslAuthenticationException"), "check kafka.ca_file and the certificate of the broker"),
     (re.compile(r"\S*\.\w*AuthenticationException"), "check the user and the file of the password or token"),
     (re.compile(r"\S*\.\w+AuthorizationException"), "a right is missing: Read and DescribeConfigs on the topic"),
 )
-_KAFKA: Final = re.compile(r"org\.apache\.kafka\..*|java\.util\.concurrent\.TimeoutException")
-_STORAGE: Final = re.compile(r"java\.io\.\w+|java\.nio\.file\.\w+|org\.apache\.hadoop\.\S+")
+# Errors by "class: message" of an exception in the chain, the most specific first.
+_KINDS: Final = (
+    (r"^\S*(OffsetOutOfRange|UnknownTopicOrPartition|UnknownTopicId)Exception:", TopicChanged),
+    (r"Some data may have been lost", TopicChanged),
+    # Spark retries what it can; data that only one executor had is lost with it.
+    (r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd_\S+ not found|ExecutorLostFailure", ExecutorLost),
+    (r"^(org\.apache\.kafka\.\S*|java\.util\.concurrent\.TimeoutException):", KafkaUnavailable),
+    (r"^(java\.io\.\w+|java\.nio\.file\.\w+|org\.apache\.hadoop\.\S+):", StorageUnavailable),
+)
 
 
 def java_chain(error: BaseException) -> list[tuple[str, str]]:
@@ -65,26 +66,19 @@ def sorted_error(error: BaseException, doing: str) -> LoadError:
         return SparkUnavailable(f"{doing}: Spark's JVM has ended")
     name, message = chain[-1]
     said = f"{doing}: {name.rpartition('.')[2]}: {message.splitlines()[0] if message else ''}"
-    names = [n for n, _ in chain]
     for refusal, advice in _REFUSED:
-        if found := next((n for n in names if refusal.fullmatch(n)), None):
+        if found := next((n for n, _ in chain if refusal.fullmatch(n)), None):
             return KafkaRefused(f"{said}; Kafka refuses ({found.rpartition('.')[2]}): {advice}")
-    if any(_KAFKA_LOST.fullmatch(n) for n in names) or any(_LOST_TEXT in text for _, text in chain):
-        return TopicChanged(said)
-    if any(_EXECUTOR.search(text) for _, text in chain):
-        return ExecutorLost(said)
-    if any(_KAFKA.fullmatch(n) for n in names):
-        return KafkaUnavailable(said)
-    if any(_STORAGE.fullmatch(n) for n in names):
-        return StorageUnavailable(said)
-    return SparkFailed(f"{doing}: " + "; caused by ".join(f"{name}: {text}" for name, text in chain))
+    whole = [f"{name}: {text}" for name, text in chain]
+    for pattern, kind in _KINDS:
+        if any(re.search(pattern, one) for one in whole):
+            return kind(said)
+    return SparkFailed(f"{doing}: " + "; caused by ".join(whole))
 
 
-@contextmanager
-def released() -> Iterator[None]:
+def released() -> AbstractContextManager[None]:
     """For releasing resources of the JVM; ignores that the JVM has ended, which released them already."""
-    with suppress(Py4JNetworkError, ConnectionError):
-        yield
+    return suppress(Py4JNetworkError, ConnectionError)
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.loaders.errors import KafkaUnavailable
 from logferry.loaders.planning.ledger_entry import OriginOffset
-from logferry.loaders.planning.move_plan import PositionAnswer, origin_dc
 from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.planning.position_plan import PositionAnswer, origin_dc
 
 _FETCH_BYTES: Final = 1 << 20
 _LOOK_AGAIN_S: Final = 0.05

@@ -18,7 +18,7 @@ from typing import Any, Final
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, ClockAhead, LoaderConfigError, LoadError, Overtaken, StorageUnavailable
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry, TablePaths
-from logferry.loaders.planning.low_watermark import utc_text
+from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.commit import committed_batch
 from logferry.loaders.storage.ledger import Ledger, add_columns
 from logferry.loaders.storage.retention import OldRows, compact, count_old, cutoff_of, drop_rows, newest_recorded
@@ -30,7 +30,7 @@ _TRIES: Final = 1000
 _CLOCK_AHEAD: Final = timedelta(days=7)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_compact(options: argparse.Namespace) -> int:
     """Compacts the tables one after the other; a failure stops no other. Raises LoaderConfigError."""
     status, facts = EXIT_DONE, []
     for table in table_paths(options, options.paths):
@@ -47,16 +47,22 @@ def run(options: argparse.Namespace) -> int:
 
 def _one(table: Path, options: argparse.Namespace) -> dict[str, Any]:
     facts: dict[str, Any] = {"table": str(table.absolute()), "dropped": None, "compacted": []}
+    show = (lambda _: None) if options.json else print
     if options.retain_days is not None:
         keep = timedelta(days=options.retain_days)
         entry, found = drop_old(table, keep, wait_s=options.wait_s, is_idle=options.idle)
+        said = "no rows are old enough to be dropped"
         if entry is not None and entry.cutoff is not None:
             facts["dropped"] = {"batch": entry.batch, "cutoff": entry.cutoff.isoformat(), **found._asdict()}
-        _print(options, _dropped(table, entry, found))
+            said = (
+                f"batch {entry.batch} dropped rows before {utc_text(entry.cutoff)}: "
+                f"{found.rows:,} rows, {found.quarantined:,} quarantined lines, {found.segments:,} segments"
+            )
+        show(f"{table.name}: {said}")
     for compacted in compact(table, timedelta(hours=options.version_retention_hours), options.target_mb):
         facts["compacted"].append({**compacted._asdict(), "path": str(compacted.path)})
         files = f"{compacted.before:,} files merged to {compacted.after:,}; {compacted.removed:,} deleted"
-        _print(options, f"{compacted.path.name}: {files}, {compacted.bytes / 1e6:,.1f} MB")
+        show(f"{compacted.path.name}: {files}, {compacted.bytes / 1e6:,.1f} MB")
     return facts
 
 
@@ -77,16 +83,16 @@ def drop_old(
     deadline = time.monotonic() + wait_s
     for _ in range(_TRIES):
         state = read_state(paths)
-        if state.planned is not None and state.planned.kind == DROP:
-            _do(paths, state.planned, run)
-            continue
         if state.planned is not None:
-            if time.monotonic() >= deadline:
+            if state.planned.kind == DROP:
+                _do(paths, state.planned, run)
+            elif time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            else:
                 raise Overtaken(
                     f"{paths.main}: batch {state.planned.batch} is planned and not loaded; nothing was dropped. Run "
                     "logferry load to finish it, then repeat this command"
                 )
-            time.sleep(_POLL_S)
             continue
         if state.committed is None:
             raise LoaderConfigError(f"{paths.main} holds no batch: there is nothing to drop")
@@ -129,17 +135,3 @@ def _do(paths: TablePaths, entry: LedgerEntry, run: str) -> None:
     except Overtaken:
         if committed_batch(paths.main, entry.batch, run) is None:
             raise
-
-
-def _print(options: argparse.Namespace, text: str) -> None:
-    if not options.json:
-        print(text)
-
-
-def _dropped(table: Path, entry: LedgerEntry | None, found: OldRows) -> str:
-    if entry is None or entry.cutoff is None:
-        return f"{table.name}: no rows are old enough to be dropped"
-    return (
-        f"{table.name}: batch {entry.batch} dropped rows before {entry.cutoff:%Y-%m-%dT%H:%M:%SZ}: "
-        f"{found.rows:,} rows, {found.quarantined:,} quarantined lines, {found.segments:,} segments"
-    )

@@ -1,4 +1,5 @@
-"""``logferry load``: loads Kafka topics into tables, every line once.
+"""``logferry load``: loads Kafka topics into tables, every line once. All commands with Spark share its session and
+loader, its report and signals, and the operator's consent.
 
     logferry load --table /data/nginx --topics 'dc1.nginx' --bootstrap 127.0.0.1:9092
     logferry load --config load.toml --json
@@ -12,17 +13,34 @@ repeated; 130 interrupted. The first SIGINT or SIGTERM lets the batches in progr
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
-from logferry.loaders.commands.job import open_tables, run_reported, run_until_signal
-from logferry.loaders.commands.options import add_job_options, count, job_config
-from logferry.loaders.config import jar_files
-from logferry.loaders.errors import EXIT_DONE, LoaderConfigError
-from logferry.loaders.planning.batch_size import Limits
-from logferry.loaders.runs.report import Reporter
-from logferry.loaders.spark.session import submit_options
+from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.batches.mirror_offsets import MirrorOffsets
+from logferry.loaders.commands.options import add_job_options, count, job_config, no_such_table
+from logferry.loaders.config import Config, TableJob, jar_files
+from logferry.loaders.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    LoaderConfigError,
+    LoadError,
+    StorageUnavailable,
+)
+from logferry.loaders.planning.plan import Limits
+from logferry.loaders.planning.position_plan import PositionChange
+from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
+from logferry.loaders.spark.kafka_access import kafka_topics
+from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session, submit_options
+from rich.console import Console
+from rich.markup import escape
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,5 +87,126 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+# ---- for all commands with Spark -----------------------------------------------------------------------------
+
+
+Confirm = Callable[[Sequence[PositionChange]], bool]
+ConfirmAny = Callable[[Iterable[object]], bool]
+
+
+def run_reported(options: argparse.Namespace, command: Callable[[argparse.Namespace, Reporter], int]) -> int:
+    """Runs a command and returns its exit status; a failure is reported as text or JSON."""
+    reporter = Reporter(Console(), as_json=options.json)
+    try:
+        return command(options, reporter)
+    except LoadError as error:
+        return reporter.finish(error)
+    except KeyboardInterrupt:
+        return _interrupted()
+
+
+def _interrupted() -> int:
+    print("interrupted; the next run resumes at the table's position", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+@contextmanager
+def open_tables(settings: Config, jars: str | None, reporter: Reporter) -> Iterator[TableRunner]:
+    """The tables of a configuration with a loader for them. Raises LoaderConfigError, Transient."""
+    files = [] if is_submitted() else jar_files(jars)
+    with ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(scratch_folder(settings.spark.scratch))
+        except OSError as error:
+            raise StorageUnavailable(f"no scratch folder can be created: {error}") from error
+        with reporter.console.status("Spark starts"):
+            spark = stack.enter_context(spark_session(settings.spark, files, scratch))
+        kafka = stack.enter_context(kafka_topics(spark, settings.kafka))
+        offsets = stack.enter_context(closing(MirrorOffsets(settings.kafka, settings.prefix, settings.dc)))
+        window = timedelta(days=settings.duplicate_window_days)
+        loader = Loader(
+            *(spark, kafka, settings.dc, uuid.uuid4().hex, window, settings.gateways, offsets),
+            other_kafka=settings.other_kafka,
+        )
+        yield TableRunner(loader, settings, reporter, threading.Event())
+
+
+def chosen_jobs(tables: TableRunner, path: Path | None) -> list[TableJob]:
+    """The job of the table at ``path``, or all jobs. Raises LoaderConfigError, KafkaUnavailable."""
+    jobs = tables.jobs()
+    chosen = [job for job in jobs if path is None or job.path == path.absolute()]
+    if not chosen and path is not None:
+        raise LoaderConfigError(no_such_table(path, jobs))
+    return chosen
+
+
+def change_table(
+    options: argparse.Namespace,
+    reporter: Reporter,
+    done: str,
+    change: Callable[[Loader, TableJob, ConfirmAny], BatchDone | None],
+) -> int:
+    """Changes one table by a batch and returns the exit status: 2 when the operator does not agree (None).
+
+    ``done``: as in "not reset". Raises LoadError.
+    """
+    with open_tables(job_config(options, options.path), options.jars, reporter) as tables:
+        jobs = chosen_jobs(tables, options.path)
+        if len(jobs) != 1:
+            raise LoaderConfigError(f"table {options.command} applies to one table: name it by PATH")
+        batch = change(tables.loader, jobs[0], confirmation(options, reporter.console, done))
+        if batch is None:
+            reporter.console.print(f"nothing was {done}")
+            return EXIT_USAGE
+        reporter.begin(jobs[0].path).add(batch)
+        rows = f": {number(batch.rows)} rows, {number(batch.quarantined)} quarantined" if batch.ranges else ""
+        reporter.console.print(f"{done}, as batch {batch.batch}{rows}", highlight=False)
+        return reporter.finish()
+
+
+def run_until_signal(tables: TableRunner, work: Callable[[], None], *, until_signal: bool = False) -> int:
+    """Does the work with progress shown and returns the exit status. A signal lets batches in progress finish.
+
+    ``until_signal``: a signal is the regular end of this work.
+    """
+    received: list[int] = []
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+    def take(signum: int, _: object) -> None:
+        received.append(signum)
+        tables.stop.set()
+        # The second one has its usual effect.
+        restore()
+        print("ends after the batches in progress", file=sys.stderr)
+
+    for signum in before:
+        signal.signal(signum, take)
+    try:
+        with tables.reporter.progress:
+            work()
+        status = tables.reporter.finish()
+        return _interrupted() if status == EXIT_DONE and received and not until_signal else status
+    finally:
+        restore()
+
+
+def confirmation(options: argparse.Namespace, console: Console, done: str) -> ConfirmAny:
+    """Asks for consent: ``--yes``, or the operator's answer at a terminal. ``done``: as in "not reset".
+
+    The function that it returns prints the effects, and raises LoaderConfigError where nobody can be asked.
+    """
+
+    def confirm(effects: Iterable[object]) -> bool:
+        for effect in effects:
+            console.print(escape(str(effect)), highlight=False, soft_wrap=True)
+        if options.yes:
+            return True
+        if sys.stdin.isatty() and not options.json:
+            return console.input("Proceed? Type yes: ").strip() == "yes"
+        raise LoaderConfigError(f"not {done}: review the changes above and repeat with --yes")
+
+    return confirm

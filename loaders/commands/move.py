@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
-from logferry.loaders.commands.job import Confirm, chosen_jobs, confirmation, open_tables
+from logferry.loaders.commands.load import Confirm, chosen_jobs, confirmation, open_tables
 from logferry.loaders.commands.options import job_config
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import (
@@ -37,19 +37,20 @@ from logferry.loaders.errors import (
     TopicChanged,
 )
 from logferry.loaders.planning.ledger_entry import LOAD, MOVE, RELOAD, LedgerEntry, OriginOffset, TablePaths
-from logferry.loaders.planning.move_plan import (
-    MovePlan,
-    PositionAnswer,
-    answer_at_origin,
-    origin_dc,
-    original_of,
-    plan_move,
-    recorded_originals,
-)
 from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition
-from logferry.loaders.planning.reset_plan import FORGET, ResetTarget, plan_reset
-from logferry.loaders.runs.report import Reporter
+from logferry.loaders.planning.position_plan import (
+    FORGET,
+    PositionAnswer,
+    PositionPlan,
+    ResetTarget,
+    answer_at_origin,
+    known_originals,
+    origin_dc,
+    plan_move,
+    plan_reset,
+)
 from logferry.loaders.runs.table_run import LoadEvent
+from logferry.loaders.runs.table_runner import Reporter
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.storage.ledger import Ledger, new_entry, open_table, storage_errors
 from logferry.loaders.storage.rewrite import rows_of
@@ -61,7 +62,7 @@ _ORIGINALS_S: Final = 10.0
 _GRACE_S: Final = 2.0
 
 
-def run(options: argparse.Namespace, reporter: Reporter) -> int:
+def run_move(options: argparse.Namespace, reporter: Reporter) -> int:
     """Exit status 2 when the operator does not agree. The configuration is that of the new data centre."""
     targets = [ResetTarget.parse(text) for text in options.reset or ()]
     settings = job_config(options, options.path, dc=options.to)
@@ -83,9 +84,8 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
                 reporter.console.print("nothing was moved")
                 return
             yield from done
-            if not options.json:
-                said = f"moved to {settings.dc}" if done else f"the table is loaded in {settings.dc} already"
-                reporter.console.print(said, highlight=False)
+            said = f"moved to {settings.dc}" if done else f"the table is loaded in {settings.dc} already"
+            reporter.console.print(said, highlight=False)
 
         for job in jobs:
             reporter.table(job.path, moved(job))
@@ -120,10 +120,7 @@ def move_table(
     mirror to catch up. Raises CannotMove, MirrorBehind, LoaderConfigError and the errors of a load; then the table
     has not moved.
     """
-    with ExitStack() as stack:
-        offsets = loader.mirror_offsets
-        if offsets is None:
-            offsets = stack.enter_context(closing(MirrorOffsets(loader.kafka.settings, prefix, loader.dc)))
+    with closing(MirrorOffsets(loader.kafka.settings, prefix, loader.dc)) as offsets:
         return _move(TableMove(loader, job, prefix, offsets), targets, wait_s, confirm)
 
 
@@ -170,7 +167,7 @@ def _move(moving: TableMove, targets: Sequence[ResetTarget], wait_s: float, conf
 
 def _translated(
     moving: TableMove, entry: LedgerEntry, targets: Sequence[ResetTarget], wait_s: float
-) -> tuple[MovePlan, list[OriginOffset]]:
+) -> tuple[PositionPlan, list[OriginOffset]]:
     """The positions after the entry in the new data centre, and their originals. Raises CannotMove, MirrorBehind,
     LoaderConfigError.
     """
@@ -208,10 +205,7 @@ def _originals(moving: TableMove, entry: LedgerEntry, positions: Sequence[Range]
 
     Raises CannotMove.
     """
-    known = recorded_originals(Ledger(moving.paths.ledger).entries(), entry.dc)
-    found = {r.key: original_of(r, entry.dc, known) for r in positions}
-    have = [original for original in found.values() if original is not None]
-    lacking = [r for r in positions if found[r.key] is None]
+    have, lacking = known_originals(positions, entry.dc, Ledger(moving.paths.ledger).entries())
     if lacking and entry.origin is not None:
         there = moving.loader.kafka_of(entry.dc, entry.origin.bootstrap_servers)
         with closing(MirrorOffsets(there, moving.prefix, entry.dc)) as offsets:
@@ -263,8 +257,6 @@ def _finish(moving: TableMove, planned: LedgerEntry) -> BatchDone:
             # The rows that it was to replace stay.
             given_up = {r.topic for r in planned.reload}
             return do_batch(replace(moving.loader, dc=planned.dc), paths, planned, given_up)
-        if planned.kind != LOAD:
-            raise
         try:
             ranges = _reads_there(moving, planned)
         except (CannotMove, MirrorBehind) as why:
@@ -276,7 +268,7 @@ def _reads_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
     """The ranges of the entry in the new data centre; those without records rest. Raises LoadError."""
     starts = [r._replace(end=r.start) for r in entry.reads]
     views = moving.loader.kafka.views(r.topic for r in entry.reads)
-    ends: list[MovePlan] = []
+    ends: list[PositionPlan] = []
     for positions in (starts, entry.reads):
         told = _told(moving, positions, _originals(moving, entry, positions), views)
         found = plan_move(positions, told, views, {}, (), moving.dc)

@@ -16,7 +16,6 @@ MOVE: Final = "move"
 RELOAD: Final = "reload"
 DROP: Final = "drop"
 
-
 # Default of the setting `duplicate_window_days`.
 DUPLICATE_WINDOW_DAYS: Final = 14
 
@@ -30,14 +29,13 @@ class JobOrigin(NamedTuple):
 
     @property
     def as_json(self) -> str:
-        # The ledger's own key of the duplicate window.
-        facts = {"bootstrap_servers": self.bootstrap_servers, "topics": self.topics}
-        return json.dumps({**facts, "moved_days": self.duplicate_window_days})
+        return json.dumps(self._asdict())
 
     @classmethod
     def parse(cls, text: str) -> JobOrigin:
         said = json.loads(text)
-        return cls(said["bootstrap_servers"], tuple(said["topics"]), said.get("moved_days", DUPLICATE_WINDOW_DAYS))
+        days = said.get("duplicate_window_days", DUPLICATE_WINDOW_DAYS)
+        return cls(said["bootstrap_servers"], tuple(said["topics"]), days)
 
 
 class OriginOffset(NamedTuple):

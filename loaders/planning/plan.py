@@ -1,4 +1,5 @@
-"""Which offsets the next batch reads. Pure: what is committed and what Kafka holds in, ranges out.
+"""Which offsets the next batch reads, and when a run reaches its limits. Pure: what is committed and what Kafka holds
+in, ranges out; the clock is passed in.
 
 The law of this file: a partition's next range starts where its last one ended, in the same incarnation of the topic,
 or the topic is stopped with the reason. There is no way from a known topic back to its earliest offset.
@@ -6,8 +7,9 @@ or the topic is stopped with the reason. There is no way from a known topic back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 
 class TopicPartition(NamedTuple):
@@ -178,3 +180,66 @@ def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
         shares[i] = min(wants[i], budget // (len(order) - served))
         budget -= shares[i]
     return shares
+
+
+# The assumed size of an offset before any was read.
+_GUESS_BYTES: Final = 256 << 10
+_GROWTH: Final = 8
+
+
+class Limits(NamedTuple):
+    """The limits of one run: offsets and bytes of each table, ``seconds`` of the run. None: no limit."""
+
+    offsets: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+
+@dataclass
+class BatchSizer:
+    """Cuts a backlog into batches of about ``batch_bytes``, by the offsets' sizes so far; ``max_records`` at most.
+
+    ``offsets``, ``bytes``: what the run has loaded of the table. A batch in the ledger is never cut for the limits.
+    """
+
+    max_records: int
+    batch_bytes: int
+    limits: Limits = field(default_factory=Limits)
+    now: Callable[[], float] = lambda: 0.0
+    is_stopped: Callable[[], bool] = lambda: False
+    started: float = 0.0
+    average: float = _GUESS_BYTES
+    offsets: int = 0
+    bytes: int = 0
+    _last: int = 0
+
+    def next_offsets(self) -> int:
+        """How many offsets the next batch reads at most; at least one."""
+        average = max(self.average, 1.0)
+        wanted = min(self.max_records, int(self.batch_bytes / average))
+        if self._last:
+            # One batch of small chunks does not prove that all are small.
+            wanted = min(wanted, self._last * _GROWTH)
+        if self.limits.offsets is not None:
+            wanted = min(wanted, self.limits.offsets - self.offsets)
+        if self.limits.bytes is not None:
+            wanted = min(wanted, int((self.limits.bytes - self.bytes) / average))
+        return max(1, wanted)
+
+    def saw(self, offsets: int, size: int) -> None:
+        """Takes note of a batch's offsets, control records included, and bytes."""
+        self.offsets += offsets
+        self.bytes += size
+        if offsets:
+            self.average = (self.average + size / offsets) / 2 if self._last else size / offsets
+            self._last = offsets
+
+    def reached(self) -> str | None:
+        """Why no further batch is to be planned; None: continue."""
+        if self.is_stopped():
+            return "stopped"
+        spent = (self.offsets, self.bytes, self.now() - self.started)
+        for limit, used, said in zip(self.limits, spent, ("{:,} records", "{:,} bytes", "{:g} s"), strict=True):
+            if limit is not None and used >= limit:
+                return f"the limit of {said.format(limit)} is reached"
+        return None

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from logferry.loaders.errors import LoaderConfigError, TopicChanged
 from logferry.loaders.planning.ledger_entry import LedgerEntry
-from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.source_facts import moment_of
 
 _TOPIC: Final = r"[a-zA-Z0-9._-]+"
 _TIME: Final = r"\d{4}-\d\d-\d\d(?:T\d\d(?::\d\d(?::\d\d)?)?)?Z?"
-_OFFSETS: Final = re.compile(rf"({_TOPIC}):(\d+)=(\d+)\.\.(\d+)")
 _TIMES: Final = re.compile(rf"(?:({_TOPIC})=)?({_TIME})\.\.({_TIME})")
-_WHOLE: Final = re.compile(rf"({_TOPIC})(?::(\d+))?")
+_PLACE: Final = re.compile(rf"({_TOPIC})(?::(\d+)(?:=(\d+)\.\.(\d+))?)?")
 
 
 class TimeSpan(NamedTuple):
@@ -52,19 +52,21 @@ class ReloadTarget(NamedTuple):
             if span.start >= span.end:
                 raise LoaderConfigError(f"--from {text!r}: the end must be after the start")
             return cls(text, match[1], span=span)
-        if match := _OFFSETS.fullmatch(text):
-            start, end = int(match[3]), int(match[4])
-            if start >= end:
+        if (match := _PLACE.fullmatch(text)) and ".." not in match[1]:
+            partition = None if match[2] is None else int(match[2])
+            offsets = None if match[3] is None else (int(match[3]), int(match[4]))
+            if offsets is not None and offsets[0] >= offsets[1]:
                 raise LoaderConfigError(
                     f"--from {text!r}: no offsets: the end is exclusive and must be above the start"
                 )
-            return cls(text, match[1], int(match[2]), (start, end))
-        if (match := _WHOLE.fullmatch(text)) and ".." not in text:
-            return cls(text, match[1], None if match[2] is None else int(match[2]))
+            return cls(text, match[1], partition, offsets)
         raise LoaderConfigError(
             f"--from {text!r}: TOPIC, TOPIC:PARTITION, TOPIC:PARTITION=START..END (offsets, end exclusive), or "
             "TIME..TIME and TOPIC=TIME..TIME, like 2026-11-20T10..2026-11-20T12 (UTC)"
         )
+
+
+SpanOffsets = Mapping[TimeSpan, Mapping[TopicPartition, tuple[int, int]]]
 
 
 class HeldOffsets(NamedTuple):
@@ -128,7 +130,7 @@ def ranges_to_reload(
     have: Mapping[TopicPartition, HeldOffsets],
     committed: LedgerEntry,
     views: Mapping[str, TopicOffsets],
-    spans: Mapping[TimeSpan, Mapping[TopicPartition, tuple[int, int]]],
+    spans: SpanOffsets,
 ) -> tuple[Range, ...]:
     """The ranges to load again, without overlaps. ``spans``: the offsets of each span, where it has some.
 
@@ -165,67 +167,45 @@ def ranges_to_reload(
 
 
 def _offsets(
-    target: ReloadTarget,
-    key: TopicPartition,
-    have: HeldOffsets,
-    view: TopicOffsets,
-    spans: Mapping[TimeSpan, Mapping[TopicPartition, tuple[int, int]]],
+    target: ReloadTarget, key: TopicPartition, have: HeldOffsets, view: TopicOffsets, spans: SpanOffsets
 ) -> list[tuple[int, int]]:
-    """The offsets of this partition that the target names."""
+    """The offsets of this partition that the target names; none where a time span has none."""
     where = f"--from {target.text}: partition {key.partition} of {key.topic}"
     offsets = view.partitions.get(key.partition)
     if offsets is None:
         raise TopicChanged(f"{where} no longer exists")
-    if target.offsets is None and target.span is None:
-        cuts = have.loaded_here()
-    else:
-        cuts = [_named(target, where, key, have, offsets, spans)]
-    cuts = [(start, end) for start, end in cuts if start < end]
-    for start, end in cuts:
-        _check_readable(where, start, end, offsets)
-    return cuts
-
-
-def _named(
-    target: ReloadTarget,
-    where: str,
-    key: TopicPartition,
-    have: HeldOffsets,
-    offsets: PartitionOffsets,
-    spans: Mapping[TimeSpan, Mapping[TopicPartition, tuple[int, int]]],
-) -> tuple[int, int]:
-    """By offsets, or by a time span; empty where there are none."""
     if target.offsets is not None:
-        start, end = target.offsets
-        if end > have.position:
+        cuts = [target.offsets]
+        if target.offsets[1] > have.position:
             raise LoaderConfigError(f"{where} is loaded up to {have.position}; the rest is left to `logferry load`")
-    else:
-        span = spans.get(target.span, {}).get(key) if target.span is not None else None
-        if span is None:
-            return 0, 0
-        start, end = span[0], min(span[1], have.position)
-        if start <= offsets.earliest and have.first < offsets.earliest:
+    elif target.span is not None:
+        found = spans.get(target.span, {}).get(key)
+        if found is None:
+            return []
+        cuts = [(found[0], min(found[1], have.position))]
+        if found[0] <= offsets.earliest and have.first < offsets.earliest:
             raise TopicChanged(
                 f"{where}: Kafka has it from {offsets.earliest} on, and earlier records may be of that time, too: "
                 "start later, or name offsets"
             )
-    for low, high in have.elsewhere:
-        if max(start, low) < min(end, high):
-            raise LoaderConfigError(
-                f"{where} from {low} to {high - 1} was loaded in another data centre, under its own offsets: its "
-                "rows cannot be found by ours"
+    else:
+        cuts = have.loaded_here()
+    cuts = [(start, end) for start, end in cuts if start < end]
+    for start, end in cuts:
+        for low, high in have.elsewhere:
+            if max(start, low) < min(end, high):
+                raise LoaderConfigError(
+                    f"{where} from {low} to {high - 1} was loaded in another data centre, under its own offsets: its "
+                    "rows cannot be found by ours"
+                )
+        if start < offsets.earliest:
+            raise TopicChanged(
+                f"{where}: Kafka has it from {offsets.earliest} on, so {start} to {min(end, offsets.earliest) - 1} "
+                "cannot be read again; nothing was replaced"
             )
-    return start, end
-
-
-def _check_readable(where: str, start: int, end: int, offsets: PartitionOffsets) -> None:
-    if start < offsets.earliest:
-        raise TopicChanged(
-            f"{where}: Kafka has it from {offsets.earliest} on, so {start} to {min(end, offsets.earliest) - 1} "
-            "cannot be read again; nothing was replaced"
-        )
-    if end > offsets.stable:
-        raise TopicChanged(f"{where} ends at {offsets.stable}, the table has it up to {end}: its log was truncated")
+        if end > offsets.stable:
+            raise TopicChanged(f"{where} ends at {offsets.stable}, the table has it up to {end}: its log was truncated")
+    return cuts
 
 
 def _without_overlaps(cuts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -239,7 +219,7 @@ def _without_overlaps(cuts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _moment(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC)
-    except ValueError:
-        raise LoaderConfigError(f"--from: {text!r} is not a time like 2026-11-20T10 (UTC)") from None
+    found = moment_of(text)
+    if found is None:
+        raise LoaderConfigError(f"--from: {text!r} is not a time like 2026-11-20T10 (UTC)")
+    return found

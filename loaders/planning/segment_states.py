@@ -7,7 +7,7 @@
 
 The law of this file: no segment becomes READY while a live source may owe rows of it, or while Kafka holds records that
 are not loaded. A source that wakes up later brings a new version. So states advance only in a check that found
-everything loaded that Kafka had when the check began, by its low watermark (see `low_watermark`). A READY segment
+everything loaded that Kafka had when the check began, by its low watermark (see `source_facts`). A READY segment
 states what the check was based on.
 
 The wait for late rows begins when the low watermark passes the end of the segment and restarts with each late row, for
@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from logferry.loaders.planning.low_watermark import LowWatermark, utc_text
+from logferry.loaders.planning.source_facts import LowWatermark, utc_text
 
 ACTIVE: Final = "ACTIVE"
 IMMUTABLE: Final = "IMMUTABLE"
@@ -55,6 +55,7 @@ TRANSITIONS: Final[Mapping[tuple[str, str], str]] = {
 # A check does not change these.
 _SETTLED: Final = (READY, DROPPED)
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_S: Final = 86_400
 # Longer segments do not show whether rows come all day.
 _LONGEST_STEADY_S: Final = 3600
@@ -129,28 +130,60 @@ def segment_end(start: datetime, rules: SegmentRules) -> datetime:
     return start + timedelta(seconds=rules.window_s)
 
 
+def segment_name(segment: Segment) -> str:
+    """``2026-11-20T10``, with minutes and seconds only where they are not zero."""
+    name = segment.start.strftime("%Y-%m-%dT%H:%M:%S")
+    return name.removesuffix(":00").removesuffix(":00")
+
+
 # ---- rows ------------------------------------------------------------------------------------------------
+
+
+class RecountedRows(NamedTuple):
+    """A segment of which a batch replaces rows. ``rows``: all that the table then holds of it; ``is_changed``: whether
+    these are other rows than before."""
+
+    rows: AddedRows | None
+    is_changed: bool
 
 
 def add_rows(
     segments: Mapping[datetime, Segment], added: Mapping[datetime, AddedRows], batch: int, now: datetime
 ) -> dict[datetime, Segment]:
     """The segments that a batch adds rows to, as they are after it."""
-    return {start: _with(segments.get(start), start, rows, batch, now) for start, rows in added.items()}
+    counted = {start: RecountedRows(rows.plus(_rows_of(segments.get(start))), True) for start, rows in added.items()}
+    return replace_rows(segments, counted, batch, now)
 
 
-def _with(before: Segment | None, start: datetime, added: AddedRows, batch: int, now: datetime) -> Segment:
-    if before is None:
-        return Segment(start, 1, ACTIVE, *added, 0, None, now, None, batch)
-    is_late = before.state != ACTIVE
-    after = before._replace(
-        rows=before.rows + added.rows,
-        bytes=before.bytes + added.bytes,
-        first=added.first if before.first is None else min(before.first, added.first),
-        last=added.last if before.last is None else max(before.last, added.last),
-        late_rows=before.late_rows + is_late * added.rows,
-    )
-    return _reopened(after, batch, now)
+def _rows_of(segment: Segment | None) -> AddedRows | None:
+    if segment is None or segment.first is None or segment.last is None:
+        return None
+    return AddedRows(segment.rows, segment.bytes, segment.first, segment.last)
+
+
+def replace_rows(
+    segments: Mapping[datetime, Segment], counted: Mapping[datetime, RecountedRows], batch: int, now: datetime
+) -> dict[datetime, Segment]:
+    """The segments that a batch changes by replacing rows. One that holds the same rows keeps its state and version.
+
+    The rows by which a closed one grows are late.
+    """
+    found: dict[datetime, Segment] = {}
+    for start, (rows, is_changed) in sorted(counted.items()):
+        before = segments.get(start)
+        if before is None:
+            if rows is not None:
+                found[start] = Segment(start, 1, ACTIVE, *rows, 0, None, now, None, batch)
+            continue
+        count, size, first, last = rows or (0, 0, None, None)
+        late = max(0, count - before.rows) if before.state != ACTIVE else 0
+        late_rows = min(count, before.late_rows + late)
+        after = before._replace(rows=count, bytes=size, first=first, last=last, late_rows=late_rows)
+        if is_changed or (before.rows, before.bytes) != (count, size):
+            found[start] = _reopened(after, batch, now)
+        elif _differs(before, after):
+            found[start] = after._replace(batch=batch)
+    return found
 
 
 def _reopened(segment: Segment, batch: int, now: datetime) -> Segment:
@@ -168,44 +201,6 @@ def _reopened(segment: Segment, batch: int, now: datetime) -> Segment:
         silent_sources=None,
         watermark=None,
     )
-
-
-class RecountedRows(NamedTuple):
-    """A segment of which a batch replaces rows. ``rows``: all that the table then holds of it; ``is_changed``: whether
-    these are other rows than before."""
-
-    rows: AddedRows | None
-    is_changed: bool
-
-
-def replace_rows(
-    segments: Mapping[datetime, Segment], counted: Mapping[datetime, RecountedRows], batch: int, now: datetime
-) -> dict[datetime, Segment]:
-    """The segments that a batch changes by replacing rows. One that holds the same rows keeps its state and version.
-
-    The rows by which a closed one grows are late.
-    """
-    found: dict[datetime, Segment] = {}
-    for start, recounted in sorted(counted.items()):
-        before, rows = segments.get(start), recounted.rows or _NO_ROWS
-        if before is None:
-            if recounted.rows is not None:
-                found[start] = Segment(start, 1, ACTIVE, *recounted.rows, 0, None, now, None, batch)
-            continue
-        is_new = recounted.is_changed or (before.rows, before.bytes) != (rows.rows, rows.bytes)
-        is_late = before.state in (IMMUTABLE, READY)
-        after = before._replace(
-            rows=rows.rows,
-            bytes=rows.bytes,
-            first=recounted.rows.first if recounted.rows else None,
-            last=recounted.rows.last if recounted.rows else None,
-            late_rows=min(rows.rows, before.late_rows + is_late * max(0, rows.rows - before.rows)),
-        )
-        if is_new and before.state != DROPPED:
-            after = _reopened(after, batch, now)
-        if is_new or _differs(before, after):
-            found[start] = after._replace(batch=batch)
-    return found
 
 
 def drop_before(
@@ -316,7 +311,3 @@ def _empty(segments: Mapping[datetime, Segment], check: WatermarkCheck, rules: S
         if 0 < between <= GAP_SEGMENTS:
             found += [before + step * (i + 1) for i in range(between) if before + step * (i + 2) <= low]
     return [start for start in found if start not in segments]
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NO_ROWS: Final = AddedRows(0, 0, _EPOCH, _EPOCH)

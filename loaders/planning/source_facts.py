@@ -1,13 +1,31 @@
-"""The chunks of each source in a table, by topic: the first and the last one, and the newest event. Pure.
+"""The sources of a table: their chunks by topic, and the low watermark, up to which event time the table has all rows.
+Pure: facts and a clock in.
 
 A source is one writer, whatever data centre it writes in. One that moved has several of these facts, one per topic.
+
+The low watermark is the minimum over the sources that count of the time up to which each has sent everything, its mark.
+All times but those of events and watermarks are the gateways'. Which sources count:
+
+    live            a chunk or heartbeat less than ``source_idle_s`` ago
+    owing           the gateway has recorded more of it than is loaded, and Kafka may still have it
+    silent together more than half of the sources with heartbeats stopped within ``source_idle_s``, this one too
+    silent at once  no source was seen for ``source_idle_s``, and this one stopped within that of the last one; so long
+                    as ``hold_s`` at most
+    far behind      its mark is `FAR_BEHIND` or more before it was last seen: it holds up the event times after its mark
+                    for that long, and none later, as its clock may be wrong
+    others          hold up nothing: finished, excluded, silent alone, or nothing of it is loaded and Kafka has no more
+
+A program that writes without heartbeats may be done when it is silent. So its silence counts only together with that of
+all others, only where the table had rows all day before (the caller sets ``hold_s`` then), and not permanently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import NamedTuple
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
 
 from logferry.gateway.contract.names import split_topic
 
@@ -46,18 +64,21 @@ def merged(*many: KnownSources) -> dict[SourceKey, SourceFacts]:
     return found
 
 
-def with_events(known: KnownSources, newest: Mapping[SourceKey, datetime]) -> dict[SourceKey, SourceFacts]:
+def with_events(known: KnownSources, events: Mapping[SourceKey, datetime]) -> dict[SourceKey, SourceFacts]:
     """The facts with the newest event of each source; sources without facts are not added."""
-    return {key: facts._replace(event=newest.get(key, facts.event)) for key, facts in known.items()}
+    return {key: facts._replace(event=events.get(key, facts.event)) for key, facts in known.items()}
+
+
+def newest(*times: datetime | None) -> datetime | None:
+    return max((at for at in times if at is not None), default=None)
 
 
 def _both(one: SourceFacts, other: SourceFacts) -> SourceFacts:
-    events = [event for event in (one.event, other.event) if event is not None]
     return SourceFacts(
         min(one.first_seqno, other.first_seqno),
         max(one.last_seqno, other.last_seqno),
         max(one.recorded, other.recorded),
-        max(events) if events else None,
+        newest(one.event, other.event),
     )
 
 
@@ -90,3 +111,160 @@ def possible_duplicates(known: KnownSources, batch: KnownSources) -> dict[Source
         if low <= high:
             found[key] = (low, high)
     return found
+
+
+FAR_BEHIND: Final = timedelta(days=7)
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d)?)?)?Z?")
+
+
+class SourceView(NamedTuple):
+    """One source in a check.
+
+    ``event``: its newest event in the table. ``recorded``: when its last chunk was recorded. ``beat`` and
+    ``watermark``: of its heartbeat. ``owes``: the gateway has recorded more of it than is loaded. ``is_lost``: nothing
+    of it is loaded, and Kafka has none of its records any more.
+    """
+
+    topic: str
+    source_id: str
+    event: datetime | None
+    recorded: datetime | None
+    beat: datetime | None = None
+    watermark: datetime | None = None
+    finished: bool = False
+    owes: bool = False
+    is_lost: bool = False
+
+    @property
+    def mark(self) -> datetime | None:
+        """The source has sent all events before it; None: unknown. Times from a clock that is ahead are capped."""
+        marks = []
+        if self.event is not None:
+            marks.append(self.event if self.recorded is None else min(self.event, self.recorded))
+        if self.watermark is not None and not self.owes:
+            marks.append(self.watermark if self.beat is None else min(self.watermark, self.beat))
+        return max(marks, default=None)
+
+    @property
+    def last_seen(self) -> datetime | None:
+        return newest(self.recorded, self.beat)
+
+    @property
+    def is_far_behind(self) -> bool:
+        mark, seen = self.mark, self.last_seen
+        return not self.owes and mark is not None and seen is not None and seen - mark >= FAR_BEHIND
+
+    def holds_up(self, end: datetime) -> bool:
+        """Whether a source that is far behind may have rows before ``end``, of what its clock says."""
+        mark = self.mark
+        return mark is not None and mark < end <= mark + FAR_BEHIND
+
+
+class LowWatermark(NamedTuple):
+    """``at`` None: unknown, because nothing is known of one source. ``waits_for``: the source that holds it back; None:
+    no source that counts is behind ``at``, which is the time of the check. ``far_behind``: sources that hold up old
+    segments only. ``sources``: all of the check, ``silent`` of which are neither live nor finished. ``together``: as
+    many as fell silent together, and count.
+    """
+
+    at: datetime | None
+    waits_for: SourceView | None
+    far_behind: tuple[SourceView, ...] = ()
+    sources: int = 0
+    silent: int = 0
+    together: int = 0
+
+    def is_past(self, end: datetime) -> bool:
+        return self.at is not None and self.at >= end and not any(source.holds_up(end) for source in self.far_behind)
+
+    def why(self, end: datetime | None = None) -> str:
+        """What holds back the low watermark, or the segment that ends at ``end``; empty: nothing does."""
+        held_by = self.waits_for
+        if end is not None and self.at is not None and self.at >= end:
+            held_by = next((source for source in self.far_behind if source.holds_up(end)), None)
+        if held_by is None:
+            return ""
+        source = f"waits for {held_by.source_id} in {held_by.topic}"
+        at = "of which no event is known" if held_by.mark is None else f"at {utc_text(held_by.mark)}"
+        if held_by.owes:
+            return f"{source}, {at}: more is recorded than loaded"
+        seen = held_by.last_seen
+        said = f"{source}, {at}" + (f", last seen at {utc_text(seen)}" if seen is not None else "")
+        return f"{said}: {self.together} of {self.sources} sources fell silent together" if self.together else said
+
+
+def low_watermark(sources: Iterable[SourceView], now: datetime, idle_s: float, hold_s: float = 0.0) -> LowWatermark:
+    """The minimum over the sources that count. ``now``: by the gateways' clock. ``hold_s``: after all sources fell
+    silent at once, they count for so long; 0 where silence is usual.
+    """
+    views, idle = list(sources), timedelta(seconds=idle_s)
+    watched = [view for view in views if not view.finished and not view.is_lost]
+    beating = [view for view in watched if view.beat is not None]
+    together = _silent_together(_seen(beating), now, idle)
+    together |= _silent_at_once(_seen(watched), now, idle, timedelta(seconds=hold_s))
+    found = LowWatermark(now, None, sources=len(views), together=len(together))
+    far_behind: list[SourceView] = []
+    silent = 0
+    for source in views:
+        if not source.owes:
+            if source.finished or source.last_seen is None:
+                continue
+            is_silent = now - source.last_seen >= idle
+            silent += is_silent
+            if is_silent and (source.topic, source.source_id) not in together:
+                continue
+        mark = source.mark
+        if source.is_far_behind:
+            far_behind.append(source)
+        elif mark is None and not source.is_lost:
+            found = found._replace(at=None, waits_for=source)
+        elif mark is not None and found.at is not None and mark < found.at:
+            found = found._replace(at=mark, waits_for=source)
+    return found._replace(far_behind=tuple(far_behind), silent=silent)
+
+
+_Seen = list[tuple[datetime, tuple[str, str]]]
+
+
+def _seen(views: Iterable[SourceView]) -> _Seen:
+    """When each source (topic, source_id) was seen last, the earliest first."""
+    return sorted((at, (view.topic, view.source_id)) for view in views if (at := view.last_seen) is not None)
+
+
+def _silent_together(seen: _Seen, now: datetime, idle: timedelta) -> set[tuple[str, str]]:
+    """The sources that stopped within one ``idle`` of each other, wherever these are more than those seen since."""
+    times = [at for at, _ in seen]
+    first_live = bisect_right(times, now - idle)
+    found: set[tuple[str, str]] = set()
+    covered = 0
+    for start in range(first_live):
+        stop = min(bisect_left(times, times[start] + idle), first_live)
+        if stop - start > len(seen) - stop:
+            found.update(source for _, source in seen[max(start, covered) : stop])
+            covered = stop
+    return found
+
+
+def _silent_at_once(seen: _Seen, now: datetime, idle: timedelta, hold: timedelta) -> set[tuple[str, str]]:
+    """The sources that stopped within ``idle`` of the last one; none before ``idle`` and after ``hold``."""
+    if not seen or not idle <= now - seen[-1][0] < hold:
+        return set()
+    return {source for at, source in seen if seen[-1][0] - at < idle}
+
+
+def without(sources: Iterable[SourceView], excluded: Collection[str]) -> list[SourceView]:
+    """The sources but for those that an operator excluded; ``*`` in a name stands for any text."""
+    patterns = [re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL) for name in excluded]
+    return [source for source in sources if not any(p.fullmatch(source.source_id) for p in patterns)]
+
+
+def utc_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment_of(text: str) -> datetime | None:
+    """``2026-11-20``, ``2026-11-20T10`` or ``2026-11-20T10:15:30``, in UTC; None: it is none of these."""
+    try:
+        return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC) if _TIME.fullmatch(text) else None
+    except ValueError:
+        return None

@@ -8,34 +8,71 @@ changes. Where a gateway does not answer, the check fails and no segment closes.
 Nobody owes what Kafka no longer has. The check knows this where the table has passed all that the partition held after
 the report. The ends of an original in another data centre are not known here. But a copy has its order: a loaded chunk
 that was recorded well after those of a source shows that the table has passed them.
+
+Others are notified that segments are READY by a file ``_SUCCESS`` and a POST to a webhook, once per version. Only what
+the table holds is reported. A loader first claims a notification by creating a file beside the table, and marks it as
+sent afterwards; so of several loaders one sends it. A claim without a mark that is a minute old belongs to a loader
+that died: the next one sends the notification, maybe a second time. Receivers recognise a repetition by the header
+``Idempotency-Key``.
 """
 
 from __future__ import annotations
 
 import json
-import ssl
+import os
+import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
+from logferry.client.transport.connections import Connections, NoResponse
+from logferry.client.transport.dialer import Dialer, proxies_of
 from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, Loader
-from logferry.loaders.config import GatewayAccess, TableJob
-from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError
+from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
+from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, StorageUnavailable
 from logferry.loaders.gateway_clock import GatewayClock, difference
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.planning.low_watermark import SourceView, low_watermark, without
 from logferry.loaders.planning.plan import Range, TopicPartition
-from logferry.loaders.planning.segment_states import WatermarkCheck, check_segments, had_rows_all_day
-from logferry.loaders.planning.source_facts import KnownSources, SourceKey
-from logferry.loaders.storage.side_tables import known_before, moment, read_excluded, save_check, segments_before
+from logferry.loaders.planning.segment_states import (
+    READY,
+    Segment,
+    WatermarkCheck,
+    check_segments,
+    had_rows_all_day,
+    segment_end,
+    segment_name,
+)
+from logferry.loaders.planning.source_facts import (
+    KnownSources,
+    SourceKey,
+    SourceView,
+    low_watermark,
+    newest,
+    utc_text,
+    without,
+)
+from logferry.loaders.storage.side_tables import (
+    known_before,
+    moment,
+    read_excluded,
+    read_segments,
+    save_check,
+    segments_before,
+)
 
 _TIMEOUT_S: Final = 30.0
+_LARGEST_PAGE_BYTES: Final = 64 << 20
+_POST_TIMEOUT_S: Final = 10.0
+_SENT: Final = "_told"
+_CLAIM_S: Final = 60.0
+SUCCESS: Final = "_SUCCESS"
 # In a partition, chunks are in the order of their times but for less than this: the timeout of a transaction (15 s) and
 # the difference of the gateways' clocks (60 s) are far below.
 _ORDERED: Final = timedelta(hours=1)
@@ -46,15 +83,12 @@ class ReportedSource(NamedTuple):
     ``partitions``: where its chunks are; empty: unknown.
     """
 
-    recorded_seqno: int | None
-    written: datetime | None
-    beat: datetime | None
-    watermark: datetime | None
-    finished: bool
+    recorded_seqno: int | None = None
+    written: datetime | None = None
+    beat: datetime | None = None
+    watermark: datetime | None = None
+    finished: bool = False
     partitions: frozenset[int] = frozenset()
-
-
-_NOT_REPORTED: Final = ReportedSource(None, None, None, None, False)
 
 
 @dataclass(frozen=True)
@@ -72,7 +106,7 @@ class SegmentCheck:
 
 def begin_check(loader: Loader, topics: Sequence[str]) -> SegmentCheck:
     """To be called before Kafka's offsets are fetched. Raises LoaderConfigError, KafkaUnavailable."""
-    started = loader.clock.host_time()
+    started = datetime.now(UTC)
     try:
         reported = ask_gateways(loader.gateways, topics, loader.clock)
     except GatewayUnavailable as error:
@@ -80,7 +114,7 @@ def begin_check(loader: Loader, topics: Sequence[str]) -> SegmentCheck:
     # A copy's end says nothing of what the original still has.
     own = [topic for topic in topics if split_topic(topic)[0] == loader.dc]
     ends = loader.kafka.ends(own) if loader.gateways else {}
-    return SegmentCheck(loader.clock.of_gateways(started), tuple(topics), reported, ends, "")
+    return SegmentCheck(started + loader.clock.ahead, tuple(topics), reported, ends, "")
 
 
 def finish_check(
@@ -121,12 +155,12 @@ def source_views(
     for key in sorted({*known, *reported}):
         if key.topic not in chosen:
             continue
-        facts, report = known.get(key), reported.get(key, _NOT_REPORTED)
+        facts, report = known.get(key), reported.get(key, ReportedSource())
         seqno, event = report.recorded_seqno, facts.event if facts else None
         lacks = seqno is not None and (facts is None or facts.last_seqno < seqno)
         places = [TopicPartition(key.topic, p) for p in report.partitions]
         is_gone = bool(places) and all(p in passed or _is_before(report.written, loaded_to.get(p)) for p in places)
-        recorded = _newest(facts.recorded if facts else None, report.written)
+        recorded = newest(facts.recorded if facts else None, report.written)
         times = (event, recorded, report.beat, report.watermark)
         is_lost = lacks and is_gone and facts is None
         found.append(SourceView(*key, *times, report.finished, lacks and not is_gone, is_lost))
@@ -155,9 +189,8 @@ def _is_before(written: datetime | None, loaded_to: datetime | None) -> bool:
 def ask_gateways(
     gateways: Mapping[str, GatewayAccess], topics: Iterable[str], clock: GatewayClock
 ) -> dict[SourceKey, ReportedSource]:
-    """The sources of each topic, from the gateway of its data centre where one is configured; sets the clock.
-
-    Raises GatewayUnavailable, LoaderConfigError.
+    """The sources of each topic, from the gateway of its data centre where one is configured. Sets the clock: of
+    several gateways the one that is furthest behind counts. Raises GatewayUnavailable, LoaderConfigError.
     """
     found: dict[SourceKey, ReportedSource] = {}
     times: list[timedelta] = []
@@ -168,7 +201,7 @@ def ask_gateways(
                 key, report = SourceKey(full_topic(dc, name), row["source_id"]), _reported(row)
                 before = found.get(key)
                 found[key] = report if before is None else _both(before, report)
-    clock.learn(times)
+    clock.ahead = min(times, default=timedelta(0))
     return found
 
 
@@ -178,16 +211,12 @@ def _both(one: ReportedSource, other: ReportedSource) -> ReportedSource:
     seqnos = [report.recorded_seqno for report in (one, other) if report.recorded_seqno is not None]
     return ReportedSource(
         max(seqnos, default=None),
-        _newest(one.written, other.written),
-        _newest(one.beat, other.beat),
+        newest(one.written, other.written),
+        newest(one.beat, other.beat),
         min(marks) if len(marks) == 2 else None,
         one.finished and other.finished,
         one.partitions | other.partitions if one.partitions and other.partitions else frozenset(),
     )
-
-
-def _newest(*times: datetime | None) -> datetime | None:
-    return max((at for at in times if at is not None), default=None)
 
 
 def _reported(row: Mapping[str, Any]) -> ReportedSource:
@@ -207,66 +236,129 @@ def _moment(ms: int | None) -> datetime | None:
 
 
 def _pages(gateway: GatewayAccess, topic: str, times: list[timedelta]) -> Iterator[dict[str, Any]]:
-    after = ""
-    while True:
-        query = f"?after={urllib.parse.quote(after, safe='')}" if after else ""
-        page = _get(gateway, f"/v1/topics/{urllib.parse.quote(topic, safe='')}/sources{query}", times)
-        if page is None:
-            return
-        yield from page["sources"]
-        after = page.get("next") or ""
-        if not after:
-            return
-
-
-class _SameHost(urllib.request.HTTPRedirectHandler):
-    """Redirects to another host or port are refused: the request carries a token."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        have, want = urllib.parse.urlsplit(newurl), urllib.parse.urlsplit(req.full_url)
-        if (have.scheme, have.netloc) != (want.scheme, want.netloc):
-            raise urllib.error.URLError(f"it redirects to {have.scheme}://{have.netloc}, which is not followed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _get(gateway: GatewayAccess, path: str, times: list[timedelta]) -> dict[str, Any] | None:
-    """The answer of the first URL that gives one; None: there is no such topic, so no source wrote there.
-
-    ``times`` receives how far the gateway's clock is ahead.
-    """
+    """``times`` receives how far the gateway's clock is ahead. Without a topic of that name there are no sources."""
     headers = {} if gateway.token_file is None else {"Authorization": f"Bearer {_token(gateway.token_file)}"}
+    ca_file = None if gateway.ca_file is None else str(gateway.ca_file)
+    try:
+        dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
+    except OSError as error:
+        raise GatewayUnavailable(f"{ca_file}: {error}") from None
+    path, after = f"/v1/topics/{quote(topic, safe='')}/sources", ""
+    with closing(Connections(_TIMEOUT_S, dialer, _LARGEST_PAGE_BYTES)) as connections:
+        while page := _get(connections, gateway.urls, path + after, headers, times):
+            yield from page["sources"]
+            if not page.get("next"):
+                return
+            after = f"?after={quote(page['next'], safe='')}"
+
+
+def _get(
+    connections: Connections, urls: Sequence[str], path: str, headers: dict[str, str], times: list[timedelta]
+) -> dict[str, Any] | None:
+    """The answer of the first URL that gives one; None: there is no such topic. Redirects are not followed: the request
+    carries a token.
+    """
     why = ""
-    for url in gateway.urls:
-        request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
+    for url in urls:
+        asked = datetime.now(UTC)
         try:
-            context = ssl.create_default_context(cafile=gateway.ca_file)
-            opener = urllib.request.build_opener(_SameHost, urllib.request.HTTPSHandler(context=context))
-            asked = datetime.now(UTC)
-            with opener.open(request, timeout=_TIMEOUT_S) as answer:
-                page: dict[str, Any] = json.load(answer)
-                ahead = difference(answer.headers.get("Date"), asked, datetime.now(UTC))
-                if ahead is not None:
-                    times.append(ahead)
+            reply = connections.exchange(url.rstrip("/") + path, headers, None, "GET")
+            ahead = difference(reply.headers.get("date"), asked, datetime.now(UTC))
+            if reply.status == 200:
+                page: dict[str, Any] = json.loads(reply.body)
+                times += [] if ahead is None else [ahead]
                 return page
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-            if error.code in (401, 403):
-                raise LoaderConfigError(
-                    f"{url} answers {error.code}: the token does not permit listing the sources of this topic"
-                ) from None
-            why = f"{url} answers {error.code}"
-        except (OSError, ValueError) as error:
+        except (NoResponse, ValueError) as error:
             why = f"{url}: {error}"
+            continue
+        if reply.status == 404:
+            return None
+        if reply.status in (401, 403):
+            raise LoaderConfigError(
+                f"{url} answers {reply.status}: the token does not permit listing the sources of this topic"
+            )
+        why = f"{url} answers {reply.status}"
     raise GatewayUnavailable(why)
 
 
 def _token(file: Path) -> str:
     try:
         return check_token(file.read_text(encoding="utf-8"), str(file))
-    except OSError as error:
-        raise LoaderConfigError(f"{file}: {error.strerror}") from None
-    except ValueError as error:
-        raise LoaderConfigError(str(error)) from None
+    except (OSError, ValueError) as error:
+        raise LoaderConfigError(f"{file}: {error}") from None
+
+
+# ---- notifications -----------------------------------------------------------------------------------------
+
+
+def notify_ready(job: TableJob, paths: TablePaths, last: int) -> list[str]:
+    """Notifies of segments that are READY as of a batch. Returns the failures, which are retried later.
+
+    Raises StorageUnavailable.
+    """
+    settings = job.segments
+    if settings is None or (settings.success is None and settings.webhook is None):
+        return []
+    sent = paths.segments / _SENT
+    failed: list[str] = []
+    for segment in read_segments(paths.segments, last).values():
+        mark = sent / f"{segment_name(segment)}-{segment.version}"
+        if segment.state != READY or mark.exists() or not _claimed(mark.with_suffix(".claim")):
+            continue
+        text = json.dumps(_facts(paths, segment, settings))
+        try:
+            if settings.success is not None:
+                _replace(settings.success / segment_name(segment) / SUCCESS, text)
+            if settings.webhook is not None:
+                _post(settings.webhook, f"{paths.main}/{mark.name}", text)
+            _replace(mark, text)
+        except urllib.error.URLError as error:
+            failed.append(f"{settings.webhook}: {error}")
+            mark.with_suffix(".claim").unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageUnavailable(f"{error.filename or sent}: {error.strerror or error}") from error
+    return failed
+
+
+def _claimed(claim: Path) -> bool:
+    """Whether this loader sends it. Raises OSError."""
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        claim.open("x").close()
+    except FileExistsError:
+        try:
+            if time.time() - claim.stat().st_mtime < _CLAIM_S:
+                return False
+            claim.touch()
+        except FileNotFoundError:
+            return False
+    return True
+
+
+def _facts(paths: TablePaths, segment: Segment, settings: SegmentSettings) -> dict[str, object]:
+    plain = ("version", "rows", "bytes", "late_rows", "batch", "sources", "silent_sources")
+    return {
+        "table": str(paths.main),
+        "segment": segment_name(segment),
+        "start": utc_text(segment.start),
+        "end": utc_text(segment_end(segment.start, settings.rules)),
+        **{name: getattr(segment, name) for name in plain},
+        "watermark": utc_text(segment.watermark) if segment.watermark else None,
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _post(url: str, key: str, text: str) -> None:
+    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    request = urllib.request.Request(url, text.encode(), headers, method="POST")
+    with urllib.request.urlopen(request, timeout=_POST_TIMEOUT_S):
+        return

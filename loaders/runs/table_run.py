@@ -7,9 +7,8 @@ run that finds a planned batch executes it first, exactly as planned. A run that
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
@@ -18,12 +17,10 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.rows import check_parser
-from logferry.loaders.planning.batch_size import BatchSizer, RunBound, unbounded
 from logferry.loaders.planning.ledger_entry import LOAD, REQUARANTINE, LedgerEntry, OriginOffset, TablePaths
-from logferry.loaders.planning.move_plan import originals_to_record, recorded_originals
-from logferry.loaders.planning.plan import Range, StoppedTopic, plan
-from logferry.loaders.runs.notify import notify_ready
-from logferry.loaders.runs.segment_check import begin_check, finish_check
+from logferry.loaders.planning.plan import BatchSizer, Range, StoppedTopic, plan
+from logferry.loaders.planning.position_plan import known_originals, origin_dc
+from logferry.loaders.runs.segment_check import SegmentCheck, begin_check, finish_check, notify_ready
 from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.side_tables import create_segments
@@ -33,22 +30,19 @@ from logferry.loaders.storage.tables import TableState, read_state
 _ORIGINALS_S: Final = 2.0
 
 
-@dataclass(frozen=True)
-class Backlog:
+class Backlog(NamedTuple):
     """The offsets to load, control records included."""
 
     records: int
 
 
-@dataclass(frozen=True)
-class RunEnded:
+class RunEnded(NamedTuple):
     """The run reached a limit or a signal before everything was loaded."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class SegmentNotice:
+class SegmentNotice(NamedTuple):
     """Everything is loaded, but the segment check or a notification failed, for this reason."""
 
     reason: str
@@ -57,76 +51,69 @@ class SegmentNotice:
 LoadEvent = Backlog | BatchDone | StoppedTopic | RunEnded | SegmentNotice
 
 
-def load_table(
-    loader: Loader, job: TableJob, bound: RunBound | None = None, sizes: BatchSizer | None = None
-) -> Iterator[LoadEvent]:
-    """Loads up to Kafka's last stable offsets of now, or to the bound; yields each step when it is done.
+def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -> Iterator[LoadEvent]:
+    """Loads up to Kafka's last stable offsets of now, or to the limits; yields each step when it is done.
 
-    ``sizes``: measured in earlier loads of this table. A topic that changed is stopped; the others continue, unless a
-    planned batch needs it. Raises Terminal, Transient. Safe to call again, and by several loaders at once.
+    ``sizes``: with the limits, and as measured in earlier loads of this table. A topic that changed is stopped; the
+    others continue, unless a planned batch needs it. Raises Terminal, Transient. Safe to call again, and by several
+    loaders at once.
     """
     paths = TablePaths.of(job.path)
     if job.parser.format not in ("lines", "chunk"):
         check_parser(loader.spark, job.parser)
+    sizes = sizes or BatchSizer(job.max_records, job.batch_bytes)
     with sorted_errors(f"loading {paths.main}"):
-        yield from _batches(
-            loader, job, paths, bound or unbounded(), sizes or BatchSizer(job.max_records, job.batch_bytes)
-        )
-
-
-def _batches(
-    loader: Loader, job: TableJob, paths: TablePaths, bound: RunBound, sizes: BatchSizer
-) -> Iterator[LoadEvent]:
-    state = table_state(loader, paths)
-    topics = wanted_topics(loader, job, state)
-    check = begin_check(loader, topics) if job.segments else None
-    backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
-    targets = {r.key: r.end for r in backlog.ranges}
-    prepare(paths, job.parser, job.partition_by)
-    if job.segments is not None:
-        create_segments(paths.segments, job.segments.rules)
-    yield Backlog(backlog.records)
-    stopped: set[str] = set()
-    while True:
-        if (reason := bound.reached()) is not None:
-            yield RunEnded(reason)
-            return
-        entry = state.planned
-        if entry is None:
-            wanted = [t for t in topics if t not in stopped]
-            planned = plan(_positions(state), loader.kafka.views(wanted), wanted, bound.cut(sizes), targets)
-            if planned.records:
-                entry = put_entry(loader, job, paths, state, planned.ranges)
-            for stop in planned.stopped:
-                stopped.add(stop.topic)
-                yield stop
-        if entry is None:
-            if check is None:
-                return
-            yield from map(SegmentNotice, notify_ready(job, paths, state.last))
-            if stopped or check.missing:
-                yield SegmentNotice(check.missing or f"no segment closes while {', '.join(sorted(stopped))} is stopped")
-                return
-            try:
-                result = finish_check(job, paths, state.last, loader.run, check, _positions(state))
-            except Overtaken:
-                # The loader that continues will check, too.
-                return
-            if result is None:
-                return
-            check = None
-            entry = put_entry(loader, job, paths, state, [r.at_rest for r in _positions(state)])
-            if entry.run == loader.run and not entry.reads:
-                yield do_batch(loader, paths, entry, result=result)
-                yield from map(SegmentNotice, notify_ready(job, paths, entry.batch))
-                return
-        done = do_batch(loader, paths, entry)
-        if done.records:
-            offsets = sum(r.size for r in entry.reads)
-            sizes.saw(offsets, done.bytes)
-            bound.spent(offsets, done.bytes)
-        yield done
         state = table_state(loader, paths)
+        topics = wanted_topics(loader, job, state)
+        check = begin_check(loader, topics) if job.segments else None
+        backlog = plan(_positions(state), loader.kafka.views(topics), topics, max_records=sys.maxsize)
+        targets = {r.key: r.end for r in backlog.ranges}
+        prepare(paths, job.parser, job.partition_by)
+        if job.segments is not None:
+            create_segments(paths.segments, job.segments.rules)
+        yield Backlog(backlog.records)
+        stopped: set[str] = set()
+        while True:
+            if (reason := sizes.reached()) is not None:
+                yield RunEnded(reason)
+                return
+            entry = state.planned
+            if entry is None:
+                wanted = [t for t in topics if t not in stopped]
+                planned = plan(_positions(state), loader.kafka.views(wanted), wanted, sizes.next_offsets(), targets)
+                if planned.records:
+                    entry = put_entry(loader, job, paths, state, planned.ranges)
+                for stop in planned.stopped:
+                    stopped.add(stop.topic)
+                    yield stop
+            if entry is None:
+                if check is not None:
+                    yield from _checked(loader, job, paths, state, check, stopped)
+                return
+            done = do_batch(loader, paths, entry)
+            if done.records:
+                sizes.saw(sum(r.size for r in entry.reads), done.bytes)
+            yield done
+            state = table_state(loader, paths)
+
+
+def _checked(
+    loader: Loader, job: TableJob, paths: TablePaths, state: TableState, check: SegmentCheck, stopped: Collection[str]
+) -> Iterator[LoadEvent]:
+    """Finishes the check, once everything is loaded. Where another loader continues, it will check, too."""
+    yield from map(SegmentNotice, notify_ready(job, paths, state.last))
+    if stopped or check.missing:
+        yield SegmentNotice(check.missing or f"no segment closes while {', '.join(sorted(stopped))} is stopped")
+        return
+    try:
+        result = finish_check(job, paths, state.last, loader.run, check, _positions(state))
+    except Overtaken:
+        return
+    if result is not None:
+        entry = put_entry(loader, job, paths, state, [r.at_rest for r in _positions(state)])
+        is_ours = entry.run == loader.run and not entry.reads
+        yield do_batch(loader, paths, entry, result=result if is_ours else None)
+        yield from map(SegmentNotice, notify_ready(job, paths, entry.batch))
 
 
 def requarantine_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:
@@ -169,9 +156,8 @@ def _positions(state: TableState) -> tuple[Range, ...]:
 
 def _originals_of(loader: Loader, state: TableState, ranges: Sequence[Range]) -> list[OriginOffset]:
     """Where the ranges end in the originals of other data centres' topics. A move away from a dead one needs them."""
-    known, asked = originals_to_record(
-        ranges, loader.dc, recorded_originals([state.committed] if state.committed else [], loader.dc)
-    )
+    away = [r for r in ranges if origin_dc(r.topic) != loader.dc]
+    known, asked = known_originals(away, loader.dc, [state.committed] if state.committed else [])
     return known if loader.mirror_offsets is None else [*known, *loader.mirror_offsets.originals(asked, _ORIGINALS_S)]
 
 

@@ -16,8 +16,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from logferry.loaders.planning.low_watermark import utc_text as time_of
 from logferry.loaders.planning.segment_states import READY
+from logferry.loaders.planning.source_facts import utc_text as time_of
 from logferry.loaders.storage.side_tables import Segments
 from logferry.ops.cli.gateway_client import GatewayClient
 from logferry.ops.cli.problems import Unavailable

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 from logferry.gateway.config import KafkaSettings
-from logferry.loaders.planning.low_watermark import utc_text as time_of
 from logferry.loaders.planning.segment_states import READY
+from logferry.loaders.planning.source_facts import utc_text as time_of
 from logferry.loaders.storage.ledger import open_table
 from logferry.ops.audit.audit import audit
 from logferry.ops.audit.compare.report import Report

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from logferry.loaders.planning.low_watermark import SourceView, low_watermark
 from logferry.loaders.planning.plan import TopicPartition
 from logferry.loaders.planning.segment_states import (
     ACTIVE,
@@ -32,7 +31,7 @@ from logferry.loaders.planning.segment_states import (
     segment_end,
     segment_start,
 )
-from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, merged
+from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, SourceView, low_watermark, merged
 from logferry.loaders.runs.segment_check import ReportedSource, source_views
 
 RULES = SegmentRules(window_s=3600, late_wait_s=1800, max_wait_s=7200, source_idle_s=900)

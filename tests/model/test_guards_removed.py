@@ -182,7 +182,7 @@ GUARDS = [
     ),
     Guard(
         "sources that fall silent together hold a segment",
-        "loaders/planning/low_watermark.py",
+        "loaders/planning/source_facts.py",
         "        if stop - start > len(seen) - stop:\n",
         "        if False:\n",
         "tests/model/test_segments_model.py tests/unit/loaders",

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logferry.loaders.planning.low_watermark import LowWatermark, SourceView, low_watermark, without
 from logferry.loaders.planning.segment_states import (
     ACTIVE,
     IMMUTABLE,
@@ -21,6 +20,7 @@ from logferry.loaders.planning.segment_states import (
     segment_end,
     segment_start,
 )
+from logferry.loaders.planning.source_facts import LowWatermark, SourceView, low_watermark, without
 
 from tests.model.segments_world import BEGIN, HOUR, MINUTE, RULES, live_to_the_end
 

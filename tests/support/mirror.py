@@ -22,7 +22,7 @@ from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands.move import move_table
 from logferry.loaders.config import TableJob
-from logferry.loaders.planning.reset_plan import PositionChange, ResetTarget
+from logferry.loaders.planning.position_plan import PositionChange, ResetTarget
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.ops.stack.kafka_cluster import KafkaCluster

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from logferry.loaders.batches.execute import BatchDone, Loader
-from logferry.loaders.commands.reload import ReloadPreview, reload_table
+from logferry.loaders.commands.repair import ReloadPreview, reload_table
 from logferry.loaders.config import TableJob
 from logferry.loaders.planning.ledger_entry import LedgerEntry
 from logferry.loaders.planning.plan import StoppedTopic

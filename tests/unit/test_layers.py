@@ -56,7 +56,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "loaders.runs": (
         *("loaders", "loaders.batches", "loaders.planning", "loaders.storage", "loaders.parsing", "loaders.spark"),
-        "gateway.contract",
+        *("gateway.contract", "client.transport"),
     ),
     "loaders.commands": (
         *("loaders", "loaders.runs", "loaders.batches", "loaders.planning", "loaders.storage", "loaders.parsing"),
@@ -131,7 +131,7 @@ ALSO = {
 # What runs where pyspark is not installed, and what the push-client's one file holds.
 WITHOUT_SPARK = (
     *("loaders.storage", "loaders.planning", "loaders.parsing.settings", "loaders.config"),
-    *("loaders.commands.table", "loaders.commands.state", "loaders.commands.compact", "loaders.commands.segments"),
+    *("loaders.commands.table", "loaders.commands.inspection", "loaders.commands.compact"),
 )
 # The client needs the standard library alone, but for these.
 EXTRAS = {"client.aio": {"aiohttp", "yarl"}, "client.reading.decode": {"msgpack"}}

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.commands.compact import drop_old
-from logferry.loaders.commands.reload import reload_table
+from logferry.loaders.commands.repair import reload_table
 from logferry.loaders.config import TableJob
 from logferry.loaders.planning.reload_plan import ReloadTarget
 from logferry.loaders.planning.segment_states import DROPPED

@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 from logferry.loaders.batches.execute import Loader
-from logferry.loaders.commands.reset import reset_table
-from logferry.loaders.commands.state import show, table_facts
+from logferry.loaders.commands.inspection import show, table_facts
+from logferry.loaders.commands.repair import reset_table
 from logferry.loaders.config import Config
 from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError
-from logferry.loaders.planning.batch_size import Limits
-from logferry.loaders.planning.reset_plan import PositionChange, ResetTarget
+from logferry.loaders.planning.plan import Limits
+from logferry.loaders.planning.position_plan import PositionChange, ResetTarget
 from logferry.loaders.runs import table_run
-from logferry.loaders.runs.report import Reporter
-from logferry.loaders.runs.run_tables import TableRunner
 from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.runs.table_runner import Reporter, TableRunner
 from logferry.loaders.storage.ledger import read_ledger
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from rich.console import Console

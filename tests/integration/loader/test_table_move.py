@@ -12,7 +12,7 @@ from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands import move as commands_move
-from logferry.loaders.commands.state import table_facts
+from logferry.loaders.commands.inspection import table_facts
 from logferry.loaders.config import SegmentSettings, TableJob
 from logferry.loaders.errors import CannotMove, LedgerBroken, MirrorBehind
 from logferry.loaders.planning.ledger_entry import MOVE, TablePaths

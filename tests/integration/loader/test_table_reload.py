@@ -14,10 +14,10 @@ from logferry.loaders.batches import execute
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.batches.replace_rows import offsets_of, replace_quarantined
 from logferry.loaders.commands import move as commands_move
-from logferry.loaders.commands import reset as commands_reset
-from logferry.loaders.commands.reload import reload_table
+from logferry.loaders.commands import repair as commands_repair
+from logferry.loaders.commands.repair import reload_table
 from logferry.loaders.errors import KafkaUnavailable, LedgerBroken, LoaderConfigError, TopicChanged
-from logferry.loaders.planning import reset_plan
+from logferry.loaders.planning import position_plan
 from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
 from logferry.loaders.planning.reload_plan import ReloadTarget, TimeSpan
 from logferry.loaders.runs.table_run import load_table, requarantine_table
@@ -187,17 +187,17 @@ async def test_a_planned_reload_of_removed_records_is_abandoned(
         TopicChanged, match=r"to abandon this reload .* `logferry table reset --to TOPIC:PARTITION=POSI"
     ):
         done(load_table(loader(), work))
-    target = reset_plan.ResetTarget.parse(f"{topic.name}:0={end}")
+    target = position_plan.ResetTarget.parse(f"{topic.name}:0={end}")
     if died == "_commit":
         with pytest.raises(LedgerBroken, match="cannot be abandoned: its quarantine is changed"):
-            commands_reset.reset_table(loader(), work, [target], lambda _: True)
+            commands_repair.reset_table(loader(), work, [target], lambda _: True)
         assert state(table) == damaged
         return
     late: list[Any] = []
 
     def given_up_first(*given: Any) -> Any:
         patch.setattr(execute, "replace_quarantined", replace_quarantined)
-        late.append(commands_reset.reset_table(loader("gives up"), work, [target], lambda _: True))
+        late.append(commands_repair.reset_table(loader("gives up"), work, [target], lambda _: True))
         return replace_quarantined(*given)
 
     # One that has read before it was removed comes too late, too.

@@ -42,7 +42,7 @@ WRONG = {
     "no kafka": ('[[tables]]\npath = "a"\ntopics = ["b"]', "kafka"),
     "a key that is none": (GOOD + "max_record = 5", "tables.0.max_record"),
     "no topics": (GOOD.replace('"*.nginx", "dc1.apache"', ""), "tables.0.topics"),
-    "a topic that is none": (GOOD.replace("*.nginx", "a b"), "not a topic"),
+    "a topic that is none": (GOOD.replace("*.nginx", "a b"), "tables.0.topics.0: String should match pattern"),
     "no such number": (GOOD + "max_records = 0", "tables.0.max_records"),
     "a data centre that is none": (GOOD.replace("dc2", "DC 2"), "dc"),
     "a heap that is none": (GOOD.replace('master = "local[3]"', 'driver_memory = "lots"'), "spark.driver_memory"),

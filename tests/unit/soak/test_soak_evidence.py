@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from logferry.loaders.planning.low_watermark import LowWatermark
 from logferry.loaders.planning.segment_states import AddedRows, Segment, WatermarkCheck, add_rows, check_segments
+from logferry.loaders.planning.source_facts import LowWatermark
 from logferry.loaders.storage.side_tables import SNAPSHOT_EVERY, put_segments, read_segments
 
 from tests.soak import evidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.loaders.planning.batch_size import BatchSizer, Limits, RunBound, unbounded
+from logferry.loaders.planning.plan import BatchSizer, Limits
 
 MIB = 1 << 20
 
@@ -40,24 +40,23 @@ LIMITS = {
 def test_limits(case: str):
     limits, said = LIMITS[case]
     clock = [1000.0]
-    bound = RunBound(limits, lambda: clock[0], started=1000.0)
-    sizes = BatchSizer(60, 1 << 20, average=100)
-    assert bound.reached() is None
-    assert bound.cut(sizes) == (50 if case == "bytes" else 60)
-    bound.spent(60, 3000)
+    sizes = BatchSizer(60, 1 << 20, limits, lambda: clock[0], started=1000.0, average=100)
+    assert sizes.reached() is None
+    assert sizes.next_offsets() == (50 if case == "bytes" else 60)
+    sizes.saw(30, 3000)
+    sizes.saw(30, 0)
     clock[0] += 20
-    assert bound.reached() is None
-    assert bound.cut(sizes) == {"offsets": 40, "bytes": 20}.get(case, 60)
-    bound.spent(40, 2000)
+    assert sizes.reached() is None
+    assert sizes.next_offsets() == {"offsets": 40, "bytes": 40}.get(case, 60)
+    sizes.saw(40, 2000)
     clock[0] += 10
-    assert (bound.reached() or "").startswith(said)
-    assert bound.cut(sizes) >= 1
+    assert (sizes.reached() or "").startswith(said)
+    assert sizes.next_offsets() >= 1
 
 
 def test_a_stop_bounds_the_run():
     stopped: list[bool] = []
-    bound = RunBound(Limits(), lambda: 0.0, lambda: bool(stopped))
-    assert bound.reached() is None
+    sizes = BatchSizer(60, 1 << 20, is_stopped=lambda: bool(stopped))
+    assert sizes.reached() is None
     stopped.append(True)
-    assert bound.reached() == "stopped"
-    assert unbounded().reached() is None
+    assert sizes.reached() == "stopped"

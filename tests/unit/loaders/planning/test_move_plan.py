@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 from logferry.loaders.planning.ledger_entry import MOVE, OriginOffset
-from logferry.loaders.planning.move_plan import (
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.position_plan import (
     PositionAnswer,
     answer_at_origin,
-    original_of,
-    originals_to_record,
+    known_originals,
     plan_move,
-    recorded_originals,
 )
-from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
 from logferry.loaders.storage.ledger import new_entry
 
 
@@ -94,14 +92,13 @@ def test_the_ledger_has_originals_for_exactly_the_noted_position():
         new_entry(1, "dc1", "p", "run", [at("dc2.a", 0, 31)]),
         new_entry(2, "dc9", "p", "run", [at("dc2.a", 0, 40)], originals=[original._replace(offset=1)]),
     ]
-    known = recorded_originals(entries, "dc1")
-    assert original_of(at("dc2.a", 0, 30), "dc1", known) == original
-    assert original_of(at("dc2.a", 0, 31), "dc1", known) is None
-    assert original_of(at("dc2.a", 0, 30, "another"), "dc1", known) is None
-    assert original_of(at("dc2.a", 0, 40), "dc1", known) is None
+    asked = [at("dc2.a", 0, 31), at("dc2.a", 0, 30, "another"), at("dc2.a", 0, 40), at("dc3.a", 0, 1)]
+    assert known_originals([*POSITIONS[2:], *asked], "dc1", entries) == ([original], asked)
     # What is at home needs no note.
-    assert original_of(at("dc1.a", 1, 20), "dc1", known) == OriginOffset("dc1.a", 1, "id", 20)
-    assert originals_to_record([*POSITIONS, at("dc3.a", 0, 1)], "dc1", known) == ([original], [at("dc3.a", 0, 1)])
+    assert known_originals(POSITIONS[:2], "dc1", []) == (
+        [OriginOffset("dc1.a", 0, "id", 10), OriginOffset("dc1.a", 1, "id", 20)],
+        [],
+    )
 
 
 def test_a_move_reads_nothing_whatever_its_ranges_say():

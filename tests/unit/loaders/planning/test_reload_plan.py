@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from logferry.loaders.batches.records import _one_a_partition
-from logferry.loaders.commands.reload import ReloadPreview, preview_lines
+from logferry.loaders.commands.repair import ReloadPreview
 from logferry.loaders.commands.table import main
 from logferry.loaders.errors import LoaderConfigError, TopicChanged
 from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, RESET, LedgerEntry
@@ -190,7 +190,7 @@ def test_wrong_use_is_reported_before_anything_starts(capsys: pytest.CaptureFixt
 def test_the_preview_of_a_reload():
     ranges, there = (Range(T, 0, "A", 1000, 2000), Range(T, 1, "A", 5, 6)), (Range(T, 1, "A", 0, 5),)
     means = ReloadPreview(ranges, rows=12_345, quarantined=7, elsewhere=there)
-    assert preview_lines(means) == [
+    assert means.lines() == [
         "dc1.nginx 0: offsets 1,000 to 1,999 will be read again",
         "dc1.nginx 1: offsets 5 to 5 will be read again",
         "dc1.nginx 1: offsets 0 to 4 were loaded in another data centre and stay unchanged",

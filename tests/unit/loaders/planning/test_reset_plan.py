@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, plan
-from logferry.loaders.planning.reset_plan import ResetTarget, abandoned_topics, plan_reset
+from logferry.loaders.planning.position_plan import ResetTarget, abandoned_topics, plan_reset
 
 COMMITTED = [Range("dc1.a", 0, "id1", 10, 20), Range("dc1.a", 1, "id1", 5, 5), Range("dc1.b", 0, "id2", 0, 7)]
 

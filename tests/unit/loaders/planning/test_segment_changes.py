@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from logferry.loaders.planning.low_watermark import LowWatermark
 from logferry.loaders.planning.segment_states import (
     ACTIVE,
     DROPPED,
@@ -20,6 +19,7 @@ from logferry.loaders.planning.segment_states import (
     drop_before,
     replace_rows,
 )
+from logferry.loaders.planning.source_facts import LowWatermark
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -12,8 +12,8 @@ import pytest
 from logferry.loaders.batches.execute import BatchDone
 from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError, TopicChanged
 from logferry.loaders.planning.plan import Range, StoppedTopic
-from logferry.loaders.runs.report import Reporter
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice
+from logferry.loaders.runs.table_runner import Reporter
 from rich.console import Console
 
 OURS = BatchDone(3, True, (Range("dc1.a", 0, "id", 5, 9),), 4, 2_000_000, 1234, 2, 1.0)

@@ -94,44 +94,42 @@ def test_whole_seconds_are_no_difference():
     assert difference("yesterday", NOW, NOW) is None
 
 
-def test_of_several_gateways_the_earliest_time_counts():
+def test_of_several_gateways_the_earliest_time_counts(serve: Serve):
+    def at(ahead: timedelta) -> GatewayAccess:
+        return GatewayAccess(urls=[serve(lambda handler: page(handler, [], datetime.now(UTC) + ahead))])
+
     clock = GatewayClock()
-    clock.learn([MINUTE, -MINUTE])
-    assert clock.of_gateways(NOW) == NOW - MINUTE
-    clock.learn([])
-    assert clock.of_gateways(NOW) == NOW
+    gateways = {"dc1": at(20 * MINUTE), "dc2": at(-20 * MINUTE)}
+    assert ask_gateways(gateways, ["dc1.a", "dc2.a"], clock) == {}
+    assert -21 * MINUTE < clock.ahead < -19 * MINUTE
+    ask_gateways({}, ["dc1.a"], clock)
+    assert clock.ahead == timedelta(0)
 
 
-def test_a_token_does_not_follow_a_redirect_to_another_host(serve: Serve, tmp_path: Path):
+def test_a_token_does_not_follow_a_redirect(serve: Serve, tmp_path: Path):
     seen: list[str | None] = []
 
     def other(handler: http.server.BaseHTTPRequestHandler) -> None:
         seen.append(handler.headers["Authorization"])
-        page(handler, [], NOW)
+        page(handler, [{"source_id": "s", "partition": 2, "written_ms": 5}], NOW)
 
     elsewhere = serve(other)
 
-    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
-        if handler.path.startswith("/v1/topics/a/"):
-            handler.send_response(307)
-            handler.send_header("Location", f"{elsewhere}{handler.path}")
-            handler.end_headers()
-        elif handler.path.startswith("/v1/topics/b/"):
-            handler.send_response(307)
-            handler.send_header("Location", "/v1/topics/c/sources")
-            handler.end_headers()
-        else:
-            seen.append(handler.headers["Authorization"])
-            page(handler, [{"source_id": "s", "partition": 2, "written_ms": 5}], NOW)
+    def redirect(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(307)
+        handler.send_header("Location", f"{elsewhere}{handler.path}")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
 
     (tmp_path / "token").write_text("secret")
-    access = {"dc1": GatewayAccess(urls=[serve(answer)], token_file=tmp_path / "token")}
-    with pytest.raises(GatewayUnavailable, match="redirects to http:"):
-        ask_gateways(access, ["dc1.a"], GatewayClock())
+    away = serve(redirect)
+    with pytest.raises(GatewayUnavailable, match=f"{away} answers 307"):
+        ask_gateways({"dc1": GatewayAccess(urls=[away], token_file=tmp_path / "token")}, ["dc1.a"], GatewayClock())
     assert seen == []
+    access = {"dc1": GatewayAccess(urls=[away, elsewhere], token_file=tmp_path / "token")}
     (report,) = ask_gateways(access, ["dc1.b"], GatewayClock()).values()
     assert report.partitions == {2}
-    assert seen == ["Bearer secret"], "on the same host it does"
+    assert seen == ["Bearer secret"], "the next of the URLs is asked with it"
 
 
 def test_an_excluded_source_and_lost_records_do_not_hold_up_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

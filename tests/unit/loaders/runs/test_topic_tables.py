@@ -11,9 +11,8 @@ from typing import Any
 
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import Config, TableJob
-from logferry.loaders.runs.report import Reporter
-from logferry.loaders.runs.run_tables import TableRunner, apart, expand_template
 from logferry.loaders.runs.table_run import LoadEvent
+from logferry.loaders.runs.table_runner import Reporter, TableRunner, apart, expand_template
 from rich.console import Console
 
 

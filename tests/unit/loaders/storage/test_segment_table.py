@@ -17,10 +17,17 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import TopicPartition
-from logferry.loaders.planning.segment_states import ACTIVE, READY, AddedRows, Segment, SegmentRules, segment_start
+from logferry.loaders.planning.segment_states import (
+    ACTIVE,
+    READY,
+    AddedRows,
+    Segment,
+    SegmentRules,
+    segment_name,
+    segment_start,
+)
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
-from logferry.loaders.runs.notify import notify_ready, segment_name
-from logferry.loaders.runs.segment_check import ReportedSource, source_views
+from logferry.loaders.runs.segment_check import ReportedSource, notify_ready, source_views
 from logferry.loaders.storage.commit import DataFiles, commit_rows
 from logferry.loaders.storage.ledger import create_table, open_table, read_rows
 from logferry.loaders.storage.side_tables import (

@@ -1,4 +1,8 @@
-"""``logferry table reload``: reads ranges again and replaces their rows, once the operator has agreed."""
+"""``logferry table reset``, ``reload`` and ``requarantine``: repairs of tables, each by a batch of the ledger.
+
+``reset`` sets positions by hand, ``reload`` reads ranges again and replaces their rows, both once the operator has
+agreed to the effect. ``requarantine`` parses the quarantined lines again and moves those that fit into the table.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,67 @@ from typing import Final, NamedTuple
 from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.replace_rows import offsets_of
-from logferry.loaders.commands.job import change_table, confirmation
+from logferry.loaders.commands.load import Confirm, ConfirmAny, change_table, chosen_jobs, open_tables, run_until_signal
+from logferry.loaders.commands.options import job_config
 from logferry.loaders.config import TableJob
-from logferry.loaders.errors import LoaderConfigError, StorageUnavailable, TopicChanged
+from logferry.loaders.errors import LedgerBroken, LoaderConfigError, StorageUnavailable, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.rows import check_parser
-from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
+from logferry.loaders.planning.ledger_entry import RELOAD, RESET, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition, unreadable
+from logferry.loaders.planning.position_plan import ResetTarget, abandoned_topics, plan_reset
 from logferry.loaders.planning.reload_plan import ReloadTarget, held_offsets, ranges_to_reload
-from logferry.loaders.runs.report import Reporter, number
-from logferry.loaders.runs.table_run import put_entry, table_state
+from logferry.loaders.runs.table_run import put_entry, requarantine_table, table_state
+from logferry.loaders.runs.table_runner import Reporter
 from logferry.loaders.storage.ledger import Ledger
 from logferry.loaders.storage.rewrite import rows_of
 from logferry.loaders.storage.tables import TableState, count_rows
-from rich.markup import escape
 
 _TRIES: Final = 100
+
+
+def run_requarantine(options: argparse.Namespace, reporter: Reporter) -> int:
+    with open_tables(job_config(options, options.path), options.jars, reporter) as tables:
+        jobs = chosen_jobs(tables, options.path)
+        return run_until_signal(tables, lambda: tables.each(requarantine_table, jobs))
+
+
+def run_reset(options: argparse.Namespace, reporter: Reporter) -> int:
+    """Exit status 2 when the operator does not agree."""
+    targets = [ResetTarget.parse(text) for text in options.to]
+    return change_table(
+        options, reporter, "reset", lambda loader, job, confirm: reset_table(loader, job, targets, confirm)
+    )
+
+
+def reset_table(loader: Loader, job: TableJob, targets: Sequence[ResetTarget], confirm: Confirm) -> BatchDone | None:
+    """None: not agreed to, and nothing changed. Raises LoaderConfigError, Terminal, Transient.
+
+    Raises LedgerBroken, and resets nothing, when another loader writes a batch meanwhile.
+    """
+    paths = TablePaths.of(job.path)
+    state = table_state(loader, paths)
+    if state.newest is None:
+        raise LoaderConfigError(f"{paths.main} holds no batch: there is nothing to reset")
+    positions = state.newest.ranges
+    views = loader.kafka.views({*(target.topic for target in targets), *(r.topic for r in positions)})
+    wanted = plan_reset(positions, views, targets)
+    if not confirm(wanted.moves):
+        return None
+    prepare(paths, job.parser, job.partition_by)
+    if state.planned is not None:
+        is_reload = state.planned.kind == RELOAD
+        do_batch(loader, paths, state.planned, abandoned_topics(state.planned.reads, views, targets, reload=is_reload))
+        state = state._replace(last=state.planned.batch)
+    entry = put_entry(loader, job, paths, state, wanted.ranges, RESET)
+    if entry.run != loader.run:
+        raise LedgerBroken(
+            f"{paths.main}: another loader wrote batch {entry.batch} meanwhile; nothing was reset, try again"
+        )
+    return do_batch(loader, paths, entry)
+
+
+# ---- reload ----------------------------------------------------------------------------------------------
 
 
 class ReloadPreview(NamedTuple):
@@ -37,24 +86,27 @@ class ReloadPreview(NamedTuple):
     quarantined: int
     elsewhere: tuple[Range, ...] = ()
 
+    def lines(self) -> list[str]:
+        """The effect, in words."""
+        effects = [(r, "will be read again") for r in self.ranges]
+        effects += [(r, "were loaded in another data centre and stay unchanged") for r in self.elsewhere]
+        lines = [f"{r.topic} {r.partition}: offsets {r.start:,} to {r.end - 1:,} {effect}" for r, effect in effects]
+        quarantined = f" and {self.quarantined:,} of its quarantine" if self.quarantined else ""
+        lines.append(
+            f"{self.rows:,} rows of the table{quarantined} will be replaced by the records of these "
+            f"{sum(r.size for r in self.ranges):,} offsets in one transaction; positions stay unchanged"
+        )
+        return lines
 
-def run(options: argparse.Namespace, reporter: Reporter) -> int:
+
+def run_reload(options: argparse.Namespace, reporter: Reporter) -> int:
     """Exit status 2 when the operator does not agree."""
     targets = [ReloadTarget.parse(text) for text in options.ranges]
 
-    def confirm(preview: ReloadPreview) -> bool:
-        if not options.json:
-            for line in preview_lines(preview):
-                reporter.console.print(line, highlight=False, soft_wrap=True)
-        return confirmation(options, reporter.console, "replaced")(())
+    def change(loader: Loader, job: TableJob, confirm: ConfirmAny) -> BatchDone | None:
+        return reload_table(loader, job, targets, lambda preview: confirm(preview.lines()))
 
-    return change_table(
-        options,
-        reporter,
-        "replaced",
-        lambda loader, job: reload_table(loader, job, targets, confirm),
-        lambda done: f": {number(done.rows)} rows, {number(done.quarantined)} quarantined",
-    )
+    return change_table(options, reporter, "replaced", change)
 
 
 def reload_table(
@@ -116,16 +168,3 @@ def _ranges(
     chosen = sorted({(*r.key, r.topic_id) for r in ranges})
     elsewhere = (Range(*one, *span) for one in chosen for span in have[TopicPartition(*one[:2])].elsewhere)
     return ranges, tuple(r for r in elsewhere if r.size > 0)
-
-
-def preview_lines(means: ReloadPreview) -> list[str]:
-    """The effect, in words."""
-    effects = [(r, "will be read again") for r in means.ranges]
-    effects += [(r, "were loaded in another data centre and stay unchanged") for r in means.elsewhere]
-    lines = [f"{escape(r.topic)} {r.partition}: offsets {r.start:,} to {r.end - 1:,} {effect}" for r, effect in effects]
-    quarantined = f" and {means.quarantined:,} of its quarantine" if means.quarantined else ""
-    lines.append(
-        f"{means.rows:,} rows of the table{quarantined} will be replaced by the records of these "
-        f"{sum(r.size for r in means.ranges):,} offsets in one transaction; positions stay unchanged"
-    )
-    return lines

@@ -1,5 +1,5 @@
-"""``logferry table segments``: which segments of a table are complete, why others are not, and which
-sources are not waited for. Without Spark.
+"""``logferry table state``: the last batch of a table, its positions and its quarantine. ``logferry table segments``:
+which segments are complete, why others are not, and which sources are not waited for. Without Spark or Kafka.
 
     logferry table segments list /warehouse/nginx
     logferry table segments wait /warehouse/nginx 2026-11-20T10 && spark-submit hourly.py 2026-11-20T10
@@ -15,14 +15,14 @@ import argparse
 import getpass
 import json
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError
-from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.planning.low_watermark import utc_text
+from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import (
     ACTIVE,
     DROPPED,
@@ -30,20 +30,93 @@ from logferry.loaders.planning.segment_states import (
     Segment,
     SegmentRules,
     segment_end,
+    segment_name,
     segment_start,
 )
-from logferry.loaders.runs.notify import segment_name
+from logferry.loaders.planning.source_facts import moment_of, utc_text
 from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
+from logferry.loaders.storage.tables import active_filter, read_state
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-_FORMS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H", "%Y-%m-%d")
 _LOOK_S = 1.0
 
 
-def run(options: argparse.Namespace) -> int:
+def run_state(options: argparse.Namespace) -> int:
+    """Prints the state of each table. Raises LoaderConfigError, Terminal, StorageUnavailable."""
+    facts = [table_facts(path) for path in table_paths(options, options.paths)]
+    if options.json:
+        print(json.dumps(facts))
+        return EXIT_DONE
+    console = Console()
+    for found in facts:
+        show(found, console)
+    return EXIT_DONE
+
+
+def table_facts(path: Path) -> dict[str, Any]:
+    """As JSON. Raises LoaderConfigError where there is no table, Terminal, StorageUnavailable."""
+    paths = TablePaths.of(path)
+    state = read_state(paths)
+    if state.newest is None:
+        raise LoaderConfigError(f"{paths.main}: no batch was ever loaded: check the path, or run logferry load first")
+    return {
+        "table": str(paths.main),
+        "last": _facts(state.committed),
+        "planned": _facts(state.planned),
+        "quarantine": _quarantined(paths, state.last),
+        "positions": [
+            {"topic": r.topic, "partition": r.partition, "offset": r.end, "topic_id": r.topic_id}
+            for r in (state.committed.ranges if state.committed else ())
+        ],
+    }
+
+
+def _facts(entry: LedgerEntry | None) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    return {
+        **{name: getattr(entry, name) for name in ("batch", "kind", "dc", "parser")},
+        "planned": entry.planned.isoformat(),
+        "reads": sum(r.size for r in entry.reads),
+        "cutoff": entry.cutoff.isoformat() if entry.cutoff else None,
+    }
+
+
+def _quarantined(paths: TablePaths, last: int) -> dict[str, int]:
+    """Reason → number of active lines and records in the quarantine."""
+    table = open_table(paths.quarantine)
+    if table is None:
+        return {}
+    stored = table.to_pyarrow_dataset()
+    found: Counter[str] = Counter()
+    for batch in stored.scanner(columns=["reason"], filter=active_filter(last)).to_batches():
+        found.update({one["values"]: one["counts"] for one in batch.column(0).value_counts().to_pylist()})
+    return dict(sorted(found.items()))
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    console.print(f"[bold]{escape(facts['table'])}[/]", highlight=False)
+    for word, entry in (("holds", facts["last"]), ("planned", facts["planned"])):
+        if entry is not None:
+            said = f"  {word} batch {entry['batch']} ({entry['kind']}, {entry['parser']}, offsets of {entry['dc']}"
+            console.print(f"{said}, planned {entry['planned']})", highlight=False, soft_wrap=True)
+    shown = Table("topic", "partition", "next offset", box=None, pad_edge=False)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for position in facts["positions"]:
+        shown.add_row(escape(position["topic"]), str(position["partition"]), f"{position['offset']:,}")
+    console.print(shown)
+    for reason, count in facts["quarantine"].items():
+        console.print(f"  quarantined: {count:,} · {escape(reason)}", highlight=False, soft_wrap=True)
+
+
+# ---- segments ------------------------------------------------------------------------------------------------
+
+
+def run_segments(options: argparse.Namespace) -> int:
     """Lists segments, waits for one, or excludes a source; of several tables one after the other. Raises LoadError."""
     if options.action == "list":
         for path in table_paths(options, options.paths):
@@ -53,13 +126,13 @@ def run(options: argparse.Namespace) -> int:
     if len(paths) > 1:
         what = "SEGMENT" if options.action == "wait" else "SOURCE"
         raise LoaderConfigError(f"segments {options.action} takes the PATH of one table, then the {what}")
-    if options.action != "wait":
-        for path in table_paths(options, [Path(path) for path in paths]):
-            _exclude(TablePaths.of(path), name, is_excluded=options.action == "exclude")
-        return EXIT_DONE
-    deadline = None if options.timeout_s is None else time.monotonic() + options.timeout_s
-    found = table_paths(options, [Path(path) for path in paths])
-    return max(_wait(TablePaths.of(path), name, options.version, deadline) for path in found)
+    tables = [TablePaths.of(path) for path in table_paths(options, [Path(path) for path in paths])]
+    if options.action == "wait":
+        deadline = None if options.timeout_s is None else time.monotonic() + options.timeout_s
+        return max(_wait(table, name, options.version, deadline) for table in tables)
+    for table in tables:
+        _exclude(table, name, is_excluded=options.action == "exclude")
+    return EXIT_DONE
 
 
 def _list(paths: TablePaths, options: argparse.Namespace) -> None:
@@ -136,17 +209,12 @@ def _rules(paths: TablePaths) -> SegmentRules:
 
 
 def _start_of(text: str, rules: SegmentRules) -> datetime:
-    for form in _FORMS:
-        try:
-            start = datetime.strptime(text.removesuffix("Z"), form).replace(tzinfo=UTC)
-        except ValueError:
-            continue
-        if segment_start(start, rules) != start:
-            raise LoaderConfigError(
-                f"{text} is not the start of a segment: segments are {rules.window_s} s long, in UTC"
-            )
-        return start
-    raise LoaderConfigError(f"{text!r} is not like 2026-11-20T10 (UTC)")
+    start = moment_of(text)
+    if start is None:
+        raise LoaderConfigError(f"{text!r} is not like 2026-11-20T10 (UTC)")
+    if segment_start(start, rules) != start:
+        raise LoaderConfigError(f"{text} is not the start of a segment: segments are {rules.window_s} s long, in UTC")
+    return start
 
 
 def _why(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> str:
@@ -168,6 +236,5 @@ def _why(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> str:
 
 
 def _as_json(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> dict[str, Any]:
-    times = ("start", "first", "last", "passed", "touched", "closed", "watermark")
-    facts = {name: utc_text(value) if name in times and value else value for name, value in segment._asdict().items()}
+    facts = {name: utc_text(v) if isinstance(v, datetime) else v for name, v in segment._asdict().items()}
     return {**facts, "segment": segment_name(segment), "reason": _why(segment, rules, look)}
