@@ -32,7 +32,6 @@ from logferry.ops.audit.compare.mirror_copy import Copies, CopyScope, compare_co
 from logferry.ops.audit.compare.pinpoint import Pinpointer
 from logferry.ops.audit.compare.proven_file import ProvenState, read_state_file, write_state_file
 from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport, TableAuditReport
-from logferry.ops.audit.compare.resume import proven_partitions, report_lost_topics, resume
 from logferry.ops.audit.compare.table import TableComparison, begin_comparison
 from logferry.ops.audit.config import AuditConfig
 from logferry.ops.audit.digests.findings import Finding, Findings
@@ -198,9 +197,9 @@ class _Audit:
     def to_state(self, copies: Copies) -> ProvenState:
         """The proof that the next audit resumes from."""
         partitions = {
-            (centre.dc, place): proven
+            (centre.dc, place): log.to_state(self.sources)
             for centre in self.centres.values()
-            for place, proven in proven_partitions(centre.logs, centre.resumed, self.sources).items()
+            for place, log in centre.logs.items()
         }
         tables = dict(self.proven.tables)
         for comparison in self.comparisons:
@@ -270,12 +269,18 @@ class _Audit:
                 log = PartitionLog(*place, spans[place], self.findings, is_own=is_own)
                 log.originals = self.originals if is_own else None
                 log.expected = ExpectedSources(bases, reborn)
-                centre.resumed[place] = resume(log, printed_topic_id(view.id), before.get(place))
+                log.resume(printed_topic_id(view.id), before.get(place))
                 sides = (comparison.side(centre.dc, place, log.chains_from) for comparison in self.comparisons)
                 log.sides = [side for side in sides if side is not None]
                 centre.logs[place] = log
         prefix = "" if centre is self.here else f"{centre.dc}: "
-        report_lost_topics(prefix, before.keys(), centre.views, centre.resumed, self.findings)
+        recreated = {log.topic for log in centre.logs.values() if log.is_recreated}
+        deleted = {topic for topic, _ in before if topic not in centre.views}
+        for topic in sorted(deleted | recreated):
+            kind = "topic-recreated" if topic in recreated else "topic-deleted"
+            change = "it was deleted and recreated" if topic in recreated else "it was deleted"
+            detail = f"{change} since the last audit: the proof of its records is lost"
+            self.findings.add(Finding(kind, prefix + topic, detail))
 
     async def _read_logs(self, centre: Centre, spans: Mapping[TopicPartition, AuditSpan]) -> None:
         """Reads each partition from the first offset that is needed."""

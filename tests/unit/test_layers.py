@@ -120,7 +120,6 @@ PURE = (
     "ops.audit.digests",
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement", "ops.audit.log.scope"),
     "ops.audit.tables.ledger_check",
-    "ops.audit.compare.resume",
     "ops.status.diagnosis",
 )
 # A pure module may hold paths as values; the scheduler of partitions deals the first turn at random,

@@ -10,7 +10,6 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.topics.copies import OffsetTranslation
-from logferry.ops.audit.compare.resume import Resumed
 from logferry.ops.audit.log.partition import PartitionLog
 from logferry.ops.audit.tables.ledger_check import LoadedRanges
 
@@ -24,7 +23,6 @@ class Centre:
     views: Mapping[str, TopicMetadata]
     topics: dict[str, TopicMetadata] = field(default_factory=dict)
     logs: dict[TopicPartition, PartitionLog] = field(default_factory=dict)
-    resumed: dict[TopicPartition, Resumed] = field(default_factory=dict)
 
     @property
     def places(self) -> list[TopicPartition]:

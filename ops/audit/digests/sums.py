@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from logferry.ops.audit.digests.lines import MODULUS, LineSum
 
@@ -55,17 +55,6 @@ class Tally:
 
     def __bool__(self) -> bool:
         return bool(self.lines or self.size_bytes or self.digest)
-
-    @property
-    def as_list(self) -> list[Any]:
-        """For a file: three values, the digest as text."""
-        return [self.lines, self.size_bytes, f"{self.digest:x}"]
-
-    @classmethod
-    def of_list(cls, values: list[Any]) -> Tally:
-        """Raises ValueError, TypeError."""
-        lines, size_bytes, digest = values
-        return cls(int(lines), int(size_bytes), int(digest, 16))
 
 
 def weight_of(source_id: str | None, seqno: int | None, offset: int) -> int:

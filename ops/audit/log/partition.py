@@ -1,11 +1,16 @@
-"""The records of one partition: the chain of each source, and sums for the tables. Pure."""
+"""The records of one partition: the chain of each source, sums for the tables, and the proof for the next audit. Pure.
+
+A proof is valid as long as the log is the same: the topic has its id, the log reaches at least as far, and the last
+record that was read is still that record (or retention has removed it). Otherwise the old proof is retained, and each
+audit reports the change until a full one reads everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logferry.gateway.contract.chunk import Chunk, chunk_of_record
 from logferry.gateway.contract.names import Malformed
@@ -18,6 +23,9 @@ from logferry.ops.audit.log.chain import Break, Chain, ForgottenSource
 
 if TYPE_CHECKING:
     from logferry.ops.audit.log.original_files import OriginalFiles
+
+# Findings of a partition that its proof holds in full; one more counts the rest.
+MAX_FINDINGS: Final = 50
 
 
 class AuditSpan(NamedTuple):
@@ -41,6 +49,17 @@ class LastRecord(NamedTuple):
 
     offset: int
     digest: int
+
+
+@dataclass
+class ProvenPartition:
+    """The proof of one partition of a data centre's log. ``end``: of the part that was read and checked."""
+
+    topic_id: str
+    end: int
+    tail: LastRecord | None = None
+    findings: list[Finding] = field(default_factory=list)
+    chains: dict[str, Chain] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -104,7 +123,7 @@ class PartitionLog:
     ``removed``: offsets that retention removed before they could be read. ``expected``: the sources according to their
     states. ``is_own``: its gateway's states are known; the order of a copy is not checked. ``tail``: the last record
     that an earlier audit proved; it must be unchanged. ``known``: the sources that earlier audits read; ``again``:
-    those of them that are read again, for new files.
+    those of them that are read again, for new files. ``is_recreated``: the earlier proof is of an older topic.
     """
 
     topic: str
@@ -127,6 +146,9 @@ class PartitionLog:
     read_bytes: int = 0
     last: LastRecord | None = None
     found: list[Finding] = field(default_factory=list)
+    topic_id: str = ""
+    proven: ProvenPartition | None = None
+    is_recreated: bool = False
     _runs: dict[str, Finding] = field(default_factory=dict)
 
     @property
@@ -140,6 +162,45 @@ class PartitionLog:
     def is_cut(self) -> bool:
         """Retention removed records: a source may start in the middle, or have no record left."""
         return bool(self.removed)
+
+    def resume(self, topic_id: str, proven: ProvenPartition | None) -> None:
+        """Continues from an earlier audit's proof. Call it before the log is read."""
+        self.topic_id = topic_id
+        if proven is None or proven.topic_id != topic_id:
+            self.is_recreated = proven is not None
+            return
+        self.proven, self.tail, self.chains = proven, proven.tail, proven.chains
+        self.chains_from = self.reached = proven.end
+        self.known = frozenset(proven.chains)
+        for source_id, chain in proven.chains.items():
+            chain.settle_for_next(self.expected.reborn.get(source_id) if self.is_own else None)
+        for finding in proven.findings:
+            if finding.last is None or finding.last >= self.span.start:
+                self._report(finding)
+        if self.span.end < proven.end:
+            detail = f"an earlier audit read it up to {proven.end}, now it ends at {self.span.end}: it was truncated"
+            self.findings.add(Finding("log-cut-back", self.where, detail, None, self.span.end, proven.end - 1))
+            self.is_rewritten, self.tail = True, None
+
+    def to_state(self, sources: Collection[tuple[str, str]]) -> ProvenPartition:
+        """The proof that the next audit resumes from. ``sources``: (topic, source) of all states; the chain of any
+        other source is dropped with its last record."""
+        if self.is_rewritten and self.proven is not None:
+            return self.proven
+        chains = {
+            source_id: chain
+            for source_id, chain in self.chains.items()
+            if chain.last_offset >= self.span.start or (self.topic, source_id) in sources
+        }
+        findings, rest = self.found[:MAX_FINDINGS], self.found[MAX_FINDINGS:]
+        if rest:
+            last = max(finding.last or 0 for finding in rest)
+            refutes = any(finding.refutes for finding in rest)
+            detail = f"earlier audits found {len(rest)} more; a full audit lists them"
+            more = Finding("found-earlier", self.where, detail, None, rest[0].first, last, len(rest), refutes)
+            findings.append(more)
+        tail = self.last or (self.proven.tail if self.proven else None)
+        return ProvenPartition(self.topic_id, self.reached, tail, findings, chains)
 
     def reading_from(self, concerns: Callable[[str], bool]) -> int:
         """The first offset to read. ``concerns``: whether a source is read again from its beginning."""
@@ -175,7 +236,7 @@ class PartitionLog:
             if is_new:
                 self._take(record, source_id, chunk)
             elif source_id in self.again and self.originals is not None:
-                self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_new=False)
+                self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_known=True, is_new=False)
         if newest is not None:
             self.last = LastRecord(newest.offset, record_digest(newest))
 
@@ -232,8 +293,8 @@ class PartitionLog:
         chain.lines += count_lines(chunk.data)
         chain.digest = (chain.digest + chunk_digest(chunk.seqno, chunk.data)) % MODULUS
         if self.originals is not None:
-            is_first = source_id not in self.known
-            self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_first=is_first)
+            is_known = source_id in self.known
+            self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_known=is_known)
 
     def _broken(self, offset: int, source_id: str, broken: Break) -> None:
         """Combines breaks of one kind in consecutive records of a source into one finding with a range."""
