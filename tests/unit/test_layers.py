@@ -118,7 +118,7 @@ PURE = (
     *("client.writing.send_window", "client.writing.requests"),
     *("client.reading.partition_scheduler", "client.reading.group_membership", "client.reading.start_positions"),
     "ops.audit.digests",
-    *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement", "ops.audit.log.scope"),
+    *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
     "ops.audit.tables.ledger_check",
     "ops.status.diagnosis",
 )

@@ -16,7 +16,6 @@ from logferry.gateway.contract.names import Malformed, TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.compare.table import TableComparison
-from logferry.ops.audit.digests.chunk_account import ChunkAccount
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.lines import (
     NO_IDENTITY,
@@ -29,7 +28,7 @@ from logferry.ops.audit.digests.lines import (
     whole_record,
 )
 from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import Cell, Tally
+from logferry.ops.audit.digests.sums import Cell, ChunkAccount, Tally
 from logferry.ops.audit.log.partition import decoded
 from logferry.ops.audit.log.read import committed
 from logferry.ops.audit.tables.file_rows import add_stray, is_whole_record
@@ -62,7 +61,7 @@ class Pinpointer:
         """
         comparison = self.comparison
         places = {cell.place for cell in comparison.bad}
-        named = {place: await self._compare_chunks(place) for place in sorted(places & comparison.seen.keys())}
+        named = {place: await self._compare_chunks(place) for place in sorted(places & comparison.sides.keys())}
         dropped = 0
         by_place = sorted(comparison.bad.items(), key=lambda one: (one[0].place, one[0].source_id or ""))
         for cell, (expected, rows) in by_place:
@@ -96,33 +95,30 @@ class Pinpointer:
                         add_stray(strays, "rows-without-record", "the log has no record of these rows", row)
                 for finding in strays.values():
                     self.findings.add(finding)
-                await self._settle_dropped(part)
                 found |= await self._name_unsettled(part) or bool(strays)
         return found
 
-    async def _settle_dropped(self, part: _OffsetRange) -> None:
-        """Settles chunks whose only difference is that old rows were dropped."""
-        dropped = self.comparison.dropped(part.place)
-        suspects = [offset for offset, missing in part.account.unsettled() if missing > 0 and offset in dropped]
-        for at in range(0, len(suspects), _AT_ONCE):
-            for offset, rows in part.grouped(suspects[at : at + _AT_ONCE]).items():
-                wrong = await self._chunk_findings(part.place, offset, rows)
-                if wrong is not None and all(one.kind == "missing-row" for one in wrong):
-                    part.account.settle(offset)
-
     async def _name_unsettled(self, part: _OffsetRange) -> bool:
-        """Adds the unsettled chunks to the findings. Returns whether there are any."""
-        unsettled = list(part.account.unsettled())
-        first, rest = unsettled[: self.budget], unsettled[self.budget :]
-        self.budget -= len(first)
-        for offset, missing in rest:
-            self.findings.add(_unnamed(part.place, offset, missing))
-        rows = part.grouped([offset for offset, _ in first])
-        for offset, missing in first:
-            named = await self._chunk_findings(part.place, offset, rows[offset])
-            for finding in [_unnamed(part.place, offset, missing)] if named is None else named:
-                self.findings.add(finding)
-        return bool(unsettled)
+        """Adds the unsettled chunks to the findings, but those whose only difference is that old rows were dropped.
+
+        Returns whether there are any.
+        """
+        dropped = self.comparison.dropped(part.place)
+        unsettled, found = list(part.account.unsettled()), False
+        for at in range(0, len(unsettled), _AT_ONCE):
+            some = unsettled[at : at + _AT_ONCE]
+            suspects = {offset for offset, missing in some if missing > 0 and offset in dropped}
+            others = [offset for offset, _ in some if offset not in suspects][: self.budget]
+            self.budget -= len(others)
+            rows = part.grouped([*suspects, *others])
+            for offset, missing in some:
+                named = await self._chunk_findings(part.place, offset, rows[offset]) if offset in rows else None
+                if offset in suspects and named is not None and all(one.kind == "missing-row" for one in named):
+                    continue
+                found = True
+                for finding in [_unnamed(part.place, offset, missing)] if named is None else named:
+                    self.findings.add(finding)
+        return found
 
     async def _chunk_findings(self, place: TopicPartition, offset: int, rows: list[ChunkRows]) -> list[Finding] | None:
         """None if retention removed the record meanwhile."""
@@ -190,9 +186,6 @@ class _OffsetRange:
     ) -> _OffsetRange:
         """Reads the chunks that must be in the table."""
         found, gone = cls(comparison, place, start, end, ChunkAccount(), {}), Ranges()
-        notes = [n for n in comparison.tables.left_out if (n.topic, n.partition) == place and n.kept != n.topic]
-        left_out = {(n.offset, identity_of(n.source_id, n.seqno)) for n in notes}
-        copies = {identity for _, identity in left_out} if comparison.moved else set()
         async for fetched in committed(kafka, place, start, end, gone.add):
             for record in fetched.records:
                 if record.offset >= end:
@@ -200,11 +193,9 @@ class _OffsetRange:
                 try:
                     source_id, chunk = decoded(record)
                     identity = identity_of(source_id, chunk.seqno)
-                    rows = rows_of(chunk.data, comparison.tables.whole_chunks)
+                    rows = comparison.sides[place].rows_of(record.offset, source_id, chunk)
                 except Malformed:
                     identity, rows = NO_IDENTITY, [whole_record(record.value or b"")]
-                if (record.offset, identity) in left_out or identity in copies:
-                    rows = []
                 found.account.expect(record.offset, identity, sum_of(rows))
                 if comparison.moved:
                     found.places[identity] = record.offset

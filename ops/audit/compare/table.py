@@ -21,18 +21,20 @@ from hashlib import blake2b
 from typing import Any
 
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
+from logferry.gateway.errors import Problem
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry
 from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.side_tables import LeftOutChunk
-from logferry.ops.audit.compare.centres import Centre, start_offsets
 from logferry.ops.audit.compare.proven_file import ProvenTable
 from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.lines import identity_of
 from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import Cell, Tally, shown, totals
+from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Tally, shown, totals
 from logferry.ops.audit.log.partition import LogSide, PartitionLog
-from logferry.ops.audit.tables.file_rows import FileFacts, RowClassifier, pooled
+from logferry.ops.audit.log.read import Centre
+from logferry.ops.audit.tables.file_rows import FileFacts, RowClassifier, beyond_the_log, pooled
 from logferry.ops.audit.tables.ledger_check import (
     LoadedRanges,
     check_ledger,
@@ -83,12 +85,46 @@ async def begin_comparison(
     loaded[home] = check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
     found = TableComparison(tables, loaded, home, moved, _valid_proof(tables, home, moved, proven, findings), findings)
     if moved:
-        found.begins, unknown = await start_offsets(loaded, centres, home, prefix)
+        found.begins, unknown = await _start_offsets(loaded, centres, home, prefix)
         for topic, partition in unknown:
             detail = f"the table was relocated to {home}, and the offset of its first rows in the log there is unknown"
             findings.add(Finding("moved-not-comparable", f"{topic}-{partition}", detail, refutes=False))
             loaded[home].strange.add(topic)
     return found
+
+
+async def _start_offsets(
+    loaded: Mapping[str, LoadedRanges], centres: Mapping[str, Centre], home: str, prefix: str
+) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
+    """The first offset of each partition's rows in the log of the table's home, and the partitions without one.
+
+    ``loaded``: by data centre, the first one of the table first. Raises KafkaError.
+    """
+
+    async def here(place: TopicPartition, start: int, dc: str) -> int | None:
+        if start == 0 or dc == home:
+            return start
+        owner = place[0].partition(".")[0]
+        try:
+            original: int | None = start
+            if dc != owner:
+                original = None
+                if dc in centres:
+                    original = await OffsetTranslation(centres[dc].kafka, prefix, dc).to_original(place, start)
+            if original is None or home == owner:
+                return original
+            return await OffsetTranslation(centres[home].kafka, prefix, home).to_here(place, original)
+        except Problem as problem:
+            # An offset that the history does not have any more is not in the log any more.
+            return 0 if problem.kind == "out-of-range" else None
+
+    found: dict[TopicPartition, int | None] = {}
+    for dc, there in loaded.items():
+        for place, start in there.first.items():
+            if place not in found:
+                found[place] = await here(place, start, dc)
+    begins = {place: begin for place, begin in found.items() if begin is not None}
+    return begins, [place for place in found if place not in begins]
 
 
 def _valid_proof(
@@ -160,36 +196,42 @@ class TableComparison:
         # Without newly loaded chunks, those not loaded yet were counted by earlier audits.
         before = 0 if wanted else self.proven.not_loaded.get(place, 0)
         side = LogSide(
-            wanted, loaded.end(place), 0 if wanted else chains_from, self.tables.whole_chunks, not_loaded=before
+            wanted,
+            loaded.end(place),
+            0 if wanted else chains_from,
+            self.tables.whole_chunks,
+            frozenset(
+                (ANY_OFFSET if self.moved else note.offset, identity_of(note.source_id, note.seqno))
+                for note in self._notes(place)
+            ),
+            before,
+            by_offset=not self.moved,
         )
-        notes = [note for note in self.tables.left_out if (note.topic, note.partition) == place]
-        if self.moved:
-            side.by_offset, side.copies = False, frozenset(identity_of(note.source_id, note.seqno) for note in notes)
-        else:
-            side.left_out = {
-                note.offset: identity_of(note.source_id, note.seqno)
-                for note in notes
-                if note.kept != note.topic and note.offset in wanted
-            }
         self.sides[place] = side
         return side
 
     def read(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
         """Called after the partitions of the home were read."""
+        ends = {place: log.span.end for place, log in logs.items()}
+        beyond_the_log(self.loaded[self.home], ends, self.findings)
         for place, side in self.sides.items():
             log = logs[place]
             fresh = side.wanted.within(0, log.reached).minus(log.removed)
             self.seen[place] = self.proven.seen.get(place, Ranges()).copy()
             self.seen[place].update(fresh)
-            missing = {offset for offset in side.left_out if offset in fresh}
-            notes = [note for note in self.tables.left_out if (note.topic, note.partition) == place]
-            for note in sorted((note for note in notes if note.offset in missing), key=lambda one: one.offset):
-                said = f"the table lists seqno {note.seqno} as left out, because it arrived by {note.kept}"
-                detail = f"{said}; the log does not have it"
-                where = f"{note.topic}-{note.partition}"
-                self.findings.add(Finding("left-out-without-record", where, detail, note.source_id, note.offset))
+            for note in self._notes(place) if side.by_offset else ():
+                if note.offset in fresh and (note.offset, identity_of(note.source_id, note.seqno)) not in side.met:
+                    said = f"the table lists seqno {note.seqno} as left out, because it arrived by {note.kept}"
+                    detail = f"{said}; the log does not have it"
+                    where = f"{note.topic}-{note.partition}"
+                    self.findings.add(Finding("left-out-without-record", where, detail, note.source_id, note.offset))
         for place, ranges in self.proven.seen.items():
             self.seen.setdefault(place, ranges)
+
+    def _notes(self, place: TopicPartition) -> list[LeftOutChunk]:
+        """The chunks that the table left out, in the order of the log."""
+        notes = self.tables.left_out
+        return [note for note in notes if (note.topic, note.partition) == place and note.kept != note.topic]
 
     def _firsts(self) -> dict[Cell, int] | None:
         """The first seqno of each source that any audit read."""

@@ -1,4 +1,4 @@
-"""Order-independent sums over lines, by which two sides are compared. Pure.
+"""Order-independent sums over lines, by which two sides are compared: in total, or chunk by chunk. Pure.
 
 A chunk's digest (see `lines`) is multiplied by an odd number of 128 bits that identifies it, modulo 2^128, and the
 products are added. So rows of any chunks can be added in any order and in any parts, and a row under another chunk's
@@ -9,8 +9,8 @@ sums are not designed to withstand an attacker.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import reduce
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -82,3 +82,47 @@ def shown(digest: int) -> str:
 
 def totals(tallies: Iterable[Tally]) -> Tally:
     return reduce(Tally.plus, tallies, Tally())
+
+
+# ---- chunk by chunk ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Balance:
+    identity: int
+    lines: int
+    digest: int
+    has_foreign_rows: bool = False
+
+
+@dataclass(slots=True)
+class ChunkAccount:
+    """The account of one partition's chunks between Kafka and the table.
+
+    The chunks of the log are entered first; then each row of the table is subtracted. A chunk is settled if the balance
+    is zero: as many rows as lines, a zero difference of the digests, and every row under the (source, seqno) of its
+    record.
+    """
+
+    _balances: dict[int, _Balance] = field(default_factory=dict)
+
+    def expect(self, offset: int, identity: int, total: LineSum) -> None:
+        """Enters a chunk of the log."""
+        self._balances[offset] = _Balance(identity, *total)
+
+    def found(self, offset: int, identity: int, total: LineSum) -> bool:
+        """Subtracts all or some rows of a chunk. False: the log has no chunk at this offset."""
+        balance = self._balances.get(offset)
+        if balance is None:
+            return False
+        balance.lines -= total.lines
+        balance.digest = (balance.digest - total.digest) % MODULUS
+        balance.has_foreign_rows |= identity != balance.identity
+        return True
+
+    def unsettled(self) -> Iterator[tuple[int, int]]:
+        """Yields (offset, missing rows) of the other chunks, in the order of the log; negative: too many rows; 0: as
+        many, but different."""
+        for offset, balance in self._balances.items():
+            if balance.lines or balance.digest or balance.has_foreign_rows:
+                yield offset, balance.lines

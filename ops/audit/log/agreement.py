@@ -21,7 +21,7 @@ from logferry.gateway.contract.source_state import FENCE_KEY, SourceIdentity, So
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
-from logferry.ops.audit.log.partition import PartitionLog
+from logferry.ops.audit.log.partition import ExpectedSources, PartitionLog
 
 _FORGOTTEN: Final = "the source was deleted or expired: only its log could be checked"
 
@@ -33,15 +33,13 @@ class RecordedState(NamedTuple):
     state: SourceState
 
 
-StatesByTopic = dict[str, list[RecordedState]]
-
-
 @dataclass(slots=True)
 class SourceStates:
     """Records are applied in offset order.
 
     ``topics``: states of other topics are skipped; None: none is skipped. ``forgotten``: (topic, source) of tombstones,
     while Kafka retains them. ``reborn``: those of them that were recorded again, with the base of each time.
+    ``by_topic``: the newest state of each key.
     """
 
     topic: str
@@ -50,7 +48,7 @@ class SourceStates:
     findings: Findings
     forgotten: set[tuple[str, str]] = field(default_factory=set)
     reborn: dict[tuple[str, str], list[int | None]] = field(default_factory=dict)
-    _by_key: dict[bytes, RecordedState] = field(default_factory=dict)
+    by_topic: dict[str, dict[bytes, RecordedState]] = field(default_factory=dict)
     _dropped: set[bytes] = field(default_factory=set)
 
     def apply(self, lane: int, offset: int, key: bytes, value: bytes | None) -> None:
@@ -71,20 +69,24 @@ class SourceStates:
             self._add("state-in-wrong-lane", lane, offset, source.source_id, detail)
             return
         if state is None:
-            self._by_key.pop(key, None)
+            self.by_topic.get(source.topic, {}).pop(key, None)
             self._dropped.add(key)
             self.forgotten.add((source.topic, source.source_id))
             return
-        self._by_key[key] = RecordedState(source, state)
+        self.by_topic.setdefault(source.topic, {})[key] = RecordedState(source, state)
         if state.recorded is not None and key in self._dropped:
             self._dropped.remove(key)
             self.reborn.setdefault((source.topic, source.source_id), []).append(state.base)
 
-    def by_topic(self) -> StatesByTopic:
-        found: StatesByTopic = {}
-        for one in self._by_key.values():
-            found.setdefault(one.source.topic, []).append(one)
-        return found
+    def sources(self) -> set[tuple[str, str]]:
+        """(topic, source) of all states."""
+        return {(topic, one.source.source_id) for topic, found in self.by_topic.items() for one in found.values()}
+
+    def expected(self, topic: str, topic_id: bytes) -> ExpectedSources:
+        """The sources of a topic."""
+        known = [one for one in self.by_topic.get(topic, {}).values() if one.state.topic_id == topic_id]
+        bases = {one.source.source_id: one.state.base for one in known}
+        return ExpectedSources(bases, {name: bases for (of, name), bases in self.reborn.items() if of == topic})
 
     def _add(self, kind: str, lane: int, offset: int, source_id: str | None, detail: str) -> None:
         self.findings.add(Finding(kind, f"{self.topic}-{lane}", detail, source_id, offset, offset))
@@ -106,18 +108,18 @@ def compare_topics(
     topics: Mapping[str, TopicMetadata],
     logs: Mapping[tuple[str, int], PartitionLog],
     states: SourceStates,
-    known: StatesByTopic,
     existing: Collection[str],
     expired_ms: int,
     findings: Findings,
 ) -> None:
     """Compares all audited topics. ``existing``: every topic of the cluster, read after the states."""
+    known = states.by_topic
     for topic, view in topics.items():
         own = {p.partition: logs[topic, p.partition] for p in view.partitions}
         forgotten = [source_id for name, source_id in states.forgotten if name == topic]
-        compare(topic, view.id, own, known.get(topic, ()), forgotten, expired_ms, findings)
-    for topic in sorted(known.keys() - set(existing)):
-        recorded = sum(one.state.recorded is not None for one in known[topic])
+        compare(topic, view.id, own, known.get(topic, {}).values(), forgotten, expired_ms, findings)
+    for topic in sorted(topic for topic in known.keys() - set(existing) if known[topic]):
+        recorded = sum(one.state.recorded is not None for one in known[topic].values())
         detail = f"the topic does not exist any more; chunks of {recorded} sources were recorded in it"
         findings.add(Finding("topic-gone", topic, detail, count=recorded, refutes=False))
 

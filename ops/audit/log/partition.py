@@ -67,23 +67,23 @@ class LogSide:
     """The rows of one partition that one table must hold, according to the log.
 
     ``wanted``: the offsets of its batches that no audit has read yet; ``tallies``: sums of their lines by source.
-    ``left_out``: offset → identity of chunks whose copy, which arrived by another data centre, is in the table.
     ``behind``: the end of its last batch; ``not_loaded``: the number of chunks after that, counted from
     ``counted_from``. ``by_offset`` False: a relocated table, whose rows have offsets of several data centres: a chunk
-    is identified by source and seqno alone; ``copies``: those that are left out, ``firsts``: the first seqno of each
-    source that was read.
+    is identified by source and seqno alone, with `ANY_OFFSET`; ``firsts``: the first seqno of each source that was
+    read. ``left_out``: (offset, identity) of the chunks whose copy, which arrived by another data centre, is in the
+    table; ``met``: those of them that the log has.
     """
 
     wanted: Ranges
     behind: int
     counted_from: int = 0
     whole_chunks: bool = False
-    left_out: dict[int, int] = field(default_factory=dict)
-    tallies: dict[str | None, Tally] = field(default_factory=dict)
+    left_out: frozenset[tuple[int, int]] = frozenset()
     not_loaded: int = 0
     by_offset: bool = True
-    copies: frozenset[int] = frozenset()
+    tallies: dict[str | None, Tally] = field(default_factory=dict)
     firsts: dict[str, int] = field(default_factory=dict)
+    met: set[tuple[int, int]] = field(default_factory=set)
 
     def take(self, offset: int, source_id: str, chunk: Chunk) -> None:
         if offset not in self.wanted:
@@ -91,27 +91,24 @@ class LogSide:
             return
         if not self.by_offset:
             self.firsts[source_id] = min(chunk.seqno, self.firsts.get(source_id, chunk.seqno))
-        if self._is_left_out(offset, source_id, chunk.seqno):
-            return
-        weight = weight_of(source_id, chunk.seqno, offset if self.by_offset else ANY_OFFSET)
-        self._add(source_id, weight, rows_of(chunk.data, self.whole_chunks))
+        self._add(offset, source_id, chunk.seqno, self.rows_of(offset, source_id, chunk))
 
     def take_foreign(self, offset: int, value: bytes) -> None:
         if offset in self.wanted:
-            weight = weight_of(None, None, offset if self.by_offset else ANY_OFFSET)
-            self._add(None, weight, [whole_record(value)])
+            self._add(offset, None, None, [whole_record(value)])
 
-    def _is_left_out(self, offset: int, source_id: str, seqno: int) -> bool:
-        if self.copies:
-            return identity_of(source_id, seqno) in self.copies
-        if self.left_out and self.left_out.get(offset) == identity_of(source_id, seqno):
-            del self.left_out[offset]
-            return True
-        return False
+    def rows_of(self, offset: int, source_id: str, chunk: Chunk) -> list[ChunkLine]:
+        """The rows of a chunk; none if it is left out."""
+        if self.left_out:
+            key = (offset if self.by_offset else ANY_OFFSET, identity_of(source_id, chunk.seqno))
+            if key in self.left_out:
+                self.met.add(key)
+                return []
+        return rows_of(chunk.data, self.whole_chunks)
 
-    def _add(self, source_id: str | None, weight: int, lines: list[ChunkLine]) -> None:
-        total = sum_of(lines)
-        size = sum(len(line.text) for line in lines)
+    def _add(self, offset: int, source_id: str | None, seqno: int | None, lines: list[ChunkLine]) -> None:
+        total, size = sum_of(lines), sum(len(line.text) for line in lines)
+        weight = weight_of(source_id, seqno, offset if self.by_offset else ANY_OFFSET)
         self.tallies.setdefault(source_id, Tally()).add(total.lines, size, weighed(total, weight))
 
 

@@ -17,10 +17,10 @@ from logferry.ops.audit.tables.table_reader import MAIN, ChunkRows, FileId, File
 K = TypeVar("K")
 AGAIN: Final = FileStat(-1, -1)
 
-# ``compared``: rows of chunks that were read from the log. ``removed``: rows of records that retention removed before
-# any audit read them, or whose topic was recreated. ``elsewhere``: with offsets of a data centre that is not audited.
-# ``underway``: rows of the quarantine whose batch is not in the main table yet. ``outside``: rows of no batch.
-Kind = Literal["compared", "removed", "elsewhere", "underway", "outside"]
+# ``compared``: rows of chunks that were read from the log. ``left``: rows of records that retention removed before any
+# audit read them, whose topic was recreated, or with offsets of a data centre that is not audited. ``underway``: rows
+# of the quarantine whose batch is not in the main table yet. ``outside``: rows of no batch.
+Kind = Literal["compared", "left", "underway", "outside"]
 
 
 @dataclass(slots=True)
@@ -58,14 +58,12 @@ class RowClassifier:
         here, loaded = self.loaded[self.home], self.loaded.get(row.dc)
         if loaded is None:
             return "outside"
-        if row.dc != self.home and self.firsts is None:
-            return "elsewhere"
-        if row.topic in here.strange:
-            return "removed"
+        if row.topic in here.strange or (row.dc != self.home and self.firsts is None):
+            return "left"
         if row.topic not in here.topics:
-            return "elsewhere" if row.topic in loaded.others | loaded.topics else "outside"
+            return "left" if row.topic in loaded.others | loaded.topics else "outside"
         if row.offset in loaded.covers(place):
-            return "compared" if self._was_read(row, place) else "removed"
+            return "compared" if self._was_read(row, place) else "left"
         return "underway" if row.offset in loaded.planned.get(place, ()) else "outside"
 
     def _was_read(self, row: ChunkRows, place: TopicPartition) -> bool:
@@ -97,7 +95,7 @@ class RowClassifier:
             if kind == "compared":
                 facts.compared = facts.compared.plus(tally)
                 _add(cells, cell_of(row), tally)
-            elif kind in ("removed", "elsewhere"):
+            elif kind == "left":
                 facts.left += number
             else:
                 facts.stat = AGAIN

@@ -144,9 +144,9 @@ def test_the_last_state_of_a_key_counts():
     source = SourceIdentity(TOPIC, None, "s")
     for offset, recorded in enumerate((10, 20)):
         states.apply(0, offset, source.state_key(), state(recorded).state.encode())
-    assert [one.state.recorded for one in states.by_topic()[TOPIC]] == [20]
+    assert [one.state.recorded for one in states.by_topic[TOPIC].values()] == [20]
     states.apply(0, 2, source.state_key(), None)
-    assert states.by_topic() == {}
+    assert not any(states.by_topic.values())
     assert states.forgotten == {(TOPIC, "s")}
 
 
@@ -163,7 +163,7 @@ def test_what_is_recorded_after_a_tombstone_is_a_new_beginning():
 def test_states_of_other_topics_are_passed_over():
     states = read_states(frozenset({"dc1.other"}))
     states.apply(0, 0, SourceIdentity(TOPIC, None, "s").state_key(), state(1).state.encode())
-    assert states.by_topic() == {}
+    assert not any(states.by_topic.values())
 
 
 @pytest.mark.parametrize(
@@ -188,4 +188,4 @@ def test_a_state_in_the_wrong_lane_is_a_finding():
     for lane in range(8):
         states.apply(lane, 0, source.state_key(), state(1).state.encode())
     assert kinds(states.findings) == ["state-in-wrong-lane"] * 7
-    assert [len(found) for found in states.by_topic().values()] == [1]
+    assert [len(found) for found in states.by_topic.values()] == [1]
