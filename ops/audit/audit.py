@@ -34,7 +34,7 @@ from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport, 
 from logferry.ops.audit.compare.table import TableComparison, begin_comparison
 from logferry.ops.audit.config import AuditConfig, CopySettings
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import Cell, shown, totals
+from logferry.ops.audit.digests.sums import Cell, shown
 from logferry.ops.audit.log.agreement import SourceStates, compare_topics
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
@@ -171,7 +171,7 @@ class _Audit:
 
     def _source_report(self, log: PartitionLog, source_id: str, chain: Chain) -> SourceReport:
         cell, breaks = Cell(log.topic, log.partition, source_id), chain.breaks
-        loaded = totals(one.rows[cell] for one in self.comparisons if cell in one.rows)
+        rows = sum(one.rows[cell].lines for one in self.comparisons if cell in one.rows)
         return SourceReport(
             topic=log.topic,
             source_id=source_id,
@@ -183,13 +183,12 @@ class _Audit:
             first=chain.first,
             last=chain.last,
             is_cut=log.is_cut and not chain.head_seen,
-            rows=loaded.lines if self.comparisons else None,
+            rows=rows if self.comparisons else None,
             gaps=breaks.get("gap", 0),
             overlaps=breaks.get("overlap", 0),
             doubles=breaks.get("double", 0),
             out_of_order=breaks.get("out-of-order", 0),
             hash=shown(chain.digest),
-            rows_hash=shown(loaded.digest) if self.comparisons else None,
         )
 
     def to_state(self) -> ProvenState:

@@ -111,26 +111,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _configuration(args: argparse.Namespace) -> AuditConfig:
     """The configuration of an audit or a gateway; options take precedence. Raises UsageError."""
+    given = {"topics": args.topic, "tables": args.table, "state_file": args.state_file}
     try:
         config = _configured(args)
-        dc = check_dc(args.dc) if args.dc is not None else config.dc
-        copies = [_copy(text) for text in args.copy] or config.copies
-        kafka = config.kafka
+        given["copies"] = [_copy(text) for text in args.copy]
+        if args.dc is not None:
+            given["dc"] = check_dc(args.dc)
     except (ConfigError, Malformed) as error:
         raise UsageError(str(error)) from None
     if args.bootstrap is not None:
-        kafka = kafka.model_copy(update={"bootstrap_servers": args.bootstrap})
-    return config.model_copy(
-        update={
-            "dc": dc,
-            "kafka": kafka,
-            "copies": copies,
-            "topics": args.topic or config.topics,
-            "tables": args.table or config.tables,
-            "state_file": args.state_file or config.state_file,
-            "files": [] if args.file else config.files,
-        }
-    )
+        given["kafka"] = config.kafka.model_copy(update={"bootstrap_servers": args.bootstrap})
+    files = [] if args.file else config.files
+    return config.model_copy(update={name: value for name, value in given.items() if value} | {"files": files})
 
 
 def _configured(args: argparse.Namespace) -> AuditConfig:

@@ -119,7 +119,7 @@ PURE = (
     *("client.reading.partition_scheduler", "client.reading.group_membership", "client.reading.start_positions"),
     "ops.audit.digests",
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
-    "ops.audit.tables.ledger_check",
+    "ops.audit.tables.rows",
     "ops.status.diagnosis",
 )
 # A pure module may hold paths as values; the scheduler of partitions deals the first turn at random,

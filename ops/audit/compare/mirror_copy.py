@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,7 +31,6 @@ from logferry.ops.cli.problems import UsageError
 
 _FETCH_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 4
-_SAVE_EVERY: Final = 20_000
 
 MISSING: Final = "the copy is missing"
 
@@ -94,14 +94,9 @@ class MirrorReport:
                 findings.add(Finding("not-mirrored-yet", where, detail, count=partition.behind, refutes=False))
 
     def as_dict(self) -> dict[str, object]:
+        head = {"exact": self.exact, "verdict": self.verdict, "original": self.original, "copy": self.copy}
         shown = ("topic", "partition", "compared", "behind", "wrong")
-        return {
-            "exact": self.exact,
-            "verdict": self.verdict,
-            "original": self.original,
-            "copy": self.copy,
-            "partitions": [{name: getattr(found, name) for name in shown} for found in self.partitions],
-        }
+        return {**head, "partitions": [{name: getattr(found, name) for name in shown} for found in self.partitions]}
 
 
 async def audit_mirror(
@@ -125,15 +120,12 @@ async def audit_mirror(
     scope = {"mirror": f"{original}:{config.dc}"}
     state = ProvenState(scope) if state_file is None or full else read_state_file(state_file, scope)
 
-    def save() -> None:
-        if state_file is not None:
-            write_state_file(state_file, state)
-
     async with connected(kafka_options(remote.kafka)) as there, connected(kafka_options(config.kafka)) as here:
         try:
-            return await compare_copies(there, here, link, topics, state.copies, progress, save)
+            return await compare_copies(there, here, link, topics, state.copies, progress)
         finally:
-            save()
+            if state_file is not None:
+                write_state_file(state_file, state)
 
 
 async def compare_copies(
@@ -143,30 +135,25 @@ async def compare_copies(
     topics: Sequence[str],
     proven: Copies,
     progress: Callable[[str, int, int], None],
-    save: Callable[[], None] = lambda: None,
 ) -> MirrorReport:
-    """``proven``: earlier proofs, which are updated. ``save``: called from time to time meanwhile.
+    """``proven``: earlier proofs, which are updated.
 
     Raises UsageError for a topic that does not exist, KafkaError.
     """
-    ours = OffsetTranslation(here, link.prefix, link.copy)
-    # In a chain it is compared with the copy that it was taken from; the history speaks of the original.
-    theirs = None if link.original == link.remote else OffsetTranslation(there, link.prefix, link.remote)
     named = {topic if topic.startswith(f"{link.original}.") else f"{link.original}.{topic}" for topic in topics}
     views, copies = (await there.describe()).topics, (await here.describe()).topics
-    wanted = sorted(name for name in views if name.startswith(f"{link.original}.") and link.takes(name))
-    if named - set(wanted):
-        missing = ", ".join(sorted(named - set(wanted)))
+    wanted = {name for name in views if name.startswith(f"{link.original}.") and link.takes(name)}
+    if missing := ", ".join(sorted(named - wanted)):
         raise UsageError(f"{link.original} has no topic {missing} that is mirrored here; see `logferry topics list`")
-    places = [(name, p.partition) for name in sorted(named) or wanted for p in views[name].partitions]
-    comparing = _Comparing(there, here, link, ours, theirs, proven, save)
+    places = [(name, p.partition) for name in sorted(named or wanted) for p in views[name].partitions]
+    comparing = _Comparing(there, here, link, proven)
     report = MirrorReport(link.original, link.copy)
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(place: TopicPartition) -> None:
-        ids = [printed_topic_id(of[place[0]].id) if place[0] in of else "" for of in (views, copies)]
+        original_id, copy_id = (printed_topic_id(of[place[0]].id) if place[0] in of else "" for of in (views, copies))
         async with gate:
-            report.partitions.append(await comparing.partition(place, ids[0], ids[1]))
+            report.partitions.append(await comparing.partition(place, original_id, copy_id))
         progress("mirror", len(report.partitions), len(places))
 
     await asyncio.gather(*map(one, places))
@@ -179,23 +166,25 @@ class _Comparing:
     there: KafkaClient
     here: KafkaClient
     link: CopyScope
-    ours: OffsetTranslation
-    theirs: OffsetTranslation | None
     proven: Copies
-    save: Callable[[], None]
-    unsaved: int = 0
+
+    def __post_init__(self) -> None:
+        link = self.link
+        self.ours = OffsetTranslation(self.here, link.prefix, link.copy)
+        # In a chain it is compared with the copy that it was taken from; the history speaks of the original.
+        is_chain = link.original != link.remote
+        self.theirs = OffsetTranslation(self.there, link.prefix, link.remote) if is_chain else None
 
     async def partition(self, place: TopicPartition, original_id: str, copy_id: str) -> PartitionFinding:
-        found = PartitionFinding(*place)
-        earlier = self.proven.get((self.link.copy, place))
-        before = earlier
+        found, key = PartitionFinding(*place), (self.link.copy, place)
+        before = self.proven.get(key)
+        # With another topic the mirror stops by itself until the operator decides; here all is compared again.
+        is_same = before is not None and (before.original_id, before.copy_id) == (original_id, copy_id)
+        earlier = before if is_same else None
         try:
             # The copy's end first: what it holds by now, the original must hold.
             copy_end = await self.here.offset(*place, LATEST)
             original_end = await self.there.offset(*place, LATEST)
-            if earlier is not None and (earlier.original_id, earlier.copy_id) != (original_id, copy_id):
-                # The mirror stops by itself until the operator decides; here all is compared again.
-                earlier = None
             if earlier is not None and (original_end < earlier.original or copy_end < earlier.copy):
                 found.wrong = (
                     f"proven up to {earlier.original} there and {earlier.copy} here, but they end at {original_end} "
@@ -204,21 +193,17 @@ class _Comparing:
                 found.sources = dict(earlier.sources)
                 return found
             start = await self._start(place, earlier)
-        except errors.UnknownTopicOrPartitionError:
-            found.wrong = MISSING
+        except (errors.UnknownTopicOrPartitionError, Problem) as problem:
+            found.wrong = problem.detail if isinstance(problem, Problem) else MISSING
             return found
-        except Problem as problem:
-            found.wrong = problem.detail
-            return found
-        proven = ProvenCopy(original_id, copy_id, *start)
-        if earlier is not None:
-            proven.sources = {name: tally.plus(Tally()) for name, tally in earlier.sources.items()}
+        sources = earlier.sources if earlier is not None else {}
+        proven = ProvenCopy(original_id, copy_id, *start, {name: replace(tally) for name, tally in sources.items()})
         found.sources = proven.sources
-        if earlier is not None or before is None:
-            self.proven[self.link.copy, place] = proven
+        if is_same or before is None:
+            self.proven[key] = proven
         await self._compare(found, proven, original_end, copy_end)
         if found.wrong is None:
-            self.proven[self.link.copy, place] = proven
+            self.proven[key] = proven
         return found
 
     async def _start(self, place: TopicPartition, proven: ProvenCopy | None) -> tuple[int, int]:
@@ -251,30 +236,21 @@ class _Comparing:
                 )
                 return
             found.compared += 1
-            _count(proven.sources, copy)
+            with suppress(Malformed):  # a record that no gateway wrote has no source
+                source_id, chunk = decoded(copy)
+                digest = chunk_digest(chunk.seqno, chunk.data)
+                proven.sources.setdefault(source_id, Tally()).add(1, len(chunk.data), digest)
             proven.original, proven.copy = record.offset + 1, copy.offset + 1
-            self.unsaved += 1
-            if self.unsaved % _SAVE_EVERY == 0:
-                self.save()
         left = await anext(copies, None)
         if left is not None:
             found.wrong = f"record {left.offset} here is not in the original, after {found.compared} alike"
-
-
-def _count(sources: dict[str, Tally], record: KafkaRecord) -> None:
-    """Adds a chunk of the copy to the tally of its source; a record that no gateway wrote has none."""
-    try:
-        source_id, chunk = decoded(record)
-    except Malformed:
-        return
-    sources.setdefault(source_id, Tally()).add(1, len(chunk.data), chunk_digest(chunk.seqno, chunk.data))
 
 
 def _content(record: KafkaRecord) -> tuple[object, ...]:
     return record.key, record.value, record.headers, record.timestamp_ms
 
 
-async def _records(kafka: KafkaClient, place: tuple[str, int], start: int, end: int) -> AsyncIterator[KafkaRecord]:
+async def _records(kafka: KafkaClient, place: TopicPartition, start: int, end: int) -> AsyncIterator[KafkaRecord]:
     """The committed records up to an end that was taken before."""
     position = start
     while position < end:

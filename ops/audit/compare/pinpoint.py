@@ -17,22 +17,23 @@ from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.compare.table import TableComparison
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import (
+from logferry.ops.audit.digests.sums import (
     NO_IDENTITY,
+    Cell,
+    ChunkAccount,
     ChunkLine,
     Damage,
+    Ranges,
+    Tally,
     identity_of,
     name_damage,
     rows_of,
     sum_of,
     whole_record,
 )
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import Cell, ChunkAccount, Tally
 from logferry.ops.audit.log.partition import decoded
 from logferry.ops.audit.log.read import committed
-from logferry.ops.audit.tables.file_rows import add_stray, is_whole_record
-from logferry.ops.audit.tables.table_reader import ChunkRows
+from logferry.ops.audit.tables.rows import ChunkRows, add_stray
 
 # This many chunks are compared line by line, each with a fetch; of the others the number of rows is reported.
 DETAILED: Final = 50
@@ -90,8 +91,7 @@ class Pinpointer:
                 part = await _OffsetRange.read(self.kafka, self.comparison, place, start, end)
                 strays: dict[tuple[str, TopicPartition], Finding] = {}
                 for offset, row in part.rows(None):
-                    identity = NO_IDENTITY if is_whole_record(row) else identity_of(row.source_id or "", row.seqno or 0)
-                    if not part.account.found(offset, identity, sum_of(row.lines)):
+                    if not part.account.found(offset, row.identity, sum_of(row.lines)):
                         add_stray(strays, "rows-without-record", "the log has no record of these rows", row)
                 for finding in strays.values():
                     self.findings.add(finding)
@@ -158,15 +158,20 @@ def chunk_findings(
     ]
 
 
-def _unnamed(place: TopicPartition, offset: int, missing: int) -> Finding:
+def _kind(missing: int) -> str:
     """``missing``: lines without a row; negative: rows too many; 0: as many, but not the same."""
-    if missing > 0:
-        kind, detail = "missing-row", f"{missing} rows of this chunk are missing"
-    elif missing < 0:
-        kind, detail = "doubled-row", f"{-missing} rows more than the chunk has lines"
-    else:
-        kind, detail = "changed-row", "as many rows as the chunk has lines, but with other content"
-    return Finding(kind, f"{place[0]}-{place[1]}", detail, None, offset, offset, max(1, abs(missing)))
+    kind = "doubled-row" if missing < 0 else "missing-row"
+    if missing == 0:
+        kind = "changed-row"
+    return kind
+
+
+def _unnamed(place: TopicPartition, offset: int, missing: int) -> Finding:
+    detail = "as many rows as the chunk has lines, but with other content"
+    if missing:
+        many = f"{missing} rows of this chunk are missing"
+        detail = many if missing > 0 else f"{-missing} rows more than the chunk has lines"
+    return Finding(_kind(missing), f"{place[0]}-{place[1]}", detail, None, offset, offset, max(1, abs(missing)))
 
 
 @dataclass
@@ -210,9 +215,7 @@ class _OffsetRange:
                     yield row.offset, row
             return
         for row in tables.rows(*self.place, 0, _FAR):
-            if is_whole_record(row):
-                continue
-            offset = self.places.get(identity_of(row.source_id or "", row.seqno or 0))
+            offset = None if row.is_whole_record else self.places.get(row.identity)
             if offset is not None and (offsets is None or offset in offsets):
                 yield offset, row
 
@@ -233,8 +236,6 @@ def _unexplained(comparison: TableComparison, cell: Cell, expected: Tally, rows:
     if comparison.changed:
         more = f" and {len(comparison.changed) - 3} more" if len(comparison.changed) > 3 else ""
         detail += f"; gone or changed since the last audit: {', '.join(comparison.changed[:3])}{more}"
-    number = abs(expected.lines - rows.lines) or 1
-    kind = "missing-row" if rows.lines < expected.lines else "doubled-row"
-    if rows.lines == expected.lines:
-        kind = "changed-row"
-    return Finding(kind, f"{cell.topic}-{cell.partition}", detail, cell.source_id, count=number)
+    missing = expected.lines - rows.lines
+    where = f"{cell.topic}-{cell.partition}"
+    return Finding(_kind(missing), where, detail, cell.source_id, count=max(1, abs(missing)))

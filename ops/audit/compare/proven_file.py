@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 from logferry.gateway.contract.names import TopicPartition
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import Cell, Tally
+from logferry.ops.audit.digests.sums import Cell, Ranges, Tally
 from logferry.ops.audit.log.original_files import ProvenOriginal
 from logferry.ops.audit.log.partition import ProvenPartition
-from logferry.ops.audit.tables.file_rows import FileFacts
-from logferry.ops.audit.tables.table_reader import FileId
+from logferry.ops.audit.tables.rows import FileFacts, FileId
 from logferry.ops.cli.problems import UsageError
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
 

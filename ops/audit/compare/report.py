@@ -27,8 +27,7 @@ class SourceReport(NamedTuple):
     """One source in one partition. ``is_cut``: retention removed its beginning, so ``base`` could not be checked.
 
     ``rows``: its rows in the tables, None where no table was audited. ``gaps`` to ``out_of_order``: counts of breaks.
-    ``hash``: of its chunks; ``rows_hash``: of its rows, proven equal to that of the lines of the loaded chunks.
-    ``copies``: in other data centres.
+    ``hash``: of its chunks; ``copies``: in other data centres.
     """
 
     topic: str
@@ -47,7 +46,6 @@ class SourceReport(NamedTuple):
     doubles: int
     out_of_order: int
     hash: str = ""
-    rows_hash: str | None = None
     copies: tuple[SourceCopy, ...] = ()
 
     @property

@@ -29,21 +29,23 @@ from logferry.loaders.storage.side_tables import LeftOutChunk
 from logferry.ops.audit.compare.proven_file import ProvenTable
 from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import identity_of
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Tally, shown, totals
+from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown, totals
 from logferry.ops.audit.log.partition import LogSide, PartitionLog
 from logferry.ops.audit.log.read import Centre
-from logferry.ops.audit.tables.file_rows import FileFacts, RowClassifier, beyond_the_log, pooled
-from logferry.ops.audit.tables.ledger_check import (
+from logferry.ops.audit.tables.rows import (
+    FileFacts,
+    FileId,
     LoadedRanges,
+    RowClassifier,
+    beyond_the_log,
     check_ledger,
     home_of,
     is_moved,
     last_drop,
+    pooled,
     ranges_elsewhere,
 )
-from logferry.ops.audit.tables.table_reader import FileId, TableReader
+from logferry.ops.audit.tables.table_reader import TableReader
 
 
 async def begin_comparison(
@@ -217,8 +219,7 @@ class TableComparison:
         for place, side in self.sides.items():
             log = logs[place]
             fresh = side.wanted.within(0, log.reached).minus(log.removed)
-            self.seen[place] = self.proven.seen.get(place, Ranges()).copy()
-            self.seen[place].update(fresh)
+            self.seen[place] = self.proven.seen.get(place, Ranges()).plus(fresh)
             for note in self._notes(place) if side.by_offset else ():
                 if note.offset in fresh and (note.offset, identity_of(note.source_id, note.seqno)) not in side.met:
                     said = f"the table lists seqno {note.seqno} as left out, because it arrived by {note.kept}"
@@ -319,7 +320,7 @@ class TableComparison:
         segments: dict[int, Tally] = {}
         for facts in self.files.values():
             for start, tally in facts.segments.items():
-                segments[start] = segments.get(start, Tally()).plus(tally)
+                add_to(segments, start, tally)
         return compare_segments(self.path, segments, self.tables.segments(), self.findings)
 
     def report(self) -> TableAuditReport:

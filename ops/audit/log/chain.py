@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from logferry.ops.audit.digests.ranges import Ranges
+from logferry.ops.audit.digests.sums import Ranges
 
 _KEPT_HOLES: Final = 64
 

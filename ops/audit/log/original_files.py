@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 from logferry.client.files.source_names import printable
 from logferry.gateway.contract.chunk import Chunk
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import MODULUS, first_difference
-from logferry.ops.audit.digests.sums import chunk_digest, shown
+from logferry.ops.audit.digests.sums import MODULUS, chunk_digest, first_difference, shown
 from logferry.ops.cli.problems import Unavailable, UsageError
 
 _NAME: Final = re.compile(r"[^/]*:(?P<path>/.*)#[0-9]+")

@@ -16,9 +16,21 @@ from logferry.gateway.contract.chunk import Chunk, chunk_of_record
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import MODULUS, ChunkLine, count_lines, identity_of, rows_of, sum_of, whole_record
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import ANY_OFFSET, Tally, chunk_digest, weighed, weight_of
+from logferry.ops.audit.digests.sums import (
+    ANY_OFFSET,
+    MODULUS,
+    ChunkLine,
+    Ranges,
+    Tally,
+    chunk_digest,
+    count_lines,
+    identity_of,
+    rows_of,
+    sum_of,
+    weighed,
+    weight_of,
+    whole_record,
+)
 from logferry.ops.audit.log.chain import Break, Chain, ForgottenSource
 
 if TYPE_CHECKING:

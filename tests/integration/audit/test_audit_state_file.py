@@ -18,7 +18,7 @@ from logferry.loaders.storage.ledger import APP, Ledger, new_entry
 from logferry.ops.audit.compare.proven_file import ProvenState, read_state_file, write_state_file
 from logferry.ops.audit.compare.report import ReadReport, Report
 from logferry.ops.audit.log.partition import LastRecord
-from logferry.ops.audit.tables.table_reader import FileId, FileStat
+from logferry.ops.audit.tables.rows import FileId, FileStat
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import DC, MAIN, PARTITIONS, QUARANTINE, Plan, World, commit, rows_of

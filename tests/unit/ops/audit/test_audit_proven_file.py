@@ -15,13 +15,11 @@ from logferry.ops.audit.compare.proven_file import (
     write_state_file,
 )
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import Cell, Tally
+from logferry.ops.audit.digests.sums import Cell, Ranges, Tally
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.original_files import Pair, ProvenOriginal
 from logferry.ops.audit.log.partition import MAX_FINDINGS, AuditSpan, LastRecord, PartitionLog, ProvenPartition
-from logferry.ops.audit.tables.file_rows import FileFacts, pooled
-from logferry.ops.audit.tables.table_reader import FileId, FileStat
+from logferry.ops.audit.tables.rows import FileFacts, FileId, FileStat, pooled
 from logferry.ops.cli.problems import UsageError
 
 SCOPE = {"dc": "dc1", "prefix": "logferry", "topics": ["nginx"]}
