@@ -56,7 +56,8 @@ class Diagnosis:
 def diagnose(service: ServiceStatus) -> list[Diagnosis]:
     """All findings, the wrong ones first."""
     found = [*silent_workers(service.silent), *_kafka(service), *_lanes(service), *_refused(service), *_group(service)]
-    found += [*_limits(service), *_passing(service), *_warnings(service)]
+    found += [*_limits(service), *_passing(service)]
+    found += warnings(text for worker in service.workers.values() for text in worker.warnings)
     return sorted(found, key=lambda finding: not finding.wrong)
 
 
@@ -143,8 +144,9 @@ def _refused(service: ServiceStatus) -> Iterator[Diagnosis]:
         yield Diagnosis(True, f"no writes to {', '.join(sorted(names))}", why, for_s)
 
 
-def _warnings(service: ServiceStatus) -> Iterator[Diagnosis]:
-    for text in sorted({text for worker in service.workers.values() for text in worker.warnings}):
+def warnings(texts: Iterable[str]) -> Iterator[Diagnosis]:
+    """Each once. A text has the form ``what: remedy``."""
+    for text in sorted(set(texts)):
         what, _, remedy = text.partition(": ")
         yield Diagnosis(False, what, remedy)
 

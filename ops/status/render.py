@@ -42,14 +42,10 @@ def print_findings(whose: str, findings: Sequence[Diagnosis], at_s: float, conso
     style = "bold red" if wrong else "bold green"
     console.print(f"[{style}]{escape(verdict)}[/]  [dim]at {stamp}[/]", highlight=False)
     for finding in findings:
-        _finding(finding, at_s, console)
-
-
-def _finding(finding: Diagnosis, at_s: float, console: Console) -> None:
-    mark, style = ("✗", "bold red") if finding.wrong else ("·", "yellow")
-    lasts = "" if finding.for_s is None else f"  for {span(finding.for_s)}, since {clock(at_s - finding.for_s)}"
-    console.print(f"  [{style}]{mark} {escape(finding.what)}[/]{lasts}", highlight=False, soft_wrap=True)
-    console.print(f"      {escape(finding.reason)}", highlight=False, soft_wrap=True)
+        mark, style = ("✗", "bold red") if finding.wrong else ("·", "yellow")
+        lasts = "" if finding.for_s is None else f"  for {span(finding.for_s)}, since {clock(at_s - finding.for_s)}"
+        console.print(f"  [{style}]{mark} {escape(finding.what)}[/]{lasts}", highlight=False, soft_wrap=True)
+        console.print(f"      {escape(finding.reason)}", highlight=False, soft_wrap=True)
 
 
 def _workers(service: ServiceStatus) -> Table:
