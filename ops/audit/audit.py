@@ -27,7 +27,7 @@ from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.tls import kafka_options
-from logferry.ops.audit.compare.mirror_copy import CopyScope, MirrorReport, compare_copies
+from logferry.ops.audit.compare.mirror_copy import CopyComparison, MirrorReport
 from logferry.ops.audit.compare.pinpoint import Pinpointer
 from logferry.ops.audit.compare.proven_file import ProvenState, read_state_file, write_state_file
 from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport, TableAuditReport
@@ -309,10 +309,10 @@ class _Audit:
         return comparison.report()
 
     async def _compare_copy(self, copy: CopySettings, topics: Iterable[str]) -> MirrorReport:
-        dc, there = self.here.dc, self.centres[copy.dc].kafka
-        link = CopyScope(dc, dc, copy.dc, self.config.prefix, copy.takes)
+        here, there, dc = self.here.kafka, self.centres[copy.dc].kafka, self.here.dc
         named = [] if self.is_whole else [topic for topic in topics if copy.takes(topic)]
-        found = await compare_copies(self.here.kafka, there, link, named, self.copies, self.progress)
+        comparison = CopyComparison(here, there, dc, dc, copy.dc, self.config.prefix, copy.takes, self.copies)
+        found = await comparison.run(named, self.progress)
         found.add_findings(self.findings)
         return found
 

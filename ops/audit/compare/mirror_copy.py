@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiokafka import errors
 from logferry.gateway.contract.names import Malformed, TopicPartition, printed_topic_id
@@ -35,17 +35,6 @@ _AT_ONCE: Final = 4
 MISSING: Final = "the copy is missing"
 
 Copies = MutableMapping[tuple[str, TopicPartition], ProvenCopy]
-
-
-class CopyScope(NamedTuple):
-    """``remote``: the data centre from whose Kafka the copy was taken; ``original``: the one that owns the topics,
-    different only in a chain of mirrors. ``takes``: whether a topic is mirrored, by its full name."""
-
-    original: str
-    remote: str
-    copy: str
-    prefix: str
-    takes: Callable[[str], bool]
 
 
 @dataclass(slots=True)
@@ -116,67 +105,70 @@ async def audit_mirror(
     if remote is None:
         names = ", ".join(dc for remote in config.remotes for dc in remote.taken)
         raise UsageError(f"this mirror does not copy {original}; it copies {names}")
-    link = CopyScope(original, remote.dc, config.dc, config.prefix, remote.takes)
     scope = {"mirror": f"{original}:{config.dc}"}
     state = ProvenState(scope) if state_file is None or full else read_state_file(state_file, scope)
 
     async with connected(kafka_options(remote.kafka)) as there, connected(kafka_options(config.kafka)) as here:
         try:
-            return await compare_copies(there, here, link, topics, state.copies, progress)
+            dcs = (original, remote.dc, config.dc)
+            comparison = CopyComparison(there, here, *dcs, config.prefix, remote.takes, state.copies)
+            return await comparison.run(topics, progress)
         finally:
             if state_file is not None:
                 write_state_file(state_file, state)
 
 
-async def compare_copies(
-    there: KafkaClient,
-    here: KafkaClient,
-    link: CopyScope,
-    topics: Sequence[str],
-    proven: Copies,
-    progress: Callable[[str, int, int], None],
-) -> MirrorReport:
-    """``proven``: earlier proofs, which are updated.
-
-    Raises UsageError for a topic that does not exist, KafkaError.
-    """
-    named = {topic if topic.startswith(f"{link.original}.") else f"{link.original}.{topic}" for topic in topics}
-    views, copies = (await there.describe()).topics, (await here.describe()).topics
-    wanted = {name for name in views if name.startswith(f"{link.original}.") and link.takes(name)}
-    if missing := ", ".join(sorted(named - wanted)):
-        raise UsageError(f"{link.original} has no topic {missing} that is mirrored here; see `logferry topics list`")
-    places = [(name, p.partition) for name in sorted(named or wanted) for p in views[name].partitions]
-    comparing = _Comparing(there, here, link, proven)
-    report = MirrorReport(link.original, link.copy)
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(place: TopicPartition) -> None:
-        original_id, copy_id = (printed_topic_id(of[place[0]].id) if place[0] in of else "" for of in (views, copies))
-        async with gate:
-            report.partitions.append(await comparing.partition(place, original_id, copy_id))
-        progress("mirror", len(report.partitions), len(places))
-
-    await asyncio.gather(*map(one, places))
-    report.partitions.sort(key=lambda found: (found.topic, found.partition))
-    return report
-
-
 @dataclass
-class _Comparing:
+class CopyComparison:
+    """``there``, ``here``: the Kafka of the data centre ``remote``, from which the copy was taken, and of the ``copy``.
+
+    ``original``: the data centre that owns the topics, different from ``remote`` only in a chain of mirrors.
+    ``takes``: whether a topic is mirrored, by its full name. ``proven``: earlier proofs, which are updated.
+    """
+
     there: KafkaClient
     here: KafkaClient
-    link: CopyScope
+    original: str
+    remote: str
+    copy: str
+    prefix: str
+    takes: Callable[[str], bool]
     proven: Copies
 
     def __post_init__(self) -> None:
-        link = self.link
-        self.ours = OffsetTranslation(self.here, link.prefix, link.copy)
+        self.ours = OffsetTranslation(self.here, self.prefix, self.copy)
         # In a chain it is compared with the copy that it was taken from; the history speaks of the original.
-        is_chain = link.original != link.remote
-        self.theirs = OffsetTranslation(self.there, link.prefix, link.remote) if is_chain else None
+        is_chain = self.original != self.remote
+        self.theirs = OffsetTranslation(self.there, self.prefix, self.remote) if is_chain else None
+
+    async def run(self, topics: Sequence[str], progress: Callable[[str, int, int], None]) -> MirrorReport:
+        """Raises UsageError for a topic that does not exist, KafkaError."""
+        begin = f"{self.original}."
+        named = {topic if topic.startswith(begin) else begin + topic for topic in topics}
+        views, copies = (await self.there.describe()).topics, (await self.here.describe()).topics
+        wanted = {name for name in views if name.startswith(begin) and self.takes(name)}
+        if missing := ", ".join(sorted(named - wanted)):
+            raise UsageError(
+                f"{self.original} has no topic {missing} that is mirrored here; see `logferry topics list`"
+            )
+        places = [(name, p.partition) for name in sorted(named or wanted) for p in views[name].partitions]
+        report = MirrorReport(self.original, self.copy)
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(place: TopicPartition) -> None:
+            original_id, copy_id = (
+                printed_topic_id(of[place[0]].id) if place[0] in of else "" for of in (views, copies)
+            )
+            async with gate:
+                report.partitions.append(await self.partition(place, original_id, copy_id))
+            progress("mirror", len(report.partitions), len(places))
+
+        await asyncio.gather(*map(one, places))
+        report.partitions.sort(key=lambda found: (found.topic, found.partition))
+        return report
 
     async def partition(self, place: TopicPartition, original_id: str, copy_id: str) -> PartitionFinding:
-        found, key = PartitionFinding(*place), (self.link.copy, place)
+        found, key = PartitionFinding(*place), (self.copy, place)
         before = self.proven.get(key)
         # With another topic the mirror stops by itself until the operator decides; here all is compared again.
         is_same = before is not None and (before.original_id, before.copy_id) == (original_id, copy_id)

@@ -386,10 +386,10 @@ def compare_segments(
                 f"states {segment.rows} of {segment.bytes}"
             )
             findings.add(Finding("segment-differs", table, detail, count=abs(tally.lines - segment.rows) or 1))
-        stated = ("", 0, 0, 0) if segment is None else (segment.state, segment.version, segment.rows, segment.bytes)
-        state, version, rows, size = stated
         actually = (tally.lines, tally.size_bytes, shown(tally.digest))
-        reports.append(SegmentReport(name, state, version, *actually, rows, size))
+        stated = (0, 0) if segment is None else (segment.rows, segment.bytes)
+        state, version = ("", 0) if segment is None else (segment.state, segment.version)
+        reports.append(SegmentReport(name, state, version, *actually, *stated))
     return reports
 
 

@@ -227,7 +227,7 @@ class PartitionLog:
             if record.offset >= self.span.end:
                 break
             if self.tail is not None and record.offset >= self.tail.offset:
-                self._check_tail(record)
+                self._check_tail(LastRecord(record.offset, record_digest(record)))
             is_new = record.offset >= self.chains_from
             self.records += 1
             self.read_bytes += len(record.value or b"")
@@ -258,21 +258,15 @@ class PartitionLog:
     def ended(self) -> None:
         """Everything up to the end was read."""
         self.reached = max(self.reached, self.span.end)
-        if self.tail is not None and self.tail.offset not in self.removed:
-            self._rewritten(self.tail.offset)
+        self._check_tail(None)
 
-    def _check_tail(self, record: KafkaRecord) -> None:
-        assert self.tail is not None
+    def _check_tail(self, found: LastRecord | None) -> None:
+        """``found``: the first record at or behind the last proven one."""
         tail, self.tail = self.tail, None
-        if record.offset == tail.offset and record_digest(record) == tail.digest:
-            return
-        if tail.offset not in self.removed:
-            self._rewritten(tail.offset)
-
-    def _rewritten(self, offset: int) -> None:
-        self.tail, self.is_rewritten = None, True
-        detail = "an earlier audit proved another record here: the log was truncated and rewritten"
-        self.findings.add(Finding("log-rewritten", self.where, detail, None, offset, offset))
+        if tail is not None and tail != found and tail.offset not in self.removed:
+            self.is_rewritten = True
+            detail = "an earlier audit proved another record here: the log was truncated and rewritten"
+            self.findings.add(Finding("log-rewritten", self.where, detail, None, tail.offset, tail.offset))
 
     def _report(self, finding: Finding) -> None:
         """Findings of the log are part of its proof: the next audit repeats them without reading the log again."""
