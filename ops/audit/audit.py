@@ -30,7 +30,7 @@ from logferry.gateway.tls import kafka_options
 from logferry.ops.audit.compare.mirror_copy import CopyComparison, MirrorReport
 from logferry.ops.audit.compare.pinpoint import Pinpointer
 from logferry.ops.audit.compare.proven_file import ProvenState, read_state_file, write_state_file
-from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport, TableAuditReport
+from logferry.ops.audit.compare.report import ReadReport, Report, SourceCopy, SourceReport, TableAuditReport
 from logferry.ops.audit.compare.table import TableComparison, begin_comparison
 from logferry.ops.audit.config import AuditConfig, CopySettings
 from logferry.ops.audit.digests.findings import Finding, Findings
@@ -121,9 +121,9 @@ class _Audit:
         self.states = SourceStates(self.state_topic.name, len(self.state_topic.partitions), topics, self.findings)
         self.copies = dict(self.proven.copies)
 
-    async def run(self, tables: Iterable[TableReader]) -> Report:
+    async def run(self, readers: Iterable[TableReader]) -> Report:
         started = time.monotonic()
-        for table in tables:
+        for table in readers:
             proven = self.proven.tables.get(str(table.paths.main))
             comparison = await begin_comparison(
                 table, self.here, self.centres, proven, self.findings, prefix=self.config.prefix, is_whole=self.is_whole
@@ -133,15 +133,14 @@ class _Audit:
         for centre in self.centres.values():
             if centre.topics:
                 await self._read_centre(centre)
-        reports = [await self._compare_table(comparison) for comparison in self.comparisons]
+        tables = [await self._compare_table(comparison) for comparison in self.comparisons]
         files = self.originals.reports(self.findings)
-        report = self._report(reports, files, time.monotonic() - started)
-        for copy in self.config.copies:
-            report.copies.append(await self._compare_copy(copy, report.topics))
-        report.add_copies_to_sources()
-        return report
+        copies = [await self._compare_copy(copy) for copy in self.config.copies]
+        return self._report(tables, files, copies, time.monotonic() - started)
 
-    def _report(self, tables: list[TableAuditReport], files: list[FileReport], seconds: float) -> Report:
+    def _report(
+        self, tables: list[TableAuditReport], files: list[FileReport], copies: list[MirrorReport], seconds: float
+    ) -> Report:
         """The totals are those of the audited topics."""
         logs = [log for centre in self.centres.values() for log in centre.logs.values()]
         read = ReadReport(
@@ -151,8 +150,17 @@ class _Audit:
             rows=sum(comparison.rows_read for comparison in self.comparisons),
             incremental=bool(self.proven.partitions),
         )
-        own = self.here.logs.values()
-        sources = [self._source_report(log, source_id, chain) for log in own for source_id, chain in log.chains.items()]
+        copied: dict[Cell, list[SourceCopy]] = {}
+        for copy in copies:
+            for found in copy.partitions:
+                for source_id, tally in found.sources.items():
+                    one = SourceCopy(copy.copy, tally.lines, tally.size_bytes, shown(tally.digest))
+                    copied.setdefault(Cell(found.topic, found.partition, source_id), []).append(one)
+        sources = [
+            self._source_report(log, chain, Cell(*place, source_id), copied)
+            for place, log in self.here.logs.items()
+            for source_id, chain in log.chains.items()
+        ]
         topics = sorted(self.here.own_topics)
         counted = [source for source in sources if source.topic in topics]
         return Report(
@@ -167,14 +175,17 @@ class _Audit:
             findings=self.findings,
             seconds=seconds,
             read=read,
+            copies=copies,
         )
 
-    def _source_report(self, log: PartitionLog, source_id: str, chain: Chain) -> SourceReport:
-        cell, breaks = Cell(log.topic, log.partition, source_id), chain.breaks
+    def _source_report(
+        self, log: PartitionLog, chain: Chain, cell: Cell, copied: Mapping[Cell, list[SourceCopy]]
+    ) -> SourceReport:
+        breaks = chain.breaks
         rows = sum(one.rows[cell].lines for one in self.comparisons if cell in one.rows)
         return SourceReport(
             topic=log.topic,
-            source_id=source_id,
+            source_id=cell.source_id or "",
             partition=log.partition,
             chunks=chain.chunks,
             lines=chain.lines,
@@ -189,6 +200,7 @@ class _Audit:
             doubles=breaks.get("double", 0),
             out_of_order=breaks.get("out-of-order", 0),
             hash=shown(chain.digest),
+            copies=tuple(copied.get(cell, ())),
         )
 
     def to_state(self) -> ProvenState:
@@ -308,9 +320,9 @@ class _Audit:
             await Pinpointer(centre.kafka, comparison, self.findings).run()
         return comparison.report()
 
-    async def _compare_copy(self, copy: CopySettings, topics: Iterable[str]) -> MirrorReport:
+    async def _compare_copy(self, copy: CopySettings) -> MirrorReport:
         here, there, dc = self.here.kafka, self.centres[copy.dc].kafka, self.here.dc
-        named = [] if self.is_whole else [topic for topic in topics if copy.takes(topic)]
+        named = [] if self.is_whole else [topic for topic in self.here.own_topics if copy.takes(topic)]
         comparison = CopyComparison(here, there, dc, dc, copy.dc, self.config.prefix, copy.takes, self.copies)
         found = await comparison.run(named, self.progress)
         found.add_findings(self.findings)

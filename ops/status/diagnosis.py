@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 
 from logferry.gateway.api.schemas import LaneStatus, Status
@@ -252,12 +253,8 @@ def plural(count: int, what: str) -> str:
 
 def name_lanes(numbers: Iterable[int]) -> str:
     """``lane 3``, ``lanes 0 to 3, 7``."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [str(first) if first == last else f"{first} to {last}" for first, last in runs]
-    single = len(runs) == 1 and runs[0][0] == runs[0][1]
-    return ("lane " if single else "lanes ") + ", ".join(texts)
+    runs = [
+        [number for _, number in run] for _, run in groupby(enumerate(sorted(numbers)), lambda one: one[1] - one[0])
+    ]
+    texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return ("lane " if len(runs) == len(runs[0]) == 1 else "lanes ") + ", ".join(texts)

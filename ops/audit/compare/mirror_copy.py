@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.compare.proven_file import ProvenCopy, ProvenState, read_state_file, write_state_file
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import Tally, chunk_digest
+from logferry.ops.audit.digests.sums import Tally, add_to, chunk_digest
 from logferry.ops.audit.log.partition import decoded
 from logferry.ops.audit.log.read import connected
 from logferry.ops.cli.problems import UsageError
@@ -188,8 +188,7 @@ class CopyComparison:
         except (errors.UnknownTopicOrPartitionError, Problem) as problem:
             found.wrong = problem.detail if isinstance(problem, Problem) else MISSING
             return found
-        sources = earlier.sources if earlier is not None else {}
-        proven = ProvenCopy(original_id, copy_id, *start, {name: replace(tally) for name, tally in sources.items()})
+        proven = ProvenCopy(original_id, copy_id, *start, dict(earlier.sources) if earlier is not None else {})
         found.sources = proven.sources
         if is_same or before is None:
             self.proven[key] = proven
@@ -231,7 +230,7 @@ class CopyComparison:
             with suppress(Malformed):  # a record that no gateway wrote has no source
                 source_id, chunk = decoded(copy)
                 digest = chunk_digest(chunk.seqno, chunk.data)
-                proven.sources.setdefault(source_id, Tally()).add(1, len(chunk.data), digest)
+                add_to(proven.sources, source_id, Tally(1, len(chunk.data), digest))
             proven.original, proven.copy = record.offset + 1, copy.offset + 1
         left = await anext(copies, None)
         if left is not None:

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from logferry.ops.audit.compare.mirror_copy import MirrorReport
 from logferry.ops.audit.digests.findings import Findings
-from logferry.ops.audit.digests.sums import shown
 from logferry.ops.audit.log.original_files import FileReport
 
 JSON_SOURCES: Final = 1000
@@ -142,18 +141,6 @@ class Report:
         """Sources with findings come first, then the large ones."""
         blamed = self.blamed()
         return sorted(self.sources, key=lambda s: (-s.breaks, s.source_id not in blamed, -s.size_bytes, s.source_id))
-
-    def add_copies_to_sources(self) -> None:
-        """Adds to each source its chunks in the copies. Called once, after all `copies` are compared."""
-        found: dict[tuple[str, int, str], list[SourceCopy]] = {}
-        for copy in self.copies:
-            for partition in copy.partitions:
-                for source_id, tally in partition.sources.items():
-                    one = SourceCopy(copy.copy, tally.lines, tally.size_bytes, shown(tally.digest))
-                    found.setdefault((partition.topic, partition.partition, source_id), []).append(one)
-        for index, source in enumerate(self.sources):
-            copies = tuple(found.get((source.topic, source.partition, source.source_id), ()))
-            self.sources[index] = source._replace(copies=copies)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: at most `JSON_SOURCES` sources, the worst first."""

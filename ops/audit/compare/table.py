@@ -104,18 +104,19 @@ async def _start_offsets(
     """
 
     async def here(place: TopicPartition, start: int, dc: str) -> int | None:
+        owner = place[0].partition(".")[0]
         if start == 0 or dc == home:
             return start
-        owner = place[0].partition(".")[0]
+        if dc not in (owner, *centres):
+            return None
         try:
-            original: int | None = start
             if dc != owner:
-                original = None
-                if dc in centres:
-                    original = await OffsetTranslation(centres[dc].kafka, prefix, dc).to_original(place, start)
-            if original is None or home == owner:
-                return original
-            return await OffsetTranslation(centres[home].kafka, prefix, home).to_here(place, original)
+                start = await OffsetTranslation(centres[dc].kafka, prefix, dc).to_original(place, start)
+            return (
+                start
+                if home == owner
+                else await OffsetTranslation(centres[home].kafka, prefix, home).to_here(place, start)
+            )
         except Problem as problem:
             # An offset that the history does not have any more is not in the log any more.
             return 0 if problem.kind == "out-of-range" else None
@@ -230,7 +231,7 @@ class TableComparison:
             self.seen.setdefault(place, ranges)
 
     def _notes(self, place: TopicPartition) -> list[LeftOutChunk]:
-        """The chunks that the table left out, in the order of the log."""
+        """The chunks that the table left out."""
         notes = self.tables.left_out
         return [note for note in notes if (note.topic, note.partition) == place and note.kept != note.topic]
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from hashlib import blake2b
+from itertools import groupby
 from typing import Final, NamedTuple, TypeVar
 
 K = TypeVar("K")
@@ -42,11 +43,24 @@ class ChunkLine(NamedTuple):
     newline: bool
 
 
-class LineSum(NamedTuple):
-    """The number of lines, and their digest."""
+@dataclass(slots=True)
+class Tally:
+    """``size_bytes``: of the lines' texts, without their endings. ``digest``: below `MODULUS`."""
 
-    lines: int
-    digest: int
+    lines: int = 0
+    size_bytes: int = 0
+    digest: int = 0
+
+    def plus(self, other: Tally) -> Tally:
+        return Tally(
+            self.lines + other.lines, self.size_bytes + other.size_bytes, (self.digest + other.digest) % MODULUS
+        )
+
+    def weighed(self, weight: int) -> Tally:
+        return Tally(self.lines, self.size_bytes, self.digest * weight % MODULUS)
+
+    def __bool__(self) -> bool:
+        return bool(self.lines or self.size_bytes or self.digest)
 
 
 def count_lines(data: bytes) -> int:
@@ -71,14 +85,15 @@ def rows_of(data: bytes, whole_chunks: bool) -> list[ChunkLine]:
     return [ChunkLine(WHOLE_CHUNK, data, False)] if whole_chunks else lines_of(data)
 
 
-def sum_of(lines: Iterable[tuple[int, bytes, bool]]) -> LineSum:
+def sum_of(lines: Iterable[tuple[int, bytes, bool]]) -> Tally:
     """The sum of any lines, in any order."""
     head, from_bytes = _HEAD.pack, int.from_bytes
-    count = total = 0
+    count = size = total = 0
     for number, text, newline in lines:
         total += from_bytes(blake2b(head(number, newline) + text, digest_size=16).digest(), "little")
+        size += len(text)
         count += 1
-    return LineSum(count, total % MODULUS)
+    return Tally(count, size, total % MODULUS)
 
 
 def identity_of(source_id: str, seqno: int) -> int:
@@ -146,19 +161,10 @@ def _spans(numbers: Iterable[int]) -> str:
     ordered = sorted(set(numbers))
     if ordered in ([WHOLE_RECORD], [WHOLE_CHUNK]):
         return "the whole record" if ordered == [WHOLE_RECORD] else "the whole chunk"
-    spans = [f"{low}" if low == high else f"{low} to {high}" for low, high in _runs(ordered)]
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(ordered), lambda one: one[1] - one[0])]
+    spans = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     shown = ", ".join(spans[:5]) + (f" and {len(spans) - 5} more spans" if len(spans) > 5 else "")
     return f"{'line' if len(ordered) == 1 else 'lines'} {shown}"
-
-
-def _runs(ordered: list[int]) -> Iterator[tuple[int, int]]:
-    first = last = ordered[0]
-    for number in ordered[1:]:
-        if number != last + 1:
-            yield first, last
-            first = number
-        last = number
-    yield first, last
 
 
 _IDENTITY: Final = struct.Struct("<qqi")
@@ -179,28 +185,6 @@ class Cell(NamedTuple):
         return self.topic, self.partition
 
 
-@dataclass(slots=True)
-class Tally:
-    """``size_bytes``: of the lines' texts, without their endings. ``digest``: below `MODULUS`."""
-
-    lines: int = 0
-    size_bytes: int = 0
-    digest: int = 0
-
-    def add(self, lines: int, size_bytes: int, digest: int) -> None:
-        self.lines += lines
-        self.size_bytes += size_bytes
-        self.digest = (self.digest + digest) % MODULUS
-
-    def plus(self, other: Tally) -> Tally:
-        return Tally(
-            self.lines + other.lines, self.size_bytes + other.size_bytes, (self.digest + other.digest) % MODULUS
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.lines or self.size_bytes or self.digest)
-
-
 def weight_of(source_id: str | None, seqno: int | None, offset: int) -> int:
     """The odd number of 128 bits that identifies a chunk; of a record that no gateway wrote, its offset alone."""
     if source_id is None or seqno is None:
@@ -208,10 +192,6 @@ def weight_of(source_id: str | None, seqno: int | None, offset: int) -> int:
     else:
         raw = _IDENTITY.pack(seqno, offset, 0) + source_id.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(raw, digest_size=16).digest(), "little") | 1
-
-
-def weighed(total: LineSum, weight: int) -> int:
-    return total.digest * weight % MODULUS
 
 
 def chunk_digest(seqno: int, data: bytes) -> int:
@@ -254,11 +234,11 @@ class ChunkAccount:
 
     _balances: dict[int, _Balance] = field(default_factory=dict)
 
-    def expect(self, offset: int, identity: int, total: LineSum) -> None:
+    def expect(self, offset: int, identity: int, total: Tally) -> None:
         """Enters a chunk of the log."""
-        self._balances[offset] = _Balance(identity, *total)
+        self._balances[offset] = _Balance(identity, total.lines, total.digest)
 
-    def found(self, offset: int, identity: int, total: LineSum) -> bool:
+    def found(self, offset: int, identity: int, total: Tally) -> bool:
         """Subtracts all or some rows of a chunk. False: the log has no chunk at this offset."""
         balance = self._balances.get(offset)
         if balance is None:

@@ -134,14 +134,13 @@ class OriginalFile:
         naming = {pair.topic for pair in self.pairs.values() if pair.names_it}
         groups = [[pair for pair in self.pairs.values() if pair.topic == topic] for topic in sorted(naming)]
         for group in groups or [list(self.pairs.values())]:
-            best = max(group, key=lambda pair: pair.rank, default=None)
-            if best is None:
+            if not group:
                 flaw = "no source holds the beginning of this file" if size else ""
                 yield FileReport(str(self.path), None, None, size, 0, 0, size, flaw)
-            else:
-                stored = (size, best.begin, best.reached, max(0, size - best.reached), best.flaw)
-                sums = (best.chunks, shown(best.digest))
-                yield FileReport(str(self.path), best.topic, best.source_id, *stored, *sums)
+                continue
+            best = max(group, key=lambda pair: pair.rank)
+            stored = (size, best.begin, best.reached, max(0, size - best.reached), best.flaw)
+            yield FileReport(str(self.path), best.topic, best.source_id, *stored, best.chunks, shown(best.digest))
 
 
 class FileReport(NamedTuple):

@@ -22,12 +22,12 @@ from logferry.ops.audit.digests.sums import (
     ChunkLine,
     Ranges,
     Tally,
+    add_to,
     chunk_digest,
     count_lines,
     identity_of,
     rows_of,
     sum_of,
-    weighed,
     weight_of,
     whole_record,
 )
@@ -119,9 +119,8 @@ class LogSide:
         return rows_of(chunk.data, self.whole_chunks)
 
     def _add(self, offset: int, source_id: str | None, seqno: int | None, lines: list[ChunkLine]) -> None:
-        total, size = sum_of(lines), sum(len(line.text) for line in lines)
         weight = weight_of(source_id, seqno, offset if self.by_offset else ANY_OFFSET)
-        self.tallies.setdefault(source_id, Tally()).add(total.lines, size, weighed(total, weight))
+        add_to(self.tallies, source_id, sum_of(lines).weighed(weight))
 
 
 @dataclass(slots=True)

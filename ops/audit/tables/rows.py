@@ -26,7 +26,6 @@ from logferry.ops.audit.digests.sums import (
     add_to,
     identity_of,
     sum_of,
-    weighed,
     weight_of,
 )
 
@@ -80,9 +79,8 @@ class ChunkRows(NamedTuple):
         return Cell(self.topic, self.partition, None if self.is_whole_record else self.source_id)
 
     def tally(self, *, by_offset: bool) -> Tally:
-        total, offset = sum_of(self.lines), self.offset if by_offset else ANY_OFFSET
-        weight = weight_of(self.cell.source_id, self.seqno, offset)
-        return Tally(total.lines, sum(len(line.text) for line in self.lines), weighed(total, weight))
+        offset = self.offset if by_offset else ANY_OFFSET
+        return sum_of(self.lines).weighed(weight_of(self.cell.source_id, self.seqno, offset))
 
 
 class FileId(NamedTuple):

@@ -9,7 +9,7 @@ from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.log.agreement import RecordedState, SourceStates, compare
+from logferry.ops.audit.log.agreement import RecordedState, SourceStates, TopicAgreement
 from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
 
 TOPIC, ID, OTHER_ID = "dc1.nginx", b"i" * 16, b"o" * 16
@@ -41,7 +41,8 @@ def judged(
     logs: Iterable[PartitionLog], known: Iterable[RecordedState], forgotten: Iterable[str] = (), expired_ms: int = 0
 ) -> list[Finding]:
     findings = Findings()
-    compare(TOPIC, ID, {one.partition: one for one in logs}, known, forgotten, expired_ms, findings)
+    by_partition = {one.partition: one for one in logs}
+    TopicAgreement(TOPIC, by_partition, set(forgotten), expired_ms, findings).compare(ID, known)
     return list(findings)
 
 

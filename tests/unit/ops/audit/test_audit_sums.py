@@ -7,7 +7,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.ops.audit.digests.sums import ANY_OFFSET, ChunkLine, Ranges, Tally, sum_of, weighed, weight_of
+from logferry.ops.audit.digests.sums import ANY_OFFSET, ChunkLine, Ranges, Tally, sum_of, weight_of
 from pydantic import TypeAdapter
 
 # (source, seqno, offset, line number, text)
@@ -20,8 +20,7 @@ spans = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=5)
 def tally(rows: list[tuple[str, int, int, int, bytes]]) -> Tally:
     found = Tally()
     for source_id, seqno, offset, number, text in rows:
-        total = sum_of([ChunkLine(number, text, True)])
-        found.add(1, len(text), weighed(total, weight_of(source_id, seqno, offset)))
+        found = found.plus(sum_of([ChunkLine(number, text, True)]).weighed(weight_of(source_id, seqno, offset)))
     return found
 
 
