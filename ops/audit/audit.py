@@ -103,7 +103,8 @@ async def audit(
 @dataclass
 class _Audit:
     """``here``: the audited data centre. ``centres``: it, and those that have copies. ``is_whole``: all its topics are
-    audited, so that a missing one is noticed. ``copies``: their proof, also that of earlier audits."""
+    audited, so that a missing one is noticed. ``copies``: their proof, also that of earlier audits. ``expired_ms``: a
+    source that is silent since then may have expired."""
 
     config: AuditConfig
     here: Centre
@@ -120,6 +121,7 @@ class _Audit:
         topics = None if self.is_whole else frozenset(self.here.topics)
         self.states = SourceStates(self.state_topic.name, len(self.state_topic.partitions), topics, self.findings)
         self.copies = dict(self.proven.copies)
+        self.expired_ms = int(time.time() * 1000) - self.config.source_retention_ms
 
     async def run(self, readers: Iterable[TableReader]) -> Report:
         started = time.monotonic()
@@ -157,15 +159,15 @@ class _Audit:
                     one = SourceCopy(copy.copy, tally.lines, tally.size_bytes, shown(tally.digest))
                     copied.setdefault(Cell(found.topic, found.partition, source_id), []).append(one)
         sources = [
-            self._source_report(log, chain, Cell(*place, source_id), copied)
-            for place, log in self.here.logs.items()
+            self._source_report(log, source_id, chain, copied)
+            for log in self.here.logs.values()
             for source_id, chain in log.chains.items()
         ]
-        topics = sorted(self.here.own_topics)
+        topics = self.here.own_topics
         counted = [source for source in sources if source.topic in topics]
         return Report(
             dc=self.here.dc,
-            topics=topics,
+            topics=sorted(topics),
             chunks=sum(source.chunks for source in counted),
             lines=sum(source.lines for source in counted),
             size_bytes=sum(source.size_bytes for source in counted),
@@ -179,13 +181,13 @@ class _Audit:
         )
 
     def _source_report(
-        self, log: PartitionLog, chain: Chain, cell: Cell, copied: Mapping[Cell, list[SourceCopy]]
+        self, log: PartitionLog, source_id: str, chain: Chain, copied: Mapping[Cell, list[SourceCopy]]
     ) -> SourceReport:
-        breaks = chain.breaks
+        cell, breaks = Cell(log.topic, log.partition, source_id), chain.breaks
         rows = sum(one.rows[cell].lines for one in self.comparisons if cell in one.rows)
         return SourceReport(
             topic=log.topic,
-            source_id=cell.source_id or "",
+            source_id=source_id,
             partition=log.partition,
             chunks=chain.chunks,
             lines=chain.lines,
@@ -239,8 +241,7 @@ class _Audit:
         await self._read_logs(centre)
         existing = await _existing_topics(centre)
         if centre is self.here:
-            expired_ms = int(time.time() * 1000) - self.config.source_retention_ms
-            compare_topics(centre.own_topics, centre.logs, self.states, existing, expired_ms, self.findings)
+            compare_topics(centre.own_topics, centre.logs, self.states, existing, self.expired_ms, self.findings)
 
     async def _read_states(self) -> None:
         kafka, states = self.here.kafka, self.states

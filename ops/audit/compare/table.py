@@ -21,8 +21,6 @@ from hashlib import blake2b
 from typing import Any
 
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
-from logferry.gateway.errors import Problem
-from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry
 from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.side_tables import LeftOutChunk
@@ -31,7 +29,7 @@ from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown, totals
 from logferry.ops.audit.log.partition import LogSide, PartitionLog
-from logferry.ops.audit.log.read import Centre
+from logferry.ops.audit.log.read import Centre, offset_at
 from logferry.ops.audit.tables.rows import (
     FileFacts,
     FileId,
@@ -86,48 +84,19 @@ async def begin_comparison(
     loaded = {dc: ranges_elsewhere(entries, last, dc) for dc in dcs}
     loaded[home] = check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
     found = TableComparison(tables, loaded, home, moved, _valid_proof(tables, home, moved, proven, findings), findings)
-    if moved:
-        found.begins, unknown = await _start_offsets(loaded, centres, home, prefix)
-        for topic, partition in unknown:
-            detail = f"the table was relocated to {home}, and the offset of its first rows in the log there is unknown"
-            findings.add(Finding("moved-not-comparable", f"{topic}-{partition}", detail, refutes=False))
-            loaded[home].strange.add(topic)
-    return found
-
-
-async def _start_offsets(
-    loaded: Mapping[str, LoadedRanges], centres: Mapping[str, Centre], home: str, prefix: str
-) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
-    """The first offset of each partition's rows in the log of the table's home, and the partitions without one.
-
-    ``loaded``: by data centre, the first one of the table first. Raises KafkaError.
-    """
-
-    async def here(place: TopicPartition, start: int, dc: str) -> int | None:
-        owner = place[0].partition(".")[0]
-        if start == 0 or dc == home:
-            return start
-        if dc not in (owner, *centres):
-            return None
-        try:
-            if dc != owner:
-                start = await OffsetTranslation(centres[dc].kafka, prefix, dc).to_original(place, start)
-            return (
-                start
-                if home == owner
-                else await OffsetTranslation(centres[home].kafka, prefix, home).to_here(place, start)
-            )
-        except Problem as problem:
-            # An offset that the history does not have any more is not in the log any more.
-            return 0 if problem.kind == "out-of-range" else None
-
-    found: dict[TopicPartition, int | None] = {}
-    for dc, there in loaded.items():
+    firsts: dict[TopicPartition, tuple[str, int]] = {}
+    for dc, there in loaded.items() if moved else ():
         for place, start in there.first.items():
-            if place not in found:
-                found[place] = await here(place, start, dc)
-    begins = {place: begin for place, begin in found.items() if begin is not None}
-    return begins, [place for place in found if place not in begins]
+            firsts.setdefault(place, (dc, start))
+    for place, (dc, start) in firsts.items():
+        begin = await offset_at(home, centres, place, start, dc, prefix)
+        if begin is not None:
+            found.begins[place] = begin
+            continue
+        detail = f"the table was relocated to {home}, and the offset of its first rows in the log there is unknown"
+        findings.add(Finding("moved-not-comparable", f"{place[0]}-{place[1]}", detail, refutes=False))
+        loaded[home].strange.add(place[0])
+    return found
 
 
 def _valid_proof(

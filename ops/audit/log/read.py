@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, errors, structs
 from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import FetchedRecords
-from logferry.gateway.kafka.requests import TopicMetadata
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.ops.audit.log.partition import PartitionLog
 from logferry.ops.cli.problems import Unavailable, UsageError
 
@@ -112,6 +113,26 @@ async def committed(
                 f"{topic}-{partition}: a transaction at offset {fetched.last_stable} stays open; no record after it "
                 "can be read. End it (kafka-transactions.sh find-hanging) and run the audit again"
             )
+
+
+async def offset_at(
+    home: str, centres: Mapping[str, Centre], place: TopicPartition, start: int, dc: str, prefix: str
+) -> int | None:
+    """The offset in the log of ``home`` at which that of ``dc`` has ``start``; None: unknown. Raises KafkaError."""
+    owner = place[0].partition(".")[0]
+    if start == 0 or dc == home:
+        return start
+    if dc not in (owner, *centres):
+        return None
+    try:
+        if dc != owner:
+            start = await OffsetTranslation(centres[dc].kafka, prefix, dc).to_original(place, start)
+        if home == owner:
+            return start
+        return await OffsetTranslation(centres[home].kafka, prefix, home).to_here(place, start)
+    except Problem as problem:
+        # An offset that the history does not have any more is not in the log any more.
+        return 0 if problem.kind == "out-of-range" else None
 
 
 # ---- topics ------------------------------------------------------------------------------------------------------

@@ -60,7 +60,11 @@ class TableReader:
             main = open_table(paths.main)
             if main is None:
                 raise Unavailable(f"{paths.main}: no Delta table; check --table")
-            entries, broken = _entries(paths)
+            entries, broken = list[LedgerEntry](), ""
+            try:
+                entries = read_ledger(paths.main)
+            except LedgerBroken as error:
+                broken = str(error)
             last, quarantine = last_batch(main), open_table(paths.quarantine)
             last_now, left_out = last_batch(open_table(paths.main)), read_left_out(paths.left_out, last)
             segment_s = segment_length(paths.segments)
@@ -137,13 +141,6 @@ class TableReader:
             )
             for batch in scanner.to_batches():
                 yield from _grouped(batch, self.segment_s)
-
-
-def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
-    try:
-        return read_ledger(paths.main), ""
-    except LedgerBroken as error:
-        return [], str(error)
 
 
 @contextmanager
