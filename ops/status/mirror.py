@@ -18,9 +18,10 @@ from logferry.ops.status.diagnosis import (
     silent_workers,
     warnings,
 )
-from logferry.ops.status.render import clock, count, escape, print_findings, size, span, table_of
+from logferry.ops.status.render import clock, count, escape, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console
+from rich.filesize import decimal
 
 _SHOWN_STOPS: Final = 20
 # Stops that end by themselves when their cause is repaired.
@@ -204,7 +205,7 @@ def print_mirror(mirror: Mirror, findings: Sequence[Diagnosis], at_s: float, con
             count(link.partitions),
             count(link.stopped) if not link.stopped else f"[red]{count(link.stopped)}[/]",
             f"{count(link.lag_records)} records",
-            "not known yet" if link.lag_bytes is None else f"about {size(link.lag_bytes)}",
+            "not known yet" if link.lag_bytes is None else f"about {decimal(link.lag_bytes)}",
             "not known yet" if link.lag_s is None else span(link.lag_s),
             escape(_waited(link.last_wait, now_ms)),
         )

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ from logferry.ops.cli.problems import UsageError
 
 _FETCH_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 4
+_content: Final = attrgetter("key", "value", "headers", "timestamp_ms")
 
 MISSING: Final = "the copy is missing"
 
@@ -235,10 +237,6 @@ class CopyComparison:
         left = await anext(copies, None)
         if left is not None:
             found.wrong = f"record {left.offset} here is not in the original, after {found.compared} alike"
-
-
-def _content(record: KafkaRecord) -> tuple[object, ...]:
-    return record.key, record.value, record.headers, record.timestamp_ms
 
 
 async def _records(kafka: KafkaClient, place: TopicPartition, start: int, end: int) -> AsyncIterator[KafkaRecord]:

@@ -186,10 +186,13 @@ class TopicAgreement:
                 detail = f"recorded up to seqno {recorded}, but the log has no chunk of it: acknowledged and lost"
                 self._add("state-ahead", partition, source_id, detail)
             return
+        # Whether the source had this state at some time between the fence and the end.
+        is_reached = recorded == chain.settled or recorded in chain.later
+        is_older = is_cut and chain.settled is None and recorded is not None and recorded < chain.first
         if recorded is not None and recorded > chain.last:
             detail = f"recorded up to seqno {recorded}, but the log ends with {chain.last}: acknowledged and lost"
             self._add("state-ahead", partition, source_id, detail)
-        elif not _is_reached(chain, recorded, is_cut):
+        elif not (is_reached or is_older):
             detail = f"the log ends with seqno {chain.last}, the state with {recorded}: committed in part"
             self._add("state-behind", partition, source_id, detail)
         base, is_whole = states[0].base, is_cut or chain.head_seen or states[0].base == chain.base
@@ -200,10 +203,3 @@ class TopicAgreement:
     def _add(self, kind: str, partition: int | None, source_id: str, detail: str, refutes: bool = True) -> None:
         where = self.name if partition is None else f"{self.name}-{partition}"
         self.findings.add(Finding(kind, where, detail, source_id, refutes=refutes))
-
-
-def _is_reached(chain: Chain, recorded: int | None, is_cut: bool) -> bool:
-    """Whether the source had this state at some time between the fence and the end."""
-    if recorded == chain.settled or recorded in chain.later:
-        return True
-    return is_cut and chain.settled is None and recorded is not None and recorded < chain.first

@@ -42,10 +42,6 @@ class Centre:
     logs: dict[TopicPartition, PartitionLog] = field(default_factory=dict)
 
     @property
-    def places(self) -> list[TopicPartition]:
-        return [(topic, p.partition) for topic, view in self.topics.items() for p in view.partitions]
-
-    @property
     def own_topics(self) -> dict[str, TopicMetadata]:
         """Those that its own gateway writes."""
         return {topic: view for topic, view in self.topics.items() if topic.startswith(f"{self.dc}.")}

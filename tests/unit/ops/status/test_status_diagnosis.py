@@ -301,14 +301,6 @@ def test_spans(seconds: float, text: str) -> None:
     assert render.span(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (268_435_456, "268.4 MB"), (5 * 10**13, "50.0 TB")],
-)
-def test_sizes(number: int, text: str) -> None:
-    assert render.size(number) == text
-
-
 def test_a_risk_of_the_configuration_is_named_once_and_is_not_wrong() -> None:
     risky = [worker(url, warnings=["tokens are shown: configure tls"]) for url in (A, B)]
     assert diagnose(service(*risky)) == [Diagnosis(False, "tokens are shown", "configure tls")]
