@@ -1,8 +1,8 @@
 """The state file: the proof of an audit, so that the next one reads only newer data.
 
-The file has two lines of JSON: the format with a digest of the second line, and the `ProvenState`. It is written under
-another name and renamed, so a reader always finds a complete one; of two audits that write at once the later one wins,
-and both are true. A file of another format, truncated or edited is refused until it is removed.
+The file has lines of JSON: the format with a digest of the other lines, and then a `ProvenState` in parts. It is
+written under another name and renamed, so a reader always finds a complete one; of two audits that write at once the
+later one wins, and both are true. A file of another format, truncated or edited is refused until it is removed.
 
 Its size grows with the sources, the files of the tables and their segments, not with the data that was read. The proof
 of a log is the end that was read and the chain of each source. The proof of a table is the offsets that were compared,
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -83,6 +84,16 @@ class ProvenState:
     copies: Items[tuple[str, TopicPartition], ProvenCopy] = field(default_factory=dict)
     files: dict[str, ProvenOriginal] = field(default_factory=dict)
 
+    def parts(self) -> Iterator[ProvenState]:
+        """One part for each partition and table, and one for the rest: so that little is copied at once."""
+        yield ProvenState(self.scope, copies=self.copies, files=self.files)
+        yield from (ProvenState({}, partitions={place: proven}) for place, proven in self.partitions.items())
+        yield from (ProvenState({}, tables={path: proven}) for path, proven in self.tables.items())
+
+    def add(self, part: ProvenState) -> None:
+        for mine, theirs in zip(vars(self).values(), vars(part).values(), strict=True):
+            mine.update(theirs)
+
 
 _STATE: Final = TypeAdapter(ProvenState)
 
@@ -109,7 +120,9 @@ def read_state_file(file: Path, scope: dict[str, Any]) -> ProvenState:
     if stated.get("sha256") != sha256(body).hexdigest():
         raise _unusable(file, f"damaged (wrong checksum); {remedy}")
     try:
-        state = _STATE.validate_json(body)
+        state = ProvenState({})
+        for line in body.splitlines():
+            state.add(_STATE.validate_json(line))
     except ValidationError as error:
         raise _unusable(file, f"damaged ({error.errors()[0]['msg']}); {remedy}") from None
     if state.scope != scope:
@@ -121,7 +134,7 @@ def read_state_file(file: Path, scope: dict[str, Any]) -> ProvenState:
 def write_state_file(file: Path, state: ProvenState) -> None:
     """Raises UsageError if it cannot be written; the old file is unchanged then."""
     new = file.with_name(f"{file.name}.{os.getpid()}.new")
-    body = _STATE.dump_json(state) + b"\n"
+    body = b"".join(_STATE.dump_json(part) + b"\n" for part in state.parts())
     head = {"format": FORMAT, "sha256": sha256(body).hexdigest()}
     try:
         with new.open("wb") as out:
