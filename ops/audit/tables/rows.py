@@ -137,13 +137,9 @@ def check_ledger(
     that was planned in the old place may have been read in the new one: then the entry of the move has its ranges.
     """
     found = LoadedRanges(topics=frozenset(ids))
-    there = {entry.batch for entry in entries}
-    for batch in range(last + 1):
-        if batch not in there:
-            detail = (
-                f"batch {batch} has no entry, but the table holds batch {last}: the offsets of that batch are unknown"
-            )
-            findings.add(Finding("ledger-missing", ledger, detail))
+    for batch in sorted(set(range(last + 1)) - {entry.batch for entry in entries}):
+        detail = f"batch {batch} has no entry, but the table holds batch {last}: the offsets of that batch are unknown"
+        findings.add(Finding("ledger-missing", ledger, detail))
     if entries and entries[-1].batch > last_now + 1:
         detail = f"the ledger ends with batch {entries[-1].batch}, the table with {last_now}: the table was restored"
         findings.add(Finding("ledger-ahead", ledger, detail))
@@ -157,25 +153,22 @@ def check_ledger(
             # Batches in between have other offsets; the comparison of the rows shows that none is missing or doubled.
             before.clear()
         for r in entry.ranges:
-            if r.topic not in ids:
-                found.others.add(r.topic)
-                continue
-            if r.topic_id != ids[r.topic]:
-                found.strange.add(r.topic)
+            if r.topic_id != ids.get(r.topic):
+                (found.strange if r.topic in ids else found.others).add(r.topic)
                 continue
             _follow(ledger, entry.batch, r, before, findings)
-            found.first.setdefault((r.topic, r.partition), r.start)
+            found.first.setdefault(r.key, r.start)
             if entry.batch <= last:
-                found.upto[r.topic, r.partition] = r.end
+                found.upto[r.key] = r.end
             if entry.batch in read_elsewhere:
                 continue
             target = found.committed if entry.batch <= last else found.planned
-            target.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
+            target.setdefault(r.key, Ranges()).add(r.start, r.end)
             if entry.batch < dropped:
-                found.dropped.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
-        for r in entry.reload:
-            if r.topic in ids and r.topic_id == ids[r.topic] and entry.batch <= last:
-                found.committed.setdefault((r.topic, r.partition), Ranges()).add(r.start, r.end)
+                found.dropped.setdefault(r.key, Ranges()).add(r.start, r.end)
+        for r in entry.reload if entry.batch <= last else ():
+            if r.topic_id == ids.get(r.topic):
+                found.committed.setdefault(r.key, Ranges()).add(r.start, r.end)
     for topic in sorted(found.strange):
         detail = "entries name an older topic of this name, or another cluster: its rows cannot be compared"
         findings.add(Finding("loaded-from-older-topic", topic, detail, refutes=False))
@@ -185,8 +178,8 @@ def check_ledger(
 def _follow(
     ledger: str, batch: int, r: Range, before: dict[TopicPartition, tuple[int, Range]], findings: Findings
 ) -> None:
-    previous = before.get((r.topic, r.partition))
-    before[r.topic, r.partition] = (batch, r)
+    previous = before.get(r.key)
+    before[r.key] = (batch, r)
     where = f"{r.topic}-{r.partition}"
     if r.end < r.start:
         detail = f"batch {batch} of {ledger} holds a range that ends before it starts"
