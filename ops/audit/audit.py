@@ -90,7 +90,8 @@ async def audit(
         centres = {dc: here}
         for copy, options in copies:
             if copy.dc in centres:
-                raise UsageError(f"copies: {copy.dc} is the audited data centre; name data centres that mirror it")
+                what = "the audited data centre" if copy.dc == dc else "listed twice"
+                raise UsageError(f"copies: {copy.dc} is {what}; name each data centre that mirrors it once")
             there = await stack.enter_async_context(connected(options))
             centres[copy.dc] = Centre(copy.dc, there, (await there.describe()).topics)
         run = _Audit(config, here, centres, state_topic, originals, proven, progress)
