@@ -19,6 +19,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import FetchedRecords
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.ops.audit.log.partition import PartitionLog
 from logferry.ops.cli.problems import Unavailable, UsageError

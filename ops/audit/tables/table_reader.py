@@ -24,7 +24,7 @@ from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.rewrite import text
-from logferry.loaders.storage.side_tables import read_segments, segment_length
+from logferry.loaders.storage.side_tables import LeftOutChunk, read_left_out, read_segments, segment_length
 from logferry.ops.audit.digests.sums import WHOLE_CHUNK, WHOLE_RECORD, ChunkLine
 from logferry.ops.audit.tables.rows import MAIN, QUARANTINE, ChunkRows, FileId, FileStat
 from logferry.ops.cli.problems import Unavailable
