@@ -14,8 +14,9 @@ from typing import Final
 from logferry.gateway.config import ConfigError, KafkaSettings, load, load_as
 from logferry.gateway.contract.names import Malformed, check_dc
 from logferry.mirror.config import load as load_mirror
-from logferry.ops.audit.audit import audit
-from logferry.ops.audit.compare.mirror_copy import audit_mirror
+from logferry.ops.audit.audit import ProgressCallback, audit
+from logferry.ops.audit.compare.mirror_copy import MirrorReport, audit_mirror
+from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit
 from logferry.ops.audit.render import brief, progress, show
 from logferry.ops.cli.problems import CommandError, UsageError
@@ -33,27 +34,35 @@ def main(argv: list[str] | None = None) -> int:
     # Failures of the Kafka client are reported once, as an error of this command.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
-        if args.mirror is not None:
-            return _audit_mirror(args, console)
-        config = _configuration(args)
-        if args.full and config.state_file is None:
-            raise UsageError("--full: applies only with --state-file; without it every audit is a full one")
         with progress(console) as advance:
-            files = found_files(config.files) + args.file
-            report = asyncio.run(audit(config, files=files, full=args.full, progress=advance))
+            report: Report | MirrorReport
+            if args.mirror is not None:
+                report = asyncio.run(_mirror_report(args, advance))
+            else:
+                report = asyncio.run(_report(args, advance))
     except CommandError as problem:
         print(f"logferry audit: {problem}", file=sys.stderr)
         return problem.exit_status
     if args.json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
-    elif args.brief:
-        brief(report, console_for_output())
+    elif isinstance(report, MirrorReport):
+        for found in report.partitions:
+            if found.wrong is not None:
+                print(f"{found.topic}-{found.partition}: {found.wrong}")
+        print(report.verdict)
     else:
-        show(report, console_for_output())
+        (brief if args.brief else show)(report, console_for_output())
     return EXACT if report.exact else REFUTED
 
 
-def _audit_mirror(args: argparse.Namespace, console: Console) -> int:
+async def _report(args: argparse.Namespace, advance: ProgressCallback) -> Report:
+    config = _configuration(args)
+    if args.full and config.state_file is None:
+        raise UsageError("--full: applies only with --state-file; without it every audit is a full one")
+    return await audit(config, files=found_files(config.files) + args.file, full=args.full, progress=advance)
+
+
+async def _mirror_report(args: argparse.Namespace, advance: ProgressCallback) -> MirrorReport:
     original, colon, copy = args.mirror.partition(":")
     if not (original and colon and copy):
         raise UsageError(f"--mirror: {args.mirror!r} must have the form dc1:dc2, the original and its copy")
@@ -67,16 +76,7 @@ def _audit_mirror(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(str(error)) from None
     if copy != config.dc:
         raise UsageError(f"--mirror: {args.config} configures the mirror of {config.dc}, not of {copy}")
-    with progress(console) as advance:
-        report = asyncio.run(audit_mirror(config, original, args.topic, args.state_file, advance, full=args.full))
-    if args.json:
-        print(json.dumps(report.as_dict(), ensure_ascii=False))
-    else:
-        for found in report.partitions:
-            if found.wrong is not None:
-                print(f"{found.topic}-{found.partition}: {found.wrong}")
-        print(report.verdict)
-    return EXACT if report.exact else REFUTED
+    return await audit_mirror(config, original, args.topic, args.state_file, advance, full=args.full)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,26 +111,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _configuration(args: argparse.Namespace) -> AuditConfig:
     """The configuration of an audit or a gateway; options take precedence. Raises UsageError."""
+    given = {"topics": args.topic, "tables": args.table, "state_file": args.state_file}
     try:
         config = _configured(args)
-        dc = check_dc(args.dc) if args.dc is not None else config.dc
-        copies = [_copy(text) for text in args.copy] or config.copies
-        kafka = config.kafka
+        given["copies"] = [_copy(text) for text in args.copy]
+        if args.dc is not None:
+            given["dc"] = check_dc(args.dc)
     except (ConfigError, Malformed) as error:
         raise UsageError(str(error)) from None
     if args.bootstrap is not None:
-        kafka = kafka.model_copy(update={"bootstrap_servers": args.bootstrap})
-    return config.model_copy(
-        update={
-            "dc": dc,
-            "kafka": kafka,
-            "copies": copies,
-            "topics": args.topic or config.topics,
-            "tables": args.table or config.tables,
-            "state_file": args.state_file or config.state_file,
-            "files": [] if args.file else config.files,
-        }
-    )
+        given["kafka"] = config.kafka.model_copy(update={"bootstrap_servers": args.bootstrap})
+    files = [] if args.file else config.files
+    return config.model_copy(update={name: value for name, value in given.items() if value} | {"files": files})
 
 
 def _configured(args: argparse.Namespace) -> AuditConfig:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from logferry.gateway.config import Dc, KafkaSettings, Pattern
 from logferry.ops.cli.problems import UsageError
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 _OURS: Final = ("tables", "files", "state_file", "copies", "topics")
 
@@ -65,14 +65,6 @@ class AuditConfig(_Strict):
 
     state_file: Path | None = None
     """File that stores the proof, so that the next audit reads only newer data; by default none."""
-
-    @field_validator("copies")
-    @classmethod
-    def _copies(cls, copies: list[CopySettings]) -> list[CopySettings]:
-        names = [copy.dc for copy in copies]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"{twice[0]} is listed twice; list each data centre once")
-        return copies
 
 
 def is_audit(path: Path) -> bool:

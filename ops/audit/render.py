@@ -1,4 +1,4 @@
-"""Renders a report on the terminal: sources, hops, segments, findings, verdict."""
+"""Renders a report on the terminal: sources, hops, findings, verdict."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport, TableAuditReport
-from logferry.ops.audit.digests.lines import MODULUS
-from logferry.ops.audit.digests.sums import shown
+from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport
+from logferry.ops.audit.digests.sums import MODULUS, shown
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -16,7 +15,6 @@ from rich.table import Table
 
 SHOWN_SOURCES: Final = 50
 SHOWN_FINDINGS: Final = 50
-SHOWN_SEGMENTS: Final = 24
 _HASH: Final = 12  # digits
 
 
@@ -24,9 +22,6 @@ def show(report: Report, console: Console) -> None:
     """The verdict is the last line."""
     console.print(_sources(report))
     console.print(_hops(report))
-    for table in report.tables:
-        if table.segments:
-            console.print(_segments(table))
     for line in _facts(report):
         console.print(escape(line), highlight=False, soft_wrap=True)
     for refutes, title in ((False, "notes"), (True, "findings")):
@@ -140,21 +135,6 @@ def _hops(report: Report) -> Table:
 
 def _sum(hashes: Iterable[str]) -> str:
     return shown(sum(int(text or "0", 16) for text in hashes) % MODULUS)[-_HASH:]
-
-
-def _segments(report: TableAuditReport) -> Table:
-    """The newest segments, and those that differ."""
-    table = _table(f"segments of {escape(report.path)}", ("segment", "state", "version"), ("rows", "bytes", "hash"))
-    newest = report.segments[-SHOWN_SEGMENTS:]
-    wrong = [one for one in report.segments[:-SHOWN_SEGMENTS] if not one.equal][:SHOWN_FINDINGS]
-    for one in (*wrong, *newest):
-        rows = f"{one.rows:,}" if one.equal else f"{one.rows:,}, stated {one.said_rows:,}"
-        size = f"{one.size_bytes:,}" if one.equal else f"{one.size_bytes:,}, stated {one.said_bytes:,}"
-        style = None if one.equal else "red"
-        table.add_row(one.start, one.state, str(one.version), rows, size, one.hash[-_HASH:], style=style)
-    if len(report.segments) > SHOWN_SEGMENTS:
-        table.caption = f"the newest of {len(report.segments):,}"
-    return table
 
 
 def _read(read: ReadReport) -> str:

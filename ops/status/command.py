@@ -52,7 +52,8 @@ def main(argv: list[str]) -> int:
         found = query_workers(urls, token_of(args), args.ca_file)
         findings, show = diagnose(found), partial(print_status, found)
     else:
-        found = query_mirror(urls, token_of(args), args.ca_file)
+        model = mirror.MirrorStatus
+        found = _query(urls, model, "mirror", lambda one: one.workers, token_of(args), args.ca_file)
         findings, show = mirror.diagnose_mirror(found), partial(mirror.print_mirror, found)
     at_s = time.time()
     if args.json:
@@ -84,11 +85,6 @@ def query_workers(urls: Iterable[str], token: str | None, ca_file: str | None) -
     Raises Unavailable when none of them answers, and UsageError when the token is refused.
     """
     return _query(urls, Status, "gateway", lambda one: {*one.group.members, *one.group.owners.values()}, token, ca_file)
-
-
-def query_mirror(urls: Iterable[str], token: str | None, ca_file: str | None) -> mirror.Mirror:
-    """Queries the given mirror workers and all workers that these know. Raises as `query_workers`."""
-    return _query(urls, mirror.MirrorStatus, "mirror", lambda one: one.workers, token, ca_file)
 
 
 def _query(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 
 from logferry.gateway.api.schemas import LaneStatus, Status
@@ -56,7 +57,8 @@ class Diagnosis:
 def diagnose(service: ServiceStatus) -> list[Diagnosis]:
     """All findings, the wrong ones first."""
     found = [*silent_workers(service.silent), *_kafka(service), *_lanes(service), *_refused(service), *_group(service)]
-    found += [*_limits(service), *_passing(service), *_warnings(service)]
+    found += [*_limits(service), *_passing(service)]
+    found += warnings(text for worker in service.workers.values() for text in worker.warnings)
     return sorted(found, key=lambda finding: not finding.wrong)
 
 
@@ -143,8 +145,9 @@ def _refused(service: ServiceStatus) -> Iterator[Diagnosis]:
         yield Diagnosis(True, f"no writes to {', '.join(sorted(names))}", why, for_s)
 
 
-def _warnings(service: ServiceStatus) -> Iterator[Diagnosis]:
-    for text in sorted({text for worker in service.workers.values() for text in worker.warnings}):
+def warnings(texts: Iterable[str]) -> Iterator[Diagnosis]:
+    """Each once. A text has the form ``what: remedy``."""
+    for text in sorted(set(texts)):
         what, _, remedy = text.partition(": ")
         yield Diagnosis(False, what, remedy)
 
@@ -250,12 +253,8 @@ def plural(count: int, what: str) -> str:
 
 def name_lanes(numbers: Iterable[int]) -> str:
     """``lane 3``, ``lanes 0 to 3, 7``."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [str(first) if first == last else f"{first} to {last}" for first, last in runs]
-    single = len(runs) == 1 and runs[0][0] == runs[0][1]
-    return ("lane " if single else "lanes ") + ", ".join(texts)
+    runs = [
+        [number for _, number in run] for _, run in groupby(enumerate(sorted(numbers)), lambda one: one[1] - one[0])
+    ]
+    texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return ("lane " if len(runs) == len(runs[0]) == 1 else "lanes ") + ", ".join(texts)

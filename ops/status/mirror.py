@@ -9,10 +9,19 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from logferry.ops.status.diagnosis import SLOW_COMMIT_S, Diagnosis, WorkerStatuses, name_lanes, plural, silent_workers
-from logferry.ops.status.render import clock, count, escape, print_findings, size, span, table_of
+from logferry.ops.status.diagnosis import (
+    SLOW_COMMIT_S,
+    Diagnosis,
+    WorkerStatuses,
+    name_lanes,
+    plural,
+    silent_workers,
+    warnings,
+)
+from logferry.ops.status.render import clock, count, escape, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console
+from rich.filesize import decimal
 
 _SHOWN_STOPS: Final = 20
 # Stops that end by themselves when their cause is repaired.
@@ -93,42 +102,37 @@ class MirrorStatus(BaseModel):
 Mirror = WorkerStatuses[MirrorStatus]
 
 
-class MirrorLink(LinkStatus):
-    """All workers' parts of a link. ``lag_s``: of the partition furthest behind; ``now_ms``: by the clock of the worker
-    that reports the wait."""
-
-    now_ms: int
-
-
 # ---- decisions --------------------------------------------------------------------------------------------------
 
 
-def links_of(mirror: Mirror) -> list[MirrorLink]:
-    parts: dict[str, list[tuple[LinkStatus, MirrorStatus]]] = {}
+def links_of(mirror: Mirror) -> list[tuple[LinkStatus, int]]:
+    """All workers' parts of each link as one, and the time by the clock of the worker that reports the wait.
+
+    ``lag_s``: of the partition furthest behind.
+    """
+    parts: dict[str, list[tuple[LinkStatus, int]]] = {}
     for worker in mirror.workers.values():
         for link in worker.links:
-            parts.setdefault(link.dc, []).append((link, worker))
-    return [_together(dc, found) for dc, found in sorted(parts.items())]
+            parts.setdefault(link.dc, []).append((link, worker.now_ms))
+    return [_together([link for link, _ in found], found) for _, found in sorted(parts.items())]
 
 
-def _together(dc: str, parts: list[tuple[LinkStatus, MirrorStatus]]) -> MirrorLink:
-    links = [link for link, _ in parts]
+def _together(links: list[LinkStatus], parts: list[tuple[LinkStatus, int]]) -> tuple[LinkStatus, int]:
     sizes = [link.lag_bytes for link in links]
-    ages = [link.lag_s for link in links if link.lag_s is not None]
-    waits = [(link.last_wait, worker.now_ms) for link, worker in parts if link.last_wait is not None]
-    found = max(waits, key=lambda one: (one[0].ended_ms is None, one[0].since_ms), default=None)
-    return MirrorLink(
-        dc=dc,
+    waits = [(link.last_wait, now_ms) for link, now_ms in parts if link.last_wait is not None]
+    wait, now_ms = max(waits, key=lambda one: (one[0].ended_ms is None, one[0].since_ms), default=(None, 0))
+    link = LinkStatus(
+        dc=links[0].dc,
         topics=max(link.topics for link in links),
         partitions=sum(link.partitions for link in links),
         stopped=sum(link.stopped for link in links),
         lag_records=sum(link.lag_records for link in links),
         lag_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
-        lag_s=max(ages, default=None),
+        lag_s=max((link.lag_s for link in links if link.lag_s is not None), default=None),
         bytes_per_s=links[0].bytes_per_s,
-        last_wait=found[0] if found else None,
-        now_ms=found[1] if found else 0,
+        last_wait=wait,
     )
+    return link, now_ms
 
 
 def diagnose_mirror(mirror: Mirror) -> list[Diagnosis]:
@@ -153,10 +157,10 @@ def _lanes(mirror: Mirror) -> Iterator[Diagnosis]:
 
 
 def _waits(mirror: Mirror) -> Iterator[Diagnosis]:
-    for link in links_of(mirror):
+    for link, now_ms in links_of(mirror):
         wait = link.last_wait
         if wait is not None and wait.ended_ms is None:
-            for_s = _s(link.now_ms - wait.since_ms)
+            for_s = _s(now_ms - wait.since_ms)
             if wait.is_fault or for_s >= SLOW_COMMIT_S:
                 yield Diagnosis(wait.is_fault, f"the link to {link.dc} waits", wait.reason, for_s)
 
@@ -180,9 +184,7 @@ def _settings(mirror: Mirror) -> Iterator[Diagnosis]:
         what = f"the settings of {topic} here may differ from its original's"
         remedy = "grant DescribeConfigs and AlterConfigs on the topic, or change them by hand"
         yield Diagnosis(False, what, f"{why}; {remedy}")
-    for text in sorted({text for worker in mirror.workers.values() for text in worker.warnings}):
-        what, _, remedy = text.partition(": ")
-        yield Diagnosis(False, what, remedy)
+    yield from warnings(text for worker in mirror.workers.values() for text in worker.warnings)
 
 
 def _s(span_ms: int) -> float:
@@ -196,16 +198,16 @@ def print_mirror(mirror: Mirror, findings: Sequence[Diagnosis], at_s: float, con
     dcs = ", ".join(sorted({worker.dc for worker in mirror.workers.values()}))
     print_findings(f"the mirror of {dcs}", findings, at_s, console)
     links = table_of("link", "topics", "partitions", "stopped", "lag", "bytes", "age", "last wait")
-    for link in links_of(mirror):
+    for link, now_ms in links_of(mirror):
         links.add_row(
             escape(link.dc),
             count(link.topics),
             count(link.partitions),
             count(link.stopped) if not link.stopped else f"[red]{count(link.stopped)}[/]",
             f"{count(link.lag_records)} records",
-            "not known yet" if link.lag_bytes is None else f"about {size(link.lag_bytes)}",
+            "not known yet" if link.lag_bytes is None else f"about {decimal(link.lag_bytes)}",
             "not known yet" if link.lag_s is None else span(link.lag_s),
-            escape(_waited(link)),
+            escape(_waited(link.last_wait, now_ms)),
         )
     console.print(links)
     workers = table_of("worker", "lanes")
@@ -217,11 +219,10 @@ def print_mirror(mirror: Mirror, findings: Sequence[Diagnosis], at_s: float, con
     console.print(workers)
 
 
-def _waited(link: MirrorLink) -> str:
-    wait = link.last_wait
+def _waited(wait: MirrorWait | None, now_ms: int) -> str:
     if wait is None:
         return "never"
-    ago_s = _s(link.now_ms - wait.since_ms)
+    ago_s = _s(now_ms - wait.since_ms)
     if wait.ended_ms is None:
         return f"now, for {span(ago_s)}: {wait.reason}"
     at = clock(time.time() - ago_s)

@@ -11,6 +11,7 @@ from logferry.gateway.api.schemas import LaneStatus, Status
 from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, lane_holders
 from rich import box, markup
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 _SHOWN_LANES: Final = 64
@@ -42,14 +43,10 @@ def print_findings(whose: str, findings: Sequence[Diagnosis], at_s: float, conso
     style = "bold red" if wrong else "bold green"
     console.print(f"[{style}]{escape(verdict)}[/]  [dim]at {stamp}[/]", highlight=False)
     for finding in findings:
-        _finding(finding, at_s, console)
-
-
-def _finding(finding: Diagnosis, at_s: float, console: Console) -> None:
-    mark, style = ("✗", "bold red") if finding.wrong else ("·", "yellow")
-    lasts = "" if finding.for_s is None else f"  for {span(finding.for_s)}, since {clock(at_s - finding.for_s)}"
-    console.print(f"  [{style}]{mark} {escape(finding.what)}[/]{lasts}", highlight=False, soft_wrap=True)
-    console.print(f"      {escape(finding.reason)}", highlight=False, soft_wrap=True)
+        mark, style = ("✗", "bold red") if finding.wrong else ("·", "yellow")
+        lasts = "" if finding.for_s is None else f"  for {span(finding.for_s)}, since {clock(at_s - finding.for_s)}"
+        console.print(f"  [{style}]{mark} {escape(finding.what)}[/]{lasts}", highlight=False, soft_wrap=True)
+        console.print(f"      {escape(finding.reason)}", highlight=False, soft_wrap=True)
 
 
 def _workers(service: ServiceStatus) -> Table:
@@ -62,7 +59,7 @@ def _workers(service: ServiceStatus) -> Table:
             escape(worker.version),
             span((worker.now_ms - worker.started_ms) / 1000),
             f"{lanes} serve" + (f", {len(worker.lanes) - lanes} not" if len(worker.lanes) > lanes else ""),
-            _used(worker, "process_bytes", size),
+            _used(worker, "process_bytes", decimal),
             _used(worker, "connections", count),
             _used(worker, "sessions", count),
             kafka,
@@ -117,7 +114,7 @@ def _lane(table: Table, worker: Status, lane: LaneStatus) -> None:
         ago(lane.since_ms),
         escape(worker.url),
         count(lane.sources),
-        size(lane.in_flight_bytes),
+        decimal(lane.in_flight_bytes),
         "" if lane.committed_ms is None else f"{ago(lane.committed_ms)} ago",
         escape(waited),
     )
@@ -142,14 +139,6 @@ def _used(worker: Status, name: str, text: Callable[[int], str]) -> str:
 
 def count(number: int) -> str:
     return f"{number:,}"
-
-
-def size(number: int) -> str:
-    """Bytes for people: ``0 B``, ``1.5 MB``; a MB is 10^6 bytes."""
-    if number < 1000:
-        return f"{number} B"
-    exponent = min(4, (len(str(number)) - 1) // 3)
-    return f"{number / 1000**exponent:.1f} {('', 'kB', 'MB', 'GB', 'TB')[exponent]}"
 
 
 def span(seconds: float) -> str:

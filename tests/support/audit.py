@@ -29,7 +29,7 @@ from logferry.loaders.storage.ledger import APP, Ledger, new_entry
 from logferry.ops.audit.audit import audit
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig
-from logferry.ops.audit.digests.lines import lines_of
+from logferry.ops.audit.digests.sums import lines_of
 
 DC = "dc1"
 PARTITIONS = LANES = 2

@@ -118,9 +118,8 @@ PURE = (
     *("client.writing.send_window", "client.reading.requests"),
     "client.reading.prefetch",
     "ops.audit.digests",
-    *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement", "ops.audit.log.scope"),
-    "ops.audit.tables.ledger_check",
-    "ops.audit.compare.resume",
+    *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
+    "ops.audit.tables.rows",
     "ops.status.diagnosis",
 )
 # A pure module may hold paths as values; the heartbeats of sources are spread at random.

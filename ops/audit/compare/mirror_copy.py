@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiokafka import errors
 from logferry.gateway.contract.names import Malformed, TopicPartition, printed_topic_id
@@ -23,29 +25,18 @@ from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.compare.proven_file import ProvenCopy, ProvenState, read_state_file, write_state_file
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import Tally, chunk_digest
+from logferry.ops.audit.digests.sums import Tally, add_to, chunk_digest
 from logferry.ops.audit.log.partition import decoded
 from logferry.ops.audit.log.read import connected
 from logferry.ops.cli.problems import UsageError
 
 _FETCH_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 4
-_SAVE_EVERY: Final = 20_000
+_content: Final = attrgetter("key", "value", "headers", "timestamp_ms")
 
 MISSING: Final = "the copy is missing"
 
 Copies = MutableMapping[tuple[str, TopicPartition], ProvenCopy]
-
-
-class CopyScope(NamedTuple):
-    """``remote``: the data centre from whose Kafka the copy was taken; ``original``: the one that owns the topics,
-    different only in a chain of mirrors. ``takes``: whether a topic is mirrored, by its full name."""
-
-    original: str
-    remote: str
-    copy: str
-    prefix: str
-    takes: Callable[[str], bool]
 
 
 @dataclass(slots=True)
@@ -94,14 +85,9 @@ class MirrorReport:
                 findings.add(Finding("not-mirrored-yet", where, detail, count=partition.behind, refutes=False))
 
     def as_dict(self) -> dict[str, object]:
+        head = {"exact": self.exact, "verdict": self.verdict, "original": self.original, "copy": self.copy}
         shown = ("topic", "partition", "compared", "behind", "wrong")
-        return {
-            "exact": self.exact,
-            "verdict": self.verdict,
-            "original": self.original,
-            "copy": self.copy,
-            "partitions": [{name: getattr(found, name) for name in shown} for found in self.partitions],
-        }
+        return {**head, "partitions": [{name: getattr(found, name) for name in shown} for found in self.partitions]}
 
 
 async def audit_mirror(
@@ -121,81 +107,78 @@ async def audit_mirror(
     if remote is None:
         names = ", ".join(dc for remote in config.remotes for dc in remote.taken)
         raise UsageError(f"this mirror does not copy {original}; it copies {names}")
-    link = CopyScope(original, remote.dc, config.dc, config.prefix, remote.takes)
     scope = {"mirror": f"{original}:{config.dc}"}
     state = ProvenState(scope) if state_file is None or full else read_state_file(state_file, scope)
 
-    def save() -> None:
-        if state_file is not None:
-            write_state_file(state_file, state)
-
     async with connected(kafka_options(remote.kafka)) as there, connected(kafka_options(config.kafka)) as here:
         try:
-            return await compare_copies(there, here, link, topics, state.copies, progress, save)
+            dcs = (original, remote.dc, config.dc)
+            comparison = CopyComparison(there, here, *dcs, config.prefix, remote.takes, state.copies)
+            return await comparison.run(topics, progress)
         finally:
-            save()
-
-
-async def compare_copies(
-    there: KafkaClient,
-    here: KafkaClient,
-    link: CopyScope,
-    topics: Sequence[str],
-    proven: Copies,
-    progress: Callable[[str, int, int], None],
-    save: Callable[[], None] = lambda: None,
-) -> MirrorReport:
-    """``proven``: earlier proofs, which are updated. ``save``: called from time to time meanwhile.
-
-    Raises UsageError for a topic that does not exist, KafkaError.
-    """
-    ours = OffsetTranslation(here, link.prefix, link.copy)
-    # In a chain it is compared with the copy that it was taken from; the history speaks of the original.
-    theirs = None if link.original == link.remote else OffsetTranslation(there, link.prefix, link.remote)
-    named = {topic if topic.startswith(f"{link.original}.") else f"{link.original}.{topic}" for topic in topics}
-    views, copies = (await there.describe()).topics, (await here.describe()).topics
-    wanted = sorted(name for name in views if name.startswith(f"{link.original}.") and link.takes(name))
-    if named - set(wanted):
-        missing = ", ".join(sorted(named - set(wanted)))
-        raise UsageError(f"{link.original} has no topic {missing} that is mirrored here; see `logferry topics list`")
-    places = [(name, p.partition) for name in sorted(named) or wanted for p in views[name].partitions]
-    comparing = _Comparing(there, here, link, ours, theirs, proven, save)
-    report = MirrorReport(link.original, link.copy)
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(place: TopicPartition) -> None:
-        ids = [printed_topic_id(of[place[0]].id) if place[0] in of else "" for of in (views, copies)]
-        async with gate:
-            report.partitions.append(await comparing.partition(place, ids[0], ids[1]))
-        progress("mirror", len(report.partitions), len(places))
-
-    await asyncio.gather(*map(one, places))
-    report.partitions.sort(key=lambda found: (found.topic, found.partition))
-    return report
+            if state_file is not None:
+                write_state_file(state_file, state)
 
 
 @dataclass
-class _Comparing:
+class CopyComparison:
+    """``there``, ``here``: the Kafka of the data centre ``remote``, from which the copy was taken, and of the ``copy``.
+
+    ``original``: the data centre that owns the topics, different from ``remote`` only in a chain of mirrors.
+    ``takes``: whether a topic is mirrored, by its full name. ``proven``: earlier proofs, which are updated.
+    """
+
     there: KafkaClient
     here: KafkaClient
-    link: CopyScope
-    ours: OffsetTranslation
-    theirs: OffsetTranslation | None
+    original: str
+    remote: str
+    copy: str
+    prefix: str
+    takes: Callable[[str], bool]
     proven: Copies
-    save: Callable[[], None]
-    unsaved: int = 0
+
+    def __post_init__(self) -> None:
+        self.ours = OffsetTranslation(self.here, self.prefix, self.copy)
+        # In a chain it is compared with the copy that it was taken from; the history speaks of the original.
+        is_chain = self.original != self.remote
+        self.theirs = OffsetTranslation(self.there, self.prefix, self.remote) if is_chain else None
+
+    async def run(self, topics: Sequence[str], progress: Callable[[str, int, int], None]) -> MirrorReport:
+        """Raises UsageError for a topic that does not exist, KafkaError."""
+        begin = f"{self.original}."
+        named = {topic if topic.startswith(begin) else begin + topic for topic in topics}
+        views, copies = (await self.there.describe()).topics, (await self.here.describe()).topics
+        wanted = {name for name in views if name.startswith(begin) and self.takes(name)}
+        if missing := ", ".join(sorted(named - wanted)):
+            raise UsageError(
+                f"{self.original} has no topic {missing} that is mirrored here; see `logferry topics list`"
+            )
+        places = [(name, p.partition) for name in sorted(named or wanted) for p in views[name].partitions]
+        report = MirrorReport(self.original, self.copy)
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(place: TopicPartition) -> None:
+            original_id, copy_id = (
+                printed_topic_id(of[place[0]].id) if place[0] in of else "" for of in (views, copies)
+            )
+            async with gate:
+                report.partitions.append(await self.partition(place, original_id, copy_id))
+            progress("mirror", len(report.partitions), len(places))
+
+        await asyncio.gather(*map(one, places))
+        report.partitions.sort(key=lambda found: (found.topic, found.partition))
+        return report
 
     async def partition(self, place: TopicPartition, original_id: str, copy_id: str) -> PartitionFinding:
-        found = PartitionFinding(*place)
-        earlier = self.proven.get((self.link.copy, place))
-        before = earlier
+        found, key = PartitionFinding(*place), (self.copy, place)
+        before = self.proven.get(key)
+        # With another topic the mirror stops by itself until the operator decides; here all is compared again.
+        is_same = before is not None and (before.original_id, before.copy_id) == (original_id, copy_id)
+        earlier = before if is_same else None
         try:
             # The copy's end first: what it holds by now, the original must hold.
             copy_end = await self.here.offset(*place, LATEST)
             original_end = await self.there.offset(*place, LATEST)
-            if earlier is not None and (earlier.original_id, earlier.copy_id) != (original_id, copy_id):
-                # The mirror stops by itself until the operator decides; here all is compared again.
-                earlier = None
             if earlier is not None and (original_end < earlier.original or copy_end < earlier.copy):
                 found.wrong = (
                     f"proven up to {earlier.original} there and {earlier.copy} here, but they end at {original_end} "
@@ -204,21 +187,16 @@ class _Comparing:
                 found.sources = dict(earlier.sources)
                 return found
             start = await self._start(place, earlier)
-        except errors.UnknownTopicOrPartitionError:
-            found.wrong = MISSING
+        except (errors.UnknownTopicOrPartitionError, Problem) as problem:
+            found.wrong = problem.detail if isinstance(problem, Problem) else MISSING
             return found
-        except Problem as problem:
-            found.wrong = problem.detail
-            return found
-        proven = ProvenCopy(original_id, copy_id, *start)
-        if earlier is not None:
-            proven.sources = {name: tally.plus(Tally()) for name, tally in earlier.sources.items()}
+        proven = ProvenCopy(original_id, copy_id, *start, dict(earlier.sources) if earlier is not None else {})
         found.sources = proven.sources
-        if earlier is not None or before is None:
-            self.proven[self.link.copy, place] = proven
+        if is_same or before is None:
+            self.proven[key] = proven
         await self._compare(found, proven, original_end, copy_end)
         if found.wrong is None:
-            self.proven[self.link.copy, place] = proven
+            self.proven[key] = proven
         return found
 
     async def _start(self, place: TopicPartition, proven: ProvenCopy | None) -> tuple[int, int]:
@@ -251,30 +229,17 @@ class _Comparing:
                 )
                 return
             found.compared += 1
-            _count(proven.sources, copy)
+            with suppress(Malformed):  # a record that no gateway wrote has no source
+                source_id, chunk = decoded(copy)
+                digest = chunk_digest(chunk.seqno, chunk.data)
+                add_to(proven.sources, source_id, Tally(1, len(chunk.data), digest))
             proven.original, proven.copy = record.offset + 1, copy.offset + 1
-            self.unsaved += 1
-            if self.unsaved % _SAVE_EVERY == 0:
-                self.save()
         left = await anext(copies, None)
         if left is not None:
             found.wrong = f"record {left.offset} here is not in the original, after {found.compared} alike"
 
 
-def _count(sources: dict[str, Tally], record: KafkaRecord) -> None:
-    """Adds a chunk of the copy to the tally of its source; a record that no gateway wrote has none."""
-    try:
-        source_id, chunk = decoded(record)
-    except Malformed:
-        return
-    sources.setdefault(source_id, Tally()).add(1, len(chunk.data), chunk_digest(chunk.seqno, chunk.data))
-
-
-def _content(record: KafkaRecord) -> tuple[object, ...]:
-    return record.key, record.value, record.headers, record.timestamp_ms
-
-
-async def _records(kafka: KafkaClient, place: tuple[str, int], start: int, end: int) -> AsyncIterator[KafkaRecord]:
+async def _records(kafka: KafkaClient, place: TopicPartition, start: int, end: int) -> AsyncIterator[KafkaRecord]:
     """The committed records up to an end that was taken before."""
     position = start
     while position < end:

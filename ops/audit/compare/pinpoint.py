@@ -16,24 +16,24 @@ from logferry.gateway.contract.names import Malformed, TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.compare.table import TableComparison
-from logferry.ops.audit.digests.chunk_account import ChunkAccount
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import (
+from logferry.ops.audit.digests.sums import (
     NO_IDENTITY,
+    Cell,
+    ChunkAccount,
     ChunkLine,
     Damage,
+    Ranges,
+    Tally,
     identity_of,
     name_damage,
     rows_of,
     sum_of,
     whole_record,
 )
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import Cell, Tally
 from logferry.ops.audit.log.partition import decoded
 from logferry.ops.audit.log.read import committed
-from logferry.ops.audit.tables.file_rows import add_stray, is_whole_record
-from logferry.ops.audit.tables.table_reader import ChunkRows
+from logferry.ops.audit.tables.rows import ChunkRows, add_stray
 
 # This many chunks are compared line by line, each with a fetch; of the others the number of rows is reported.
 DETAILED: Final = 50
@@ -62,7 +62,7 @@ class Pinpointer:
         """
         comparison = self.comparison
         places = {cell.place for cell in comparison.bad}
-        named = {place: await self._compare_chunks(place) for place in sorted(places & comparison.seen.keys())}
+        named = {place: await self._compare_chunks(place) for place in sorted(places & comparison.sides.keys())}
         dropped = 0
         by_place = sorted(comparison.bad.items(), key=lambda one: (one[0].place, one[0].source_id or ""))
         for cell, (expected, rows) in by_place:
@@ -91,38 +91,34 @@ class Pinpointer:
                 part = await _OffsetRange.read(self.kafka, self.comparison, place, start, end)
                 strays: dict[tuple[str, TopicPartition], Finding] = {}
                 for offset, row in part.rows(None):
-                    identity = NO_IDENTITY if is_whole_record(row) else identity_of(row.source_id or "", row.seqno or 0)
-                    if not part.account.found(offset, identity, sum_of(row.lines)):
+                    if not part.account.found(offset, row.identity, sum_of(row.lines)):
                         add_stray(strays, "rows-without-record", "the log has no record of these rows", row)
                 for finding in strays.values():
                     self.findings.add(finding)
-                await self._settle_dropped(part)
                 found |= await self._name_unsettled(part) or bool(strays)
         return found
 
-    async def _settle_dropped(self, part: _OffsetRange) -> None:
-        """Settles chunks whose only difference is that old rows were dropped."""
-        dropped = self.comparison.dropped(part.place)
-        suspects = [offset for offset, missing in part.account.unsettled() if missing > 0 and offset in dropped]
-        for at in range(0, len(suspects), _AT_ONCE):
-            for offset, rows in part.grouped(suspects[at : at + _AT_ONCE]).items():
-                wrong = await self._chunk_findings(part.place, offset, rows)
-                if wrong is not None and all(one.kind == "missing-row" for one in wrong):
-                    part.account.settle(offset)
-
     async def _name_unsettled(self, part: _OffsetRange) -> bool:
-        """Adds the unsettled chunks to the findings. Returns whether there are any."""
-        unsettled = list(part.account.unsettled())
-        first, rest = unsettled[: self.budget], unsettled[self.budget :]
-        self.budget -= len(first)
-        for offset, missing in rest:
-            self.findings.add(_unnamed(part.place, offset, missing))
-        rows = part.grouped([offset for offset, _ in first])
-        for offset, missing in first:
-            named = await self._chunk_findings(part.place, offset, rows[offset])
-            for finding in [_unnamed(part.place, offset, missing)] if named is None else named:
-                self.findings.add(finding)
-        return bool(unsettled)
+        """Adds the unsettled chunks to the findings, but those whose only difference is that old rows were dropped.
+
+        Returns whether there are any.
+        """
+        dropped = self.comparison.dropped(part.place)
+        unsettled, found = list(part.account.unsettled()), False
+        for at in range(0, len(unsettled), _AT_ONCE):
+            some = unsettled[at : at + _AT_ONCE]
+            suspects = {offset for offset, missing in some if missing > 0 and offset in dropped}
+            others = [offset for offset, _ in some if offset not in suspects][: self.budget]
+            self.budget -= len(others)
+            rows = part.grouped([*suspects, *others])
+            for offset, missing in some:
+                named = await self._chunk_findings(part.place, offset, rows[offset]) if offset in rows else None
+                if offset in suspects and named is not None and all(one.kind == "missing-row" for one in named):
+                    continue
+                found = True
+                for finding in [_unnamed(part.place, offset, missing)] if named is None else named:
+                    self.findings.add(finding)
+        return found
 
     async def _chunk_findings(self, place: TopicPartition, offset: int, rows: list[ChunkRows]) -> list[Finding] | None:
         """None if retention removed the record meanwhile."""
@@ -162,15 +158,20 @@ def chunk_findings(
     ]
 
 
-def _unnamed(place: TopicPartition, offset: int, missing: int) -> Finding:
+def _kind(missing: int) -> str:
     """``missing``: lines without a row; negative: rows too many; 0: as many, but not the same."""
-    if missing > 0:
-        kind, detail = "missing-row", f"{missing} rows of this chunk are missing"
-    elif missing < 0:
-        kind, detail = "doubled-row", f"{-missing} rows more than the chunk has lines"
-    else:
-        kind, detail = "changed-row", "as many rows as the chunk has lines, but with other content"
-    return Finding(kind, f"{place[0]}-{place[1]}", detail, None, offset, offset, max(1, abs(missing)))
+    kind = "doubled-row" if missing < 0 else "missing-row"
+    if missing == 0:
+        kind = "changed-row"
+    return kind
+
+
+def _unnamed(place: TopicPartition, offset: int, missing: int) -> Finding:
+    detail = "as many rows as the chunk has lines, but with other content"
+    if missing:
+        many = f"{missing} rows of this chunk are missing"
+        detail = many if missing > 0 else f"{-missing} rows more than the chunk has lines"
+    return Finding(_kind(missing), f"{place[0]}-{place[1]}", detail, None, offset, offset, max(1, abs(missing)))
 
 
 @dataclass
@@ -190,9 +191,6 @@ class _OffsetRange:
     ) -> _OffsetRange:
         """Reads the chunks that must be in the table."""
         found, gone = cls(comparison, place, start, end, ChunkAccount(), {}), Ranges()
-        notes = [n for n in comparison.tables.left_out if (n.topic, n.partition) == place and n.kept != n.topic]
-        left_out = {(n.offset, identity_of(n.source_id, n.seqno)) for n in notes}
-        copies = {identity for _, identity in left_out} if comparison.moved else set()
         async for fetched in committed(kafka, place, start, end, gone.add):
             for record in fetched.records:
                 if record.offset >= end:
@@ -200,11 +198,9 @@ class _OffsetRange:
                 try:
                     source_id, chunk = decoded(record)
                     identity = identity_of(source_id, chunk.seqno)
-                    rows = rows_of(chunk.data, comparison.tables.whole_chunks)
+                    rows = comparison.sides[place].rows_of(record.offset, source_id, chunk)
                 except Malformed:
                     identity, rows = NO_IDENTITY, [whole_record(record.value or b"")]
-                if (record.offset, identity) in left_out or identity in copies:
-                    rows = []
                 found.account.expect(record.offset, identity, sum_of(rows))
                 if comparison.moved:
                     found.places[identity] = record.offset
@@ -219,9 +215,7 @@ class _OffsetRange:
                     yield row.offset, row
             return
         for row in tables.rows(*self.place, 0, _FAR):
-            if is_whole_record(row):
-                continue
-            offset = self.places.get(identity_of(row.source_id or "", row.seqno or 0))
+            offset = None if row.is_whole_record else self.places.get(row.identity)
             if offset is not None and (offsets is None or offset in offsets):
                 yield offset, row
 
@@ -242,8 +236,6 @@ def _unexplained(comparison: TableComparison, cell: Cell, expected: Tally, rows:
     if comparison.changed:
         more = f" and {len(comparison.changed) - 3} more" if len(comparison.changed) > 3 else ""
         detail += f"; gone or changed since the last audit: {', '.join(comparison.changed[:3])}{more}"
-    number = abs(expected.lines - rows.lines) or 1
-    kind = "missing-row" if rows.lines < expected.lines else "doubled-row"
-    if rows.lines == expected.lines:
-        kind = "changed-row"
-    return Finding(kind, f"{cell.topic}-{cell.partition}", detail, cell.source_id, count=number)
+    missing = expected.lines - rows.lines
+    where = f"{cell.topic}-{cell.partition}"
+    return Finding(_kind(missing), where, detail, cell.source_id, count=max(1, abs(missing)))

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from logferry.ops.audit.compare.mirror_copy import MirrorReport
 from logferry.ops.audit.digests.findings import Findings
-from logferry.ops.audit.digests.sums import shown
 from logferry.ops.audit.log.original_files import FileReport
 
 JSON_SOURCES: Final = 1000
@@ -27,8 +26,7 @@ class SourceReport(NamedTuple):
     """One source in one partition. ``is_cut``: retention removed its beginning, so ``base`` could not be checked.
 
     ``rows``: its rows in the tables, None where no table was audited. ``gaps`` to ``out_of_order``: counts of breaks.
-    ``hash``: of its chunks; ``rows_hash``: of its rows, proven equal to that of the lines of the loaded chunks.
-    ``copies``: in other data centres.
+    ``hash``: of its chunks; ``copies``: in other data centres.
     """
 
     topic: str
@@ -47,7 +45,6 @@ class SourceReport(NamedTuple):
     doubles: int
     out_of_order: int
     hash: str = ""
-    rows_hash: str | None = None
     copies: tuple[SourceCopy, ...] = ()
 
     @property
@@ -144,18 +141,6 @@ class Report:
         """Sources with findings come first, then the large ones."""
         blamed = self.blamed()
         return sorted(self.sources, key=lambda s: (-s.breaks, s.source_id not in blamed, -s.size_bytes, s.source_id))
-
-    def add_copies_to_sources(self) -> None:
-        """Adds to each source its chunks in the copies. Called once, after all `copies` are compared."""
-        found: dict[tuple[str, int, str], list[SourceCopy]] = {}
-        for copy in self.copies:
-            for partition in copy.partitions:
-                for source_id, tally in partition.sources.items():
-                    one = SourceCopy(copy.copy, tally.lines, tally.size_bytes, shown(tally.digest))
-                    found.setdefault((partition.topic, partition.partition, source_id), []).append(one)
-        for index, source in enumerate(self.sources):
-            copies = tuple(found.get((source.topic, source.partition, source.source_id), ()))
-            self.sources[index] = source._replace(copies=copies)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: at most `JSON_SOURCES` sources, the worst first."""

@@ -24,24 +24,26 @@ from logferry.gateway.contract.names import TopicPartition, printed_topic_id
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry
 from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.side_tables import LeftOutChunk
-from logferry.ops.audit.compare.centres import Centre, start_offsets
 from logferry.ops.audit.compare.proven_file import ProvenTable
 from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import identity_of
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import Cell, Tally, shown, totals
+from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown, totals
 from logferry.ops.audit.log.partition import LogSide, PartitionLog
-from logferry.ops.audit.tables.file_rows import FileFacts, RowClassifier, pooled
-from logferry.ops.audit.tables.ledger_check import (
+from logferry.ops.audit.log.read import Centre, offset_at
+from logferry.ops.audit.tables.rows import (
+    FileFacts,
+    FileId,
     LoadedRanges,
+    RowClassifier,
+    beyond_the_log,
     check_ledger,
     home_of,
     is_moved,
     last_drop,
+    pooled,
     ranges_elsewhere,
 )
-from logferry.ops.audit.tables.table_reader import FileId, TableReader
+from logferry.ops.audit.tables.table_reader import TableReader
 
 
 async def begin_comparison(
@@ -82,12 +84,18 @@ async def begin_comparison(
     loaded = {dc: ranges_elsewhere(entries, last, dc) for dc in dcs}
     loaded[home] = check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
     found = TableComparison(tables, loaded, home, moved, _valid_proof(tables, home, moved, proven, findings), findings)
-    if moved:
-        found.begins, unknown = await start_offsets(loaded, centres, home, prefix)
-        for topic, partition in unknown:
-            detail = f"the table was relocated to {home}, and the offset of its first rows in the log there is unknown"
-            findings.add(Finding("moved-not-comparable", f"{topic}-{partition}", detail, refutes=False))
-            loaded[home].strange.add(topic)
+    firsts: dict[TopicPartition, tuple[str, int]] = {}
+    for dc, there in loaded.items() if moved else ():
+        for place, start in there.first.items():
+            firsts.setdefault(place, (dc, start))
+    for place, (dc, start) in firsts.items():
+        begin = await offset_at(home, centres, place, start, dc, prefix)
+        if begin is not None:
+            found.begins[place] = begin
+            continue
+        detail = f"the table was relocated to {home}, and the offset of its first rows in the log there is unknown"
+        findings.add(Finding("moved-not-comparable", f"{place[0]}-{place[1]}", detail, refutes=False))
+        loaded[home].strange.add(place[0])
     return found
 
 
@@ -160,36 +168,41 @@ class TableComparison:
         # Without newly loaded chunks, those not loaded yet were counted by earlier audits.
         before = 0 if wanted else self.proven.not_loaded.get(place, 0)
         side = LogSide(
-            wanted, loaded.end(place), 0 if wanted else chains_from, self.tables.whole_chunks, not_loaded=before
+            wanted,
+            loaded.end(place),
+            0 if wanted else chains_from,
+            self.tables.whole_chunks,
+            frozenset(
+                (ANY_OFFSET if self.moved else note.offset, identity_of(note.source_id, note.seqno))
+                for note in self._notes(place)
+            ),
+            before,
+            by_offset=not self.moved,
         )
-        notes = [note for note in self.tables.left_out if (note.topic, note.partition) == place]
-        if self.moved:
-            side.by_offset, side.copies = False, frozenset(identity_of(note.source_id, note.seqno) for note in notes)
-        else:
-            side.left_out = {
-                note.offset: identity_of(note.source_id, note.seqno)
-                for note in notes
-                if note.kept != note.topic and note.offset in wanted
-            }
         self.sides[place] = side
         return side
 
     def read(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
         """Called after the partitions of the home were read."""
+        ends = {place: log.span.end for place, log in logs.items()}
+        beyond_the_log(self.loaded[self.home], ends, self.findings)
         for place, side in self.sides.items():
             log = logs[place]
             fresh = side.wanted.within(0, log.reached).minus(log.removed)
-            self.seen[place] = self.proven.seen.get(place, Ranges()).copy()
-            self.seen[place].update(fresh)
-            missing = {offset for offset in side.left_out if offset in fresh}
-            notes = [note for note in self.tables.left_out if (note.topic, note.partition) == place]
-            for note in sorted((note for note in notes if note.offset in missing), key=lambda one: one.offset):
-                said = f"the table lists seqno {note.seqno} as left out, because it arrived by {note.kept}"
-                detail = f"{said}; the log does not have it"
-                where = f"{note.topic}-{note.partition}"
-                self.findings.add(Finding("left-out-without-record", where, detail, note.source_id, note.offset))
+            self.seen[place] = self.proven.seen.get(place, Ranges()).plus(fresh)
+            for note in self._notes(place) if side.by_offset else ():
+                if note.offset in fresh and (note.offset, identity_of(note.source_id, note.seqno)) not in side.met:
+                    said = f"the table lists seqno {note.seqno} as left out, because it arrived by {note.kept}"
+                    detail = f"{said}; the log does not have it"
+                    where = f"{note.topic}-{note.partition}"
+                    self.findings.add(Finding("left-out-without-record", where, detail, note.source_id, note.offset))
         for place, ranges in self.proven.seen.items():
             self.seen.setdefault(place, ranges)
+
+    def _notes(self, place: TopicPartition) -> list[LeftOutChunk]:
+        """The chunks that the table left out."""
+        notes = self.tables.left_out
+        return [note for note in notes if (note.topic, note.partition) == place and note.kept != note.topic]
 
     def _firsts(self) -> dict[Cell, int] | None:
         """The first seqno of each source that any audit read."""
@@ -277,7 +290,7 @@ class TableComparison:
         segments: dict[int, Tally] = {}
         for facts in self.files.values():
             for start, tally in facts.segments.items():
-                segments[start] = segments.get(start, Tally()).plus(tally)
+                add_to(segments, start, tally)
         return compare_segments(self.path, segments, self.tables.segments(), self.findings)
 
     def report(self) -> TableAuditReport:
@@ -343,10 +356,10 @@ def compare_segments(
                 f"states {segment.rows} of {segment.bytes}"
             )
             findings.add(Finding("segment-differs", table, detail, count=abs(tally.lines - segment.rows) or 1))
-        stated = ("", 0, 0, 0) if segment is None else (segment.state, segment.version, segment.rows, segment.bytes)
-        state, version, rows, size = stated
         actually = (tally.lines, tally.size_bytes, shown(tally.digest))
-        reports.append(SegmentReport(name, state, version, *actually, rows, size))
+        stated = (0, 0) if segment is None else (segment.rows, segment.bytes)
+        state, version = ("", 0) if segment is None else (segment.state, segment.version)
+        reports.append(SegmentReport(name, state, version, *actually, *stated))
     return reports
 
 

@@ -1,21 +1,171 @@
-"""Order-independent sums over lines, by which two sides are compared. Pure.
+r"""The digests, sums and ranges by which two sides are compared: in total, chunk by chunk, or line by line. Pure.
 
-A chunk's digest (see `lines`) is multiplied by an odd number of 128 bits that identifies it, modulo 2^128, and the
-products are added. So rows of any chunks can be added in any order and in any parts, and a row under another chunk's
-identity does not cancel out. Two different sets of rows have the same sum with a probability of about 1 in 2^128; the
-sums are not designed to withstand an attacker.
+A line ends with ``\n``; its text is the bytes before it, a ``\r`` included. The last line may lack the ``\n``; an
+empty chunk has no lines. The loader makes rows in the same way, numbered from `FIRST_LINE`.
+
+The digest of a chunk is the sum of its lines' digests modulo 2^128, each over the line's number, text and ending.
+So rows can be added up in whatever order a table gives them, and a row twice does not cancel out (BLAKE2b; the
+construction is Bellare and Micciancio, "A New Paradigm for Collision-free Hashing", 1997).
+
+To add chunks, the digest of each is multiplied by an odd number of 128 bits that identifies it, modulo 2^128. So a row
+under another chunk's identity does not cancel out. Two different sets of rows have the same sum with a probability of
+about 1 in 2^128; the sums are not designed to withstand an attacker.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Final, NamedTuple, TypeVar
 
-from logferry.ops.audit.digests.lines import MODULUS, LineSum
+K = TypeVar("K")
+
+FIRST_LINE: Final = 0
+# A record that no gateway wrote has no lines: the loader quarantines it whole, as this line of no source.
+WHOLE_RECORD: Final = -1
+# A table of whole chunks has one row for each.
+WHOLE_CHUNK: Final = -2
+NO_IDENTITY: Final = 0
+MODULUS: Final = 1 << 128
+_HEAD = struct.Struct("<q?")
+
+
+class ChunkLine(NamedTuple):
+    """``newline``: it ended with one."""
+
+    number: int
+    text: bytes
+    newline: bool
+
+
+@dataclass(slots=True)
+class Tally:
+    """``size_bytes``: of the lines' texts, without their endings. ``digest``: below `MODULUS`."""
+
+    lines: int = 0
+    size_bytes: int = 0
+    digest: int = 0
+
+    def plus(self, other: Tally) -> Tally:
+        return Tally(
+            self.lines + other.lines, self.size_bytes + other.size_bytes, (self.digest + other.digest) % MODULUS
+        )
+
+    def weighed(self, weight: int) -> Tally:
+        return Tally(self.lines, self.size_bytes, self.digest * weight % MODULUS)
+
+    def __bool__(self) -> bool:
+        return bool(self.lines or self.size_bytes or self.digest)
+
+
+def count_lines(data: bytes) -> int:
+    return data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+
+
+def lines_of(data: bytes) -> list[ChunkLine]:
+    parts = data.split(b"\n")
+    last = parts.pop()
+    found = [ChunkLine(number, text, True) for number, text in enumerate(parts, FIRST_LINE)]
+    if last:
+        found.append(ChunkLine(FIRST_LINE + len(parts), last, False))
+    return found
+
+
+def whole_record(value: bytes) -> ChunkLine:
+    return ChunkLine(WHOLE_RECORD, value, False)
+
+
+def rows_of(data: bytes, whole_chunks: bool) -> list[ChunkLine]:
+    """The rows that a table must hold of a chunk: its lines, or the chunk as one row."""
+    return [ChunkLine(WHOLE_CHUNK, data, False)] if whole_chunks else lines_of(data)
+
+
+def sum_of(lines: Iterable[tuple[int, bytes, bool]]) -> Tally:
+    """The sum of any lines, in any order."""
+    head, from_bytes = _HEAD.pack, int.from_bytes
+    count = size = total = 0
+    for number, text, newline in lines:
+        total += from_bytes(blake2b(head(number, newline) + text, digest_size=16).digest(), "little")
+        size += len(text)
+        count += 1
+    return Tally(count, size, total % MODULUS)
+
+
+def identity_of(source_id: str, seqno: int) -> int:
+    """64 bits that identify (source, seqno) where a million of them are held in memory."""
+    raw = seqno.to_bytes(8, "big") + source_id.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "little")
+
+
+def first_difference(one: bytes, other: bytes) -> int:
+    """The first position at which they differ; the shorter one's length where one begins with the other."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+# ---- differences -------------------------------------------------------------------------------------------------
+
+
+class Damage(NamedTuple):
+    """``rows``: the number of rows concerned."""
+
+    kind: str
+    detail: str
+    rows: int
+
+
+def name_damage(expected: Sequence[ChunkLine], rows: Sequence[ChunkLine]) -> list[Damage]:
+    """Compares the lines of a record with the rows of the table, both of one chunk and under its identity."""
+    by_number: dict[int, list[ChunkLine]] = {}
+    for row in rows:
+        by_number.setdefault(row.number, []).append(row)
+    missing: list[int] = []
+    doubled: list[int] = []
+    changed: list[Damage] = []
+    for line in expected:
+        there = by_number.pop(line.number, [])
+        if not there:
+            missing.append(line.number)
+        doubled += [line.number] * (len(there) - 1)
+        changed += [_changed(line, row) for row in there if row != line]
+    found = []
+    if missing:
+        which = "all" if len(missing) == len(expected) else f"{_spans(missing)} of"
+        found.append(Damage("missing-row", f"{which} {len(expected)} rows are missing", len(missing)))
+    if doubled:
+        found.append(Damage("doubled-row", f"{_spans(doubled)}: more than once in the table", len(doubled)))
+    found += changed
+    if by_number:
+        extra = sum(map(len, by_number.values()))
+        detail = f"{_spans(by_number)}: in the table, but the chunk has only {len(expected)} lines"
+        found.append(Damage("row-without-line", detail, extra))
+    return found
+
+
+def _changed(line: ChunkLine, row: ChunkLine) -> Damage:
+    if line.text == row.text:
+        detail = f"{_spans([line.number])}: newline is {str(row.newline).lower()} in the table, but not in the log"
+    else:
+        at = first_difference(line.text, row.text)
+        detail = f"{_spans([line.number])}: differs from the log at byte {at} of {len(line.text)}"
+    return Damage("changed-row", detail, 1)
+
+
+def _spans(numbers: Iterable[int]) -> str:
+    """``lines 3, 5 to 9``; at most five spans are listed."""
+    ordered = sorted(set(numbers))
+    if ordered in ([WHOLE_RECORD], [WHOLE_CHUNK]):
+        return "the whole record" if ordered == [WHOLE_RECORD] else "the whole chunk"
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(ordered), lambda one: one[1] - one[0])]
+    spans = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    shown = ", ".join(spans[:5]) + (f" and {len(spans) - 5} more spans" if len(spans) > 5 else "")
+    return f"{'line' if len(ordered) == 1 else 'lines'} {shown}"
+
 
 _IDENTITY: Final = struct.Struct("<qqi")
 _CHUNK: Final = struct.Struct("<q")
@@ -35,39 +185,6 @@ class Cell(NamedTuple):
         return self.topic, self.partition
 
 
-@dataclass(slots=True)
-class Tally:
-    """``size_bytes``: of the lines' texts, without their endings. ``digest``: below `MODULUS`."""
-
-    lines: int = 0
-    size_bytes: int = 0
-    digest: int = 0
-
-    def add(self, lines: int, size_bytes: int, digest: int) -> None:
-        self.lines += lines
-        self.size_bytes += size_bytes
-        self.digest = (self.digest + digest) % MODULUS
-
-    def plus(self, other: Tally) -> Tally:
-        return Tally(
-            self.lines + other.lines, self.size_bytes + other.size_bytes, (self.digest + other.digest) % MODULUS
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.lines or self.size_bytes or self.digest)
-
-    @property
-    def as_list(self) -> list[Any]:
-        """For a file: three values, the digest as text."""
-        return [self.lines, self.size_bytes, f"{self.digest:x}"]
-
-    @classmethod
-    def of_list(cls, values: list[Any]) -> Tally:
-        """Raises ValueError, TypeError."""
-        lines, size_bytes, digest = values
-        return cls(int(lines), int(size_bytes), int(digest, 16))
-
-
 def weight_of(source_id: str | None, seqno: int | None, offset: int) -> int:
     """The odd number of 128 bits that identifies a chunk; of a record that no gateway wrote, its offset alone."""
     if source_id is None or seqno is None:
@@ -75,10 +192,6 @@ def weight_of(source_id: str | None, seqno: int | None, offset: int) -> int:
     else:
         raw = _IDENTITY.pack(seqno, offset, 0) + source_id.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(raw, digest_size=16).digest(), "little") | 1
-
-
-def weighed(total: LineSum, weight: int) -> int:
-    return total.digest * weight % MODULUS
 
 
 def chunk_digest(seqno: int, data: bytes) -> int:
@@ -91,5 +204,122 @@ def shown(digest: int) -> str:
     return f"{digest:032x}"
 
 
+def add_to(tallies: dict[K, Tally], key: K, tally: Tally) -> None:
+    tallies[key] = tallies[key].plus(tally) if key in tallies else tally
+
+
 def totals(tallies: Iterable[Tally]) -> Tally:
     return reduce(Tally.plus, tallies, Tally())
+
+
+# ---- chunk by chunk ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Balance:
+    identity: int
+    lines: int
+    digest: int
+    has_foreign_rows: bool = False
+
+
+@dataclass(slots=True)
+class ChunkAccount:
+    """The account of one partition's chunks between Kafka and the table.
+
+    The chunks of the log are entered first; then each row of the table is subtracted. A chunk is settled if the balance
+    is zero: as many rows as lines, a zero difference of the digests, and every row under the (source, seqno) of its
+    record.
+    """
+
+    _balances: dict[int, _Balance] = field(default_factory=dict)
+
+    def expect(self, offset: int, identity: int, total: Tally) -> None:
+        """Enters a chunk of the log."""
+        self._balances[offset] = _Balance(identity, total.lines, total.digest)
+
+    def found(self, offset: int, identity: int, total: Tally) -> bool:
+        """Subtracts all or some rows of a chunk. False: the log has no chunk at this offset."""
+        balance = self._balances.get(offset)
+        if balance is None:
+            return False
+        balance.lines -= total.lines
+        balance.digest = (balance.digest - total.digest) % MODULUS
+        balance.has_foreign_rows |= identity != balance.identity
+        return True
+
+    def unsettled(self) -> Iterator[tuple[int, int]]:
+        """Yields (offset, missing rows) of the other chunks, in the order of the log; negative: too many rows; 0: as
+        many, but different."""
+        for offset, balance in self._balances.items():
+            if balance.lines or balance.digest or balance.has_foreign_rows:
+                yield offset, balance.lines
+
+
+@dataclass(slots=True)
+class Ranges:
+    """Numbers as disjoint [start, end), ascending, with nothing between two that touch."""
+
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def __contains__(self, offset: int) -> bool:
+        index = bisect_right(self.starts, offset) - 1
+        return index >= 0 and offset < self.ends[index]
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether any offset of [start, end) is in the ranges."""
+        index = bisect_right(self.starts, end - 1) - 1
+        return start < end and index >= 0 and self.ends[index] > start
+
+    def add(self, start: int, end: int) -> None:
+        """Merges the range in."""
+        if start >= end:
+            return
+        pairs = sorted([*self, (start, end)])
+        self.starts, self.ends = [], []
+        for low, high in pairs:
+            if self.ends and low <= self.ends[-1]:
+                self.ends[-1] = max(high, self.ends[-1])
+            else:
+                self.starts.append(low)
+                self.ends.append(high)
+
+    def minus(self, other: Ranges) -> Ranges:
+        """The numbers in these ranges that are not in the others."""
+        found = Ranges()
+        for at, end in self:
+            for low, high in other:
+                if at < high and low < end:
+                    found.add(at, low)
+                    at = max(at, high)
+            found.add(at, end)
+        return found
+
+    def within(self, start: int, end: int) -> Ranges:
+        """The part of them in [start, end)."""
+        found = Ranges()
+        for low, high in self:
+            found.add(max(low, start), min(high, end))
+        return found
+
+    def plus(self, other: Ranges) -> Ranges:
+        """The numbers in either."""
+        found = Ranges(list(self.starts), list(self.ends))
+        for low, high in other:
+            found.add(low, high)
+        return found
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self.starts, self.ends, strict=True)))
+
+    def __bool__(self) -> bool:
+        return bool(self.starts)
+
+    @property
+    def start(self) -> int:
+        return self.starts[0] if self.starts else 0
+
+    @property
+    def end(self) -> int:
+        return self.ends[-1] if self.ends else 0

@@ -21,7 +21,7 @@ from logferry.gateway.contract.source_state import FENCE_KEY, SourceIdentity, So
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
-from logferry.ops.audit.log.partition import PartitionLog
+from logferry.ops.audit.log.partition import ExpectedSources, PartitionLog
 
 _FORGOTTEN: Final = "the source was deleted or expired: only its log could be checked"
 
@@ -33,15 +33,13 @@ class RecordedState(NamedTuple):
     state: SourceState
 
 
-StatesByTopic = dict[str, list[RecordedState]]
-
-
 @dataclass(slots=True)
 class SourceStates:
     """Records are applied in offset order.
 
     ``topics``: states of other topics are skipped; None: none is skipped. ``forgotten``: (topic, source) of tombstones,
     while Kafka retains them. ``reborn``: those of them that were recorded again, with the base of each time.
+    ``by_topic``: the newest state of each key.
     """
 
     topic: str
@@ -50,7 +48,7 @@ class SourceStates:
     findings: Findings
     forgotten: set[tuple[str, str]] = field(default_factory=set)
     reborn: dict[tuple[str, str], list[int | None]] = field(default_factory=dict)
-    _by_key: dict[bytes, RecordedState] = field(default_factory=dict)
+    by_topic: dict[str, dict[bytes, RecordedState]] = field(default_factory=dict)
     _dropped: set[bytes] = field(default_factory=set)
 
     def apply(self, lane: int, offset: int, key: bytes, value: bytes | None) -> None:
@@ -71,152 +69,137 @@ class SourceStates:
             self._add("state-in-wrong-lane", lane, offset, source.source_id, detail)
             return
         if state is None:
-            self._by_key.pop(key, None)
+            self.by_topic.get(source.topic, {}).pop(key, None)
             self._dropped.add(key)
             self.forgotten.add((source.topic, source.source_id))
             return
-        self._by_key[key] = RecordedState(source, state)
+        self.by_topic.setdefault(source.topic, {})[key] = RecordedState(source, state)
         if state.recorded is not None and key in self._dropped:
             self._dropped.remove(key)
             self.reborn.setdefault((source.topic, source.source_id), []).append(state.base)
 
-    def by_topic(self) -> StatesByTopic:
-        found: StatesByTopic = {}
-        for one in self._by_key.values():
-            found.setdefault(one.source.topic, []).append(one)
-        return found
+    def sources(self) -> set[tuple[str, str]]:
+        """(topic, source) of all states."""
+        return {(topic, one.source.source_id) for topic, found in self.by_topic.items() for one in found.values()}
+
+    def expected(self, topic: str, topic_id: bytes) -> ExpectedSources:
+        """The sources of a topic."""
+        known = [one for one in self.by_topic.get(topic, {}).values() if one.state.topic_id == topic_id]
+        bases = {one.source.source_id: one.state.base for one in known}
+        return ExpectedSources(bases, {name: bases for (of, name), bases in self.reborn.items() if of == topic})
 
     def _add(self, kind: str, lane: int, offset: int, source_id: str | None, detail: str) -> None:
         self.findings.add(Finding(kind, f"{self.topic}-{lane}", detail, source_id, offset, offset))
-
-
-@dataclass(slots=True)
-class _Topic:
-    name: str
-    logs: Mapping[int, PartitionLog]
-    expired_ms: int
-    findings: Findings
-
-    def add(self, kind: str, partition: int | None, source_id: str, detail: str, refutes: bool = True) -> None:
-        where = self.name if partition is None else f"{self.name}-{partition}"
-        self.findings.add(Finding(kind, where, detail, source_id, refutes=refutes))
 
 
 def compare_topics(
     topics: Mapping[str, TopicMetadata],
     logs: Mapping[tuple[str, int], PartitionLog],
     states: SourceStates,
-    known: StatesByTopic,
     existing: Collection[str],
     expired_ms: int,
     findings: Findings,
 ) -> None:
     """Compares all audited topics. ``existing``: every topic of the cluster, read after the states."""
+    known = states.by_topic
     for topic, view in topics.items():
         own = {p.partition: logs[topic, p.partition] for p in view.partitions}
-        forgotten = [source_id for name, source_id in states.forgotten if name == topic]
-        compare(topic, view.id, own, known.get(topic, ()), forgotten, expired_ms, findings)
-    for topic in sorted(known.keys() - set(existing)):
-        recorded = sum(one.state.recorded is not None for one in known[topic])
+        forgotten = {source_id for name, source_id in states.forgotten if name == topic}
+        TopicAgreement(topic, own, forgotten, expired_ms, findings).compare(view.id, known.get(topic, {}).values())
+    for topic in sorted(topic for topic in known.keys() - set(existing) if known[topic]):
+        recorded = sum(one.state.recorded is not None for one in known[topic].values())
         detail = f"the topic does not exist any more; chunks of {recorded} sources were recorded in it"
         findings.add(Finding("topic-gone", topic, detail, count=recorded, refutes=False))
 
 
-def compare(
-    name: str,
-    topic_id: bytes,
-    logs: Mapping[int, PartitionLog],
-    known: Iterable[RecordedState],
-    forgotten: Iterable[str],
-    expired_ms: int,
-    findings: Findings,
-) -> None:
+@dataclass(slots=True)
+class TopicAgreement:
     """``logs``: all partitions of the topic, read up to their ends. ``forgotten``: sources that were deleted or
     expired, as far as Kafka still has their tombstones; sources silent since ``expired_ms`` may have expired, too.
     """
-    topic = _Topic(name, logs, expired_ms, findings)
-    states: dict[str, list[RecordedState]] = {}
-    for one in known:
-        if one.state.topic_id == topic_id:
-            states.setdefault(one.source.source_id, []).append(one)
-        else:
-            detail = f"the state belongs to an older topic of this name, up to seqno {one.state.recorded}"
-            topic.add("state-of-older-topic", None, one.source.source_id, detail, refutes=False)
-    chains: dict[str, dict[int, Chain]] = {}
-    for partition, log in logs.items():
-        for source_id, chain in log.chains.items():
-            chains.setdefault(source_id, {})[partition] = chain
-    dropped = set(forgotten)
-    for source_id in chains.keys() | states.keys():
-        _source(topic, source_id, chains.get(source_id, {}), states.get(source_id, []), source_id in dropped)
 
+    name: str
+    logs: Mapping[int, PartitionLog]
+    forgotten: Collection[str]
+    expired_ms: int
+    findings: Findings
 
-def _source(
-    topic: _Topic, source_id: str, chains: dict[int, Chain], known: list[RecordedState], forgotten: bool
-) -> None:
-    pinned: dict[int, list[SourceState]] = {}
-    for one in known:
-        pinned.setdefault(one.state.partition, []).append(one.state)
-    if len(known) > 1:
-        keys = ", ".join(sorted(repr(one.source.partition_key or "none") for one in known))
-        topic.add("source-under-two-keys", None, source_id, f"written under the partition keys {keys}", refutes=False)
-    if len(chains) > 1 and not chains.keys() <= pinned.keys():
-        places = ", ".join(f"{p} (offsets {c.first_offset} to {c.last_offset})" for p, c in sorted(chains.items()))
-        topic.add("source-in-two-partitions", None, source_id, f"it has chunks in the partitions {places}")
-    elif known and len(chains) == 1 and not chains.keys() <= pinned.keys():
-        (partition, chain), pins = next(iter(chains.items())), sorted(pinned)
-        detail = f"its chunks (offsets {chain.first_offset} to {chain.last_offset}) belong to partition {pins[0]}"
-        topic.add("source-in-wrong-partition", partition, source_id, detail)
-        return
-    if not known:
-        for partition, chain in chains.items():
-            _without_state(topic, partition, source_id, chain, forgotten)
-    for partition, states in pinned.items():
-        if forgotten and all(state.recorded is None for state in states):
-            topic.add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
-        else:
-            _pinned(topic, partition, source_id, chains.get(partition), states)
+    def compare(self, topic_id: bytes, known: Iterable[RecordedState]) -> None:
+        states: dict[str, list[RecordedState]] = {}
+        for one in known:
+            if one.state.topic_id == topic_id:
+                states.setdefault(one.source.source_id, []).append(one)
+            else:
+                detail = f"the state belongs to an older topic of this name, up to seqno {one.state.recorded}"
+                self._add("state-of-older-topic", None, one.source.source_id, detail, refutes=False)
+        chains: dict[str, dict[int, Chain]] = {}
+        for partition, log in self.logs.items():
+            for source_id, chain in log.chains.items():
+                chains.setdefault(source_id, {})[partition] = chain
+        for source_id in chains.keys() | states.keys():
+            self._source(source_id, chains.get(source_id, {}), states.get(source_id, []))
 
-
-def _without_state(topic: _Topic, partition: int, source_id: str, chain: Chain, forgotten: bool) -> None:
-    if chain.settled is None:
-        return  # its first chunk came after the states were read
-    if forgotten or chain.last_ms < topic.expired_ms:
-        topic.add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
-    else:
-        detail = f"the log has chunks up to seqno {chain.last}, but the source has no state"
-        topic.add("state-missing", partition, source_id, detail)
-
-
-def _pinned(topic: _Topic, partition: int, source_id: str, chain: Chain | None, states: list[SourceState]) -> None:
-    """``states``: those that name this partition for the source (several only under several keys)."""
-    recorded = max((state.recorded for state in states if state.recorded is not None), default=None)
-    log = topic.logs.get(partition)
-    is_cut = log is not None and log.is_cut
-    if chain is None:
-        if recorded is None:
+    def _source(self, source_id: str, chains: dict[int, Chain], known: list[RecordedState]) -> None:
+        pinned: dict[int, list[SourceState]] = {}
+        for one in known:
+            pinned.setdefault(one.state.partition, []).append(one.state)
+        if len(known) > 1:
+            keys = ", ".join(sorted(repr(one.source.partition_key or "none") for one in known))
+            detail = f"written under the partition keys {keys}"
+            self._add("source-under-two-keys", None, source_id, detail, refutes=False)
+        if len(chains) > 1 and not chains.keys() <= pinned.keys():
+            places = ", ".join(f"{p} (offsets {c.first_offset} to {c.last_offset})" for p, c in sorted(chains.items()))
+            self._add("source-in-two-partitions", None, source_id, f"it has chunks in the partitions {places}")
+        elif known and len(chains) == 1 and not chains.keys() <= pinned.keys():
+            [(partition, chain)] = chains.items()
+            offsets = f"offsets {chain.first_offset} to {chain.last_offset}"
+            detail = f"its chunks ({offsets}) belong to partition {min(pinned)}"
+            self._add("source-in-wrong-partition", partition, source_id, detail)
             return
-        if is_cut:
-            detail = f"recorded up to seqno {recorded}; all of it was removed by retention, so it cannot be compared"
-            topic.add("removed-by-retention", partition, source_id, detail, refutes=False)
+        for partition, chain in {} if known else chains.items():
+            self._without_state(partition, source_id, chain)
+        for partition, states in pinned.items():
+            if source_id in self.forgotten and all(state.recorded is None for state in states):
+                self._add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
+            else:
+                self._pinned(partition, source_id, chains.get(partition), states)
+
+    def _without_state(self, partition: int, source_id: str, chain: Chain) -> None:
+        if chain.settled is None:
+            return  # its first chunk came after the states were read
+        if source_id in self.forgotten or chain.last_ms < self.expired_ms:
+            self._add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
         else:
-            detail = f"recorded up to seqno {recorded}, but the log has no chunk of it: acknowledged and lost"
-            topic.add("state-ahead", partition, source_id, detail)
-        return
-    if recorded is not None and recorded > chain.last:
-        detail = f"recorded up to seqno {recorded}, but the log ends with {chain.last}: acknowledged and lost"
-        topic.add("state-ahead", partition, source_id, detail)
-    elif not _is_reached(chain, recorded, is_cut):
-        detail = f"the log ends with seqno {chain.last}, the state with {recorded}: committed in part"
-        topic.add("state-behind", partition, source_id, detail)
-    is_whole = is_cut or chain.head_seen or states[0].base == chain.base
-    if len(states) == 1 and recorded is not None and not is_whole:
-        detail = f"the first chunk in the log follows {chain.base}, the first one recorded followed {states[0].base}"
-        topic.add("head-missing", partition, source_id, detail)
+            detail = f"the log has chunks up to seqno {chain.last}, but the source has no state"
+            self._add("state-missing", partition, source_id, detail)
 
+    def _pinned(self, partition: int, source_id: str, chain: Chain | None, states: list[SourceState]) -> None:
+        """``states``: those that name this partition for the source (several only under several keys)."""
+        recorded = max((state.recorded for state in states if state.recorded is not None), default=None)
+        log = self.logs.get(partition)
+        is_cut = log is not None and log.is_cut
+        if chain is None:
+            if recorded is not None and is_cut:
+                detail = f"recorded up to seqno {recorded}; all was removed by retention, so it cannot be compared"
+                self._add("removed-by-retention", partition, source_id, detail, refutes=False)
+            elif recorded is not None:
+                detail = f"recorded up to seqno {recorded}, but the log has no chunk of it: acknowledged and lost"
+                self._add("state-ahead", partition, source_id, detail)
+            return
+        # Whether the source had this state at some time between the fence and the end.
+        is_reached = recorded == chain.settled or recorded in chain.later
+        is_older = is_cut and chain.settled is None and recorded is not None and recorded < chain.first
+        if recorded is not None and recorded > chain.last:
+            detail = f"recorded up to seqno {recorded}, but the log ends with {chain.last}: acknowledged and lost"
+            self._add("state-ahead", partition, source_id, detail)
+        elif not (is_reached or is_older):
+            detail = f"the log ends with seqno {chain.last}, the state with {recorded}: committed in part"
+            self._add("state-behind", partition, source_id, detail)
+        base, is_whole = states[0].base, is_cut or chain.head_seen or states[0].base == chain.base
+        if len(states) == 1 and recorded is not None and not is_whole:
+            detail = f"the first chunk in the log follows {chain.base}, the first one recorded followed {base}"
+            self._add("head-missing", partition, source_id, detail)
 
-def _is_reached(chain: Chain, recorded: int | None, is_cut: bool) -> bool:
-    """Whether the source had this state at some time between the fence and the end."""
-    if recorded == chain.settled or recorded in chain.later:
-        return True
-    return is_cut and chain.settled is None and recorded is not None and recorded < chain.first
+    def _add(self, kind: str, partition: int | None, source_id: str, detail: str, refutes: bool = True) -> None:
+        where = self.name if partition is None else f"{self.name}-{partition}"
+        self.findings.add(Finding(kind, where, detail, source_id, refutes=refutes))

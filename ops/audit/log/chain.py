@@ -17,10 +17,11 @@ seqnos as ranges.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from logferry.ops.audit.digests.ranges import Ranges
+from logferry.ops.audit.digests.sums import Ranges
 
 _KEPT_HOLES: Final = 64
 
@@ -111,11 +112,7 @@ class Chain:
             for low, high in self.holes:
                 covered = covered.minus(Ranges([low], [high]))
             self.forgotten.covered = covered
-        left = list(reborn)
-        for base in self.forgotten.used:
-            if base in left:
-                left.remove(base)
-        self.forgotten.bases = left
+        self.forgotten.bases = list((Counter(reborn) - Counter(self.forgotten.used)).elements())
 
     def note(self, seqno: int, *, is_settled: bool) -> None:
         """Called for each record: the states are compared with these seqnos."""

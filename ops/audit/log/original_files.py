@@ -14,27 +14,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from logferry.client.files.identity import printable
 from logferry.gateway.contract.chunk import Chunk
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import MODULUS, first_difference
-from logferry.ops.audit.digests.sums import chunk_digest, shown
+from logferry.ops.audit.digests.sums import MODULUS, chunk_digest, first_difference, shown
 from logferry.ops.cli.problems import Unavailable, UsageError
 
 _NAME: Final = re.compile(r"[^/]*:(?P<path>/.*)#[0-9]+")
 _HEAD_BYTES: Final = 256
-
-
-@dataclass
-class ProvenOriginal:
-    """The proof of an original file: its identity in the file system, and the state of its pairs."""
-
-    inode: list[int]
-    pairs: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -84,11 +75,19 @@ class Pair:
         self.reached = max(self.reached, end)
 
 
+@dataclass
+class ProvenOriginal:
+    """The proof of an original file: its identity in the file system, and its pairs."""
+
+    inode: tuple[int, int]
+    pairs: list[Pair] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class OriginalFile:
     """``names``: its absolute path, with and without symbolic links, as sources write them. ``is_known``: an earlier
     audit compared it, and this one resumes. ``is_replaced``: another file was at this path before, so that a source
-    that names the path may belong to that file."""
+    that names the path may belong to that file. ``pairs``: by topic and source."""
 
     path: Path
     fd: int
@@ -96,6 +95,19 @@ class OriginalFile:
     is_known: bool = False
     is_replaced: bool = False
     pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)
+
+    @property
+    def inode(self) -> tuple[int, int]:
+        stat = os.fstat(self.fd)
+        return stat.st_dev, stat.st_ino
+
+    def resume(self, proven: ProvenOriginal) -> None:
+        reached = max((pair.equal_to for pair in proven.pairs), default=0)
+        if proven.inode != self.inode or os.fstat(self.fd).st_size < reached:
+            self.is_replaced = True
+            return
+        self.is_known = True
+        self.pairs = {(pair.topic, pair.source_id): pair for pair in proven.pairs}
 
     def read(self, start: int, size: int) -> bytes:
         """Returns fewer bytes at the end of the file. Raises Unavailable."""
@@ -122,14 +134,13 @@ class OriginalFile:
         naming = {pair.topic for pair in self.pairs.values() if pair.names_it}
         groups = [[pair for pair in self.pairs.values() if pair.topic == topic] for topic in sorted(naming)]
         for group in groups or [list(self.pairs.values())]:
-            best = max(group, key=lambda pair: pair.rank, default=None)
-            if best is None:
+            if not group:
                 flaw = "no source holds the beginning of this file" if size else ""
                 yield FileReport(str(self.path), None, None, size, 0, 0, size, flaw)
-            else:
-                stored = (size, best.begin, best.reached, max(0, size - best.reached), best.flaw)
-                sums = (best.chunks, shown(best.digest))
-                yield FileReport(str(self.path), best.topic, best.source_id, *stored, *sums)
+                continue
+            best = max(group, key=lambda pair: pair.rank)
+            stored = (size, best.begin, best.reached, max(0, size - best.reached), best.flaw)
+            yield FileReport(str(self.path), best.topic, best.source_id, *stored, best.chunks, shown(best.digest))
 
 
 class FileReport(NamedTuple):
@@ -162,58 +173,35 @@ class OriginalFiles:
     """
 
     def __init__(self, paths: Iterable[Path], proven: Mapping[str, ProvenOriginal] | None = None) -> None:
-        """Raises UsageError for a path that is not a readable file."""
-        self._proven = proven or {}
+        """``proven``: by path, in the form in which sources write it. Raises UsageError for an unreadable file."""
         self._by_folder: dict[str, list[OriginalFile]] = {}
-        self._pairs: dict[tuple[str, str], list[tuple[OriginalFile, Pair]]] = {}
-        self._fresh: dict[tuple[str, str], list[tuple[OriginalFile, Pair]]] = {}
+        self._holding: dict[tuple[str, str], list[OriginalFile]] = {}
         self._files: list[OriginalFile] = []
-        self.replaced: list[str] = []
         try:
-            for path in paths:
-                self._open(path)
+            # Not resolve(): it would follow symbolic links.
+            for path in dict.fromkeys(Path(os.path.abspath(path)) for path in paths):  # noqa: PTH100
+                self._open(path, (proven or {}).get(printable(str(path))))
         except BaseException:
             self.close()
             raise
 
-    def _open(self, path: Path) -> None:
-        absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow symbolic links
-        if any(original.path == absolute for original in self._files):
-            return
+    def _open(self, path: Path, proven: ProvenOriginal | None) -> None:
         try:
-            if not absolute.is_file():
+            if not path.is_file():
                 raise UsageError(f"--file {path}: no such file")
-            fd = os.open(absolute, os.O_RDONLY)
+            fd = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise UsageError(f"--file {path}: {error.strerror}") from None
-        names = frozenset(printable(str(name)) for name in (absolute, absolute.resolve()))
-        original = OriginalFile(absolute, fd, names)
-        self._restore(original)
+        names = frozenset(printable(str(name)) for name in (path, path.resolve()))
+        original = OriginalFile(path, fd, names)
         self._files.append(original)
+        if proven is not None:
+            original.resume(proven)
         for folder in {os.path.dirname(name) for name in names}:  # noqa: PTH120 - text, with escapes
             self._by_folder.setdefault(folder, []).append(original)
 
-    def _restore(self, original: OriginalFile) -> None:
-        proven, stat = self._proven.get(str(original.path)), os.fstat(original.fd)
-        if proven is None:
-            return
-        pairs = [Pair(*values) for values in proven.pairs]
-        if proven.inode != [stat.st_dev, stat.st_ino] or stat.st_size < max((p.equal_to for p in pairs), default=0):
-            self.replaced.append(str(original.path))
-            original.is_replaced = True
-            return
-        original.is_known = True
-        for pair in pairs:
-            original.pairs[pair.topic, pair.source_id] = pair
-            self._pairs.setdefault((pair.topic, pair.source_id), []).append((original, pair))
-
     def to_state(self) -> dict[str, ProvenOriginal]:
-        found = {}
-        for original in self._files:
-            stat = os.fstat(original.fd)
-            pairs = [list(astuple(pair)) for pair in original.pairs.values()]
-            found[str(original.path)] = ProvenOriginal([stat.st_dev, stat.st_ino], pairs)
-        return found
+        return {printable(str(one.path)): ProvenOriginal(one.inode, [*one.pairs.values()]) for one in self._files}
 
     def close(self) -> None:
         for original in self._files:
@@ -227,43 +215,41 @@ class OriginalFiles:
         return any(not original.is_known for original in self._by_folder.get(folder or "", []))
 
     def take(
-        self, topic: str, source_id: str, chunk: Chunk, recorded_ms: int, *, is_first: bool = True, is_new: bool = True
+        self, topic: str, source_id: str, chunk: Chunk, recorded_ms: int, *, is_known: bool = False, is_new: bool = True
     ) -> None:
-        """Takes the next chunk of a source, in the order of the log. ``is_first``: no earlier audit read a chunk of it.
+        """Takes the next chunk of a source, in the order of the log. ``is_known``: earlier audits read the source.
 
         ``is_new`` False: an earlier audit read the chunk; it is compared only with files that are new since then.
         """
         source = (topic, source_id)
-        if source not in self._fresh:
-            self._fresh[source] = self._begin(source, chunk, of_known=False)
-        pairs = self._fresh[source]
-        if is_new:
-            if source not in self._pairs:
-                self._pairs[source] = self._begin(source, chunk, of_known=True) if is_first else []
-            pairs = pairs + self._pairs[source]
-        for original, pair in pairs:
-            pair.take(original, chunk, recorded_ms)
+        if source not in self._holding:
+            self._begin(source, chunk, is_known)
+            self._holding[source] = [original for original in self._files if source in original.pairs]
+        for original in self._holding[source]:
+            if is_new or not original.is_known:
+                original.pairs[source].take(original, chunk, recorded_ms)
 
-    def _begin(self, source: tuple[str, str], chunk: Chunk, *, of_known: bool) -> list[tuple[OriginalFile, Pair]]:
+    def _begin(self, source: tuple[str, str], chunk: Chunk, is_known: bool) -> None:
+        """Pairs a source with the files that it may hold, unless an earlier audit has decided that."""
         named = _NAME.fullmatch(source[1])
         path = chunk.attributes.get("path") or (named["path"] if named else "")
-        found = []
         for original in self._by_folder.get(os.path.dirname(path), []):  # noqa: PTH120
-            pair = original.begin(*source, path, chunk) if original.is_known == of_known else None
+            if source in original.pairs or (is_known and original.is_known):
+                continue
+            pair = original.begin(*source, path, chunk)
             if pair is not None:
                 original.pairs[source] = pair
-                found.append((original, pair))
-        return found
 
     def reports(self, findings: Findings) -> list[FileReport]:
         """One report a file and topic; differences and unsent ends are added to the findings."""
-        for path in self.replaced:
+        replaced = [str(original.path) for original in self._files if original.is_replaced]
+        for path in replaced:
             detail = "since the last audit the file was replaced or truncated: compared from its beginning"
             findings.add(Finding("file-replaced", path, detail, refutes=False))
         reports = [report for original in self._files for report in original.report()]
         for file in reports:
             source = f"{file.topic} {file.source_id}" if file.source_id else None
-            if file.flaw and source is None and file.path in self.replaced:
+            if file.flaw and source is None and file.path in replaced:
                 findings.add(Finding("not-sent-yet", file.path, f"new file: {file.flaw}", refutes=False))
             elif file.flaw:
                 kind = "file-differs" if source else "file-not-stored"

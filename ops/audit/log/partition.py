@@ -1,23 +1,43 @@
-"""The records of one partition: the chain of each source, and sums for the tables. Pure."""
+"""The records of one partition: the chain of each source, sums for the tables, and the proof for the next audit. Pure.
+
+A proof is valid as long as the log is the same: the topic has its id, the log reaches at least as far, and the last
+record that was read is still that record (or retention has removed it). Otherwise the old proof is retained, and each
+audit reports the change until a full one reads everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logferry.gateway.contract.chunk import Chunk, chunk_of_record
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.lines import MODULUS, ChunkLine, count_lines, identity_of, rows_of, sum_of, whole_record
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import ANY_OFFSET, Tally, chunk_digest, weighed, weight_of
+from logferry.ops.audit.digests.sums import (
+    ANY_OFFSET,
+    MODULUS,
+    ChunkLine,
+    Ranges,
+    Tally,
+    add_to,
+    chunk_digest,
+    count_lines,
+    identity_of,
+    rows_of,
+    sum_of,
+    weight_of,
+    whole_record,
+)
 from logferry.ops.audit.log.chain import Break, Chain, ForgottenSource
 
 if TYPE_CHECKING:
     from logferry.ops.audit.log.original_files import OriginalFiles
+
+# Findings of a partition that its proof holds in full; one more counts the rest.
+MAX_FINDINGS: Final = 50
 
 
 class AuditSpan(NamedTuple):
@@ -43,28 +63,39 @@ class LastRecord(NamedTuple):
     digest: int
 
 
+@dataclass
+class ProvenPartition:
+    """The proof of one partition of a data centre's log. ``end``: of the part that was read and checked."""
+
+    topic_id: str
+    end: int
+    tail: LastRecord | None = None
+    findings: list[Finding] = field(default_factory=list)
+    chains: dict[str, Chain] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class LogSide:
     """The rows of one partition that one table must hold, according to the log.
 
     ``wanted``: the offsets of its batches that no audit has read yet; ``tallies``: sums of their lines by source.
-    ``left_out``: offset → identity of chunks whose copy, which arrived by another data centre, is in the table.
     ``behind``: the end of its last batch; ``not_loaded``: the number of chunks after that, counted from
     ``counted_from``. ``by_offset`` False: a relocated table, whose rows have offsets of several data centres: a chunk
-    is identified by source and seqno alone; ``copies``: those that are left out, ``firsts``: the first seqno of each
-    source that was read.
+    is identified by source and seqno alone, with `ANY_OFFSET`; ``firsts``: the first seqno of each source that was
+    read. ``left_out``: (offset, identity) of the chunks whose copy, which arrived by another data centre, is in the
+    table; ``met``: those of them that the log has.
     """
 
     wanted: Ranges
     behind: int
     counted_from: int = 0
     whole_chunks: bool = False
-    left_out: dict[int, int] = field(default_factory=dict)
-    tallies: dict[str | None, Tally] = field(default_factory=dict)
+    left_out: frozenset[tuple[int, int]] = frozenset()
     not_loaded: int = 0
     by_offset: bool = True
-    copies: frozenset[int] = frozenset()
+    tallies: dict[str | None, Tally] = field(default_factory=dict)
     firsts: dict[str, int] = field(default_factory=dict)
+    met: set[tuple[int, int]] = field(default_factory=set)
 
     def take(self, offset: int, source_id: str, chunk: Chunk) -> None:
         if offset not in self.wanted:
@@ -72,28 +103,24 @@ class LogSide:
             return
         if not self.by_offset:
             self.firsts[source_id] = min(chunk.seqno, self.firsts.get(source_id, chunk.seqno))
-        if self._is_left_out(offset, source_id, chunk.seqno):
-            return
-        weight = weight_of(source_id, chunk.seqno, offset if self.by_offset else ANY_OFFSET)
-        self._add(source_id, weight, rows_of(chunk.data, self.whole_chunks))
+        self._add(offset, source_id, chunk.seqno, self.rows_of(offset, source_id, chunk))
 
     def take_foreign(self, offset: int, value: bytes) -> None:
         if offset in self.wanted:
-            weight = weight_of(None, None, offset if self.by_offset else ANY_OFFSET)
-            self._add(None, weight, [whole_record(value)])
+            self._add(offset, None, None, [whole_record(value)])
 
-    def _is_left_out(self, offset: int, source_id: str, seqno: int) -> bool:
-        if self.copies:
-            return identity_of(source_id, seqno) in self.copies
-        if self.left_out and self.left_out.get(offset) == identity_of(source_id, seqno):
-            del self.left_out[offset]
-            return True
-        return False
+    def rows_of(self, offset: int, source_id: str, chunk: Chunk) -> list[ChunkLine]:
+        """The rows of a chunk; none if it is left out."""
+        if self.left_out:
+            key = (offset if self.by_offset else ANY_OFFSET, identity_of(source_id, chunk.seqno))
+            if key in self.left_out:
+                self.met.add(key)
+                return []
+        return rows_of(chunk.data, self.whole_chunks)
 
-    def _add(self, source_id: str | None, weight: int, lines: list[ChunkLine]) -> None:
-        total = sum_of(lines)
-        size = sum(len(line.text) for line in lines)
-        self.tallies.setdefault(source_id, Tally()).add(total.lines, size, weighed(total, weight))
+    def _add(self, offset: int, source_id: str | None, seqno: int | None, lines: list[ChunkLine]) -> None:
+        weight = weight_of(source_id, seqno, offset if self.by_offset else ANY_OFFSET)
+        add_to(self.tallies, source_id, sum_of(lines).weighed(weight))
 
 
 @dataclass(slots=True)
@@ -104,7 +131,7 @@ class PartitionLog:
     ``removed``: offsets that retention removed before they could be read. ``expected``: the sources according to their
     states. ``is_own``: its gateway's states are known; the order of a copy is not checked. ``tail``: the last record
     that an earlier audit proved; it must be unchanged. ``known``: the sources that earlier audits read; ``again``:
-    those of them that are read again, for new files.
+    those of them that are read again, for new files. ``is_recreated``: the earlier proof is of an older topic.
     """
 
     topic: str
@@ -127,6 +154,9 @@ class PartitionLog:
     read_bytes: int = 0
     last: LastRecord | None = None
     found: list[Finding] = field(default_factory=list)
+    topic_id: str = ""
+    proven: ProvenPartition | None = None
+    is_recreated: bool = False
     _runs: dict[str, Finding] = field(default_factory=dict)
 
     @property
@@ -140,6 +170,45 @@ class PartitionLog:
     def is_cut(self) -> bool:
         """Retention removed records: a source may start in the middle, or have no record left."""
         return bool(self.removed)
+
+    def resume(self, topic_id: str, proven: ProvenPartition | None) -> None:
+        """Continues from an earlier audit's proof. Call it before the log is read."""
+        self.topic_id = topic_id
+        if proven is None or proven.topic_id != topic_id:
+            self.is_recreated = proven is not None
+            return
+        self.proven, self.tail, self.chains = proven, proven.tail, proven.chains
+        self.chains_from = self.reached = proven.end
+        self.known = frozenset(proven.chains)
+        for source_id, chain in proven.chains.items():
+            chain.settle_for_next(self.expected.reborn.get(source_id) if self.is_own else None)
+        for finding in proven.findings:
+            if finding.last is None or finding.last >= self.span.start:
+                self._report(finding)
+        if self.span.end < proven.end:
+            detail = f"an earlier audit read it up to {proven.end}, now it ends at {self.span.end}: it was truncated"
+            self.findings.add(Finding("log-cut-back", self.where, detail, None, self.span.end, proven.end - 1))
+            self.is_rewritten, self.tail = True, None
+
+    def to_state(self, sources: Collection[tuple[str, str]]) -> ProvenPartition:
+        """The proof that the next audit resumes from. ``sources``: (topic, source) of all states; the chain of any
+        other source is dropped with its last record."""
+        if self.is_rewritten and self.proven is not None:
+            return self.proven
+        chains = {
+            source_id: chain
+            for source_id, chain in self.chains.items()
+            if chain.last_offset >= self.span.start or (self.topic, source_id) in sources
+        }
+        findings, rest = self.found[:MAX_FINDINGS], self.found[MAX_FINDINGS:]
+        if rest:
+            last = max(finding.last or 0 for finding in rest)
+            refutes = any(finding.refutes for finding in rest)
+            detail = f"earlier audits found {len(rest)} more; a full audit lists them"
+            more = Finding("found-earlier", self.where, detail, None, rest[0].first, last, len(rest), refutes)
+            findings.append(more)
+        tail = self.last or (self.proven.tail if self.proven else None)
+        return ProvenPartition(self.topic_id, self.reached, tail, findings, chains)
 
     def reading_from(self, concerns: Callable[[str], bool]) -> int:
         """The first offset to read. ``concerns``: whether a source is read again from its beginning."""
@@ -157,7 +226,7 @@ class PartitionLog:
             if record.offset >= self.span.end:
                 break
             if self.tail is not None and record.offset >= self.tail.offset:
-                self._check_tail(record)
+                self._check_tail(LastRecord(record.offset, record_digest(record)))
             is_new = record.offset >= self.chains_from
             self.records += 1
             self.read_bytes += len(record.value or b"")
@@ -175,7 +244,7 @@ class PartitionLog:
             if is_new:
                 self._take(record, source_id, chunk)
             elif source_id in self.again and self.originals is not None:
-                self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_new=False)
+                self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_known=True, is_new=False)
         if newest is not None:
             self.last = LastRecord(newest.offset, record_digest(newest))
 
@@ -188,21 +257,15 @@ class PartitionLog:
     def ended(self) -> None:
         """Everything up to the end was read."""
         self.reached = max(self.reached, self.span.end)
-        if self.tail is not None and self.tail.offset not in self.removed:
-            self._rewritten(self.tail.offset)
+        self._check_tail(None)
 
-    def _check_tail(self, record: KafkaRecord) -> None:
-        assert self.tail is not None
+    def _check_tail(self, found: LastRecord | None) -> None:
+        """``found``: the first record at or behind the last proven one."""
         tail, self.tail = self.tail, None
-        if record.offset == tail.offset and record_digest(record) == tail.digest:
-            return
-        if tail.offset not in self.removed:
-            self._rewritten(tail.offset)
-
-    def _rewritten(self, offset: int) -> None:
-        self.tail, self.is_rewritten = None, True
-        detail = "an earlier audit proved another record here: the log was truncated and rewritten"
-        self.findings.add(Finding("log-rewritten", self.where, detail, None, offset, offset))
+        if tail is not None and tail != found and tail.offset not in self.removed:
+            self.is_rewritten = True
+            detail = "an earlier audit proved another record here: the log was truncated and rewritten"
+            self.findings.add(Finding("log-rewritten", self.where, detail, None, tail.offset, tail.offset))
 
     def _report(self, finding: Finding) -> None:
         """Findings of the log are part of its proof: the next audit repeats them without reading the log again."""
@@ -232,8 +295,8 @@ class PartitionLog:
         chain.lines += count_lines(chunk.data)
         chain.digest = (chain.digest + chunk_digest(chunk.seqno, chunk.data)) % MODULUS
         if self.originals is not None:
-            is_first = source_id not in self.known
-            self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_first=is_first)
+            is_known = source_id in self.known
+            self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_known=is_known)
 
     def _broken(self, offset: int, source_id: str, broken: Break) -> None:
         """Combines breaks of one kind in consecutive records of a source into one finding with a range."""

@@ -1,4 +1,4 @@
-"""Reads Kafka for the audit: every committed record up to an end that was taken before.
+"""Reads Kafka for the audit: its topics, and every committed record up to an end that was taken before.
 
 The ends are high watermarks, which include open transactions. Reading waits until these are decided (Kafka aborts a
 transaction after its timeout). So one topic can be compared with another while the gateway continues to write, if both
@@ -8,20 +8,44 @@ are read in the right order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, errors, structs
 from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import FetchedRecords
-from logferry.ops.cli.problems import Unavailable
+from logferry.gateway.kafka.requests import TopicMetadata
+from logferry.gateway.topics.copies import OffsetTranslation
+from logferry.ops.audit.log.partition import PartitionLog
+from logferry.ops.cli.problems import Unavailable, UsageError
 
 _FETCH_BYTES: Final = 4 << 20
 _WAIT_MS: Final = 500
 _DECIDED_WITHIN_S: Final = 90.0
+
+Views = Mapping[str, TopicMetadata]
+
+
+@dataclass
+class Centre:
+    """A data centre whose log is read. ``views``: all topics of its Kafka, ``topics``: those that are read, ``logs``:
+    their partitions."""
+
+    dc: str
+    kafka: KafkaClient
+    views: Views
+    topics: dict[str, TopicMetadata] = field(default_factory=dict)
+    logs: dict[TopicPartition, PartitionLog] = field(default_factory=dict)
+
+    @property
+    def own_topics(self) -> dict[str, TopicMetadata]:
+        """Those that its own gateway writes."""
+        return {topic: view for topic, view in self.topics.items() if topic.startswith(f"{self.dc}.")}
 
 
 @asynccontextmanager
@@ -86,3 +110,69 @@ async def committed(
                 f"{topic}-{partition}: a transaction at offset {fetched.last_stable} stays open; no record after it "
                 "can be read. End it (kafka-transactions.sh find-hanging) and run the audit again"
             )
+
+
+async def offset_at(
+    home: str, centres: Mapping[str, Centre], place: TopicPartition, start: int, dc: str, prefix: str
+) -> int | None:
+    """The offset in the log of ``home`` at which that of ``dc`` has ``start``; None: unknown. Raises KafkaError."""
+    owner = place[0].partition(".")[0]
+    if start == 0 or dc == home:
+        return start
+    if dc not in (owner, *centres):
+        return None
+    try:
+        if dc != owner:
+            start = await OffsetTranslation(centres[dc].kafka, prefix, dc).to_original(place, start)
+        if home == owner:
+            return start
+        return await OffsetTranslation(centres[home].kafka, prefix, home).to_here(place, start)
+    except Problem as problem:
+        # An offset that the history does not have any more is not in the log any more.
+        return 0 if problem.kind == "out-of-range" else None
+
+
+# ---- topics ------------------------------------------------------------------------------------------------------
+
+
+def only_dc(views: Views, prefix: str) -> str:
+    """The data centre whose gateway stores its states in this cluster. Raises UsageError unless there is exactly one.
+
+    A mirror also copies the states of other gateways; its own state topic names the data centre that it serves.
+    """
+    begin, end = f"{prefix}.gateway.", ".state"
+    found = _named(views, begin, end)
+    mirrored_to = [dc for dc in _named(views, f"{prefix}.mirror.", end) if dc in found]
+    if len(found) > 1 and len(mirrored_to) == 1:
+        return mirrored_to[0]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(f"this Kafka has no state topic {begin}<dc>{end}; check --bootstrap and the prefix")
+    raise UsageError(f"this Kafka serves the gateways of {', '.join(found)}; select one with --dc")
+
+
+def _named(views: Views, begin: str, end: str) -> list[str]:
+    return sorted(name[len(begin) : -len(end)] for name in views if name.startswith(begin) and name.endswith(end))
+
+
+def state_topic_of(views: Views, dc: str, prefix: str) -> TopicMetadata:
+    name = f"{prefix}.gateway.{dc}.state"
+    if name not in views:
+        raise UsageError(f"this Kafka has no state topic {name}; check --bootstrap, --dc and the prefix")
+    return views[name]
+
+
+def audited_topics(views: Views, dc: str, wanted: Sequence[str]) -> dict[str, TopicMetadata]:
+    """By full name, sorted. ``wanted``: as writers name them, or full names; empty: all of the data centre."""
+    begin = f"{dc}."
+    if not wanted:
+        found = sorted(name for name in views if name.startswith(begin))
+        if not found:
+            raise UsageError(f"this Kafka has no topics of {dc}; check --dc")
+        return {name: views[name] for name in found}
+    names = sorted({topic if topic.startswith(begin) else begin + topic for topic in wanted})
+    missing = [name for name in names if name not in views]
+    if missing:
+        raise UsageError(f"this Kafka has no topic {', '.join(missing)}; see `logferry topics list`")
+    return {name: views[name] for name in names}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -25,52 +25,13 @@ from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.rewrite import text
 from logferry.loaders.storage.side_tables import LeftOutChunk, read_left_out, read_segments, segment_length
-from logferry.ops.audit.digests.lines import WHOLE_CHUNK, WHOLE_RECORD, ChunkLine
+from logferry.ops.audit.digests.sums import WHOLE_CHUNK, WHOLE_RECORD, ChunkLine
+from logferry.ops.audit.tables.rows import MAIN, QUARANTINE, ChunkRows, FileId, FileStat
 from logferry.ops.cli.problems import Unavailable
 
 _CHUNK: Final = ("dc", "topic", "partition", "offset", "source_id", "seqno")
 _STATE: Final = ("resolved", "since")
 _BATCH_ROWS: Final = 32_768
-MAIN: Final = "main"
-QUARANTINE: Final = "quarantine"
-
-
-class ChunkRows(NamedTuple):
-    """Adjacent rows of one chunk: all its rows, or some.
-
-    ``segment``: its start in Unix seconds; None where the table has no segments, or the row no time.
-    ``resolved``: the batch that moves a row of the quarantine into the table, or removes it; ``since``: the batch that
-    adds it to the quarantine in place of others.
-    """
-
-    dc: str
-    topic: str
-    partition: int
-    offset: int
-    source_id: str | None
-    seqno: int | None
-    lines: list[ChunkLine]
-    segment: int | None = None
-    resolved: int | None = None
-    since: int | None = None
-
-    def is_for(self, last: int) -> bool:
-        """Whether it is in the same state for every later batch."""
-        return all(batch is None or batch <= last for batch in (self.resolved, self.since))
-
-
-class FileId(NamedTuple):
-    """A file of a table: ``table`` is `MAIN` or `QUARANTINE`, ``name`` its path within."""
-
-    table: str
-    name: str
-
-
-class FileStat(NamedTuple):
-    """Size and time of a file; -1: the file is always read again."""
-
-    size_bytes: int
-    changed_ns: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +60,11 @@ class TableReader:
             main = open_table(paths.main)
             if main is None:
                 raise Unavailable(f"{paths.main}: no Delta table; check --table")
-            entries, broken = _entries(paths)
+            entries, broken = list[LedgerEntry](), ""
+            try:
+                entries = read_ledger(paths.main)
+            except LedgerBroken as error:
+                broken = str(error)
             last, quarantine = last_batch(main), open_table(paths.quarantine)
             last_now, left_out = last_batch(open_table(paths.main)), read_left_out(paths.left_out, last)
             segment_s = segment_length(paths.segments)
@@ -151,7 +116,7 @@ class TableReader:
         )
         for file, table, fragment, schema in self._fragments(wanted):
             for row in self._scanned(file.table, table, fragment, schema, wanted):
-                if is_active(row, self.last):
+                if row.is_active(self.last):
                     yield row
 
     def _fragments(self, wanted: Any = None) -> Iterator[tuple[FileId, DeltaTable, Any, Any]]:
@@ -176,20 +141,6 @@ class TableReader:
             )
             for batch in scanner.to_batches():
                 yield from _grouped(batch, self.segment_s)
-
-
-def is_active(row: ChunkRows, last: int) -> bool:
-    """Whether a row is active at the last batch of the main table: a line that a batch moves into the table leaves the
-    quarantine at the instant in which the table holds that batch.
-    """
-    return (row.resolved is None or row.resolved > last) and (row.since is None or row.since <= last)
-
-
-def _entries(paths: TablePaths) -> tuple[list[LedgerEntry], str]:
-    try:
-        return read_ledger(paths.main), ""
-    except LedgerBroken as error:
-        return [], str(error)
 
 
 @contextmanager

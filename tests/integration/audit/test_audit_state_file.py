@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,10 @@ from logferry.gateway.contract.names import printed_topic_id
 from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import APP, Ledger, new_entry
+from logferry.ops.audit.compare.proven_file import ProvenState, read_state_file, write_state_file
 from logferry.ops.audit.compare.report import ReadReport, Report
+from logferry.ops.audit.log.partition import LastRecord
+from logferry.ops.audit.tables.rows import FileId, FileStat
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.audit import DC, MAIN, PARTITIONS, QUARANTINE, Plan, World, commit, rows_of
@@ -91,10 +92,9 @@ class Site:
     async def audit(self, **options: Any) -> Report:
         return await self.world.audit(table=self.table, state_file=self.state_file, **options)
 
-    def kept(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """What the kept file says, without its checksum."""
-        head, *documents = (json.loads(line) for line in self.state_file.read_text().splitlines()[:-1])
-        return head, documents
+    def kept(self) -> ProvenState:
+        scope = {"dc": DC, "prefix": self.world.prefix, "topics": [self.world.name]}
+        return read_state_file(self.state_file, scope)
 
     def delta(self) -> DeltaTable:
         return DeltaTable(str(self.table))
@@ -316,11 +316,10 @@ async def test_a_file_changed_behind_the_tables_back(site: Site):
         if path.name in text:
             commits.write_text(text.replace(f'"size":{before}', f'"size":{path.stat().st_size}'))
     assert refuting(await site.audit()) == {"changed-row": 1}
-    head, documents = site.kept()
-    for document in documents:
-        if document.get("file", ["", ""])[1] == path.name:
-            document["is"][:2] = [path.stat().st_size, path.stat().st_mtime_ns]
-    rewrite(site.state_file, head, documents)
+    kept = site.kept()
+    (table,) = kept.tables.values()
+    table.files[FileId("main", path.name)].stat = FileStat(path.stat().st_size, path.stat().st_mtime_ns)
+    write_state_file(site.state_file, kept)
     assert refuting(await site.audit()) == {}
     assert refuting(await site.audit(full=True)) == {"changed-row": 1}
 
@@ -344,33 +343,27 @@ async def test_a_recreated_table(site: Site):
 @pytest.mark.long
 async def test_a_log_that_was_truncated_and_rewritten(site: Site):
     """As after an unclean election: other records at the offsets that were proven."""
-    head, documents = site.kept()
-    for document in documents:
-        if document.get("tail"):
-            document["tail"][1] += 1
-    rewrite(site.state_file, head, documents)
+    kept = site.kept()
+    for partition in kept.partitions.values():
+        if partition.tail is not None:
+            partition.tail = partition.tail._replace(digest=partition.tail.digest + 1)
+    write_state_file(site.state_file, kept)
     assert refuting(await site.audit()) == {"log-rewritten": 2}
     assert refuting(await site.audit()) == {"log-rewritten": 2}, "until the operator has run a full audit"
     assert (await site.audit(full=True)).exact
     assert (await site.audit()).exact
-    for document in documents:
-        if document.get("tail"):
-            document["end"], document["tail"] = document["end"] + 7, [document["end"] + 6, 1]
-    rewrite(site.state_file, head, documents)
+    for partition in kept.partitions.values():
+        if partition.tail is not None:
+            partition.end, partition.tail = partition.end + 7, LastRecord(partition.end + 6, 1)
+    write_state_file(site.state_file, kept)
     assert refuting(await site.audit()) == {"log-cut-back": 2}
 
 
 @pytest.mark.long
 async def test_a_recreated_topic(site: Site):
-    head, documents = site.kept()
-    for document in documents:
-        if "at" in document:
-            document["id"] = "older"
-    rewrite(site.state_file, head, documents)
+    kept = site.kept()
+    for partition in kept.partitions.values():
+        partition.topic_id = "older"
+    write_state_file(site.state_file, kept)
     assert refuting(await site.audit()) == {"topic-recreated": 1}
     assert (await site.audit()).exact, "said once"
-
-
-def rewrite(path: Path, head: dict[str, Any], documents: list[dict[str, Any]]) -> None:
-    whole = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in (head, *documents)).encode()
-    path.write_bytes(whole + json.dumps({"sha256": sha256(whole).hexdigest()}).encode() + b"\n")

@@ -9,7 +9,7 @@ from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.log.agreement import RecordedState, SourceStates, compare
+from logferry.ops.audit.log.agreement import RecordedState, SourceStates, TopicAgreement
 from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
 
 TOPIC, ID, OTHER_ID = "dc1.nginx", b"i" * 16, b"o" * 16
@@ -41,7 +41,8 @@ def judged(
     logs: Iterable[PartitionLog], known: Iterable[RecordedState], forgotten: Iterable[str] = (), expired_ms: int = 0
 ) -> list[Finding]:
     findings = Findings()
-    compare(TOPIC, ID, {one.partition: one for one in logs}, known, forgotten, expired_ms, findings)
+    by_partition = {one.partition: one for one in logs}
+    TopicAgreement(TOPIC, by_partition, set(forgotten), expired_ms, findings).compare(ID, known)
     return list(findings)
 
 
@@ -144,9 +145,9 @@ def test_the_last_state_of_a_key_counts():
     source = SourceIdentity(TOPIC, None, "s")
     for offset, recorded in enumerate((10, 20)):
         states.apply(0, offset, source.state_key(), state(recorded).state.encode())
-    assert [one.state.recorded for one in states.by_topic()[TOPIC]] == [20]
+    assert [one.state.recorded for one in states.by_topic[TOPIC].values()] == [20]
     states.apply(0, 2, source.state_key(), None)
-    assert states.by_topic() == {}
+    assert not any(states.by_topic.values())
     assert states.forgotten == {(TOPIC, "s")}
 
 
@@ -163,7 +164,7 @@ def test_what_is_recorded_after_a_tombstone_is_a_new_beginning():
 def test_states_of_other_topics_are_passed_over():
     states = read_states(frozenset({"dc1.other"}))
     states.apply(0, 0, SourceIdentity(TOPIC, None, "s").state_key(), state(1).state.encode())
-    assert states.by_topic() == {}
+    assert not any(states.by_topic.values())
 
 
 @pytest.mark.parametrize(
@@ -188,4 +189,4 @@ def test_a_state_in_the_wrong_lane_is_a_finding():
     for lane in range(8):
         states.apply(lane, 0, source.state_key(), state(1).state.encode())
     assert kinds(states.findings) == ["state-in-wrong-lane"] * 7
-    assert [len(found) for found in states.by_topic().values()] == [1]
+    assert [len(found) for found in states.by_topic.values()] == [1]

@@ -6,8 +6,8 @@ import pytest
 from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.compare.pinpoint import chunk_findings
-from logferry.ops.audit.digests.lines import ChunkLine, lines_of, name_damage, whole_record
-from logferry.ops.audit.tables.table_reader import ChunkRows
+from logferry.ops.audit.digests.sums import ChunkLine, lines_of, name_damage, whole_record
+from logferry.ops.audit.tables.rows import ChunkRows
 
 LINES = lines_of(b"zero\none\ntwo\nthree")
 ZERO, ONE, TWO, THREE = LINES

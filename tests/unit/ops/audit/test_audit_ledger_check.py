@@ -12,9 +12,8 @@ from logferry.loaders.planning.ledger_entry import LedgerEntry
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import new_entry
 from logferry.ops.audit.digests.findings import Findings
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.tables.file_rows import beyond_the_log
-from logferry.ops.audit.tables.ledger_check import LoadedRanges, check_ledger
+from logferry.ops.audit.digests.sums import Ranges
+from logferry.ops.audit.tables.rows import LoadedRanges, beyond_the_log, check_ledger
 
 TOPIC = "dc1.nginx"
 PLACE = (TOPIC, 0)

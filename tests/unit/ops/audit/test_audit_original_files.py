@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from logferry.gateway.contract.chunk import Chunk
 from logferry.ops.audit.digests.findings import Findings
-from logferry.ops.audit.digests.lines import MODULUS
-from logferry.ops.audit.digests.sums import chunk_digest, shown
+from logferry.ops.audit.digests.sums import MODULUS, chunk_digest, shown
 from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
 from logferry.ops.cli.problems import UsageError
 

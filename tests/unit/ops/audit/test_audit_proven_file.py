@@ -8,23 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.ops.audit.compare.proven_file import (
-    MAX_FINDINGS,
     ProvenCopy,
-    ProvenPartition,
     ProvenState,
     ProvenTable,
     read_state_file,
     write_state_file,
 )
-from logferry.ops.audit.compare.resume import proven_partitions, resume
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.ranges import Ranges
-from logferry.ops.audit.digests.sums import Cell, Tally
+from logferry.ops.audit.digests.sums import Cell, Ranges, Tally
 from logferry.ops.audit.log.chain import Chain
-from logferry.ops.audit.log.original_files import ProvenOriginal
-from logferry.ops.audit.log.partition import AuditSpan, LastRecord, PartitionLog
-from logferry.ops.audit.tables.file_rows import FileFacts, pooled
-from logferry.ops.audit.tables.table_reader import FileId, FileStat
+from logferry.ops.audit.log.original_files import Pair, ProvenOriginal
+from logferry.ops.audit.log.partition import MAX_FINDINGS, AuditSpan, LastRecord, PartitionLog, ProvenPartition
+from logferry.ops.audit.tables.rows import FileFacts, FileId, FileStat, pooled
 from logferry.ops.cli.problems import UsageError
 
 SCOPE = {"dc": "dc1", "prefix": "logferry", "topics": ["nginx"]}
@@ -46,8 +41,6 @@ def kept() -> ProvenState:
     finding = Finding("gap", "dc1.nginx-3", "prev is 150", "näher\n\u2028", 6, 6)
     odd = chain()
     odd.breaks = {"gap": 1}
-    assert odd.forgotten is not None
-    odd.forgotten.bases.clear()  # the states tell them again
     cell = Cell(*PLACE, "näher\n\u2028")
     file = FileFacts(FileStat(10, 20), 4, Tally(3, 30, 1 << 120), 1, {3600: Tally(3, 30, 5), -3600: Tally(1, 2, 3)})
     table = ProvenTable("id", 7, "dc1", {cell: 100})
@@ -60,7 +53,7 @@ def kept() -> ProvenState:
         {("dc1", PLACE): ProvenPartition("id", 12, LastRecord(11, 1 << 63), [finding], {"näher\n\u2028": odd})},
         {"/warehouse/t": table, "/warehouse/u": ProvenTable("other", -1, "dc2")},
         {("dc2", PLACE): ProvenCopy("a", "b", 12, 14, {"web1": Tally(1, 2, 3)})},
-        {"/var/log/a.log": ProvenOriginal([1, 2], [["dc1.nginx", "web1", True, True, 0, 5, 5, 1, "", 2, 99]])},
+        {"/var/log/a.log": ProvenOriginal((1, 2), [Pair("dc1.nginx", "web1", True, True, 0, 5, 5, 1, "", 2, 1 << 99)])},
     )
 
 
@@ -127,8 +120,10 @@ def test_one_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypat
 # ---- resuming from it ------------------------------------------------------------------------------------
 
 
-def log(start: int, end: int) -> PartitionLog:
-    return PartitionLog(*PLACE, AuditSpan(start, end, end), Findings())
+def log(start: int, end: int, before: ProvenPartition | None = None) -> PartitionLog:
+    found = PartitionLog(*PLACE, AuditSpan(start, end, end), Findings())
+    found.resume("id", before)
+    return found
 
 
 def test_a_chain_continues():
@@ -148,28 +143,25 @@ def test_a_chain_continues():
     ("start", "end", "kind"), [(0, 12, None), (12, 20, None), (0, 11, "log-cut-back"), (0, 3, "log-cut-back")]
 )
 def test_a_log_that_ends_before_what_was_proven(start: int, end: int, kind: str | None):
-    found = log(start, end)
     before = kept().partitions["dc1", PLACE]
-    resumed = resume(found, "id", before)
+    found = log(start, end, before)
     kinds = [finding.kind for finding in found.findings if finding.kind != "gap"]
     assert kinds == ([] if kind is None else [kind])
-    after = proven_partitions({PLACE: found}, {PLACE: resumed}, {("dc1.nginx", "näher\n\u2028")})[PLACE]
+    after = found.to_state({("dc1.nginx", "näher\n\u2028")})
     assert (after is before) == (kind is not None), "the proof stays until the operator has run a full audit"
 
 
 def test_findings_are_reported_again_until_their_records_are_gone():
     for start, told in ((0, 1), (6, 1), (7, 0)):
-        found = log(start, 30)
-        resumed = resume(found, "id", kept().partitions["dc1", PLACE])
+        found = log(start, 30, kept().partitions["dc1", PLACE])
         assert len(found.findings) == told
-        assert len(proven_partitions({PLACE: found}, {PLACE: resumed}, ())[PLACE].findings) == told
+        assert len(found.to_state(()).findings) == told
 
 
 def test_of_many_findings_the_number_is_kept():
     found = log(0, 30)
-    resumed = resume(found, "id", None)
     found.found = [Finding("double", found.where, "again", "s", n, n) for n in range(MAX_FINDINGS + 7)]
-    *first, rest = proven_partitions({PLACE: found}, {PLACE: resumed}, ())[PLACE].findings
+    *first, rest = found.to_state(()).findings
     assert len(first) == MAX_FINDINGS
     assert (rest.kind, rest.count, rest.last, rest.refutes) == ("found-earlier", 7, MAX_FINDINGS + 6, True)
 
@@ -177,9 +169,8 @@ def test_of_many_findings_the_number_is_kept():
 def test_a_source_whose_records_and_state_are_gone_is_forgotten():
     name = "näher\n\u2028"
     for start, states, stays in ((6, [], True), (7, [], False), (7, [("dc1.nginx", name)], True)):
-        found = log(start, 30)
-        resumed = resume(found, "id", kept().partitions["dc1", PLACE])
-        assert (name in proven_partitions({PLACE: found}, {PLACE: resumed}, states)[PLACE].chains) == stays
+        found = log(start, 30, kept().partitions["dc1", PLACE])
+        assert (name in found.to_state(states).chains) == stays
 
 
 def test_sums_of_forgotten_sources_are_kept_together():
@@ -190,5 +181,5 @@ def test_sums_of_forgotten_sources_are_kept_together():
 
 def test_a_recreated_topic_is_read_from_the_beginning():
     found = log(0, 30)
-    resumed = resume(found, "another", kept().partitions["dc1", PLACE])
-    assert (resumed.proven, resumed.is_recreated, found.chains, found.chains_from) == (None, True, {}, 0)
+    found.resume("another", kept().partitions["dc1", PLACE])
+    assert (found.proven, found.is_recreated, found.chains, found.chains_from) == (None, True, {}, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from logferry.gateway.kafka.requests import TopicMetadata
-from logferry.ops.audit.log.scope import only_dc
+from logferry.ops.audit.log.read import only_dc
 from logferry.ops.cli.problems import UsageError
 
 

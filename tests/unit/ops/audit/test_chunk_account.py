@@ -8,8 +8,15 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.ops.audit.digests.chunk_account import ChunkAccount
-from logferry.ops.audit.digests.lines import ChunkLine, count_lines, first_difference, identity_of, lines_of, sum_of
+from logferry.ops.audit.digests.sums import (
+    ChunkAccount,
+    ChunkLine,
+    count_lines,
+    first_difference,
+    identity_of,
+    lines_of,
+    sum_of,
+)
 
 chunks = st.lists(st.sampled_from([b"", b"a", b"bc", b"\r", b"\xff\xfe", b"\xc3\xa9"]), max_size=8).flatmap(
     lambda parts: st.sampled_from([b"\n".join(parts), b"\n".join(parts) + b"\n"])

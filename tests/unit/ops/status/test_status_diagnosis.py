@@ -303,10 +303,11 @@ def test_spans(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (268_435_456, "268.4 MB"), (5 * 10**13, "50.0 TB")],
+    [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (268_435_456, "268.4 MB"), (5 * 10**13, "50.0 TB")],
 )
 def test_sizes(number: int, text: str) -> None:
-    assert render.size(number) == text
+    lines = shown(service(worker(A, [lane(0, in_flight_bytes=number)], lanes_total=1)))
+    assert any(line.split()[:2] == ["0", "serving"] and f" {text} " in line for line in lines)
 
 
 def test_a_risk_of_the_configuration_is_named_once_and_is_not_wrong() -> None:

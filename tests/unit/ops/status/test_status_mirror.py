@@ -58,13 +58,13 @@ def test_all_is_well() -> None:
 def test_lags_are_put_together_over_the_workers() -> None:
     first = link("dc1", lag_records=10, lag_bytes=1000, lag_s=4.0, last_wait=wait(100, 90, "earlier"))
     second = link("dc1", lag_records=5, lag_bytes=500, lag_s=9.0, stopped=1, last_wait=wait(50, 40, "later"))
-    [found] = links_of(mirror(worker(A, [0, 1], [first]), worker(B, [2, 3], [second])))
+    [(found, _)] = links_of(mirror(worker(A, [0, 1], [first]), worker(B, [2, 3], [second])))
     assert (found.lag_records, found.lag_bytes, found.lag_s, found.stopped) == (15, 1500, 9.0, 1)
     assert (found.topics, found.partitions) == (3, 12)
     assert found.last_wait is not None
     assert found.last_wait.reason == "later"
     unknown = link("dc1", lag_bytes=None, lag_s=None)
-    [found] = links_of(mirror(worker(A, [0, 1], [first]), worker(B, [2, 3], [unknown])))
+    [(found, _)] = links_of(mirror(worker(A, [0, 1], [first]), worker(B, [2, 3], [unknown])))
     assert (found.lag_bytes, found.lag_s) == (None, 4.0)
 
 

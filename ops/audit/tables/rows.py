@@ -1,0 +1,334 @@
+"""The rows of a table, file by file: the sums of each file by source, and rows that no batch accounts for. Pure.
+
+What is loaded is said by the ledger. It is consistent if the entries of the batches 0 to the last one are all there,
+and the ranges of each topic-partition lie end to end: a gap is a part of the log that no batch ever read, an overlap
+one that two batches did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from logferry.gateway.contract.names import TopicPartition
+from logferry.loaders.planning.ledger_entry import DROP, MOVE, LedgerEntry
+from logferry.loaders.planning.plan import Range
+from logferry.ops.audit.digests.findings import Finding, Findings
+from logferry.ops.audit.digests.sums import (
+    ANY_OFFSET,
+    NO_IDENTITY,
+    WHOLE_RECORD,
+    Cell,
+    ChunkLine,
+    Ranges,
+    Tally,
+    add_to,
+    identity_of,
+    sum_of,
+    weight_of,
+)
+
+MAIN: Final = "main"
+QUARANTINE: Final = "quarantine"
+
+
+class ChunkRows(NamedTuple):
+    """Adjacent rows of one chunk: all its rows, or some.
+
+    ``segment``: its start in Unix seconds; None where the table has no segments, or the row no time.
+    ``resolved``: the batch that moves a row of the quarantine into the table, or removes it; ``since``: the batch that
+    adds it to the quarantine in place of others.
+    """
+
+    dc: str
+    topic: str
+    partition: int
+    offset: int
+    source_id: str | None
+    seqno: int | None
+    lines: list[ChunkLine]
+    segment: int | None = None
+    resolved: int | None = None
+    since: int | None = None
+
+    def is_for(self, last: int) -> bool:
+        """Whether it is in the same state for every later batch."""
+        return all(batch is None or batch <= last for batch in (self.resolved, self.since))
+
+    def is_active(self, last: int) -> bool:
+        """Whether it is active at the last batch of the main table: a line that a batch moves into the table leaves the
+        quarantine at the instant in which the table holds that batch."""
+        return (self.resolved is None or self.resolved > last) and (self.since is None or self.since <= last)
+
+    @property
+    def is_whole_record(self) -> bool:
+        return self.source_id is None or self.seqno is None or self.lines[0].number == WHOLE_RECORD
+
+    @property
+    def identity(self) -> int:
+        return NO_IDENTITY if self.is_whole_record else identity_of(self.source_id or "", self.seqno or 0)
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.topic, self.partition, None if self.is_whole_record else self.source_id)
+
+    def tally(self, *, by_offset: bool) -> Tally:
+        offset = self.offset if by_offset else ANY_OFFSET
+        return sum_of(self.lines).weighed(weight_of(self.cell.source_id, self.seqno, offset))
+
+
+class FileId(NamedTuple):
+    """A file of a table: ``table`` is `MAIN` or `QUARANTINE`, ``name`` its path within."""
+
+    table: str
+    name: str
+
+
+class FileStat(NamedTuple):
+    """Size and time of a file; -1: the file is always read again."""
+
+    size_bytes: int
+    changed_ns: int
+
+
+# ---- the ledger --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LoadedRanges:
+    """``committed``: offsets that the table must hold. ``planned``: offsets that a loader may have begun to write.
+
+    ``strange``: topics whose entries name another incarnation than Kafka's, so that offsets cannot be compared.
+    ``topics``: the audited ones; ``others``: further topics of the ledger. ``first``: the start of each partition's
+    first batch; ``upto``: the end of its last one. ``dropped``: the offsets whose rows retention may have dropped.
+    """
+
+    committed: dict[TopicPartition, Ranges] = field(default_factory=dict)
+    planned: dict[TopicPartition, Ranges] = field(default_factory=dict)
+    strange: set[str] = field(default_factory=set)
+    topics: frozenset[str] = frozenset()
+    others: set[str] = field(default_factory=set)
+    first: dict[TopicPartition, int] = field(default_factory=dict)
+    upto: dict[TopicPartition, int] = field(default_factory=dict)
+    dropped: dict[TopicPartition, Ranges] = field(default_factory=dict)
+
+    def covers(self, place: TopicPartition) -> Ranges:
+        """The comparable offsets of the batches."""
+        return Ranges() if place[0] in self.strange else self.committed.get(place, Ranges())
+
+    def end(self, place: TopicPartition) -> int:
+        """Up to where the partition is loaded; a batch that read nothing of it says so, too."""
+        return 0 if place[0] in self.strange else self.upto.get(place, 0)
+
+
+def check_ledger(
+    ledger: str,
+    entries: Sequence[LedgerEntry],
+    last: int,
+    last_now: int,
+    dc: str,
+    ids: Mapping[str, str],
+    findings: Findings,
+) -> LoadedRanges:
+    """``last``: the last batch of the table as it is audited; ``last_now``: as it was after the ledger was read.
+
+    ``ids``: the printed ids of the audited topics. Only offsets of this ``dc`` are judged. Where a table moved, a batch
+    that was planned in the old place may have been read in the new one: then the entry of the move has its ranges.
+    """
+    found = LoadedRanges(topics=frozenset(ids))
+    for batch in sorted(set(range(last + 1)) - {entry.batch for entry in entries}):
+        detail = f"batch {batch} has no entry, but the table holds batch {last}: the offsets of that batch are unknown"
+        findings.add(Finding("ledger-missing", ledger, detail))
+    if entries and entries[-1].batch > last_now + 1:
+        detail = f"the ledger ends with batch {entries[-1].batch}, the table with {last_now}: the table was restored"
+        findings.add(Finding("ledger-ahead", ledger, detail))
+    before: dict[TopicPartition, tuple[int, Range]] = {}
+    read_elsewhere = {entry.batch - 1 for entry in entries if entry.kind == MOVE and any(r.size for r in entry.ranges)}
+    dropped = last_drop(entries, last)
+    for entry in entries:
+        if entry.dc != dc:
+            continue
+        if entry.kind == MOVE:
+            # Batches in between have other offsets; the comparison of the rows shows that none is missing or doubled.
+            before.clear()
+        for r in entry.ranges:
+            if r.topic_id != ids.get(r.topic):
+                (found.strange if r.topic in ids else found.others).add(r.topic)
+                continue
+            _follow(ledger, entry.batch, r, before, findings)
+            found.first.setdefault(r.key, r.start)
+            if entry.batch <= last:
+                found.upto[r.key] = r.end
+            if entry.batch in read_elsewhere:
+                continue
+            target = found.committed if entry.batch <= last else found.planned
+            target.setdefault(r.key, Ranges()).add(r.start, r.end)
+            if entry.batch < dropped:
+                found.dropped.setdefault(r.key, Ranges()).add(r.start, r.end)
+        for r in entry.reload if entry.batch <= last else ():
+            if r.topic_id == ids.get(r.topic):
+                found.committed.setdefault(r.key, Ranges()).add(r.start, r.end)
+    for topic in sorted(found.strange):
+        detail = "entries name an older topic of this name, or another cluster: its rows cannot be compared"
+        findings.add(Finding("loaded-from-older-topic", topic, detail, refutes=False))
+    return found
+
+
+def _follow(
+    ledger: str, batch: int, r: Range, before: dict[TopicPartition, tuple[int, Range]], findings: Findings
+) -> None:
+    previous = before.get(r.key)
+    before[r.key] = (batch, r)
+    where = f"{r.topic}-{r.partition}"
+    if r.end < r.start:
+        detail = f"batch {batch} of {ledger} holds a range that ends before it starts"
+        findings.add(Finding("ledger-overlap", where, detail, first=r.end, last=r.start))
+    if previous is None:
+        return
+    number, earlier = previous
+    if r.start > earlier.end:
+        detail = f"{ledger}: batch {number} ends at {earlier.end}, batch {batch} starts at {r.start}: never loaded"
+        findings.add(Finding("ledger-gap", where, detail, first=earlier.end, last=r.start - 1))
+    elif r.start < earlier.end:
+        detail = f"{ledger}: batch {number} ends at {earlier.end}, batch {batch} starts at {r.start}: loaded twice"
+        findings.add(Finding("ledger-overlap", where, detail, first=r.start, last=earlier.end - 1))
+
+
+def ranges_elsewhere(entries: Sequence[LedgerEntry], last: int, dc: str) -> LoadedRanges:
+    """The loaded ranges with offsets of a data centre whose Kafka is not read."""
+    ids = {r.topic: r.topic_id for entry in entries if entry.dc == dc for r in entry.ranges}
+    return check_ledger("", entries, last, last, dc, ids, Findings())
+
+
+def home_of(entries: Sequence[LedgerEntry], last: int) -> str | None:
+    """The data centre in which the table is loaded, as of its last batch."""
+    return next((entry.dc for entry in reversed(entries) if entry.batch <= last), None)
+
+
+def is_moved(entries: Sequence[LedgerEntry], last: int) -> bool:
+    """Whether its rows were read in several data centres."""
+    return len({entry.dc for entry in entries if entry.batch <= last}) > 1
+
+
+def last_drop(entries: Sequence[LedgerEntry], last: int) -> int:
+    """The last batch that dropped old rows; -1: none did."""
+    return max((entry.batch for entry in entries if entry.kind == DROP and entry.batch <= last), default=-1)
+
+
+# ---- the rows of a file ------------------------------------------------------------------------------------------
+
+# ``compared``: rows of chunks that were read from the log. ``left``: rows of records that retention removed before any
+# audit read them, whose topic was recreated, or with offsets of a data centre that is not audited. ``underway``: rows
+# of the quarantine whose batch is not in the main table yet. ``outside``: rows of no batch.
+Kind = Literal["compared", "left", "underway", "outside"]
+AGAIN: Final = FileStat(-1, -1)
+
+
+@dataclass(slots=True)
+class FileFacts:
+    """``rows``: the active ones. ``compared``: those that were compared with the log; ``left``: those that cannot be.
+
+    ``segments``: the rows of each segment, by its start in Unix seconds.
+    """
+
+    stat: FileStat
+    rows: int = 0
+    compared: Tally = field(default_factory=Tally)
+    left: int = 0
+    segments: dict[int, Tally] = field(default_factory=dict)
+
+
+@dataclass
+class RowClassifier:
+    """Decides for each row whether it is compared with the log.
+
+    ``home``: the data centre of that log. ``seen``: the offsets of each partition there that this audit or an earlier
+    one read. ``firsts``: of a relocated table, whose rows have offsets of several data centres: the first seqno of each
+    source that was read; None: offsets are compared.
+    """
+
+    loaded: Mapping[str, LoadedRanges]
+    home: str
+    seen: Mapping[TopicPartition, Ranges]
+    last: int
+    firsts: Mapping[Cell, int] | None = None
+    strays: dict[tuple[str, TopicPartition], Finding] = field(default_factory=dict)
+
+    def kind_of(self, row: ChunkRows) -> Kind:
+        place = (row.topic, row.partition)
+        here, loaded = self.loaded[self.home], self.loaded.get(row.dc)
+        if loaded is None:
+            return "outside"
+        if row.topic in here.strange or (row.dc != self.home and self.firsts is None):
+            return "left"
+        if row.topic not in here.topics:
+            return "left" if row.topic in loaded.others | loaded.topics else "outside"
+        if row.offset in loaded.covers(place):
+            return "compared" if self._was_read(row, place) else "left"
+        return "underway" if row.offset in loaded.planned.get(place, ()) else "outside"
+
+    def _was_read(self, row: ChunkRows, place: TopicPartition) -> bool:
+        seen = self.seen.get(place)
+        if not seen:
+            return False
+        if self.firsts is None:
+            return row.offset in seen
+        # Offsets differ between data centres, the order of a source does not.
+        if seen.start == 0:
+            return True
+        first = self.firsts.get(row.cell)
+        return first is not None and row.seqno is not None and row.seqno >= first
+
+    def take(self, file: FileId, stat: FileStat, rows: Iterable[ChunkRows], cells: dict[Cell, Tally]) -> FileFacts:
+        """Adds the compared rows to ``cells``, by source."""
+        facts = FileFacts(stat)
+        for row in rows:
+            if not row.is_for(self.last):
+                facts.stat = AGAIN
+            if not row.is_active(self.last):
+                continue
+            number = len(row.lines)
+            facts.rows += number
+            tally = row.tally(by_offset=self.firsts is None)
+            if row.segment is not None and file.table == MAIN:
+                add_to(facts.segments, row.segment, tally)
+            kind = self.kind_of(row)
+            if kind == "compared":
+                facts.compared = facts.compared.plus(tally)
+                add_to(cells, row.cell, tally)
+            elif kind == "left":
+                facts.left += number
+            else:
+                facts.stat = AGAIN
+                if kind == "outside":
+                    add_stray(self.strays, "rows-outside-ledger", "no batch of the ledger accounts for these rows", row)
+        return facts
+
+
+def add_stray(strays: dict[tuple[str, TopicPartition], Finding], kind: str, detail: str, row: ChunkRows) -> None:
+    """One finding for each kind and partition, with the range of offsets."""
+    key = (kind, (row.topic, row.partition))
+    where, offset = f"{row.topic}-{row.partition}", row.offset
+    found = strays.setdefault(key, Finding(kind, where, detail, row.source_id, offset, offset, 0))
+    found.first, found.last = min(found.first or 0, offset), max(found.last or 0, offset)
+    found.count += len(row.lines)
+    if found.source_id != row.source_id:
+        found.source_id = None
+
+
+def beyond_the_log(loaded: LoadedRanges, ends: Mapping[TopicPartition, int], findings: Findings) -> None:
+    """Reports offsets of the ledger that the log does not reach: the log was truncated, or it is another one."""
+    for (topic, partition), ranges in sorted(loaded.committed.items()):
+        end = ends.get((topic, partition), 0)
+        if ranges.end > end:
+            detail = f"loaded up to {ranges.end}, but the log ends at {end}: it was truncated"
+            findings.add(Finding("ledger-beyond-log", f"{topic}-{partition}", detail, first=end, last=ranges.end - 1))
+
+
+def pooled(cells: Mapping[Cell, Tally], is_known: Callable[[Cell], bool]) -> dict[Cell, Tally]:
+    """Sums the rows of all sources that are not known any more as rows of no source."""
+    found: dict[Cell, Tally] = {}
+    for cell, tally in cells.items():
+        add_to(found, cell if is_known(cell) else cell._replace(source_id=None), tally)
+    return found
