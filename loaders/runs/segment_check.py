@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from logferry.client.transport.connections import Connections, NoResponse
-from logferry.client.transport.dialer import Dialer, proxies_of
+from logferry.client.transport.connections import Connections, Dialer, NoResponse, proxies_of
 from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, Loader
 from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
