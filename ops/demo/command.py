@@ -22,8 +22,7 @@ from logferry.ops.demo import verdict
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, WORKERS, DemoPlan
 from logferry.ops.demo.story import Story
 from logferry.ops.demo.view import View
-from logferry.ops.runtime.jar_pins import KAFKA_VERSION
-from logferry.ops.runtime.jars import kafka_jars, spark_jars
+from logferry.ops.runtime.jars import KAFKA, kafka_jars, spark_jars
 from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.stack import Stack
 
@@ -92,7 +91,7 @@ def _set_up(view: View, plan: DemoPlan) -> None:
     kafka_jars()
     spark_jars()
     versions = ", ".join(f"{name} {version(name)}" for name in ("aiokafka", "pyspark", "deltalake"))
-    view.say(f"Kafka {KAFKA_VERSION}, {versions}, Python {platform.python_version()}")
+    view.say(f"{KAFKA.name.replace('kafka-', 'Kafka ')}, {versions}, Python {platform.python_version()}")
     view.say(f"data in {plan.data}" + ("" if plan.files else f", seed {plan.seed}"))
 
 

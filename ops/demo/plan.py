@@ -1,12 +1,18 @@
-"""Names, sizes, durations and folders of the demo."""
+"""What the demo runs, and where: names, durations, folders, the generator and the push-client."""
 
 from __future__ import annotations
 
+import glob
+import json
+import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from logferry.gateway.contract.names import full_topic
+from logferry.ops.stack.processes import Child
 
 DC: Final = "dc1"
 OTHER_DC: Final = "dc2"
@@ -17,6 +23,8 @@ WORKERS: Final = 2
 LANES: Final = 8
 RATE_MB_S: Final = 3.0
 SEGMENT_S: Final = 10
+_REFUSED: Final = "Connection refused"
+_FIELD: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 
 
 @dataclass(frozen=True)
@@ -54,4 +62,55 @@ class DemoPlan:
 
     def originals(self) -> list[Path]:
         """The files whose lines must be in the table, at this moment."""
-        return list(self.files) or sorted(path for path in self.generated.glob("*.log*"))
+        return list(self.files) or sorted(self.generated.glob("*.log*"))
+
+    def patterns(self) -> list[str]:
+        """Those of exactly the user's files, or of the generated files and the rotated one."""
+        folder = glob.escape(str(self.generated))
+        return [glob.escape(str(path)) for path in self.files] or [f"{folder}/*.log", f"{folder}/*.log.1"]
+
+    def generator(self) -> Child:
+        """Writes access logs until it is stopped, at a lower rate after its time; rotates one file in the middle."""
+        command = [sys.executable, "-m", "logferry.ops.generate", "--dir", str(self.generated)]
+        command += ["--seed", str(self.seed), "--rate", str(RATE_MB_S)]
+        command += ["--rotate-at", str(self.seconds / 2), "--calm-after", str(self.seconds)]
+        return Child("generator", command, self.runs / "generator.log")
+
+
+class PushClient:
+    """A push-client that is killed and restarted on the same state folder; each run has its own log."""
+
+    def __init__(self, plan: DemoPlan, urls: list[str]) -> None:
+        given = [part for url in urls for part in ("--url", url)]
+        self._command = [sys.executable, "-m", "logferry.client", *given, "--topic", TOPIC, "--verbose"]
+        self._command += ["--state-dir", str(plan.data / "push-client"), *plan.patterns()]
+        self._logs = plan.runs
+        self.runs = 0
+        self.child = Child("push-client", self._command, self._logs / "push-client.log")
+
+    def start(self, *options: str) -> None:
+        self.runs += 1
+        self.child = Child("push-client", [*self._command, *options], self._logs / f"push-client-{self.runs}.log")
+        self.child.start()
+
+    def resumed(self) -> dict[str, int]:
+        """Resume positions that the gateway gave to the present run, by source id."""
+        return {
+            fields["source"]: 0 if fields["recorded"] == "None" else int(fields["recorded"])
+            for fields in self._events("session")
+        }
+
+    def repeated(self) -> tuple[int, int]:
+        """Requests that the present run repeated: those cut off with unknown outcome, and those refused for a while."""
+        retries = [fields["status"] == "0" and _REFUSED not in fields["detail"] for fields in self._events("retry")]
+        return sum(retries), len(retries) - sum(retries)
+
+    def _events(self, name: str) -> Iterator[dict[str, str]]:
+        """The fields of the events of this name in the present run's log. An incomplete last line is left out."""
+        log = self.child.log
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        for line in text.split("\n")[:-1]:
+            _, _, event = line.partition(" DEBUG ")
+            if event.startswith(f"{name} "):
+                fields = _FIELD.findall(event)
+                yield {key: json.loads(value) if value.startswith('"') else value for key, value in fields}

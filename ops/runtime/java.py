@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.user_dirs import cache_dir
@@ -37,8 +38,7 @@ exec "{java}" "$@"
 """
 
 
-@dataclass(frozen=True)
-class Java:
+class Java(NamedTuple):
     """A Java that was started once. ``origin``, for people: where it was found, and which candidates were skipped."""
 
     home: Path
@@ -59,32 +59,28 @@ class _Unfit(Exception):
 def find_java() -> Java:
     """The first usable candidate; cached for this process. Raises Unavailable."""
     skipped: list[str] = []
-    for find in (_from_java_home, _from_path, _from_wheel):
+    java = _first_usable((_from_java_home, _from_path, _from_wheel), skipped)
+    if java is None:
+        found = "".join(f"\n  skipped: {reason}" for reason in skipped)
+        raise Unavailable(
+            f"no usable Java found; Kafka and Spark need Java 17 or 21.{found}\n"
+            "  Set JAVA_HOME, or put java on PATH, or install a Java as a wheel:"
+            f" {sys.executable} -m pip install 'logferry[java]'"
+        )
+    return java._replace(origin=f"{java.origin} ({'; '.join(skipped)})") if skipped else java
+
+
+def _first_usable(finders: Sequence[Callable[[], Java | None]], skipped: list[str]) -> Java | None:
+    """Adds the reasons of those before it to ``skipped``."""
+    for find in finders:
         try:
             java = find()
         except _Unfit as reason:
             skipped.append(str(reason))
-            continue
-        if java is not None:
-            note = f" ({'; '.join(skipped)})" if skipped else ""
-            return Java(java.home, java.executable, java.version, java.origin + note)
-    found = "".join(f"\n  skipped: {reason}" for reason in skipped)
-    raise Unavailable(
-        f"no usable Java found; Kafka and Spark need Java 17 or 21.{found}\n"
-        "  Set JAVA_HOME, or put java on PATH, or install a Java as a wheel:"
-        f" {sys.executable} -m pip install 'logferry[java]'"
-    )
-
-
-def present() -> bool:
-    """Whether this machine has a usable Java besides the wheel."""
-    for find in (_from_java_home, _from_path):
-        try:
-            if find() is not None:
-                return True
-        except _Unfit:
-            continue
-    return False
+        else:
+            if java is not None:
+                return java
+    return None
 
 
 def _from_java_home() -> Java | None:
@@ -156,8 +152,8 @@ def _wrapped(runtime: Path) -> Path:
 
 
 def main(argv: list[str]) -> int:
-    if argv == ["--present"]:
-        return 0 if present() else 1
+    if argv == ["--present"]:  # besides the wheel
+        return 0 if _first_usable((_from_java_home, _from_path), []) else 1
     try:
         java = find_java()
     except Unavailable as problem:

@@ -24,14 +24,15 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
+from aiokafka.protocol.metadata import MetadataResponse_v1
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.runtime.jars import kafka_jars
 from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.ports import free_ports, is_free
-from logferry.ops.stack.processes import Child, processes_with, stop_together
+from logferry.ops.stack.processes import Child, free_ports, is_free, processes_with, stop_together
 
 # Less JIT compilation: a faster start and a slower long run, for tests. Benchmarks and `logferry up` use LONG_RUN.
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -41,7 +42,8 @@ _READY_S = 60
 _STOP_S = 20
 _FORMAT = 1
 _ASK_TIMEOUT_S = 2.0
-_METADATA, _METADATA_VERSION = 3, 1
+# Of version 1, for no topics: [size] [key] [version] [correlation] [client: none] [topics: 0]
+_METADATA_REQUEST = struct.pack(">ihhihi", 14, MetadataResponse_v1.API_KEY, MetadataResponse_v1.API_VERSION, 1, -1, 0)
 
 _LOGGING = """rootLogger.level = info
 rootLogger.appenderRef.out.ref = out
@@ -71,7 +73,7 @@ class KafkaCluster:
     ``settings`` are added to every node's server.properties and override ours, and so are those that ``settings_of``
     returns for a node, its broker port and its controller port. ``data`` is created if necessary and
     can be opened again later: the same cluster, and the same ports if they are free. The nodes write their log files
-    to ``logs``, or beside their data.
+    to ``logs``, or beside their data. ``children``: their processes, by number.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class KafkaCluster:
         self._settings_of = settings_of
         self._lock: IO[str] | None = None
         self._ports: dict[int, tuple[int, int]] = {}  # node → (broker, controller)
-        self._children: dict[int, Child] = {}
+        self.children: dict[int, Child] = {}
 
     def __enter__(self) -> KafkaCluster:
         self.start()
@@ -109,57 +111,52 @@ class KafkaCluster:
 
     def start(self) -> None:
         """Returns when every node answers. On UsageError (the folder) and Unavailable (the rest) no node runs."""
-        self.launch()
-        self.wait_ready()
-
-    def launch(self) -> None:
-        """The first half of `start`: starts the nodes without waiting for their answers."""
-        if self._children:
+        if self.children:
             raise RuntimeError(f"cluster {self.name} is started")
-        self._take_folder()
         try:
-            cluster_id = self._open_folder()
-            self._await_leftovers()
-            for node in self._nodes:
-                self._write_configuration(node)
-            self._format_new_nodes(cluster_id)
-            for node in self._nodes:
-                command = self._java(node, "kafka.Kafka", str(self._folder(node) / "server.properties"))
-                self._children[node] = Child(f"{self.name}/kafka-{node}", command, self.log(node))
-            for child in self._children.values():
-                child.start()
+            self.launch()
+            self.wait_ready()
         except BaseException:
             self.stop()
             raise
+
+    def launch(self) -> None:
+        """The first half of `start`: starts the nodes without waiting for their answers. `stop` ends a failed one."""
+        self._take_folder()
+        cluster_id = self._open_folder()
+        self._await_leftovers()
+        for node in self._nodes:
+            self._write_configuration(node)
+        self._format_new_nodes(cluster_id)
+        for node in self._nodes:
+            command = self._java(node, "kafka.Kafka", str(self._folder(node) / "server.properties"))
+            self.children[node] = Child(f"{self.name}/kafka-{node}", command, self.log(node))
+            self.children[node].start()
 
     def wait_ready(self) -> None:
         """The second half of `start`."""
-        try:
-            self._await_answers(self._nodes)
-        except BaseException:
-            self.stop()
-            raise
+        self._await_answers(self._nodes)
 
     def stop(self) -> None:
         """SIGTERM to all nodes at once, SIGKILL after a time-out. Calling it again is safe."""
-        stop_together(list(self._children.values()), _STOP_S)
-        self._children = {}
+        stop_together(list(self.children.values()), _STOP_S)
+        self.children = {}
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def request_stop(self) -> None:
         """SIGTERM to all nodes, without waiting; the caller calls `stop` later."""
-        for child in self._children.values():
+        for child in self.children.values():
             child.request_stop()
 
     def kill(self, node: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal to a node. After SIGKILL the process has ended when this returns."""
-        self._children[node].send(number)
+        self.children[node].send(number)
 
     def restart(self, node: int) -> None:
         """Restarts a node on its data and ports, after SIGKILL if it still runs; returns when it answers."""
-        self._children[node].restart()
+        self.children[node].restart()
         self._await_answers([node])
 
     # ---- facts ---------------------------------------------------------------------------------------------
@@ -176,12 +173,7 @@ class KafkaCluster:
     @property
     def pids(self) -> dict[int, int]:
         """Node → process id, of the running nodes."""
-        return {node: child.pid for node, child in self._children.items() if child.pid is not None}
-
-    @property
-    def children(self) -> dict[int, Child]:
-        """The nodes' processes, for a supervisor."""
-        return dict(self._children)
+        return {node: child.pid for node, child in self.children.items() if child.pid is not None}
 
     def log(self, node: int) -> Path:
         """A node's log file."""
@@ -298,10 +290,10 @@ class KafkaCluster:
     def _await_answers(self, nodes: Sequence[int]) -> None:
         deadline = time.monotonic() + _READY_S
         for node in nodes:
-            child = self._children[node]
+            child = self.children[node]
             while not set(self.pids) <= live_brokers(self._ports[node][0]):
                 if not child.running:
-                    raise child.failed(f"ended by itself with status {child.exit_status}")
+                    raise child.ended()
                 if time.monotonic() > deadline:
                     raise child.failed(f"does not answer after {_READY_S} s")
                 time.sleep(0.02)
@@ -362,37 +354,18 @@ def check_node_folder(log: Path, node: int, cluster_id: str) -> None:
     for name in ("cluster.id", "node.id", "directory.id"):
         if not meta.get(name):
             raise FolderUnusable(f"{log / 'meta.properties'} is half-written: no {name} in it; {remedy}")
-    if meta["cluster.id"] != cluster_id:
-        raise FolderUnusable(
-            f"{log} belongs to the cluster {meta['cluster.id']}, but cluster.json above it names {cluster_id};"
-            f" the folder mixes two clusters; {remedy}"
-        )
-    if meta["node.id"] != str(node):
-        raise FolderUnusable(f"{log} belongs to node {meta['node.id']}, not to node {node}; {remedy}")
+    for what, found, wanted in (("the cluster", meta["cluster.id"], cluster_id), ("node", meta["node.id"], str(node))):
+        if found != wanted:
+            raise FolderUnusable(f"{log} belongs to {what} {found}, but {wanted} was expected there; {remedy}")
 
 
 def live_brokers(port: int) -> set[int]:
-    """The brokers that the broker at ``port`` reports as alive; none if it does not answer.
-
-    A Metadata request, version 1, for no topics: [correlation] [brokers: id, host, port, rack] …
-    """
-    body = struct.pack(">hhih", _METADATA, _METADATA_VERSION, 1, -1) + struct.pack(">i", 0)
+    """The brokers that the broker at ``port`` reports as alive; none if it does not answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), _ASK_TIMEOUT_S) as link, link.makefile("rb") as answer:
-            link.sendall(struct.pack(">i", len(body)) + body)
-            (size,) = struct.unpack(">i", answer.read(4))
-            return _broker_ids(answer.read(size))
-    except (OSError, struct.error):
+            link.sendall(_METADATA_REQUEST)
+            size, _correlation = struct.unpack(">ii", answer.read(8))
+            found = MetadataResponse_v1.decode(BytesIO(answer.read(size - 4)))
+    except (OSError, struct.error, ValueError):
         return set()
-
-
-def _broker_ids(answer: bytes) -> set[int]:
-    count, at = struct.unpack_from(">i", answer, 4)[0], 8
-    found = set()
-    for _ in range(count):
-        broker, host = struct.unpack_from(">ih", answer, at)
-        at += 6 + host + 4
-        (rack,) = struct.unpack_from(">h", answer, at)
-        at += 2 + max(rack, 0)
-        found.add(broker)
-    return found
+    return {broker for broker, *_ in found.brokers}

@@ -21,9 +21,15 @@ from pathlib import Path
 from logferry.gateway.contract.names import Malformed, check_dc
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.stack.kafka_cluster import QUICK_START, KafkaCluster
-from logferry.ops.stack.ports import free_block, is_free
-from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import ServiceWorker, Setting, configuration
+from logferry.ops.stack.processes import (
+    Child,
+    ServiceWorker,
+    Setting,
+    configuration,
+    free_block,
+    is_free,
+    stop_together,
+)
 
 RESTART_S = 1.0
 _READY_S = 60

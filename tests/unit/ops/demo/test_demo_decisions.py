@@ -6,20 +6,21 @@ import dataclasses
 import io
 import json
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from logferry.client import Chunk
+from logferry.loaders.planning.segment_states import ACTIVE, READY, Segment
+from logferry.loaders.storage.segment_table import Segments
 from logferry.ops.audit.compare.report import Report, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.original_files import FileReport
 from logferry.ops.demo import verdict
-from logferry.ops.demo.gateways import unread_bytes
 from logferry.ops.demo.loader_runs import LoaderRun, run_of
-from logferry.ops.demo.plan import DemoPlan
-from logferry.ops.demo.push import PushClient
+from logferry.ops.demo.plan import DemoPlan, PushClient
 from logferry.ops.demo.readers import FileGrowth, ReaderAccount, SeenSource, percentile
-from logferry.ops.demo.story import StoryRecord
+from logferry.ops.demo.story import unread_bytes
 from logferry.ops.demo.view import DemoSnapshot, ProcessLine, SourceLine, View, picture, source_lines
 from logferry.ops.stack.processes import Child
 from rich.console import Console
@@ -67,19 +68,22 @@ def test_percentile_of_one() -> None:
 
 
 class TestSourceLines:
-    def test_the_newest_source_of_a_path_is_the_file_and_older_ones_the_rotated(self) -> None:
-        sources = {
-            "host:/logs/a.log#1": SeenSource("/logs/a.log", bytes=80),
-            "host:/logs/a.log#12": SeenSource("/logs/a.log", bytes=5),
-            "host:/logs/b.log#3": SeenSource("/logs/b.log", bytes=7),
-        }
+    def test_a_rotated_file_counts_with_the_one_that_follows_it(self) -> None:
+        sources = [
+            SeenSource("/logs/a.log", 80, [(80, 0.0)]),
+            SeenSource("/logs/a.log", 5, [(5, 0.0)]),
+            SeenSource("/logs/b.log", 7),
+        ]
         sizes = {"/logs/a.log": 9, "/logs/a.log.1": 100, "/logs/b.log": 7}
-        lines = source_lines(sources, sizes)
-        assert [(line.name, line.behind) for line in lines] == [("a.log", 4), ("a.log.1", 20), ("b.log", 0)]
+        assert source_lines(sources, sizes) == [SourceLine("a.log", 2, 85, 24), SourceLine("b.log", 0, 7, 0)]
 
     def test_between_the_renaming_and_the_new_file(self) -> None:
-        sources = {"host:/logs/a.log#1": SeenSource("/logs/a.log", bytes=80)}
-        assert source_lines(sources, {"/logs/a.log.1": 90}) == [SourceLine("a.log.1", 0, 80, 10)]
+        assert source_lines([SeenSource("/logs/a.log", 80)], {"/logs/a.log.1": 90}) == [SourceLine("a.log", 0, 80, 10)]
+
+    def test_a_file_of_the_user_with_such_a_name_is_one_of_its_own(self) -> None:
+        sources = [SeenSource("/logs/a.log", 80), SeenSource("/logs/a.log.1", 5)]
+        lines = source_lines(sources, {"/logs/a.log": 90, "/logs/a.log.1": 6})
+        assert [(line.name, line.behind) for line in lines] == [("a.log", 10), ("a.log.1", 1)]
 
 
 class TestGrowth:
@@ -111,12 +115,17 @@ def report(**changes: object) -> Report:
     return dataclasses.replace(good, **changes)  # type: ignore[arg-type]
 
 
+def segment(state: str, rows: int) -> Segment:
+    return Segment(NOON, 1, state, rows, 100 * rows, None, None, 0, None, NOON, None, 0)
+
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GOOD = account_of(("a", 10, 0, 10), ("a", 30, 10, 20))
 
 
 class TestShortfalls:
     def test_none(self) -> None:
-        assert verdict.shortfalls(report(), GOOD) == []
+        assert list(verdict.shortfalls(report(), {"the live reader": GOOD})) == []
 
     @pytest.mark.parametrize(
         ("changed", "account", "word"),
@@ -131,17 +140,31 @@ class TestShortfalls:
         ],
     )
     def test_each(self, changed: Report, account: ReaderAccount, word: str) -> None:
-        (found,) = verdict.shortfalls(changed, account)
+        (found,) = verdict.shortfalls(changed, {"the live reader": account})
         assert word in found
+
+    @pytest.mark.parametrize(
+        ("asked", "segments", "words"),
+        [
+            (3, None, []),
+            (2, None, ["the query returned 2 rows, the table has 3"]),
+            (3, {NOON: segment(READY, 3)}, []),
+            (3, {NOON: segment(READY, 2)}, ["the segments count 2 rows"]),
+            (3, {NOON: segment(ACTIVE, 3)}, ["1 segments are not READY"]),
+        ],
+    )
+    def test_of_the_query_and_the_segments(self, asked: int, segments: Segments | None, words: list[str]) -> None:
+        found = list(verdict.query_shortfalls(asked, segments, 3))
+        assert [word in text for word, text in zip(words, found, strict=True)] == [True] * len(words)
 
 
 def test_the_verdict_names_what_was_killed() -> None:
-    told = StoryRecord(killed=["a gateway worker", "a loader"])
-    assert verdict.verdict(report(), told, True).startswith("YES:")
-    assert "a gateway worker, a loader" in verdict.verdict(report(), told, True)
+    killed = ["a gateway worker", "a loader"]
+    assert verdict.verdict(report(), killed, True).startswith("YES:")
+    assert "a gateway worker, a loader" in verdict.verdict(report(), killed, True)
     findings = Findings()
     findings.add(Finding("row-missing", "dc1.nginx-0", "a line is not there"))
-    assert verdict.verdict(report(findings=findings), told, False).startswith("NO:")
+    assert verdict.verdict(report(findings=findings), killed, False).startswith("NO:")
 
 
 def test_waits_are_shown_by_shares() -> None:
@@ -192,8 +215,7 @@ class TestView:
             readable=120_000_000_000,
             written_mb_s=123.4,
             readable_mb_s=99.9,
-            p50_ms=51.0,
-            p99_ms=12_345.0,
+            ages_ms=[51.0] * 98 + [12_345.0] * 2,
             sources=[
                 SourceLine(f"a rather long name of a file {n}.log", 12_345, 98_765_432, 2_000_000) for n in range(40)
             ],
