@@ -6,8 +6,7 @@ import glob
 import json
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,38 +26,19 @@ _REFUSED: Final = "Connection refused"
 _FIELD: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 
 
-@dataclass(frozen=True)
 class DemoPlan:
-    """``files``: absolute paths of the user's files; empty: access logs are generated for at least ``seconds``."""
+    """``files``: absolute paths of the user's files; none: access logs are generated for at least ``seconds``, and
+    ``is_live``: the files grow while they are sent, and their lines have times.
 
-    data: Path
-    files: tuple[Path, ...]
-    seconds: int
-    seed: int
-    port: int
+    Folders: ``stack`` of Kafka, gateways and mirrors, ``table``, ``generated`` of the access logs, ``runs`` of the
+    processes' logs.
+    """
 
-    @property
-    def stack(self) -> Path:
-        """Folder of Kafka, gateways and mirrors."""
-        return self.data / "stack"
-
-    @property
-    def table(self) -> Path:
-        return self.data / "warehouse" / TOPIC
-
-    @property
-    def generated(self) -> Path:
-        return self.data / "logs"
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the files grow while they are sent and their lines have times; False for the user's files."""
-        return not self.files
-
-    @property
-    def runs(self) -> Path:
-        """Folder of the processes' logs."""
-        return self.data / "runs"
+    def __init__(self, data: Path, files: Sequence[Path], seconds: int, seed: int, port: int) -> None:
+        self.data, self.files, self.seconds, self.seed, self.port = data, files, seconds, seed, port
+        self.is_live = not files
+        self.stack, self.table = data / "stack", data / "warehouse" / TOPIC
+        self.generated, self.runs = data / "logs", data / "runs"
 
     def originals(self) -> list[Path]:
         """The files whose lines must be in the table, at this moment."""

@@ -152,25 +152,20 @@ class IndependentReader:
                 if self._stopping.wait(_PAUSE_S):
                     return
                 with closing(Reader(urls, self._topic, start=start)) as reader:
-                    if self._is_open(reader):
-                        start = self._stay(reader, start)
+                    try:
+                        reader.open(_ANSWER_S)
+                    except Unknown:  # no worker answers now
+                        continue
+                    except Rejected as rejected:
+                        if rejected.status == HTTPStatus.NOT_FOUND:  # not mirrored yet
+                            continue
+                        raise
+                    start = self._stay(reader) or start
         except BaseException as error:  # noqa: BLE001  (the story raises it)
             self.failed = error
 
-    def _is_open(self, reader: Reader) -> bool:
-        """False where the topic is not mirrored yet, or no worker answers now."""
-        try:
-            reader.open(_ANSWER_S)
-        except Unknown:
-            return False
-        except Rejected as rejected:
-            if rejected.status == HTTPStatus.NOT_FOUND:
-                return False
-            raise
-        return True
-
-    def _stay(self, reader: Reader, start: str | Position) -> str | Position:
-        """Counts chunks for a while. Returns where to continue elsewhere."""
+    def _stay(self, reader: Reader) -> Position | None:
+        """Counts chunks for a while. Returns where to continue elsewhere; None at the end of all reading."""
         until, has_chunks = time.monotonic() + self._stay_s, False
         while not self._stopping.is_set() and time.monotonic() < until:
             chunk = reader.read(_WAIT_S)
@@ -183,4 +178,4 @@ class IndependentReader:
         while not self._stopping.is_set():
             with suppress(Unknown):
                 return reader.cursors(_ANSWER_S)
-        return start
+        return None

@@ -25,20 +25,9 @@ from logferry.loaders.storage.ledger import open_table
 from logferry.ops.cli.gateway_client import GatewayClient
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.demo.loader_runs import RUN_S, LoaderRuns
-from logferry.ops.demo.plan import (
-    DC,
-    FULL_TOPIC,
-    LANES,
-    OTHER_DC,
-    PARTITIONS,
-    RATE_MB_S,
-    TOPIC,
-    WORKERS,
-    DemoPlan,
-    PushClient,
-)
+from logferry.ops.demo.plan import DC, FULL_TOPIC, LANES, OTHER_DC, PARTITIONS, RATE_MB_S, TOPIC, DemoPlan, PushClient
 from logferry.ops.demo.readers import IndependentReader
-from logferry.ops.demo.view import DemoState, ProcessLine, View, mb
+from logferry.ops.demo.view import DemoState, Row, View, mb, process_row
 from logferry.ops.stack.processes import Child, get, json_of
 from logferry.ops.stack.stack import Stack
 
@@ -127,7 +116,7 @@ class Story:
         so that it answers none of them, until the kernel holds unread bytes for it, and then killed."""
         self._flow_until(0.2, "data flows; a gateway worker will be killed")
         urls, pids, deadline = self._stack.urls(), self._stack.pids, time.monotonic() + _BUSY_S
-        sizes = [0] * WORKERS
+        sizes = [0] * len(urls)
 
         def is_caught() -> bool:
             sizes[:] = map(in_flight_bytes, urls)
@@ -296,12 +285,12 @@ class Story:
         self._loading.result()
         return True
 
-    def _processes(self) -> list[ProcessLine]:
-        lines = [ProcessLine("generator", self._generator.pid, f"{RATE_MB_S:.0f} MB/s")] if self.plan.is_live else []
-        lines.append(ProcessLine("push-client", self._client.child.pid, f"run {self._client.runs}"))
+    def _processes(self) -> list[Row]:
+        lines = [process_row("generator", self._generator.pid, f"{RATE_MB_S:.0f} MB/s")] if self.plan.is_live else []
+        lines.append(process_row("push-client", self._client.child.pid, f"run {self._client.runs}"))
         if self.loads.child is not None:
             done = sum(report.rows for report in self.loads.reports)
-            lines.append(ProcessLine("loader", self.loads.child.pid, f"run {self.loads.runs}, {done:,} rows"))
+            lines.append(process_row("loader", self.loads.child.pid, f"run {self.loads.runs}, {done:,} rows"))
         return lines
 
 

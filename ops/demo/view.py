@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -33,46 +33,18 @@ _MARGIN: Final = 3
 _REFRESH_S: Final = 0.25
 _RATE_OVER: Final = 16  # refreshes
 
-
-class SourceLine(NamedTuple):
-    name: str
-    chunks: int
-    bytes: int
-    behind: int
-
-
-class ProcessLine(NamedTuple):
-    """``pid``: None if it does not run."""
-
-    name: str
-    pid: int | None
-    note: str
+Row = tuple[str | Text, ...]
 
 
 class DemoSnapshot(NamedTuple):
-    """The state at one moment: bytes, MB/s, and the sorted ages of all chunks in ms. ``lanes``: the worker of each."""
+    """What the picture shows. ``sources``, ``processes``: rows of its tables. ``lanes``: the worker of each or None."""
 
     step: str = ""
-    written: int = 0
-    readable: int = 0
-    written_mb_s: float = 0.0
-    readable_mb_s: float = 0.0
-    ages_ms: Sequence[float] = ()
-    sources: Sequence[SourceLine] = ()
-    processes: Sequence[ProcessLine] = ()
+    flow: str = ""
+    ages: str = ""
+    sources: Sequence[Row] = ()
+    processes: Sequence[Row] = ()
     lanes: Sequence[int | None] = ()
-
-    def flow(self) -> str:
-        return (
-            f"written {mb(self.written)} at {self.written_mb_s:.1f} MB/s, readable {mb(self.readable)}"
-            f" at {self.readable_mb_s:.1f} MB/s, behind {mb(max(0, self.written - self.readable))}"
-        )
-
-    def ages(self) -> str:
-        if not self.ages_ms:
-            return "nothing is readable yet"
-        p50, p99 = (percentile(self.ages_ms, share) / 1000 for share in (0.5, 0.99))
-        return f"created → readable: p50 {p50:.2f} s, p99 {p99:.2f} s"
 
 
 class View:
@@ -119,7 +91,7 @@ class View:
         if self.console.is_terminal or now < self._pulse_at:
             return
         self._pulse_at = now + _PULSE_S
-        text = f"{snapshot.flow()}; {snapshot.ages()}"
+        text = f"{snapshot.flow}; {snapshot.ages}"
         if text != self._last_pulse:
             self._last_pulse = text
             self.say(text)
@@ -128,11 +100,23 @@ class View:
 def picture(now: DemoSnapshot, elapsed_s: float, width: int) -> RenderableType:
     """At most 18 lines of about 100 columns."""
     head = Text.assemble((f" {elapsed_s:5.1f} s ", "bold reverse"), "  ", (now.step, "bold"))
-    flow = Text(f" {now.flow()}\n {now.ages()}\n", style="cyan")
+    flow = Text(f" {now.flow}\n {now.ages}\n", style="cyan")
+    sources = add_columns(Table(box=None), ["source"], ["chunks", "readable", "behind"], "source")
+    for row in now.sources[:_SHOWN_SOURCES]:
+        sources.add_row(*row)
+    if len(now.sources) > _SHOWN_SOURCES:
+        sources.add_row(f"and {len(now.sources) - _SHOWN_SOURCES:,} more")
+    processes = add_columns(add_columns(Table(box=None), ["process"], ["pid"]), [""], [], "")
+    for row in now.processes:
+        processes.add_row(*row)
+    lanes = Text(" lanes  ")
+    for owner in now.lanes:
+        mark, style = (" – ", "white on red") if owner is None else (f" {owner} ", "black on green")
+        lanes.append(mark, style=style).append(" ")
     body = Table.grid(expand=True, padding=(0, 1))
     body.add_column(ratio=11)
     body.add_column(ratio=10)
-    body.add_row(_sources(now.sources), Group(_processes(now.processes), Text(), _lanes(now.lanes)))
+    body.add_row(sources, Group(processes, Text(), lanes))
     return Panel(Group(head, flow, body), box=box.ROUNDED, border_style="dim", width=width)
 
 
@@ -146,33 +130,38 @@ def add_columns(table: Table, texts: Sequence[str], numbers: Sequence[str], wide
     return table
 
 
-def _sources(sources: Sequence[SourceLine]) -> Table:
-    table = Table(box=None, padding=(0, 1))
-    add_columns(table, ["source"], ["chunks", "readable", "behind"], "source")
-    for source in sources[:_SHOWN_SOURCES]:
-        behind = Text(mb(source.behind), style="yellow" if source.behind >= 1e6 else "")
-        table.add_row(escape(source.name), f"{source.chunks:,}", mb(source.bytes), behind)
-    if len(sources) > _SHOWN_SOURCES:
-        table.add_row(f"and {len(sources) - _SHOWN_SOURCES:,} more", "", "", "")
-    return table
+def process_row(name: str, pid: int | None, note: str) -> Row:
+    """``pid``: None if it does not run."""
+    return name, Text("—", style="red") if pid is None else Text(str(pid), style="green"), note
 
 
-def _processes(processes: Sequence[ProcessLine]) -> Table:
-    table = Table(box=None, padding=(0, 1))
-    add_columns(add_columns(table, ["process"], ["pid"]), [""], [], "")
-    for process in processes:
-        pid = Text("—", style="red") if process.pid is None else Text(str(process.pid), style="green")
-        table.add_row(escape(process.name), pid, escape(process.note))
-    return table
+def source_rows(sources: Iterable[SeenSource], sizes: Mapping[str, int]) -> list[Row]:
+    """One row per log: a rotated file (``path.1``) counts with the one that follows it."""
+    by_path: dict[str, list[SeenSource]] = {}
+    for seen in sources:
+        by_path.setdefault(seen.path, []).append(seen)
+    rows: list[Row] = []
+    for path, found in sorted(by_path.items()):
+        chunks, received = sum(len(seen.arrivals) for seen in found), sum(seen.bytes for seen in found)
+        files = {path, f"{path}.1"} - (by_path.keys() - {path})
+        behind = max(0, sum(sizes.get(file, 0) for file in files) - received)
+        late = Text(mb(behind), style="yellow" if behind >= 1e6 else "")
+        rows.append((escape(Path(path).name), f"{chunks:,}", mb(received), late))
+    return rows
 
 
-def _lanes(owners: Sequence[int | None]) -> Text:
-    """One mark per lane: the number of the worker that serves it, or a red dash."""
-    text = Text(" lanes  ")
-    for owner in owners:
-        mark, style = (" – ", "white on red") if owner is None else (f" {owner} ", "black on green")
-        text.append(mark, style=style).append(" ")
-    return text
+def flow_text(written: int, readable: int, written_mb_s: float, readable_mb_s: float) -> str:
+    return (
+        f"written {mb(written)} at {written_mb_s:.1f} MB/s, readable {mb(readable)}"
+        f" at {readable_mb_s:.1f} MB/s, behind {mb(max(0, written - readable))}"
+    )
+
+
+def ages_text(ages_ms: Iterable[float]) -> str:
+    if not (ordered := sorted(ages_ms)):
+        return "nothing is readable yet"
+    p50, p99 = (percentile(ordered, share) / 1000 for share in (0.5, 0.99))
+    return f"created → readable: p50 {p50:.2f} s, p99 {p99:.2f} s"
 
 
 def mb(size: float) -> str:
@@ -186,7 +175,7 @@ class DemoState:
     """
 
     def __init__(
-        self, plan: DemoPlan, stack: Stack, reader: IndependentReader, processes: Callable[[], list[ProcessLine]]
+        self, plan: DemoPlan, stack: Stack, reader: IndependentReader, processes: Callable[[], list[Row]]
     ) -> None:
         self.step = ""
         self.snapshot = DemoSnapshot()
@@ -220,41 +209,23 @@ class DemoState:
 
     def _now(self, now: float, written: int) -> DemoSnapshot:
         account, owners = self._reader.account, self.lanes()
-        readable = account.bytes
-        self._rates.append((now, written, readable))
-        then, written_then, readable_then = self._rates[0]
+        self._rates.append((now, written, account.bytes))
+        (then, written_then, readable_then), (_, _, readable) = self._rates[0], self._rates[-1]
         scale = max(now - then, _REFRESH_S) * 1e6
+        rates = (written - written_then) / scale, (readable - readable_then) / scale
         return DemoSnapshot(
             step=self.step,
-            written=written,
-            readable=readable,
-            written_mb_s=(written - written_then) / scale,
-            readable_mb_s=(readable - readable_then) / scale,
-            ages_ms=sorted(account.ages_ms),
-            sources=source_lines(list(account.sources.values()), self.growth.sizes),
-            processes=self._stack_lines(owners) + self._processes(),
+            flow=flow_text(written, readable, *rates),
+            ages=ages_text(account.ages_ms),
+            sources=source_rows(list(account.sources.values()), self.growth.sizes),
+            processes=self._stack_rows(owners) + self._processes(),
             lanes=owners,
         )
 
-    def _stack_lines(self, owners: Sequence[int | None]) -> list[ProcessLine]:
+    def _stack_rows(self, owners: Sequence[int | None]) -> list[Row]:
         pids = self._stack.pids
-        lines = [ProcessLine("kafka-1", pids.get(f"{DC}/kafka-1"), "")]
+        rows = [process_row("kafka-1", pids.get(f"{DC}/kafka-1"), "")]
         for worker in range(WORKERS):
             count, name = owners.count(worker), f"gateway-{worker}"
-            lines.append(ProcessLine(name, pids.get(f"{DC}/{name}"), "1 lane" if count == 1 else f"{count} lanes"))
-        lines.append(ProcessLine("mirror", pids.get(f"{OTHER_DC}/mirror-0"), f"{DC} to {OTHER_DC}"))
-        return lines
-
-
-def source_lines(sources: Sequence[SeenSource], sizes: Mapping[str, int]) -> list[SourceLine]:
-    """One line per log: a rotated file (``path.1``) counts with the one that follows it."""
-    by_path: dict[str, list[SeenSource]] = {}
-    for seen in sources:
-        by_path.setdefault(seen.path, []).append(seen)
-    lines = []
-    for path, found in sorted(by_path.items()):
-        files = [path, *({f"{path}.1"} - by_path.keys())]
-        received = sum(seen.bytes for seen in found)
-        behind = max(0, sum(sizes.get(file, 0) for file in files) - received)
-        lines.append(SourceLine(Path(path).name, sum(len(seen.arrivals) for seen in found), received, behind))
-    return lines
+            rows.append(process_row(name, pids.get(f"{DC}/{name}"), "1 lane" if count == 1 else f"{count} lanes"))
+        return [*rows, process_row("mirror", pids.get(f"{OTHER_DC}/mirror-0"), f"{DC} to {OTHER_DC}")]

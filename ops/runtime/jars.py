@@ -80,10 +80,6 @@ def _pinned_sets() -> Iterator[JarSet]:
 KAFKA, MIRROR_MAKER, SPARK = _pinned_sets()
 
 
-class JarSetDamaged(CommandError):
-    """A folder of the cache does not match its manifest."""
-
-
 def kafka_jars() -> list[Path]:
     """Kafka's broker and command-line tools. Raises Unavailable when they cannot be fetched."""
     return fetch_jars(KAFKA)
@@ -107,18 +103,17 @@ def spark_environment() -> dict[str, str]:
 def fetch_jars(wanted: JarSet) -> list[Path]:
     """The jars of a set, from the cache or fetched now. Raises Unavailable when they cannot be fetched."""
     folder = jar_folder(wanted)
-    try:
-        return _checked(folder)
-    except FileNotFoundError:
-        pass
-    except JarSetDamaged as problem:
-        _say(f"{problem}; fetching {wanted.name} again")
-    with _locked(folder):
-        try:
-            return _checked(folder)  # another process fetched it meanwhile
-        except (FileNotFoundError, JarSetDamaged):
-            _fetch(wanted, folder)
-    return _checked(folder)
+    jars, damage = _stored(folder)
+    if damage:
+        _say(f"{damage}; fetching {wanted.name} again")
+    if not jars:
+        with _locked(folder):
+            if not _stored(folder)[0]:  # no other process fetched it meanwhile
+                _fetch(wanted, folder)
+        jars, damage = _stored(folder)
+        if damage:
+            raise Unavailable(damage)
+    return jars
 
 
 def jar_folder(wanted: JarSet) -> Path:
@@ -126,21 +121,20 @@ def jar_folder(wanted: JarSet) -> Path:
     return cache_dir() / "jars" / f"{wanted.name}-{digest}"
 
 
-def _checked(folder: Path) -> list[Path]:
-    """The jars by their manifest. Raises FileNotFoundError without one, Damaged if the folder differs from it."""
-    text = (folder / _MANIFEST).read_text(encoding="utf-8")
+def _stored(folder: Path) -> tuple[list[Path], str]:
+    """The jars by their manifest; none if it is missing, or if the folder differs from it, with the difference."""
     try:
-        sizes = {entry["name"]: entry["bytes"] for entry in json.loads(text)}
+        sizes = {entry["name"]: entry["bytes"] for entry in json.loads((folder / _MANIFEST).read_text("utf-8"))}
+    except FileNotFoundError:
+        return [], ""
     except (ValueError, TypeError, KeyError):
-        raise JarSetDamaged(f"{folder / _MANIFEST} cannot be read") from None
-    for name, size in sizes.items():
-        try:
-            found = (folder / name).stat().st_size
-        except FileNotFoundError:
-            raise JarSetDamaged(f"{folder / name} is missing") from None
-        if found != size:
-            raise JarSetDamaged(f"{folder / name} has {found} bytes instead of {size}")
-    return [folder / name for name in sizes]
+        return [], f"{folder / _MANIFEST} cannot be read"
+    jars = [folder / name for name in sizes]
+    for jar in jars:
+        found = jar.stat().st_size if jar.exists() else 0
+        if found != sizes[jar.name]:
+            return [], f"{jar} has {found} bytes instead of {sizes[jar.name]}"
+    return jars, ""
 
 
 @contextmanager

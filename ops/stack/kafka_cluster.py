@@ -38,25 +38,14 @@ from logferry.ops.stack.processes import Child, free_ports, is_free, processes_w
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LONG_RUN = ("-XX:+UseSerialGC",)
 
+_PROPERTIES, _LOGGING = (Path(__file__).with_name(name) for name in ("server.properties", "log4j2.properties"))
+
 _READY_S = 60
 _STOP_S = 20
 _FORMAT = 1
 _ASK_TIMEOUT_S = 2.0
 # Of version 1, for no topics: [size] [key] [version] [correlation] [client: none] [topics: 0]
 _METADATA_REQUEST = struct.pack(">ihhihi", 14, MetadataResponse_v1.API_KEY, MetadataResponse_v1.API_VERSION, 1, -1, 0)
-
-_LOGGING = """rootLogger.level = info
-rootLogger.appenderRef.out.ref = out
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = %d{ISO8601} %p %m (%c)%n%throwable
-# These log one line per setting at every start, and one per snapshot.
-logger.config.name = org.apache.kafka.common.config
-logger.config.level = warn
-logger.kafkaconfig.name = kafka.server.KafkaConfig
-logger.kafkaconfig.level = warn
-"""
 
 
 class FolderInUse(UsageError):
@@ -94,6 +83,7 @@ class KafkaCluster:
         self._logs = logs
         self._nodes = range(1, brokers + 1)
         self._jvm = [f"-Xmx{heap}", *jvm, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true"]
+        self._jvm.append(f"-Dlog4j2.configurationFile={_LOGGING}")
         self._settings = dict(settings or {})
         self._settings_of = settings_of
         self._lock: IO[str] | None = None
@@ -129,7 +119,7 @@ class KafkaCluster:
             self._write_configuration(node)
         self._format_new_nodes(cluster_id)
         for node in self._nodes:
-            command = self._java(node, "kafka.Kafka", str(self._folder(node) / "server.properties"))
+            command = self._java("kafka.Kafka", str(self._folder(node) / "server.properties"))
             self.children[node] = Child(f"{self.name}/kafka-{node}", command, self.log(node))
             self.children[node].start()
 
@@ -256,12 +246,20 @@ class KafkaCluster:
     # ---- formatting and starting ---------------------------------------------------------------------------
 
     def _write_configuration(self, node: int) -> None:
-        folder = self._folder(node)
+        """Of several lines with the same name Kafka takes the last one."""
+        folder, (broker, controller) = self._folder(node), self._ports[node]
         folder.mkdir(exist_ok=True)
-        (folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
-        ours = node_settings(node, self._ports, folder / "log") | self._settings
-        ours |= self._settings_of(node, *self._ports[node])
-        text = "".join(f"{name}={value}\n" for name, value in ours.items())
+        text = _PROPERTIES.read_text(encoding="utf-8").format(
+            node=node,
+            broker=broker,
+            controller=controller,
+            log=folder / "log",
+            voters=",".join(f"{n}@127.0.0.1:{port}" for n, (_, port) in self._ports.items()),
+            replicas=min(3, self.brokers),
+            in_sync=2 if self.brokers >= 3 else 1,
+        )
+        more = {**self._settings, **self._settings_of(node, broker, controller)}
+        text += "".join(f"{name}={value}\n" for name, value in more.items())
         (folder / "server.properties").write_text(text, encoding="utf-8")
 
     def _format_new_nodes(self, cluster_id: str) -> None:
@@ -274,7 +272,7 @@ class KafkaCluster:
             text = (folder / "server.properties").read_text(encoding="utf-8")
             properties = folder / "format.properties"
             properties.write_text(f"{text}log.dirs={folder / 'log.new'}\n", encoding="utf-8")
-            command = self._java(node, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+            command = self._java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
             running[folder] = Child(f"format {folder.name}", command, folder / "format.log")
             running[folder].start()
         for folder, child in running.items():
@@ -282,10 +280,9 @@ class KafkaCluster:
                 raise child.failed("did not succeed")
             (folder / "log.new").rename(folder / "log")
 
-    def _java(self, node: int, main: str, *arguments: str) -> list[str]:
+    def _java(self, main: str, *arguments: str) -> list[str]:
         classpath = ":".join(map(str, kafka_jars()))
-        logging = f"-Dlog4j2.configurationFile={self._folder(node) / 'log4j2.properties'}"
-        return [str(find_java().executable), *self._jvm, logging, "-cp", classpath, main, *arguments]
+        return [str(find_java().executable), *self._jvm, "-cp", classpath, main, *arguments]
 
     def _await_answers(self, nodes: Sequence[int]) -> None:
         deadline = time.monotonic() + _READY_S
@@ -297,48 +294,6 @@ class KafkaCluster:
                 if time.monotonic() > deadline:
                     raise child.failed(f"does not answer after {_READY_S} s")
                 time.sleep(0.02)
-
-
-# ---- one node ------------------------------------------------------------------------------------------------------
-
-
-def node_settings(node: int, ports: Mapping[int, tuple[int, int]], log: Path) -> dict[str, str]:
-    """server.properties of one node of a cluster with the nodes of ``ports`` (node → broker, controller)."""
-    replicas = str(min(3, len(ports)))
-    in_sync = "2" if len(ports) >= 3 else "1"
-    broker, controller = ports[node]
-    return {
-        "process.roles": "broker,controller",
-        "node.id": str(node),
-        "controller.quorum.voters": ",".join(f"{n}@127.0.0.1:{port}" for n, (_, port) in ports.items()),
-        "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
-        "controller.listener.names": "CONTROLLER",
-        "log.dirs": str(log),
-        # A lookup must not create a topic, and every replica that can lead must hold all acknowledged records.
-        "auto.create.topics.enable": "false",
-        "unclean.leader.election.enable": "false",
-        "transaction.partition.verification.enable": "true",
-        "default.replication.factor": replicas,
-        "min.insync.replicas": in_sync,
-        "offsets.topic.replication.factor": replicas,
-        "transaction.state.log.replication.factor": replicas,
-        "transaction.state.log.min.isr": in_sync,
-        "share.coordinator.state.topic.replication.factor": replicas,
-        "share.coordinator.state.topic.min.isr": in_sync,
-        # Small and fast, for one machine.
-        "offsets.topic.num.partitions": "8",
-        "transaction.state.log.num.partitions": "8",
-        "share.coordinator.state.topic.num.partitions": "4",
-        "group.initial.rebalance.delay.ms": "0",
-        "log.cleaner.dedupe.buffer.size": str(16 << 20),
-        # A killed broker is noticed, and can rejoin, after this time; Kafka's default is three times as long.
-        "broker.session.timeout.ms": "3000",
-        "broker.heartbeat.interval.ms": "500",
-        "num.network.threads": "2",
-        "num.io.threads": "4",
-        "num.recovery.threads.per.data.dir": "2",
-    }
 
 
 def check_node_folder(log: Path, node: int, cluster_id: str) -> None:

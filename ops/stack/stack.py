@@ -39,20 +39,20 @@ _ENOUGH_BROKERS = 3
 
 @dataclass
 class _DataCentre:
+    """``services``: gateway and mirror workers."""
+
     name: str
     cluster: KafkaCluster
-    configuration: Path
-    workers: dict[str, ServiceWorker] = field(default_factory=dict)
-    mirrors: dict[str, ServiceWorker] = field(default_factory=dict)
-
-    @property
-    def services(self) -> dict[str, ServiceWorker]:
-        return self.workers | self.mirrors
+    folder: Path
+    services: dict[str, ServiceWorker] = field(default_factory=dict)
 
     def children(self) -> dict[str, Child]:
         """Every process under its name within the data centre."""
         services = {name: worker.child for name, worker in self.services.items()}
         return services | {f"kafka-{node}": child for node, child in self.cluster.children.items()}
+
+    def urls(self, service: str) -> list[str]:
+        return [worker.url for name, worker in self.services.items() if name.startswith(f"{service}-")]
 
 
 class Stack:
@@ -93,12 +93,8 @@ class Stack:
         self._restart, self._say = restart, say
         self._logs = self.data / "logs"
         self._dcs = {
-            dc: _DataCentre(
-                dc,
-                KafkaCluster(dc, self.data / dc / "kafka", brokers, heap, jvm=jvm, logs=self._logs),
-                self.data / dc / "gateway.toml",
-            )
-            for dc in dcs
+            dc: _DataCentre(dc, KafkaCluster(dc, folder / "kafka", brokers, heap, jvm=jvm, logs=self._logs), folder)
+            for dc, folder in ((dc, self.data / dc) for dc in dcs)
         }
         self._stopping = threading.Event()
         self._life = threading.Lock()  # no process is restarted once the stop has begun
@@ -142,7 +138,7 @@ class Stack:
         for name in stop_together([worker.child for worker in self._all_workers()], _GATEWAY_STOP_S):
             self._say(f"{name} did not stop within {_GATEWAY_STOP_S} s and was killed")
         for dc in self._dcs.values():
-            dc.workers, dc.mirrors = {}, {}
+            dc.services = {}
             dc.cluster.request_stop()
         for dc in self._dcs.values():
             dc.cluster.stop()
@@ -177,11 +173,11 @@ class Stack:
 
     def urls(self, dc: str | None = None) -> list[str]:
         """URLs of the gateway workers of a data centre (default: the first)."""
-        return [worker.url for worker in self._data_centre(dc).workers.values()]
+        return self._data_centre(dc).urls("gateway")
 
     def mirror_urls(self, dc: str | None = None) -> list[str]:
         """URLs of the mirror workers of a data centre (default: the first)."""
-        return [worker.url for worker in self._data_centre(dc).mirrors.values()]
+        return self._data_centre(dc).urls("mirror")
 
     def cluster(self, dc: str | None = None) -> KafkaCluster:
         return self._data_centre(dc).cluster
@@ -194,8 +190,8 @@ class Stack:
         """The document of ``logferry up --json``."""
         return {
             dc.name: {
-                "gateway": self.urls(dc.name),
-                **({"mirror": self.mirror_urls(dc.name)} if dc.mirrors else {}),
+                "gateway": dc.urls("gateway"),
+                **({"mirror": dc.urls("mirror")} if self._mirrors else {}),
                 "kafka": dc.cluster.bootstrap,
                 "pids": {name: child.pid for name, child in dc.children().items() if child.pid is not None},
             }
@@ -231,9 +227,7 @@ class Stack:
         return self._port
 
     def _launch_gateway(self, dc: _DataCentre, port: int) -> None:
-        dc.configuration.parent.mkdir(parents=True, exist_ok=True)
         for node in range(self._nodes):
-            file = dc.configuration if node == 0 else dc.configuration.with_name(f"gateway-{node}.toml")
             first = node * self._workers
             own: dict[str, Setting] = {
                 "dc": dc.name,
@@ -242,10 +236,9 @@ class Stack:
                 "workers": self._workers,
                 "lanes": self._lanes,
             }
-            file.write_text(configuration(own | _kafka_of(dc) | self._gateway_settings), encoding="utf-8")
-            for number in range(self._workers):
-                name = f"gateway-{first + number}"
-                dc.workers[name] = self._started(dc, name, file, number, port + first + number)
+            file = dc.folder / ("gateway.toml" if node == 0 else f"gateway-{node}.toml")
+            names = [f"gateway-{first + number}" for number in range(self._workers)]
+            self._launch(dc, file, own | _kafka_of(dc) | self._gateway_settings, names, port + first)
 
     def _launch_mirror(self, dc: _DataCentre) -> None:
         if not self._mirrors:
@@ -257,16 +250,19 @@ class Stack:
             if other is not dc
         ]
         own: dict[str, Setting] = {"dc": dc.name, "listen": f"127.0.0.1:{port}", "workers": self._mirrors}
-        file = dc.configuration.with_name("mirror.toml")
-        file.write_text(configuration(own | {"remote": remotes} | _kafka_of(dc)), encoding="utf-8")
-        for number in range(self._mirrors):
-            name = f"mirror-{number}"
-            dc.mirrors[name] = self._started(dc, name, file, number, port + number, "logferry.mirror")
+        names = [f"mirror-{number}" for number in range(self._mirrors)]
+        self._launch(dc, dc.folder / "mirror.toml", own | {"remote": remotes} | _kafka_of(dc), names, port)
 
-    def _started(self, dc: _DataCentre, name: str, file: Path, number: int, port: int, *module: str) -> ServiceWorker:
-        worker = ServiceWorker(f"{dc.name}/{name}", file, number, port, self._logs / f"{dc.name}-{name}.log", *module)
-        worker.child.start()
-        return worker
+    def _launch(
+        self, dc: _DataCentre, file: Path, settings: Mapping[str, Setting], names: Sequence[str], port: int
+    ) -> None:
+        """Writes the configuration of these workers and starts them."""
+        file.write_text(configuration(settings), encoding="utf-8")
+        for number, name in enumerate(names):
+            module, log = f"logferry.{name.partition('-')[0]}", self._logs / f"{dc.name}-{name}.log"
+            worker = ServiceWorker(f"{dc.name}/{name}", file, number, port + number, log, module)
+            dc.services[name] = worker
+            worker.child.start()
 
     def _all_workers(self) -> list[ServiceWorker]:
         return [worker for dc in self._dcs.values() for worker in dc.services.values()]

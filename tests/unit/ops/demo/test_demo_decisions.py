@@ -21,7 +21,7 @@ from logferry.ops.demo.loader_runs import LoaderRun, run_of
 from logferry.ops.demo.plan import DemoPlan, PushClient
 from logferry.ops.demo.readers import FileGrowth, ReaderAccount, SeenSource, percentile
 from logferry.ops.demo.story import unread_bytes
-from logferry.ops.demo.view import DemoSnapshot, ProcessLine, SourceLine, View, picture, source_lines
+from logferry.ops.demo.view import DemoSnapshot, View, ages_text, flow_text, picture, process_row, source_rows
 from logferry.ops.stack.processes import Child
 from rich.console import Console
 
@@ -67,23 +67,32 @@ def test_percentile_of_one() -> None:
     assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7.0
 
 
-class TestSourceLines:
+def shown_sources(sources: list[SeenSource], sizes: dict[str, int]) -> list[list[str]]:
+    """Name, chunks, readable and behind of each row."""
+    return [[str(cell) for cell in row] for row in source_rows(sources, sizes)]
+
+
+class TestSourceRows:
     def test_a_rotated_file_counts_with_the_one_that_follows_it(self) -> None:
         sources = [
-            SeenSource("/logs/a.log", 80, [(80, 0.0)]),
-            SeenSource("/logs/a.log", 5, [(5, 0.0)]),
-            SeenSource("/logs/b.log", 7),
+            SeenSource("/logs/a.log", 8_000_000, [(80, 0.0)]),
+            SeenSource("/logs/a.log", 500_000, [(5, 0.0)]),
+            SeenSource("/logs/b.log", 700_000),
         ]
-        sizes = {"/logs/a.log": 9, "/logs/a.log.1": 100, "/logs/b.log": 7}
-        assert source_lines(sources, sizes) == [SourceLine("a.log", 2, 85, 24), SourceLine("b.log", 0, 7, 0)]
+        sizes = {"/logs/a.log": 900_000, "/logs/a.log.1": 10_000_000, "/logs/b.log": 700_000}
+        assert shown_sources(sources, sizes) == [
+            ["a.log", "2", "8.5 MB", "2.4 MB"],
+            ["b.log", "0", "0.7 MB", "0.0 MB"],
+        ]
 
     def test_between_the_renaming_and_the_new_file(self) -> None:
-        assert source_lines([SeenSource("/logs/a.log", 80)], {"/logs/a.log.1": 90}) == [SourceLine("a.log", 0, 80, 10)]
+        found = shown_sources([SeenSource("/logs/a.log", 8_000_000)], {"/logs/a.log.1": 9_000_000})
+        assert found == [["a.log", "0", "8.0 MB", "1.0 MB"]]
 
     def test_a_file_of_the_user_with_such_a_name_is_one_of_its_own(self) -> None:
-        sources = [SeenSource("/logs/a.log", 80), SeenSource("/logs/a.log.1", 5)]
-        lines = source_lines(sources, {"/logs/a.log": 90, "/logs/a.log.1": 6})
-        assert [(line.name, line.behind) for line in lines] == [("a.log", 10), ("a.log.1", 1)]
+        sources = [SeenSource("/logs/a.log", 8_000_000), SeenSource("/logs/a.log.1", 500_000)]
+        found = shown_sources(sources, {"/logs/a.log": 9_000_000, "/logs/a.log.1": 600_000})
+        assert [row[3] for row in found] == ["1.0 MB", "0.1 MB"]
 
 
 class TestGrowth:
@@ -211,15 +220,12 @@ class TestView:
     def snapshot(self) -> DemoSnapshot:
         return DemoSnapshot(
             step="gateway-0 is dead; its lanes go to the others",
-            written=123_456_789_012,
-            readable=120_000_000_000,
-            written_mb_s=123.4,
-            readable_mb_s=99.9,
-            ages_ms=[51.0] * 98 + [12_345.0] * 2,
-            sources=[
-                SourceLine(f"a rather long name of a file {n}.log", 12_345, 98_765_432, 2_000_000) for n in range(40)
-            ],
-            processes=[ProcessLine(f"gateway-{n}", None if n else 4_194_303, "4 lanes") for n in range(6)],
+            flow=flow_text(123_456_789_012, 120_000_000_000, 123.4, 99.9),
+            ages=ages_text([12_345.0, *[51.0] * 98, 12_345.0]),
+            sources=source_rows(
+                [SeenSource(f"a rather long name of a file {n}.log", 98_765_432_000) for n in range(40)], {}
+            ),
+            processes=[process_row(f"gateway-{n}", None if n else 4_194_303, "4 lanes") for n in range(6)],
             lanes=[0, 1, None, 1, 0, None, 0, 1],
         )
 
@@ -236,10 +242,10 @@ class TestView:
         text = "\n".join(lines)
         assert "and 30 more" in text
         assert "behind 3,456.8 MB" in text
-        assert "p99 12.35 s" in text
+        assert "p50 0.05 s, p99 12.35 s" in text
 
     def test_the_picture_of_nothing(self) -> None:
-        assert "nothing is readable yet" in "\n".join(self.drawn(DemoSnapshot()))
+        assert "nothing is readable yet" in "\n".join(self.drawn(DemoSnapshot(ages=ages_text([]))))
 
     def test_without_a_terminal_an_event_is_one_line_as_it_is(self) -> None:
         console = Console(file=io.StringIO(), width=40)
