@@ -2,8 +2,8 @@
 follows until every segment is READY.
 
 The first kill is certain: a batch is in the ledger before its rows are written, and its data files are in the table's
-folder before the commit that makes them rows. So the demo kills when the first data file appears. Afterwards it checks
-that the ledger has the batch and the table does not.
+folder before the commit that makes them rows. So when the first data file appears, the demo kills the loader and its
+JVM at once, as at a power failure. Afterwards it checks that the ledger has the batch and the table does not.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LoaderRuns:
         """Kills the present run, and each later one."""
         self._ending.set()
         if self.child is not None:
-            self._kill(self.child)
+            self.child.kill_group()
 
     def kill_and_repeat(self) -> None:
         """Kills a run in mid-write, and runs the next one to its end. None is killed if the first has no rows to write.
@@ -94,7 +94,7 @@ class LoaderRuns:
         if not child.running:
             self._report(child)
             return
-        self._kill(child)
+        child.kill_group()
         batch, files = Ledger(self.paths.ledger).last(), len(self._rows_files() - before)
         if last_batch(open_table(self.paths.main)) >= batch:
             self.kill_and_repeat()
@@ -143,14 +143,9 @@ class LoaderRuns:
         deadline = time.monotonic() + limit_s
         while child.running and not done():
             if self._ending.is_set() or time.monotonic() > deadline:
-                self._kill(child)
+                child.kill_group()
                 raise child.failed(f"was killed: it was not done within {limit_s:.0f} s")
             time.sleep(look_s)
-
-    def _kill(self, child: Child) -> None:
-        """SIGKILL to the loader and its JVM at once, as at a power failure."""
-        child.kill_group()
-        child.wait_for_end()
 
     def _rows_files(self) -> set[str]:
         """Names of the main table's data files, committed or not."""

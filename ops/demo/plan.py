@@ -44,11 +44,6 @@ class DemoPlan:
         """The files whose lines must be in the table, at this moment."""
         return list(self.files) or sorted(self.generated.glob("*.log*"))
 
-    def patterns(self) -> list[str]:
-        """Those of exactly the user's files, or of the generated files and the rotated one."""
-        folder = glob.escape(str(self.generated))
-        return [glob.escape(str(path)) for path in self.files] or [f"{folder}/*.log", f"{folder}/*.log.1"]
-
     def generator(self) -> Child:
         """Writes access logs until it is stopped, at a lower rate after its time; rotates one file in the middle."""
         command = [sys.executable, "-m", "logferry.ops.generate", "--dir", str(self.generated)]
@@ -63,7 +58,9 @@ class PushClient:
     def __init__(self, plan: DemoPlan, urls: list[str]) -> None:
         given = [part for url in urls for part in ("--url", url)]
         self._command = [sys.executable, "-m", "logferry.client", *given, "--topic", TOPIC, "--verbose"]
-        self._command += ["--state-dir", str(plan.data / "push-client"), *plan.patterns()]
+        files = [glob.escape(str(path)) for path in plan.files or (plan.generated,)]
+        patterns = files if plan.files else [f"{files[0]}/*.log", f"{files[0]}/*.log.1"]
+        self._command += ["--state-dir", str(plan.data / "push-client"), *patterns]
         self._logs = plan.runs
         self.runs = 0
         self.child = Child("push-client", self._command, self._logs / "push-client.log")

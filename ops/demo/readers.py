@@ -119,7 +119,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
-class IndependentReader:
+class IndependentReader(threading.Thread):
     """Reads in a thread of its own from `__enter__` until `__exit__`.
 
     ``homes``: URLs of the workers per data centre; of several it moves to the next one all the time. ``moves``: how
@@ -128,6 +128,7 @@ class IndependentReader:
     """
 
     def __init__(self, homes: Sequence[Sequence[str]], topic: str) -> None:
+        super().__init__(name="reads", daemon=True)
         self.account = ReaderAccount()
         self.positions: Position = Position({})
         self.moves = 0
@@ -135,17 +136,16 @@ class IndependentReader:
         self._homes, self._topic = homes, topic
         self._stay_s = _STAY_S if len(homes) > 1 else math.inf
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reads", daemon=True)
 
     def __enter__(self) -> IndependentReader:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stopping.set()
-        self._thread.join()
+        self.join()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         start: str | Position = "earliest"
         try:
             for urls in itertools.cycle(self._homes):

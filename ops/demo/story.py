@@ -84,7 +84,7 @@ class Story:
         self._gateway.request("PUT", f"/v1/topics/{TOPIC}", {"partitions": PARTITIONS})
         self._ending.enter_context(self.reader)
         self._ending.enter_context(self.roaming)
-        with self.view.live(lambda: self.present.snapshot):
+        with self.view.live(self.present):
             self._begin()
             if self.plan.is_live:
                 self._await_first_chunk()
@@ -236,7 +236,8 @@ class Story:
                     raise Unavailable(f"a reader ended: {reader.failed}") from reader.failed
             if time.monotonic() > deadline:
                 raise Unavailable(f"not reached within {limit_s:.0f} s: {what}")
-            self.view.pulse(self.present.look())
+            self.present.look()
+            self.view.pulse(self.present.text)
             if self._loading is None and self.reader.account.chunks:
                 age_s = self.reader.account.ages_ms[0] / 1000
                 self._say(f"the first chunk is readable, {age_s:.2f} s after its creation; loader run 1 starts")

@@ -134,10 +134,9 @@ def _files(report: Report) -> Table:
     table = _table("the files, as the audit found them in Kafka and in the table", ("file",), numbers)
     sources = {(source.topic, source.source_id): source for source in report.sources}
     for file in report.files:
-        source = sources.get((file.topic or "", file.source_id or ""))
-        if source is not None:  # an empty file has none
+        if source := sources.get((file.topic or "", file.source_id or "")):  # an empty file has none
             values = (file.recorded, source.chunks, source.lines, source.gaps, source.doubles, source.rows or 0)
-            table.add_row(escape(Path(file.path).name), *(f"{value:,}" for value in values))
+            table.add_row(escape(Path(file.path).name), *map("{:,}".format, values))
     return table
 
 
@@ -164,8 +163,8 @@ def _segments(segments: Segments) -> Table:
     table = _table(title, ("begins", "state"), ("rows", "bytes", "late rows"))
     for start, segment in sorted(segments.items()):
         if segment.rows:
-            counts = (segment.rows, segment.bytes, segment.late_rows)
-            table.add_row(utc_text(start), segment.state, *(f"{count:,}" for count in counts))
+            counts = map("{:,}".format, (segment.rows, segment.bytes, segment.late_rows))
+            table.add_row(utc_text(start), segment.state, *counts)
     return table
 
 

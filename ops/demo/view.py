@@ -1,7 +1,6 @@
 """The demo's output: one line per event, and on a terminal a live picture below.
 
-`DemoState` collects the state; a picture is drawn from a `DemoSnapshot` alone. Without a terminal, a line every few
-seconds replaces it.
+`DemoState` collects the state. Without a terminal, a line every few seconds replaces the picture.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, WORKERS, DemoPlan
 from logferry.ops.demo.readers import FileGrowth, IndependentReader, SeenSource, percentile
@@ -34,17 +33,6 @@ _REFRESH_S: Final = 0.25
 _RATE_OVER: Final = 16  # refreshes
 
 Row = tuple[str | Text, ...]
-
-
-class DemoSnapshot(NamedTuple):
-    """What the picture shows. ``sources``, ``processes``: rows of its tables. ``lanes``: the worker of each or None."""
-
-    step: str = ""
-    flow: str = ""
-    ages: str = ""
-    sources: Sequence[Row] = ()
-    processes: Sequence[Row] = ()
-    lanes: Sequence[int | None] = ()
 
 
 class View:
@@ -74,50 +62,57 @@ class View:
         self.killed.append(what)
         self.say(f"SIGKILL: {text}", "bold red")
 
-    def live(self, look: Callable[[], DemoSnapshot]) -> AbstractContextManager[object]:
-        """Shows the picture while the body runs, and removes it afterwards; the events stay."""
+    def live(self, state: DemoState) -> AbstractContextManager[object]:
+        """Shows the picture while the ``with`` block runs, and removes it afterwards; the events stay."""
         if not self.console.is_terminal:
             return nullcontext()
         return Live(
-            get_renderable=lambda: picture(look(), time.monotonic() - self._started, self.console.width - _MARGIN),
+            get_renderable=lambda: picture(
+                state.step, state.body, time.monotonic() - self._started, self.console.width - _MARGIN
+            ),
             console=self.console,
             refresh_per_second=4,
             transient=True,
         )
 
-    def pulse(self, snapshot: DemoSnapshot) -> None:
+    def pulse(self, text: str) -> None:
         """Without a terminal: prints the line that replaces the picture, every few seconds, if it has changed."""
         now = time.monotonic()
         if self.console.is_terminal or now < self._pulse_at:
             return
         self._pulse_at = now + _PULSE_S
-        text = f"{snapshot.flow}; {snapshot.ages}"
         if text != self._last_pulse:
             self._last_pulse = text
             self.say(text)
 
 
-def picture(now: DemoSnapshot, elapsed_s: float, width: int) -> RenderableType:
+def picture(step: str, body: RenderableType, elapsed_s: float, width: int) -> RenderableType:
     """At most 18 lines of about 100 columns."""
-    head = Text.assemble((f" {elapsed_s:5.1f} s ", "bold reverse"), "  ", (now.step, "bold"))
-    flow = Text(f" {now.flow}\n {now.ages}\n", style="cyan")
-    sources = add_columns(Table(box=None), ["source"], ["chunks", "readable", "behind"], "source")
-    for row in now.sources[:_SHOWN_SOURCES]:
-        sources.add_row(*row)
-    if len(now.sources) > _SHOWN_SOURCES:
-        sources.add_row(f"and {len(now.sources) - _SHOWN_SOURCES:,} more")
-    processes = add_columns(add_columns(Table(box=None), ["process"], ["pid"]), [""], [], "")
-    for row in now.processes:
-        processes.add_row(*row)
-    lanes = Text(" lanes  ")
-    for owner in now.lanes:
+    head = Text.assemble((f" {elapsed_s:5.1f} s ", "bold reverse"), "  ", (step, "bold"))
+    return Panel(Group(head, body), box=box.ROUNDED, border_style="dim", width=width)
+
+
+def body_of(
+    flow: str, ages: str, sources: Sequence[Row], processes: Sequence[Row], lanes: Sequence[int | None]
+) -> RenderableType:
+    """The picture without its first line. ``lanes``: the worker that serves each, or None."""
+    left = add_columns(Table(box=None), ["source"], ["chunks", "readable", "behind"], "source")
+    for row in sources[:_SHOWN_SOURCES]:
+        left.add_row(*row)
+    if len(sources) > _SHOWN_SOURCES:
+        left.add_row(f"and {len(sources) - _SHOWN_SOURCES:,} more")
+    right = add_columns(add_columns(Table(box=None), ["process"], ["pid"]), [""], [], "")
+    for row in processes:
+        right.add_row(*row)
+    marks = Text(" lanes  ")
+    for owner in lanes:
         mark, style = (" – ", "white on red") if owner is None else (f" {owner} ", "black on green")
-        lanes.append(mark, style=style).append(" ")
-    body = Table.grid(expand=True, padding=(0, 1))
-    body.add_column(ratio=11)
-    body.add_column(ratio=10)
-    body.add_row(sources, Group(processes, Text(), lanes))
-    return Panel(Group(head, flow, body), box=box.ROUNDED, border_style="dim", width=width)
+        marks.append(mark, style=style).append(" ")
+    tables = Table.grid(expand=True, padding=(0, 1))
+    tables.add_column(ratio=11)
+    tables.add_column(ratio=10)
+    tables.add_row(left, Group(right, Text(), marks))
+    return Group(Text(f" {flow}\n {ages}\n", style="cyan"), tables)
 
 
 def add_columns(table: Table, texts: Sequence[str], numbers: Sequence[str], wide: str | None = None) -> Table:
@@ -169,26 +164,33 @@ def mb(size: float) -> str:
 
 
 class DemoState:
-    """``step``: the present step of the story. ``processes``: returns those that the story itself has started.
+    """``step``: the present step of the story. ``body``: of the picture; ``text``: of the line that replaces it.
 
-    One thread calls the methods; others may read `snapshot`.
+    ``processes``: returns the rows of those that the story itself has started. One thread calls the methods.
     """
 
     def __init__(
         self, plan: DemoPlan, stack: Stack, reader: IndependentReader, processes: Callable[[], list[Row]]
     ) -> None:
-        self.step = ""
-        self.snapshot = DemoSnapshot()
+        self.step = self.text = ""
+        self.body: RenderableType = ""
         self.growth = FileGrowth()
         self._plan, self._stack, self._reader, self._processes = plan, stack, reader, processes
         self._rates: deque[tuple[float, int, int]] = deque(maxlen=_RATE_OVER)
 
-    def look(self) -> DemoSnapshot:
+    def look(self) -> None:
         """Records the sizes of the files; refreshes the other values a few times a second."""
-        written, now = self.written(), time.monotonic()
-        if not self._rates or now - self._rates[-1][0] >= _REFRESH_S:
-            self.snapshot = self._now(now, written)
-        return self.snapshot
+        written, now, account = self.written(), time.monotonic(), self._reader.account
+        if self._rates and now - self._rates[-1][0] < _REFRESH_S:
+            return
+        self._rates.append((now, written, account.bytes))
+        (then, written_then, readable_then), (_, _, readable) = self._rates[0], self._rates[-1]
+        scale = max(now - then, _REFRESH_S) * 1e6
+        flow = flow_text(written, readable, (written - written_then) / scale, (readable - readable_then) / scale)
+        ages, owners = ages_text(account.ages_ms), self.lanes()
+        sources = source_rows(list(account.sources.values()), self.growth.sizes)
+        self.text = f"{flow}; {ages}"
+        self.body = body_of(flow, ages, sources, self._stack_rows(owners) + self._processes(), owners)
 
     def lanes(self) -> list[int | None]:
         """The worker that serves each lane, by the workers' readiness answers."""
@@ -206,21 +208,6 @@ class DemoState:
     def behind(self) -> int:
         """Bytes of the files that the reader has not received yet."""
         return max(0, self.written() - self._reader.account.bytes)
-
-    def _now(self, now: float, written: int) -> DemoSnapshot:
-        account, owners = self._reader.account, self.lanes()
-        self._rates.append((now, written, account.bytes))
-        (then, written_then, readable_then), (_, _, readable) = self._rates[0], self._rates[-1]
-        scale = max(now - then, _REFRESH_S) * 1e6
-        rates = (written - written_then) / scale, (readable - readable_then) / scale
-        return DemoSnapshot(
-            step=self.step,
-            flow=flow_text(written, readable, *rates),
-            ages=ages_text(account.ages_ms),
-            sources=source_rows(list(account.sources.values()), self.growth.sizes),
-            processes=self._stack_rows(owners) + self._processes(),
-            lanes=owners,
-        )
 
     def _stack_rows(self, owners: Sequence[int | None]) -> list[Row]:
         pids = self._stack.pids

@@ -78,7 +78,7 @@ class KafkaCluster:
     ) -> None:
         if not 1 <= brokers <= 9:
             raise UsageError(f"{brokers} brokers: start 1 to 9 on one machine")
-        self.name = name
+        self.name, self.brokers = name, brokers
         self.data = Path(data).absolute()
         self._logs = logs
         self._nodes = range(1, brokers + 1)
@@ -135,11 +135,6 @@ class KafkaCluster:
             self._lock.close()
             self._lock = None
 
-    def request_stop(self) -> None:
-        """SIGTERM to all nodes, without waiting; the caller calls `stop` later."""
-        for child in self.children.values():
-            child.request_stop()
-
     def kill(self, node: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal to a node. After SIGKILL the process has ended when this returns."""
         self.children[node].send(number)
@@ -155,10 +150,6 @@ class KafkaCluster:
     def bootstrap(self) -> str:
         """``host:port,…`` of all nodes, for clients."""
         return ",".join(f"127.0.0.1:{broker}" for broker, _ in self._ports.values())
-
-    @property
-    def brokers(self) -> int:
-        return len(self._nodes)
 
     @property
     def pids(self) -> dict[int, int]:

@@ -113,10 +113,11 @@ class Child:
                 self._process.wait()
 
     def kill_group(self) -> None:
-        """SIGKILL to what is left of its process group, as systemd does after the end of a service."""
+        """SIGKILL to what is left of its process group, as systemd does after the end of a service, and to itself."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def stop(self, timeout_s: float) -> bool:
         """SIGTERM, and SIGKILL after the time-out. Returns False if SIGKILL was needed. Calling it again is safe."""

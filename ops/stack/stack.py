@@ -120,8 +120,8 @@ class Stack:
         for name in stop_together([worker.child for worker in self._services.values()], _GATEWAY_STOP_S):
             self._say(f"{name} did not stop within {_GATEWAY_STOP_S} s and was killed")
         self._services = {}
-        for cluster in self._clusters.values():
-            cluster.request_stop()
+        for child in self._children().values():
+            child.request_stop()
         for cluster in self._clusters.values():
             cluster.stop()
         for supervisor in self._supervisors:
@@ -153,13 +153,14 @@ class Stack:
         """Full name (``dc1/gateway-0``) → process id, of the running processes."""
         return {name: child.pid for name, child in self._children().items() if child.pid is not None}
 
-    def urls(self, dc: str | None = None) -> list[str]:
+    def urls(self, dc: str | None = None, service: str = "gateway") -> list[str]:
         """URLs of the gateway workers of a data centre (default: the first)."""
-        return self._urls(dc, "gateway")
+        place = f"{dc or self._first}/{service}-"
+        return [worker.url for name, worker in self._services.items() if name.startswith(place)]
 
     def mirror_urls(self, dc: str | None = None) -> list[str]:
         """URLs of the mirror workers of a data centre (default: the first)."""
-        return self._urls(dc, "mirror")
+        return self.urls(dc, "mirror")
 
     def cluster(self, dc: str | None = None) -> KafkaCluster:
         return self._clusters[dc or self._first]
@@ -189,10 +190,6 @@ class Stack:
         for cluster in self._clusters.values():
             found += cluster.children.values()
         return {child.name: child for child in found}
-
-    def _urls(self, dc: str | None, service: str) -> list[str]:
-        place = f"{dc or self._first}/{service}-"
-        return [worker.url for name, worker in self._services.items() if name.startswith(place)]
 
     # ---- starting and watching -----------------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ from logferry.ops.demo.loader_runs import LoaderRun, run_of
 from logferry.ops.demo.plan import DemoPlan, PushClient
 from logferry.ops.demo.readers import FileGrowth, ReaderAccount, SeenSource, percentile
 from logferry.ops.demo.story import unread_bytes
-from logferry.ops.demo.view import DemoSnapshot, View, ages_text, flow_text, picture, process_row, source_rows
+from logferry.ops.demo.view import View, ages_text, body_of, flow_text, picture, process_row, source_rows
 from logferry.ops.stack.processes import Child
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 
 def account_of(*chunks: tuple[str, int, int | None, int]) -> ReaderAccount:
@@ -217,26 +217,21 @@ class TestPushClient:
 
 
 class TestView:
-    def snapshot(self) -> DemoSnapshot:
-        return DemoSnapshot(
-            step="gateway-0 is dead; its lanes go to the others",
-            flow=flow_text(123_456_789_012, 120_000_000_000, 123.4, 99.9),
-            ages=ages_text([12_345.0, *[51.0] * 98, 12_345.0]),
-            sources=source_rows(
-                [SeenSource(f"a rather long name of a file {n}.log", 98_765_432_000) for n in range(40)], {}
-            ),
-            processes=[process_row(f"gateway-{n}", None if n else 4_194_303, "4 lanes") for n in range(6)],
-            lanes=[0, 1, None, 1, 0, None, 0, 1],
-        )
-
-    def drawn(self, snapshot: DemoSnapshot) -> list[str]:
+    def drawn(self, body: RenderableType) -> list[str]:
         console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True, color_system=None)
-        console.print(picture(snapshot, 1234.5, 97))
+        console.print(picture("gateway-0 is dead; its lanes go to the others", body, 1234.5, 97))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().splitlines()
 
     def test_the_picture_fits_into_half_a_terminal(self) -> None:
-        lines = self.drawn(self.snapshot())
+        body = body_of(
+            flow_text(123_456_789_012, 120_000_000_000, 123.4, 99.9),
+            ages_text([12_345.0, *[51.0] * 98, 12_345.0]),
+            source_rows([SeenSource(f"a rather long name of a file {n}.log", 98_765_432_000) for n in range(40)], {}),
+            [process_row(f"gateway-{n}", None if n else 4_194_303, "4 lanes") for n in range(6)],
+            [0, 1, None, 1, 0, None, 0, 1],
+        )
+        lines = self.drawn(body)
         assert len(lines) <= 18
         assert {len(line) for line in lines} == {97}
         text = "\n".join(lines)
@@ -245,7 +240,7 @@ class TestView:
         assert "p50 0.05 s, p99 12.35 s" in text
 
     def test_the_picture_of_nothing(self) -> None:
-        assert "nothing is readable yet" in "\n".join(self.drawn(DemoSnapshot(ages=ages_text([]))))
+        assert "nothing is readable yet" in "\n".join(self.drawn(body_of("", ages_text([]), [], [], [])))
 
     def test_without_a_terminal_an_event_is_one_line_as_it_is(self) -> None:
         console = Console(file=io.StringIO(), width=40)
