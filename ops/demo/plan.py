@@ -58,9 +58,9 @@ class PushClient:
     def __init__(self, plan: DemoPlan, urls: list[str]) -> None:
         given = [part for url in urls for part in ("--url", url)]
         self._command = [sys.executable, "-m", "logferry.client", *given, "--topic", TOPIC, "--verbose"]
-        files = [glob.escape(str(path)) for path in plan.files or (plan.generated,)]
-        patterns = files if plan.files else [f"{files[0]}/*.log", f"{files[0]}/*.log.1"]
-        self._command += ["--state-dir", str(plan.data / "push-client"), *patterns]
+        folder = glob.escape(str(plan.generated))
+        files = [glob.escape(str(path)) for path in plan.files] or [f"{folder}/*.log", f"{folder}/*.log.1"]
+        self._command += ["--state-dir", str(plan.data / "push-client"), *files]
         self._logs = plan.runs
         self.runs = 0
         self.child = Child("push-client", self._command, self._logs / "push-client.log")
