@@ -206,7 +206,10 @@ class Story:
         query.start()
         self._end_of(query, "the end of the query", _QUERY_S)
         took = time.monotonic() - began
-        self.asked = int(json.loads(query.log_tail())[0]["rows"])
+        try:
+            self.asked = int(json.loads(query.log_tail())[0]["rows"])
+        except ValueError:
+            raise query.failed("printed more than its rows") from None
         text = f"logferry query, {took:.1f} s, no Spark: {self.asked:,} rows"
         self._say(f"{text}, {self.asked - stored:,} of them not loaded yet", "green")
 
