@@ -123,9 +123,17 @@ class KafkaCluster:
             self.children[node] = Child(f"{self.name}/kafka-{node}", command, self.log(node))
             self.children[node].start()
 
-    def wait_ready(self) -> None:
-        """The second half of `start`."""
-        self._await_answers(self._nodes)
+    def wait_ready(self, node: int | None = None) -> None:
+        """The second half of `start`: returns when all nodes answer, or this one."""
+        deadline = time.monotonic() + _READY_S
+        for number in self._nodes if node is None else (node,):
+            child = self.children[number]
+            while not set(self.pids) <= live_brokers(self._ports[number][0]):
+                if not child.running:
+                    raise child.ended()
+                if time.monotonic() > deadline:
+                    raise child.failed(f"does not answer after {_READY_S} s")
+                time.sleep(0.02)
 
     def stop(self) -> None:
         """SIGTERM to all nodes at once, SIGKILL after a time-out. Calling it again is safe."""
@@ -142,7 +150,7 @@ class KafkaCluster:
     def restart(self, node: int) -> None:
         """Restarts a node on its data and ports, after SIGKILL if it still runs; returns when it answers."""
         self.children[node].restart()
-        self._await_answers([node])
+        self.wait_ready(node)
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
@@ -274,17 +282,6 @@ class KafkaCluster:
     def _java(self, main: str, *arguments: str) -> list[str]:
         classpath = ":".join(map(str, kafka_jars()))
         return [str(find_java().executable), *self._jvm, "-cp", classpath, main, *arguments]
-
-    def _await_answers(self, nodes: Sequence[int]) -> None:
-        deadline = time.monotonic() + _READY_S
-        for node in nodes:
-            child = self.children[node]
-            while not set(self.pids) <= live_brokers(self._ports[node][0]):
-                if not child.running:
-                    raise child.ended()
-                if time.monotonic() > deadline:
-                    raise child.failed(f"does not answer after {_READY_S} s")
-                time.sleep(0.02)
 
 
 def check_node_folder(log: Path, node: int, cluster_id: str) -> None:
