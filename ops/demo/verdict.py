@@ -19,7 +19,7 @@ from logferry.gateway.config import KafkaSettings
 from logferry.loaders.planning.low_watermark import utc_text
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.storage.ledger import existing_table
-from logferry.loaders.storage.segment_table import Segments
+from logferry.loaders.storage.side_tables import Segments
 from logferry.ops.audit.audit import audit
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig, CopySettings

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from logferry.client import Chunk
 from logferry.loaders.planning.segment_states import ACTIVE, READY, Segment
-from logferry.loaders.storage.segment_table import Segments
+from logferry.loaders.storage.side_tables import Segments
 from logferry.ops.audit.compare.report import Report, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.original_files import FileReport
