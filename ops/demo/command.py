@@ -22,12 +22,10 @@ from logferry.ops.demo import verdict
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, WORKERS, DemoPlan
 from logferry.ops.demo.story import Story
 from logferry.ops.demo.view import View
-from logferry.ops.runtime.jar_pins import KAFKA_VERSION
-from logferry.ops.runtime.jars import kafka_jars, spark_jars
+from logferry.ops.runtime.jars import KAFKA, kafka_jars, spark_jars
 from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.stack import Stack
 
-_SECONDS: Final = 45
 _REFUTED: Final = 1
 _INTERRUPTED: Final = 130
 
@@ -69,7 +67,13 @@ def main(argv: list[str]) -> int:
 
 def _run(plan: DemoPlan, view: View) -> bool:
     """Returns whether every line was delivered exactly once. All processes have ended when it returns or raises."""
-    _set_up(view, plan)
+    java = find_java()
+    view.say(f"Java {java.version}: {java.origin}")
+    kafka_jars()
+    spark_jars()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("aiokafka", "pyspark", "deltalake"))
+    view.say(f"{KAFKA.name.replace('kafka-', 'Kafka ')}, {versions}, Python {platform.python_version()}")
+    view.say(f"data in {plan.data}" + ("" if plan.files else f", seed {plan.seed}"))
     stack = Stack(plan.stack, [DC, OTHER_DC], workers=WORKERS, lanes=LANES, port=plan.port, mirrors=1, say=view.say)
     with stack:
         view.say(f"ready: gateway {' '.join(stack.urls())}, Kafka {stack.cluster().bootstrap}", "green")
@@ -86,23 +90,13 @@ def _run(plan: DemoPlan, view: View) -> bool:
     return verdict.print_summary(report, story, view.console)
 
 
-def _set_up(view: View, plan: DemoPlan) -> None:
-    java = find_java()
-    view.say(f"Java {java.version}: {java.origin}")
-    kafka_jars()
-    spark_jars()
-    versions = ", ".join(f"{name} {version(name)}" for name in ("aiokafka", "pyspark", "deltalake"))
-    view.say(f"Kafka {KAFKA_VERSION}, {versions}, Python {platform.python_version()}")
-    view.say(f"data in {plan.data}" + ("" if plan.files else f", seed {plan.seed}"))
-
-
 def _say_what_is_kept(plan: DemoPlan, view: View) -> None:
-    files = " ".join(shlex.quote(str(path)) for path in plan.files) or f"{shlex.quote(str(plan.generated))}/*"
-    quoted = {name: shlex.quote(str(path)) for name, path in (("stack", plan.stack), ("table", plan.table))}
+    stack, table, generated = (shlex.quote(str(path)) for path in (plan.stack, plan.table, plan.generated))
+    files = shlex.join(map(str, plan.files)) or f"{generated}/*"
     view.say(f"kept: {plan.data} (process logs in {plan.stack / 'logs'} and {plan.runs}); to look again:")
     view.console.print(
-        f"  logferry up --data {quoted['stack']} --dc {DC},{OTHER_DC} --workers {WORKERS} --port 0\n"
-        f"  logferry audit --config {quoted['stack']}/{DC}/gateway.toml --table {quoted['table']} --file {files}",
+        f"  logferry up --data {stack} --dc {DC},{OTHER_DC} --workers {WORKERS} --port 0\n"
+        f"  logferry audit --config {stack}/{DC}/gateway.toml --table {table} --file {files}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -123,13 +117,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     options = [
         option("--data", metavar="DIR", help="new or empty folder, kept at the end (default: a temporary one)"),
         option("--keep-data", action="store_true", help="keep the folder of the data at the end"),
-        option(
-            "--seconds",
-            type=int,
-            default=_SECONDS,
-            metavar="N",
-            help="duration of the generator (default: %(default)s)",
-        ),
+        option("--seconds", type=int, default=45, metavar="N", help="duration of the generator (default: 45)"),
         option(
             "--port", type=int, default=0, metavar="P", help="first port of the gateway workers (default: free ones)"
         ),

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -31,17 +31,23 @@ _CALM: Final = 0.1
 
 
 class LogFile:
-    """One growing file. A write may be cut; the rest is written with the next one."""
+    """One growing file of a site. A write may be cut; the rest is written with the next one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, lines: AccessLog) -> None:
+        self._path, self._lines = path, lines
         self._file: IO[bytes] = path.open("ab", buffering=0)
         self._rest = b""
+        self._owed = 0.0  # bytes due and not yet generated; negative after a long line
         self.bytes = 0
 
-    def write(self, data: bytes, cut: float = 1.0) -> None:
-        """Appends the first ``cut`` (0 to 1) of the data."""
-        data = self._rest + data
+    def grow(self, size: float, cut: float = 1.0) -> None:
+        """Appends the first ``cut`` (0 to 1) of the lines that are due: over many calls, ``size`` bytes each."""
+        self._owed += size
+        now_s, found = time.time(), [self._rest]
+        while self._owed > 0:
+            found.append(self._lines.line(now_s))
+            self._owed -= len(found[-1])
+        data = b"".join(found)
         end = int(len(data) * cut)
         self._file.write(data[:end])
         self._rest = data[end:]
@@ -57,76 +63,44 @@ class LogFile:
         self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:
-        self.write(b"")
+        self._file.write(self._rest)
+        self.bytes += len(self._rest)
+        self._rest = b""
         self._file.close()
 
 
-@dataclass(frozen=True)
-class GeneratorPlan:
-    """``rate``: bytes per second of all files. ``rotate_at_s``: time of the first file's rotation, None: never.
-    ``calm_after_s``: from then on a tenth of the rate."""
+def generate(
+    folder: Path,
+    rate: float,
+    seed: int,
+    is_wanted: Callable[[], bool],
+    rotate_at_s: float = math.inf,
+    calm_after_s: float = math.inf,
+) -> dict[str, int]:
+    """Writes until ``is_wanted`` returns False. Returns bytes by site, rotated files included.
 
-    folder: Path
-    rate: float
-    seed: int
-    rotate_at_s: float | None = None
-    calm_after_s: float | None = None
-
-    def rate_at(self, elapsed_s: float) -> float:
-        is_calm = self.calm_after_s is not None and elapsed_s >= self.calm_after_s
-        return self.rate * _CALM if is_calm else self.rate
-
-
-def generate(plan: GeneratorPlan, is_wanted: Callable[[], bool]) -> dict[str, int]:
-    """Writes until ``is_wanted`` returns False. Returns bytes by site, rotated files included."""
-    rng = random.Random(plan.seed)
-    streams = [Stream(share, AccessLog(site, plan.seed), LogFile(plan.folder / site)) for site, share in SITES.items()]
-    rotation = _rotation(streams[0].file, plan.rotate_at_s)
+    ``rate``: bytes per second of all files, a tenth of it from ``calm_after_s`` on. ``rotate_at_s``: time of the first
+    file's rotation.
+    """
+    rng = random.Random(seed)
+    files = {site: LogFile(folder / site, AccessLog(site, seed)) for site in SITES}
+    rotated = next(iter(files.values()))
+    rotation = [(rotate_at_s, rotated.rename), (rotate_at_s + _REOPEN_S, rotated.reopen)]
     started = last = time.monotonic()
     while is_wanted():
         time.sleep(TICK_S)
         now = time.monotonic()
-        due = plan.rate_at(now - started) * min(now - last, _CATCH_UP_S)
+        due = rate * min(now - last, _CATCH_UP_S) * (_CALM if now - started >= calm_after_s else 1)
         last = now
-        for stream in streams:
+        for site, file in files.items():
             burst = 0.25 + 1.5 * rng.random()
             cut = rng.random() if rng.random() < _CUT_SHARE else 1.0
-            stream.file.write(stream.some(due * stream.share * burst), cut)
-        rotation(last - started)
-    for stream in streams:
-        stream.file.close()
-    return {site: stream.file.bytes for site, stream in zip(SITES, streams, strict=True)}
-
-
-@dataclass
-class Stream:
-    """``owed``: bytes due and not yet written; negative after a long line."""
-
-    share: float
-    lines: AccessLog
-    file: LogFile
-    owed: float = 0.0
-
-    def some(self, size: float) -> bytes:
-        """Whole lines; over many calls, as many bytes as requested."""
-        self.owed += size
-        now_s, found = time.time(), []
-        while self.owed > 0:
-            line = self.lines.line(now_s)
-            self.owed -= len(line)
-            found.append(line)
-        return b"".join(found)
-
-
-def _rotation(file: LogFile, at_s: float | None) -> Callable[[float], None]:
-    """A function of the seconds since the start that does each step of the rotation once."""
-    steps = [] if at_s is None else [(at_s, file.rename), (at_s + _REOPEN_S, file.reopen)]
-
-    def step(elapsed_s: float) -> None:
-        while steps and elapsed_s >= steps[0][0]:
-            steps.pop(0)[1]()
-
-    return step
+            file.grow(due * SITES[site] * burst, cut)
+        while rotation and now - started >= rotation[0][0]:
+            rotation.pop(0)[1]()
+    for file in files.values():
+        file.close()
+    return {site: file.bytes for site, file in files.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -137,13 +111,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rotate-at", type=float, metavar="S", help="rotate the first file after S seconds")
     parser.add_argument("--calm-after", type=float, metavar="S", help="write a tenth of the rate after S seconds")
     parser.add_argument("--seed", type=int, default=1, help="seed of the lines (default: %(default)s)")
+    parser.set_defaults(rotate_at=math.inf, calm_after=math.inf)
     args = parser.parse_args(argv)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: stopped.append(number))
     args.dir.mkdir(parents=True, exist_ok=True)
-    plan = GeneratorPlan(args.dir, args.rate * 1e6, args.seed, args.rotate_at, args.calm_after)
-    print(json.dumps({"seed": args.seed, "bytes": generate(plan, lambda: not stopped)}), flush=True)
+    written = generate(args.dir, args.rate * 1e6, args.seed, lambda: not stopped, args.rotate_at, args.calm_after)
+    print(json.dumps({"seed": args.seed, "bytes": written}), flush=True)
     return 0
 
 

@@ -8,45 +8,23 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Final
+import tomllib
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import quote_plus
 
-# The files and their shares of the traffic.
-SITES: Final = {
-    "shop.log": 0.30,
-    "api.log": 0.22,
-    "static.log": 0.20,
-    "search.log": 0.12,
-    "blog.log": 0.08,
-    "metrics.log": 0.05,
-    "admin.log": 0.02,
-    "default.log": 0.01,
-}
+_DATA: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SITES: Final[dict[str, float]] = _DATA["sites"]
+_AGENTS: Final[list[str]] = _DATA["agents"]
+_REFERERS: Final[list[str]] = _DATA["referers"]
+_PLACES: Final[list[str]] = [
+    *_DATA["places"],
+    *(f"GET /search?q={quote_plus(word)}&page={{}}" for word in _DATA["words"]),
+    *(f"GET /search?q={word}&page={{}}" for word in _DATA["words"] if " " not in word),
+]
 _VISITORS: Final = 4000
 _HUGE_SHARE: Final = 0.0002
 _GREETING_SHARE: Final = 0.002
-_AGENTS: Final = (
-    "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/142.0.0.0 Safari/537.36",
-    "Mozilla/5.0 (X11; Linux x86_64; rv:145.0) Gecko/20100101 Firefox/145.0",
-    "Mozilla/5.0 (iPhone; CPU iPhone OS 18_6 like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) Version/18.6"
-    " Mobile/15E148 Safari/604.1",
-    "Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)",
-    "Яндекс.Погода/7.2 (Android 14; ru_RU)",
-    "python-requests/2.32.5",
-    "okhttp/4.12.0",
-    "curl/8.14.1",
-    "-",
-)
-_WORDS: Final = ("kaffee", "zürich", "билеты в Казань", "東京 ホテル", "الطقس", "żółw", "headphones 🎧", "c++ book")
-_PLACES: Final = (
-    *("GET /", "GET /about", "GET /cart", "POST /checkout", "GET /katalog/Фото", "GET /straße/köln", "GET /.env"),
-    *("GET /static/js/app.{:x}.js", "GET /static/img/hero-{:x}.avif", "GET /static/fonts/{:x}.woff2"),
-    *("GET /api/v1/items/{}", "POST /api/v1/orders/{}", "GET /api/v1/prices/{}", "GET /collect?v=2&t=pageview&data={}"),
-    # Browsers escape non-ASCII text; some programs send it as it is.
-    *(f"GET /search?q={quote_plus(word)}&page={{}}" for word in _WORDS),
-    *(f"GET /search?q={word}&page={{}}" for word in _WORDS if " " not in word),
-)
-_REFERERS: Final = ("-",) * 4 + ("https://shop.example/", "https://поиск.example/?text=кофе")
 _STATUS: Final = (200,) * 80 + (304,) * 8 + (302,) * 4 + (404,) * 4 + (301, 403, 499, 500)
 
 

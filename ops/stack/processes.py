@@ -4,26 +4,43 @@ Linux sends a chosen signal to a process when its parent ends (``PR_SET_PDEATHSI
 started it. So one thread of this module starts all children and lives as long as the process. A small launcher
 requests the signal and then executes the program (same pid): no Python code of this process runs between fork and
 exec, which would not be safe beside other threads.
+
+The services among them are configured by a TOML file and answer HTTP at free ports of the loopback address. These are
+below the kernel's range for outgoing connections: when a killed broker restarts, no client's connection may hold its
+port.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from logferry.ops.cli.problems import Unavailable
+from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
 _LOG_BYTES_MAX = 16 << 20
 _TAIL_LINES = 25
+_ASK_TIMEOUT_S = 5.0
+_EXIT_WRONG_USE = 2
+_LOWEST = 10_240
+_TRIES = 2_000
+# Those that this process was given: what is to listen there may not have begun.
+_given: set[int] = set()
+
+Setting = str | int | float | bool | Sequence["Setting"] | Mapping[str, "Setting"]
 
 # The parent may end before the launcher requests the signal; then the launcher exits.
 _LAUNCHER = """
@@ -96,10 +113,11 @@ class Child:
                 self._process.wait()
 
     def kill_group(self) -> None:
-        """SIGKILL to what is left of its process group, as systemd does after the end of a service."""
+        """SIGKILL to what is left of its process group, as systemd does after the end of a service, and to itself."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def stop(self, timeout_s: float) -> bool:
         """SIGTERM, and SIGKILL after the time-out. Returns False if SIGKILL was needed. Calling it again is safe."""
@@ -138,6 +156,15 @@ class Child:
         """An error with this text and the last lines of the log."""
         return Unavailable(f"{self.name} {what}. The end of {self.log}:\n{self.log_tail()}")
 
+    def ended(self) -> Unavailable:
+        """The error for a process that ended by itself."""
+        return self.failed(f"ended with status {self.exit_status}")
+
+    def check_end(self) -> None:
+        """Raises Unavailable unless it ended with status 0."""
+        if self.exit_status != 0:
+            raise self.ended()
+
 
 def stop_together(children: Sequence[Child], timeout_s: float) -> list[str]:
     """Stops all at once; kills the rest after the time-out. Returns the names of the killed ones."""
@@ -175,3 +202,95 @@ class _Starter:
 
 
 _starter = _Starter()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports without a listener now, and none twice in a process. Another process may still take one first."""
+    first = free_block(count)
+    return list(range(first, first + count))
+
+
+def free_block(count: int) -> int:
+    """The first of ``count`` consecutive ports without a listener."""
+    choice = random.SystemRandom()
+    for _ in range(_TRIES):
+        first = choice.randrange(_LOWEST, _first_ephemeral_port() - count)
+        block = range(first, first + count)
+        if _given.isdisjoint(block) and all(map(is_free, block)):
+            _given.update(block)
+            return first
+    raise Unavailable(f"found no {count} consecutive free ports on 127.0.0.1; end programs that listen there")
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32_768
+    return first if first > _LOWEST + 1000 else 65_536
+
+
+class ServiceWorker:
+    """One worker: its process, port and URL. Name and port stay the same over restarts."""
+
+    def __init__(
+        self, name: str, configuration: Path, number: int, port: int, log: Path, module: str = "logferry.gateway"
+    ) -> None:
+        command = [sys.executable, "-m", module, "--config", str(configuration), "--worker", str(number)]
+        self.child = Child(name, command, log)
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def is_ready(self) -> bool:
+        """Whether it serves its lanes."""
+        return get(self.url, "/readyz")[0] == http.client.OK
+
+    def startup_error(self) -> CommandError:
+        """The error for a worker that ended before it was ready: UsageError if its configuration is wrong."""
+        problem = self.child.ended()
+        return UsageError(str(problem)) if self.child.exit_status == _EXIT_WRONG_USE else problem
+
+
+def get(url: str, path: str) -> tuple[int, bytes]:
+    """Status and body of one request on a new connection; 0 and nothing if the worker does not answer."""
+    try:
+        with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=_ASK_TIMEOUT_S)) as link:
+            link.request("GET", path)
+            answer = link.getresponse()
+            return answer.status, answer.read()
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+
+
+def json_of(url: str, path: str) -> dict[str, Any]:
+    """The JSON document of an answer; empty if there is none."""
+    try:
+        return dict(json.loads(get(url, path)[1]))
+    except ValueError:
+        return {}
+
+
+def configuration(settings: Mapping[str, Setting]) -> str:
+    """The settings as TOML: plain values first, then the tables, in the given order."""
+    plain = [f"{name} = {_value(value)}" for name, value in settings.items() if not isinstance(value, Mapping)]
+    tables = [f"\n[{name}]\n{configuration(value)}" for name, value in settings.items() if isinstance(value, Mapping)]
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def _value(value: Setting) -> str:
+    """Strings, numbers and booleans have the same syntax in JSON and TOML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_value(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

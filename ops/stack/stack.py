@@ -15,38 +15,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from logferry.gateway.contract.names import Malformed, check_dc
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.stack.kafka_cluster import QUICK_START, KafkaCluster
-from logferry.ops.stack.ports import free_block, is_free
-from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import ServiceWorker, Setting, configuration
+from logferry.ops.stack.processes import (
+    Child,
+    ServiceWorker,
+    Setting,
+    configuration,
+    free_block,
+    is_free,
+    stop_together,
+)
 
 RESTART_S = 1.0
 _READY_S = 60
 _GATEWAY_STOP_S = 15
 _ENOUGH_BROKERS = 3
-
-
-@dataclass
-class _DataCentre:
-    name: str
-    cluster: KafkaCluster
-    configuration: Path
-    workers: dict[str, ServiceWorker] = field(default_factory=dict)
-    mirrors: dict[str, ServiceWorker] = field(default_factory=dict)
-
-    @property
-    def services(self) -> dict[str, ServiceWorker]:
-        return self.workers | self.mirrors
-
-    def children(self) -> dict[str, Child]:
-        """Every process under its name within the data centre."""
-        services = {name: worker.child for name, worker in self.services.items()}
-        return services | {f"kafka-{node}": child for node, child in self.cluster.children.items()}
 
 
 class Stack:
@@ -86,14 +73,11 @@ class Stack:
         self._mirrors = mirrors if len(dcs) > 1 else 0
         self._restart, self._say = restart, say
         self._logs = self.data / "logs"
-        self._dcs = {
-            dc: _DataCentre(
-                dc,
-                KafkaCluster(dc, self.data / dc / "kafka", brokers, heap, jvm=jvm, logs=self._logs),
-                self.data / dc / "gateway.toml",
-            )
-            for dc in dcs
+        self._first = dcs[0]
+        self._clusters = {
+            dc: KafkaCluster(dc, self.data / dc / "kafka", brokers, heap, jvm=jvm, logs=self._logs) for dc in dcs
         }
+        self._services: dict[str, ServiceWorker] = {}
         self._stopping = threading.Event()
         self._life = threading.Lock()  # no process is restarted once the stop has begun
         self._supervisors: list[threading.Thread] = []
@@ -113,17 +97,17 @@ class Stack:
         try:
             first = self._first_port()
             self.data.mkdir(parents=True, exist_ok=True)
-            self._say(f"starting Kafka for {', '.join(self._dcs)}")
-            for dc in self._dcs.values():
-                dc.cluster.launch()
-            for dc in self._dcs.values():
-                dc.cluster.wait_ready()
+            self._say(f"starting Kafka for {', '.join(self._clusters)}")
+            for cluster in self._clusters.values():
+                cluster.launch()
+            for cluster in self._clusters.values():
+                cluster.wait_ready()
             self._say("starting the gateways")
-            for place, dc in enumerate(self._dcs.values()):
+            for place, dc in enumerate(self._clusters):
                 self._launch_gateway(dc, first + place * self._nodes * self._workers)
-            for dc in self._dcs.values():
+            for dc in self._clusters if self._mirrors else ():
                 self._launch_mirror(dc)
-            self._await_workers(self._all_workers())
+            self.wait_ready()
             self._watch()
         except BaseException:
             self.stop()
@@ -133,13 +117,13 @@ class Stack:
         """Gateways and mirrors, then Kafka: SIGTERM, SIGKILL after a time-out. Calling it again is safe."""
         with self._life:
             self._stopping.set()
-        for name in stop_together([worker.child for worker in self._all_workers()], _GATEWAY_STOP_S):
+        for name in stop_together([worker.child for worker in self._services.values()], _GATEWAY_STOP_S):
             self._say(f"{name} did not stop within {_GATEWAY_STOP_S} s and was killed")
-        for dc in self._dcs.values():
-            dc.workers, dc.mirrors = {}, {}
-            dc.cluster.request_stop()
-        for dc in self._dcs.values():
-            dc.cluster.stop()
+        self._services = {}
+        for child in self._children().values():
+            child.request_stop()
+        for cluster in self._clusters.values():
+            cluster.stop()
         for supervisor in self._supervisors:
             supervisor.join()
         self._supervisors = []
@@ -150,68 +134,67 @@ class Stack:
 
     def restart(self, name: str) -> None:
         """Kills a process if it runs, starts it at once, and returns when it answers."""
-        dc, short = self._find(name)
-        if short in dc.services:
-            dc.services[short].child.restart()
-            self._await_workers([dc.services[short]])
+        child = self.child(name)
+        if child.name in self._services:
+            child.restart()
+            self._await_workers([self._services[child.name]])
         else:
-            dc.cluster.restart(int(short.removeprefix("kafka-")))
+            dc, _, node = child.name.partition("/kafka-")
+            self._clusters[dc].restart(int(node))
 
     def wait_ready(self) -> None:
         """Returns when every worker serves its lanes. Raises Unavailable after a minute."""
-        self._await_workers(self._all_workers())
+        self._await_workers(list(self._services.values()))
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
     @property
     def pids(self) -> dict[str, int]:
         """Full name (``dc1/gateway-0``) → process id, of the running processes."""
-        every = {f"{dc.name}/{name}": child for dc in self._dcs.values() for name, child in dc.children().items()}
-        return {name: child.pid for name, child in every.items() if child.pid is not None}
+        return {name: child.pid for name, child in self._children().items() if child.pid is not None}
 
-    def urls(self, dc: str | None = None) -> list[str]:
+    def urls(self, dc: str | None = None, service: str = "gateway") -> list[str]:
         """URLs of the gateway workers of a data centre (default: the first)."""
-        return [worker.url for worker in self._data_centre(dc).workers.values()]
+        place = f"{dc or self._first}/{service}-"
+        return [worker.url for name, worker in self._services.items() if name.startswith(place)]
 
     def mirror_urls(self, dc: str | None = None) -> list[str]:
         """URLs of the mirror workers of a data centre (default: the first)."""
-        return [worker.url for worker in self._data_centre(dc).mirrors.values()]
+        return self.urls(dc, "mirror")
 
     def cluster(self, dc: str | None = None) -> KafkaCluster:
-        return self._data_centre(dc).cluster
+        return self._clusters[dc or self._first]
 
     def child(self, name: str) -> Child:
-        dc, short = self._find(name)
-        return dc.children()[short]
+        children = self._children()
+        full = f"{self._first}/{name}" if len(self._clusters) == 1 and "/" not in name else name
+        if full not in children:
+            raise KeyError(f"{name}: unknown process; there are {', '.join(children)}")
+        return children[full]
 
     def describe(self) -> dict[str, dict[str, object]]:
         """The document of ``logferry up --json``."""
         return {
-            dc.name: {
-                "gateway": self.urls(dc.name),
-                **({"mirror": self.mirror_urls(dc.name)} if dc.mirrors else {}),
-                "kafka": dc.cluster.bootstrap,
-                "pids": {name: child.pid for name, child in dc.children().items() if child.pid is not None},
+            dc: {
+                "gateway": self.urls(dc),
+                **({"mirror": self.mirror_urls(dc)} if self._mirrors else {}),
+                "kafka": cluster.bootstrap,
+                "pids": {name.partition("/")[2]: pid for name, pid in self.pids.items() if name.startswith(f"{dc}/")},
             }
-            for dc in self._dcs.values()
+            for dc, cluster in self._clusters.items()
         }
 
-    def _data_centre(self, dc: str | None) -> _DataCentre:
-        return self._dcs[dc] if dc is not None else next(iter(self._dcs.values()))
-
-    def _find(self, name: str) -> tuple[_DataCentre, str]:
-        dc, slash, short = name.rpartition("/")
-        if not slash and len(self._dcs) > 1:
-            raise KeyError(f"{name}: name the data centre, as in {next(iter(self._dcs))}/{name}")
-        found = self._data_centre(dc or None)
-        if short not in found.children():
-            raise KeyError(f"{name}: unknown process; there are {', '.join(found.children())}")
-        return found, short
+    def _children(self) -> dict[str, Child]:
+        """Every process by its full name."""
+        found = [worker.child for worker in self._services.values()]
+        for cluster in self._clusters.values():
+            found += cluster.children.values()
+        return {child.name: child for child in found}
 
     # ---- starting and watching -----------------------------------------------------------------------------
 
     def _first_port(self) -> int:
-        count = len(self._dcs) * self._nodes * self._workers
+        count = len(self._clusters) * self._nodes * self._workers
         if self._port == 0:
             return free_block(count)
         if not 0 < self._port <= 65_536 - count:
@@ -224,46 +207,42 @@ class Stack:
             )
         return self._port
 
-    def _launch_gateway(self, dc: _DataCentre, port: int) -> None:
-        dc.configuration.parent.mkdir(parents=True, exist_ok=True)
+    def _launch_gateway(self, dc: str, port: int) -> None:
         for node in range(self._nodes):
-            file = dc.configuration if node == 0 else dc.configuration.with_name(f"gateway-{node}.toml")
             first = node * self._workers
-            own: dict[str, Setting] = {
-                "dc": dc.name,
-                "data_centres": list(self._dcs),
-                "listen": f"127.0.0.1:{port + first}",
+            settings: dict[str, Setting] = {
+                "data_centres": list(self._clusters),
                 "workers": self._workers,
                 "lanes": self._lanes,
+                **self._gateway_settings,
             }
-            file.write_text(configuration(own | _kafka_of(dc) | self._gateway_settings), encoding="utf-8")
-            for number in range(self._workers):
-                name = f"gateway-{first + number}"
-                dc.workers[name] = self._started(dc, name, file, number, port + first + number)
+            file = "gateway.toml" if node == 0 else f"gateway-{node}.toml"
+            names = [f"gateway-{first + number}" for number in range(self._workers)]
+            self._launch(dc, file, settings, names, port + first)
 
-    def _launch_mirror(self, dc: _DataCentre) -> None:
-        if not self._mirrors:
-            return
-        port = free_block(self._mirrors)
+    def _launch_mirror(self, dc: str) -> None:
         remotes: list[Setting] = [
-            {"dc": other.name, "kafka": {"bootstrap_servers": other.cluster.bootstrap}}
-            for other in self._dcs.values()
-            if other is not dc
+            {"dc": other, "kafka": {"bootstrap_servers": cluster.bootstrap}}
+            for other, cluster in self._clusters.items()
+            if other != dc
         ]
-        own: dict[str, Setting] = {"dc": dc.name, "listen": f"127.0.0.1:{port}", "workers": self._mirrors}
-        file = dc.configuration.with_name("mirror.toml")
-        file.write_text(configuration(own | {"remote": remotes} | _kafka_of(dc)), encoding="utf-8")
-        for number in range(self._mirrors):
-            name = f"mirror-{number}"
-            dc.mirrors[name] = self._started(dc, name, file, number, port + number, "logferry.mirror")
+        names = [f"mirror-{number}" for number in range(self._mirrors)]
+        settings: dict[str, Setting] = {"workers": self._mirrors, "remote": remotes}
+        self._launch(dc, "mirror.toml", settings, names, free_block(self._mirrors))
 
-    def _started(self, dc: _DataCentre, name: str, file: Path, number: int, port: int, *module: str) -> ServiceWorker:
-        worker = ServiceWorker(f"{dc.name}/{name}", file, number, port, self._logs / f"{dc.name}-{name}.log", *module)
-        worker.child.start()
-        return worker
-
-    def _all_workers(self) -> list[ServiceWorker]:
-        return [worker for dc in self._dcs.values() for worker in dc.services.values()]
+    def _launch(self, dc: str, file: str, more: Mapping[str, Setting], names: Sequence[str], port: int) -> None:
+        """Writes the configuration of these workers and starts them."""
+        cluster, path = self._clusters[dc], self.data / dc / file
+        settings: dict[str, Setting] = {"dc": dc, "listen": f"127.0.0.1:{port}"}
+        settings["kafka"] = {"bootstrap_servers": cluster.bootstrap}
+        if cluster.brokers < _ENOUGH_BROKERS:
+            settings["accept_weak_kafka"] = ["replication", "min-isr"]
+        path.write_text(configuration({**settings, **more}), encoding="utf-8")
+        for number, name in enumerate(names):
+            module, log = f"logferry.{name.partition('-')[0]}", self._logs / f"{dc}-{name}.log"
+            worker = ServiceWorker(f"{dc}/{name}", path, number, port + number, log, module)
+            self._services[f"{dc}/{name}"] = worker
+            worker.child.start()
 
     def _await_workers(self, workers: Sequence[ServiceWorker]) -> None:
         """Waits until all are ready at once: a worker that joins takes lanes from the others for a moment."""
@@ -277,13 +256,10 @@ class Stack:
             time.sleep(0.05)
 
     def _watch(self) -> None:
-        for dc in self._dcs.values():
-            for name, child in dc.children().items():
-                supervisor = threading.Thread(
-                    target=self._supervise, args=(child,), name=f"supervises {dc.name}/{name}", daemon=True
-                )
-                supervisor.start()
-                self._supervisors.append(supervisor)
+        for name, child in self._children().items():
+            supervisor = threading.Thread(target=self._supervise, args=(child,), name=f"supervises {name}", daemon=True)
+            supervisor.start()
+            self._supervisors.append(supervisor)
 
     def _supervise(self, child: Child) -> None:
         """Reports each end of the process and restarts it; one thread per process."""
@@ -300,12 +276,6 @@ class Stack:
             with self._life:
                 if not self._stopping.is_set():
                     child.start()
-
-
-def _kafka_of(dc: _DataCentre) -> dict[str, Setting]:
-    weak: dict[str, Setting] = {"accept_weak_kafka": ["replication", "min-isr"]}
-    kafka: dict[str, Setting] = {"kafka": {"bootstrap_servers": dc.cluster.bootstrap}}
-    return kafka if dc.cluster.brokers >= _ENOUGH_BROKERS else weak | kafka
 
 
 def _check_names(dcs: Sequence[str]) -> None:

@@ -25,9 +25,7 @@ import aiohttp
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.jars import spark_environment
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_block, free_ports
-from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import configuration
+from logferry.ops.stack.processes import Child, configuration, free_block, free_ports, stop_together
 
 from tests.soak.files import HostFile
 from tests.soak.lines import COLUMNS

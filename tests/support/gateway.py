@@ -16,9 +16,7 @@ from urllib.parse import quote
 import aiohttp
 from logferry.gateway.contract.names import lane_of
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_block
-from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import ServiceWorker, Setting, configuration
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_block, stop_together
 from yarl import URL
 
 from tests.support.checker import read_back

@@ -26,9 +26,7 @@ from logferry.loaders.planning.position_plan import PositionChange, ResetTarget
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_block
-from logferry.ops.stack.processes import Child
-from logferry.ops.stack.service_workers import ServiceWorker, Setting, configuration
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_block
 from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 

@@ -13,7 +13,7 @@ import aiohttp
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from logferry.ops.stack.service_workers import Setting
+from logferry.ops.stack.processes import Setting
 
 from tests.support.mirror import Centres, Mirror, differences_in_the_end
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_ports
+from logferry.ops.stack.processes import free_ports
 
 _PATIENCE_S = 60
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.spark.kafka_access import KafkaTopics
 from logferry.ops.stack.kafka_cluster import QUICK_START, KafkaCluster
-from logferry.ops.stack.ports import free_ports
+from logferry.ops.stack.processes import free_ports
 
 # With the characters that a login's own syntax uses.
 PASSWORD: Final = 'a "quoted" pass\\word; with = all'

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from logferry.ops.stack.ports import free_block
-from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import Setting, configuration
+from logferry.ops.stack.processes import Child, Setting, configuration, free_block, stop_together
 
 _READY_S = 60
 _STOP_S = 15

@@ -14,8 +14,7 @@ from typing import Any
 
 import pyspark
 from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.ports import free_block
-from logferry.ops.stack.processes import Child, stop_together
+from logferry.ops.stack.processes import Child, free_block, stop_together
 
 SPARK = Path(pyspark.__file__).parent
 _READY_S = 60

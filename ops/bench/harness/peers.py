@@ -14,9 +14,7 @@ from logferry.ops.bench.harness.usage import Program
 from logferry.ops.runtime.jars import mirror_maker_jars
 from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_ports
-from logferry.ops.stack.processes import Child
-from logferry.ops.stack.service_workers import ServiceWorker, Setting, configuration
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports
 
 _MODULE_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu/rsyslog", "/usr/lib/aarch64-linux-gnu/rsyslog", "/usr/lib/rsyslog")
 _BARE_HANDLER: Final = """

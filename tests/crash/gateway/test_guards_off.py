@@ -12,9 +12,7 @@ from pathlib import Path
 
 import aiohttp
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_block
-from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import ServiceWorker, configuration
+from logferry.ops.stack.processes import Child, ServiceWorker, configuration, free_block, stop_together
 
 from tests.support.checker import read_back, violations
 from tests.support.clients import Load

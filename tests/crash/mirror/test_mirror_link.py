@@ -14,8 +14,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_block
-from logferry.ops.stack.service_workers import ServiceWorker, Setting, configuration
+from logferry.ops.stack.processes import ServiceWorker, Setting, configuration, free_block
 
 from tests.support.mirror import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
 from tests.support.raw_load import RawLoad

@@ -13,8 +13,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_block
-from logferry.ops.stack.service_workers import Setting, configuration
+from logferry.ops.stack.processes import Setting, configuration, free_block
 
 from tests.support.gateway import gateway
 

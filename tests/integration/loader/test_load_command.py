@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_ports
+from logferry.ops.stack.processes import free_ports
 
 from tests.support.loader import LoaderProcess, Topic, check_exact, chunks_of, loader_env, run_module, run_table
 

@@ -19,9 +19,7 @@ import trustme
 from logferry.gateway.token_command import new_token
 from logferry.ops.cli.main import main as command
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_block
-from logferry.ops.stack.processes import Child, stop_together
-from logferry.ops.stack.service_workers import Setting, configuration
+from logferry.ops.stack.processes import Child, Setting, configuration, free_block, stop_together
 
 SECRET, SHA256 = new_token()
 NEW_SECRET, NEW_SHA256 = new_token()

@@ -18,7 +18,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from logferry.ops.audit.command import main as audit
 from logferry.ops.cli.main import main as command
-from logferry.ops.stack.service_workers import ServiceWorker, Setting
+from logferry.ops.stack.processes import ServiceWorker, Setting
 from logferry.ops.stack.stack import Stack
 
 from tests.support.clients import Load, MovingReader, chunks_of, have_moved

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from logferry.ops.demo.readers import IndependentReader, ReaderAccount, RoamingReader
+from logferry.ops.demo.readers import IndependentReader, ReaderAccount
 from logferry.ops.stack.stack import Stack
 
 from tests.support.checker import read_back
@@ -30,8 +30,8 @@ def seqnos(account: ReaderAccount) -> dict[str, list[int]]:
 async def test_readers_have_each_chunk_once_in_order(stack: Stack) -> None:
     stack.kill("dc2/mirror-0", signal.SIGSTOP)
     topic = await make_topic(stack, "roaming", 2)
-    reader = IndependentReader(stack.urls("dc1"), topic)
-    roaming = RoamingReader([stack.urls("dc1"), stack.urls("dc2")], topic)
+    reader = IndependentReader([stack.urls("dc1")], topic)
+    roaming = IndependentReader([stack.urls("dc1"), stack.urls("dc2")], topic)
     with reader, roaming:
         async with Load("roaming", stack.urls("dc1"), seed=33, sources=8) as load:
             # The second data centre does not have the topic: it is left again.

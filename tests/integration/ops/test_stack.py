@@ -18,7 +18,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.structs import TopicPartition
 from logferry.ops.cli.problems import Unavailable, UsageError
 from logferry.ops.stack.kafka_cluster import FolderInUse, FolderUnusable, KafkaCluster, live_brokers
-from logferry.ops.stack.ports import free_block
+from logferry.ops.stack.processes import free_block
 from logferry.ops.stack.stack import Stack
 
 BOUND_S = 60

@@ -25,9 +25,7 @@ import pytest
 from logferry.client import __version__
 from logferry.ops.cli.main import COMMANDS
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.ports import free_ports
-from logferry.ops.stack.processes import Child
-from logferry.ops.stack.service_workers import Setting, configuration
+from logferry.ops.stack.processes import Child, Setting, configuration, free_ports
 from packaging.requirements import Requirement
 
 from tests.support.fake_gateway import FakeGateway, Served

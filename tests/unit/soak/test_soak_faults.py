@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
 from logferry.client.files.identity import Fingerprint, fingerprint
-from logferry.ops.stack.ports import free_ports
+from logferry.ops.stack.processes import free_ports
 
 from tests.soak.files import HostFile, Messages, is_in_checkpoints
 from tests.soak.injector import Injector, renumber_devices

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import trustme
-from logferry.ops.stack.ports import free_ports
+from logferry.ops.stack.processes import free_ports
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.fake_gateway import FakeGateway, Served

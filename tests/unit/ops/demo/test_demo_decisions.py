@@ -6,23 +6,24 @@ import dataclasses
 import io
 import json
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from logferry.client import Chunk
+from logferry.loaders.planning.segment_states import ACTIVE, READY, Segment
+from logferry.loaders.storage.side_tables import Segments
 from logferry.ops.audit.compare.report import Report, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.original_files import FileReport
 from logferry.ops.demo import verdict
-from logferry.ops.demo.gateways import unread_bytes
 from logferry.ops.demo.loader_runs import LoaderRun, run_of
-from logferry.ops.demo.plan import DemoPlan
-from logferry.ops.demo.push import PushClient
+from logferry.ops.demo.plan import DemoPlan, PushClient
 from logferry.ops.demo.readers import FileGrowth, ReaderAccount, SeenSource, percentile
-from logferry.ops.demo.story import StoryRecord
-from logferry.ops.demo.view import DemoSnapshot, ProcessLine, SourceLine, View, picture, source_lines
+from logferry.ops.demo.story import unread_bytes
+from logferry.ops.demo.view import View, ages_text, body_of, flow_text, picture, process_row, source_rows
 from logferry.ops.stack.processes import Child
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 
 def account_of(*chunks: tuple[str, int, int | None, int]) -> ReaderAccount:
@@ -66,20 +67,32 @@ def test_percentile_of_one() -> None:
     assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7.0
 
 
-class TestSourceLines:
-    def test_the_newest_source_of_a_path_is_the_file_and_older_ones_the_rotated(self) -> None:
-        sources = {
-            "host:/logs/a.log#1": SeenSource("/logs/a.log", bytes=80),
-            "host:/logs/a.log#12": SeenSource("/logs/a.log", bytes=5),
-            "host:/logs/b.log#3": SeenSource("/logs/b.log", bytes=7),
-        }
-        sizes = {"/logs/a.log": 9, "/logs/a.log.1": 100, "/logs/b.log": 7}
-        lines = source_lines(sources, sizes)
-        assert [(line.name, line.behind) for line in lines] == [("a.log", 4), ("a.log.1", 20), ("b.log", 0)]
+def shown_sources(sources: list[SeenSource], sizes: dict[str, int]) -> list[list[str]]:
+    """Name, chunks, readable and behind of each row."""
+    return [[str(cell) for cell in row] for row in source_rows(sources, sizes)]
+
+
+class TestSourceRows:
+    def test_a_rotated_file_counts_with_the_one_that_follows_it(self) -> None:
+        sources = [
+            SeenSource("/logs/a.log", 8_000_000, [(80, 0.0)]),
+            SeenSource("/logs/a.log", 500_000, [(5, 0.0)]),
+            SeenSource("/logs/b.log", 700_000),
+        ]
+        sizes = {"/logs/a.log": 900_000, "/logs/a.log.1": 10_000_000, "/logs/b.log": 700_000}
+        assert shown_sources(sources, sizes) == [
+            ["a.log", "2", "8.5 MB", "2.4 MB"],
+            ["b.log", "0", "0.7 MB", "0.0 MB"],
+        ]
 
     def test_between_the_renaming_and_the_new_file(self) -> None:
-        sources = {"host:/logs/a.log#1": SeenSource("/logs/a.log", bytes=80)}
-        assert source_lines(sources, {"/logs/a.log.1": 90}) == [SourceLine("a.log.1", 0, 80, 10)]
+        found = shown_sources([SeenSource("/logs/a.log", 8_000_000)], {"/logs/a.log.1": 9_000_000})
+        assert found == [["a.log", "0", "8.0 MB", "1.0 MB"]]
+
+    def test_a_file_of_the_user_with_such_a_name_is_one_of_its_own(self) -> None:
+        sources = [SeenSource("/logs/a.log", 8_000_000), SeenSource("/logs/a.log.1", 500_000)]
+        found = shown_sources(sources, {"/logs/a.log": 9_000_000, "/logs/a.log.1": 600_000})
+        assert [row[3] for row in found] == ["1.0 MB", "0.1 MB"]
 
 
 class TestGrowth:
@@ -111,12 +124,17 @@ def report(**changes: object) -> Report:
     return dataclasses.replace(good, **changes)  # type: ignore[arg-type]
 
 
+def segment(state: str, rows: int) -> Segment:
+    return Segment(NOON, 1, state, rows, 100 * rows, None, None, 0, None, NOON, None, 0)
+
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GOOD = account_of(("a", 10, 0, 10), ("a", 30, 10, 20))
 
 
 class TestShortfalls:
     def test_none(self) -> None:
-        assert verdict.shortfalls(report(), GOOD) == []
+        assert list(verdict.shortfalls(report(), {"the live reader": GOOD})) == []
 
     @pytest.mark.parametrize(
         ("changed", "account", "word"),
@@ -131,17 +149,31 @@ class TestShortfalls:
         ],
     )
     def test_each(self, changed: Report, account: ReaderAccount, word: str) -> None:
-        (found,) = verdict.shortfalls(changed, account)
+        (found,) = verdict.shortfalls(changed, {"the live reader": account})
         assert word in found
+
+    @pytest.mark.parametrize(
+        ("asked", "segments", "words"),
+        [
+            (3, None, []),
+            (2, None, ["the query returned 2 rows, the table has 3"]),
+            (3, {NOON: segment(READY, 3)}, []),
+            (3, {NOON: segment(READY, 2)}, ["the segments count 2 rows"]),
+            (3, {NOON: segment(ACTIVE, 3)}, ["1 segments are not READY"]),
+        ],
+    )
+    def test_of_the_query_and_the_segments(self, asked: int, segments: Segments | None, words: list[str]) -> None:
+        found = list(verdict.query_shortfalls(asked, segments, 3))
+        assert [word in text for word, text in zip(words, found, strict=True)] == [True] * len(words)
 
 
 def test_the_verdict_names_what_was_killed() -> None:
-    told = StoryRecord(killed=["a gateway worker", "a loader"])
-    assert verdict.verdict(report(), told, True).startswith("YES:")
-    assert "a gateway worker, a loader" in verdict.verdict(report(), told, True)
+    killed = ["a gateway worker", "a loader"]
+    assert verdict.verdict(report(), killed, True).startswith("YES:")
+    assert "a gateway worker, a loader" in verdict.verdict(report(), killed, True)
     findings = Findings()
     findings.add(Finding("row-missing", "dc1.nginx-0", "a line is not there"))
-    assert verdict.verdict(report(findings=findings), told, False).startswith("NO:")
+    assert verdict.verdict(report(findings=findings), killed, False).startswith("NO:")
 
 
 def test_waits_are_shown_by_shares() -> None:
@@ -185,39 +217,30 @@ class TestPushClient:
 
 
 class TestView:
-    def snapshot(self) -> DemoSnapshot:
-        return DemoSnapshot(
-            step="gateway-0 is dead; its lanes go to the others",
-            written=123_456_789_012,
-            readable=120_000_000_000,
-            written_mb_s=123.4,
-            readable_mb_s=99.9,
-            p50_ms=51.0,
-            p99_ms=12_345.0,
-            sources=[
-                SourceLine(f"a rather long name of a file {n}.log", 12_345, 98_765_432, 2_000_000) for n in range(40)
-            ],
-            processes=[ProcessLine(f"gateway-{n}", None if n else 4_194_303, "4 lanes") for n in range(6)],
-            lanes=[0, 1, None, 1, 0, None, 0, 1],
-        )
-
-    def drawn(self, snapshot: DemoSnapshot) -> list[str]:
+    def drawn(self, body: RenderableType) -> list[str]:
         console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True, color_system=None)
-        console.print(picture(snapshot, 1234.5, 97))
+        console.print(picture("gateway-0 is dead; its lanes go to the others", body, 1234.5, 97))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().splitlines()
 
     def test_the_picture_fits_into_half_a_terminal(self) -> None:
-        lines = self.drawn(self.snapshot())
+        body = body_of(
+            flow_text(123_456_789_012, 120_000_000_000, 123.4, 99.9),
+            ages_text([12_345.0, *[51.0] * 98, 12_345.0]),
+            source_rows([SeenSource(f"a rather long name of a file {n}.log", 98_765_432_000) for n in range(40)], {}),
+            [process_row(f"gateway-{n}", None if n else 4_194_303, "4 lanes") for n in range(6)],
+            [0, 1, None, 1, 0, None, 0, 1],
+        )
+        lines = self.drawn(body)
         assert len(lines) <= 18
         assert {len(line) for line in lines} == {97}
         text = "\n".join(lines)
         assert "and 30 more" in text
         assert "behind 3,456.8 MB" in text
-        assert "p99 12.35 s" in text
+        assert "p50 0.05 s, p99 12.35 s" in text
 
     def test_the_picture_of_nothing(self) -> None:
-        assert "nothing is readable yet" in "\n".join(self.drawn(DemoSnapshot()))
+        assert "nothing is readable yet" in "\n".join(self.drawn(body_of("", ages_text([]), [], [], [])))
 
     def test_without_a_terminal_an_event_is_one_line_as_it_is(self) -> None:
         console = Console(file=io.StringIO(), width=40)

@@ -9,10 +9,11 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from logferry.ops.generate.__main__ import GeneratorPlan, LogFile, Stream, generate
+from logferry.ops.generate.__main__ import LogFile, generate
 from logferry.ops.generate.access_log import SITES, AccessLog
 
 NOON = 1_795_262_400.0  # 2026-11-21 12:00:00 UTC
@@ -62,45 +63,62 @@ def test_the_shares_of_the_sites_are_the_whole() -> None:
     assert sum(SITES.values()) == pytest.approx(1.0)
 
 
+def new_file(path: Path) -> LogFile:
+    return LogFile(path, AccessLog("shop.log", 3))
+
+
 def test_over_many_calls_as_many_bytes_are_made_as_were_asked_for(tmp_path: Path) -> None:
-    stream = Stream(1.0, AccessLog("shop.log", 3), LogFile(tmp_path / "a.log"))
-    made = [stream.some(50.0) for _ in range(20_000)]
-    stream.file.close()
-    longest = max(map(len, made))
-    assert 0 <= sum(map(len, made)) - 1_000_000 <= longest
-    assert b"" in made
+    path = tmp_path / "a.log"
+    file, sizes = new_file(path), [0]
+    for _ in range(20_000):
+        file.grow(50.0)
+        sizes.append(file.bytes)
+    file.close()
+    longest = max(map(len, path.read_bytes().splitlines(keepends=True)))
+    assert 0 <= path.stat().st_size - 1_000_000 <= longest
+    assert any(before == after for before, after in pairwise(sizes[1:]))
 
 
 def test_a_write_may_end_in_mid_line_and_the_rest_follows(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    file = LogFile(path)
-    file.write(b"first\nsecond\n", cut=0.7)
-    assert path.read_bytes() == b"first\nsec"
-    file.write(b"third\n")
-    assert path.read_bytes() == b"first\nsecond\nthird\n"
-    file.write(b"fourth\n", cut=0.0)
+    file = new_file(path)
+    file.grow(1000.0, cut=0.7)
+    begun = path.read_bytes()
+    assert not begun.endswith(b"\n")
+    file.grow(1000.0)
+    whole = path.read_bytes()
+    assert whole.startswith(begun)
+    assert whole.endswith(b"\n")
+    file.grow(1000.0, cut=0.0)
+    assert path.read_bytes() == whole
     file.close()
-    assert path.read_bytes() == b"first\nsecond\nthird\nfourth\n"
+    assert path.read_bytes().startswith(whole)
+    assert len(path.read_bytes()) >= 3000
+    assert all(map(COMBINED.match, filter(is_utf8, path.read_bytes().splitlines(keepends=True))))
     assert file.bytes == path.stat().st_size
 
 
 def test_a_rotated_file_is_written_on_until_the_new_one_is_opened(tmp_path: Path) -> None:
     path, old = tmp_path / "a.log", tmp_path / "a.log.1"
-    file = LogFile(path)
-    file.write(b"before\n")
+    file = new_file(path)
+    file.grow(500.0)
+    before = path.read_bytes()
     file.rename()
-    file.write(b"meanwhile\n", cut=0.5)
+    file.grow(500.0, cut=0.5)
     assert not path.exists()
+    meanwhile = old.read_bytes()
     file.reopen()
-    file.write(b"after\n")
+    file.grow(500.0)
     file.close()
-    assert old.read_bytes() == b"before\nmeanwhile\n"
-    assert path.read_bytes() == b"after\n"
+    assert len(before) < len(meanwhile) < old.stat().st_size
+    assert old.read_bytes().endswith(b"\n")
+    assert all(map(COMBINED.match, filter(is_utf8, path.read_bytes().splitlines(keepends=True))))
+    assert old.stat().st_size + path.stat().st_size == file.bytes
 
 
 def test_all_that_is_written_is_whole_lines(tmp_path: Path) -> None:
     ticks = iter(range(40))
-    written = generate(GeneratorPlan(tmp_path, 2e6, seed=5), lambda: next(ticks, None) is not None)
+    written = generate(tmp_path, 2e6, 5, lambda: next(ticks, None) is not None)
     assert set(written) == set(SITES)
     for name, size in written.items():
         data = (tmp_path / name).read_bytes()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime import jars, java
-from logferry.ops.runtime.jar_pins import KAFKA, MIRROR_MAKER, SPARK, JarSet
+from logferry.ops.runtime.jars import KAFKA, MIRROR_MAKER, SPARK, JarSet
 
 WANTED = JarSet("small", ("org.one:first:1.0", "org.two:second:2.1"))
 
@@ -119,7 +119,7 @@ def test_a_set_that_is_not_whole_is_not_taken(home: Path) -> None:
 
 def test_processes_at_once_fetch_it_once(home: Path) -> None:
     program = (
-        "from logferry.ops.runtime import jars; from logferry.ops.runtime.jar_pins import JarSet;"
+        "from logferry.ops.runtime import jars; from logferry.ops.runtime.jars import JarSet;"
         f" jars.fetch_jars({WANTED!r})"
     )
     started = [subprocess.Popen([sys.executable, "-c", program], env=dict(os.environ)) for _ in range(4)]
