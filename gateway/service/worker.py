@@ -210,7 +210,7 @@ async def send_to_graphite(settings: Graphite, dc: str, worker: int) -> None:
         try:
             # In a thread, for it is a blocking socket.
             await asyncio.to_thread(bridge.push, prefix)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - telemetry never ends a worker
             if not is_away:
                 log.event("graphite_unreachable", host=settings.host, port=settings.port, error=str(error))
             is_away = True
