@@ -80,6 +80,7 @@ async def test_loads_between_any_two_looks_move_no_row(
     def slow(path: Path) -> DeltaTable | None:
         """Another batch is in the table by the time that this one is open."""
         opened = open_table(path)
+        monkeypatch.setattr(tables, "open_table", open_table)  # the load opens tables, too
         if not meanwhile:
             meanwhile.extend(load_table(loads, job(table, topic.name)))
         return opened
