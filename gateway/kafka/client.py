@@ -203,10 +203,8 @@ class KafkaClient:
 
     async def offset(self, topic: str, partition: int, time_ms: int) -> int:
         """The offset at a time (`EARLIEST`, or `LATEST`: the end of what is committed); -1: no record so late."""
-        found = await self._with_leader(
-            topic, partition, lambda node: self._offsets_at(time_ms, node, [(topic, partition)])
-        )
-        return found[topic, partition]
+        ask = partial(self._offsets_at, time_ms, led=[(topic, partition)])
+        return (await self._with_leader(topic, partition, ask))[topic, partition]
 
     async def offsets(self, partitions: list[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         """`offset` of many partitions, with few requests a broker; waits for those that are not there yet."""
