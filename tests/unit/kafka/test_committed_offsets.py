@@ -17,7 +17,7 @@ class Kafka:
     """Group ``a`` has offset 5 of one partition, none of the next, and no right on the last."""
 
     async def send(self, *_: object) -> Any:
-        partitions = [(0, 5, -1, "", 0, {}), (1, -1, -1, "", 0, {}), (2, -1, -1, "", _NO_RIGHT.errno, {})]
+        partitions: Any = [(0, 5, -1, "", 0, {}), (1, -1, -1, "", 0, {}), (2, -1, -1, "", _NO_RIGHT.errno, {})]
         return SimpleNamespace(groups=[("a", [("dc1.t", partitions, {})], 0, {}), ("b", None, 16, {})])
 
     async def with_coordinator(self, _: str, ask: Callable[[Any], Awaitable[Any]]) -> Any:
