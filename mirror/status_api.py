@@ -59,8 +59,8 @@ def _refuse_browsers(request: web.BaseRequest) -> None:
 
 
 def partitions_of(ownership: Ownership[MirrorLane]) -> list[MirroredPartition]:
-    """Those of this worker's lanes."""
-    return [partition for lane in ownership.held() for partition in lane.partitions.values()]
+    """Those of this worker's lanes. Safe to call from another thread."""
+    return [partition for lane in ownership.held() for partition in list(lane.partitions.values())]
 
 
 class Lag(NamedTuple):

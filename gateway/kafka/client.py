@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -135,7 +136,8 @@ class KafkaClient:
             return {tp: known[tp[0]].id if tp[0] in known else NO_ID for tp in led}
 
         seen: dict[str, set[bytes]] = {}
-        for (topic, _), topic_id in (await self._ask_leaders(partitions, ask, gone=NO_ID)).items():
+        # An answer has the topic's other partitions, too: all of a leader's are asked for at once.
+        for (topic, _), topic_id in (await self._ask_leaders(partitions, ask, sys.maxsize, gone=NO_ID)).items():
             seen.setdefault(topic, set()).add(topic_id)
         return {topic: topic_id for topic, (topic_id, *others) in seen.items() if not others and topic_id != NO_ID}
 
@@ -201,28 +203,28 @@ class KafkaClient:
 
     async def offset(self, topic: str, partition: int, time_ms: int) -> int:
         """The offset at a time (`EARLIEST`, or `LATEST`: the end of what is committed); -1: no record so late."""
-        await self.present_leader(topic, partition)
-        return (await self.offsets([(topic, partition)], time_ms))[topic, partition]
+        ask = partial(self._offsets_at, time_ms, led=[(topic, partition)])
+        return (await self._with_leader(topic, partition, ask))[topic, partition]
 
     async def offsets(self, partitions: list[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        """`offset` of many partitions, with one request a broker; waits for those that are not there yet."""
+        """`offset` of many partitions, with few requests a broker; waits for those that are not there yet."""
+        return await self._ask_leaders(partitions, partial(self._offsets_at, time_ms), _AT_ONCE)
 
-        async def ask(node: int, led: list[TopicPartition]) -> dict[TopicPartition, int]:
-            by_topic = grouped((topic, (number, time_ms)) for topic, number in led)
-            response = await self._client.send(node, OffsetRequest(-1, _READ_COMMITTED, list(by_topic.items())))
-            found = {}
-            for topic, answers in response.topics:
-                for number, code, _timestamp, offset in answers:
-                    raise_for(code, f"{topic}-{number}")
-                    found[topic, number] = offset
-            return found
-
-        return await self._ask_leaders(partitions, ask)
+    async def _offsets_at(self, time_ms: int, node: int, led: list[TopicPartition]) -> dict[TopicPartition, int]:
+        by_topic = grouped((topic, (number, time_ms)) for topic, number in led)
+        response = await self._client.send(node, OffsetRequest(-1, _READ_COMMITTED, list(by_topic.items())))
+        found = {}
+        for topic, answers in response.topics:
+            for number, code, _timestamp, offset in answers:
+                raise_for(code, f"{topic}-{number}")
+                found[topic, number] = offset
+        return found
 
     async def _ask_leaders(
         self,
         partitions: Iterable[TopicPartition],
         ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, _T]]],
+        at_once: int,
         gone: _T | None = None,
     ) -> dict[TopicPartition, _T]:
         """The answers of all partitions' leaders, retried while these move. ``gone``: that for a topic without one."""
@@ -232,7 +234,7 @@ class KafkaClient:
             while missing:
                 by_node = grouped((self._leaders.get(tp, -1), tp) for tp in missing)
                 by_node.pop(-1, None)
-                few = ((n, led[i : i + _AT_ONCE]) for n, led in by_node.items() for i in range(0, len(led), _AT_ONCE))
+                few = ((n, led[i : i + at_once]) for n, led in by_node.items() for i in range(0, len(led), at_once))
                 answers = await asyncio.gather(*(ask(node, led) for node, led in few), return_exceptions=True)
                 for answer in answers:
                     if isinstance(answer, dict):
@@ -283,6 +285,9 @@ class KafkaClient:
             decoded = await asyncio.to_thread(committed_records, *found) if is_large else committed_records(*found)
             return FetchedRecords(*decoded, last_stable=fields[3])
 
+        return await self._with_leader(topic, partition, ask)
+
+    async def _with_leader(self, topic: str, partition: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
         async with asyncio.timeout(_DEADLINE_S + 35):
             while True:
                 try:

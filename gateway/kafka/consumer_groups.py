@@ -114,7 +114,7 @@ class ConsumerGroups:
         """The committed offsets: of the next record to read. Partitions without one are missing."""
 
         async def ask(send: Send) -> dict[TopicPartition, int]:
-            found = _committed(await send(GroupOffsetsRequest([group])))[group]
+            found = _committed(await send(GroupOffsetsRequest([group])), is_whole=True)[group]
             if isinstance(found, errors.KafkaError):
                 raise found
             return found
@@ -122,7 +122,10 @@ class ConsumerGroups:
         return await self._kafka.with_coordinator(group, ask)
 
     async def committed_at(self, node: int, groups: Sequence[str]) -> dict[str, Committed]:
-        """`committed` of several groups, in one request to their coordinator; an error is its group's."""
+        """`committed` of several groups, in one request to their coordinator; an error is its group's.
+
+        A partition with an error is missing like one without an offset.
+        """
         return _committed(await self._kafka.send(node, GroupOffsetsRequest(groups)))
 
     async def commit(self, group: str, member: GroupMember, offsets: Mapping[TopicPartition, int]) -> None:
@@ -147,14 +150,15 @@ class ConsumerGroups:
             raise CommitRefused(str(error)) from None
 
 
-def _committed(response: Any) -> dict[str, Committed]:
+def _committed(response: Any, *, is_whole: bool = False) -> dict[str, Committed]:
+    """``is_whole``: an error of a partition is its group's."""
     found: dict[str, Committed] = {}
     for group, topics, code, _tags in response.groups:
         offsets: dict[TopicPartition, int] = {}
         for topic, partitions, _ in topics or ():
             for number, offset, _epoch, _metadata, error, _ in partitions:
-                code = code or error
-                if offset != _NO_OFFSET:
+                code = code or (error if is_whole else 0)
+                if not error and offset != _NO_OFFSET:
                     offsets[topic, number] = offset
         found[group] = errors.for_code(code)(group) if code else offsets
     return found

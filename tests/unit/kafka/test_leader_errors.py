@@ -105,3 +105,54 @@ async def test_a_topic_has_the_id_that_all_its_leaders_know(known: tuple[bytes, 
         assert await kafka.ids_at_leaders([("dc1.t", 0), ("dc1.t", 1)]) == expected
     finally:
         await kafka.close()
+
+
+async def test_each_leader_is_asked_once_for_the_id_of_a_topic_of_many_partitions() -> None:
+    kafka: Any = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    partitions = [("dc1.t", number) for number in range(1000)]
+    kafka._leaders |= {tp: tp[1] % 2 for tp in partitions}
+    asked = []
+
+    async def send(node: int, request: object) -> bytes:
+        asked.append(node)
+        return bytes(_METADATA.encode((0, [], "here", 1, [(0, "dc1.t", b"i" * 16, False, [], 0, {})], {})))
+
+    kafka._client.send = send
+    try:
+        assert await kafka.ids_at_leaders(partitions) == {"dc1.t": b"i" * 16}
+        assert sorted(asked) == [0, 1]
+    finally:
+        await kafka.close()
+
+
+async def test_an_offset_waits_for_the_leader_of_a_new_topic() -> None:
+    kafka = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    moving: Any = Moving(kafka, 0)
+    views = [ClusterMetadata("here", {}, {}, {"dc1.t": errors.LeaderNotAvailableError.errno})]
+    describe, moving._kafka.describe = moving.describe, lambda names: found(names)
+
+    async def found(names: list[str]) -> ClusterMetadata:
+        return views.pop() if views else await describe(names)
+
+    try:
+        assert await call(kafka, "offset") == 7
+    finally:
+        await kafka.close()
+
+
+async def test_the_leader_of_a_topic_that_is_gone_is_not_asked_for_its_offset_for_ever() -> None:
+    kafka: Any = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    kafka._leaders[_TP] = 1
+
+    async def describe(_: list[str]) -> ClusterMetadata:
+        return ClusterMetadata("here", {}, {}, {"dc1.t": errors.UnknownTopicOrPartitionError.errno})
+
+    async def send(*_: object) -> None:
+        raise errors.KafkaConnectionError("the broker is down")
+
+    kafka.describe, kafka._client.send = describe, send
+    try:
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            await call(kafka, "offset")
+    finally:
+        await kafka.close()

@@ -4,6 +4,9 @@ A browser sends such a request without asking, or names itself."""
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -17,7 +20,7 @@ from logferry.gateway.http.router import Routes
 from logferry.gateway.token_command import new_token
 from logferry.mirror.lanes.stops import CannotResume
 from logferry.mirror.remote import RemoteCluster
-from logferry.mirror.status_api import MirrorApi
+from logferry.mirror.status_api import MirrorApi, partitions_of
 from prometheus_client import CollectorRegistry
 
 from tests.support.mirror_lane import MirrorWorld
@@ -78,6 +81,31 @@ async def test_an_operator_resumes(client: TestClient[Any, Any], lane: Lane) -> 
     async with client.post("/v1/resume", data=BODY, headers=JSON) as answer:
         assert answer.status == 200
     assert lane.resumed == [(("dc1.t", 0), 7)]
+
+
+def test_metrics_are_computed_while_lanes_follow_other_partitions() -> None:
+    lane: Any = SimpleNamespace(partitions=dict.fromkeys(range(10_000)))
+    ownership: Any = SimpleNamespace(held=lambda: [lane])
+    is_over = threading.Event()
+
+    def follow() -> None:
+        while not is_over.is_set():
+            lane.partitions[-1] = None
+            time.sleep(0)  # lets the other thread go on
+            del lane.partitions[-1]
+            time.sleep(0)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    follows = threading.Thread(target=follow)
+    follows.start()
+    try:
+        for _ in range(300):
+            assert len(partitions_of(ownership)) >= 10_000
+    finally:
+        is_over.set()
+        follows.join()
+        sys.setswitchinterval(before)
 
 
 async def test_a_resume_waits_for_a_lane_that_opens_again(client: TestClient[Any, Any], lane: Lane) -> None:
