@@ -10,8 +10,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # A rotated file that was compressed is not a new source: its plain incarnation was one. Only a pattern that ends with
 # such a suffix matches these files.
@@ -114,24 +113,24 @@ def _is_under(path: str, folders: Iterable[str]) -> bool:
     return any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
 
 
-def files_beside(path: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """The name of ``path``, with each regular file of its folder in order.
+def files_beside(path: str, fits: Callable[[str, os.DirEntry[str]], bool]) -> Iterator[str]:
+    """The regular files of its folder that fit to the name of ``path``, in order.
 
-    Of a symbolic link also the name and the folder of what it leads to: there the file is rotated.
+    Of a symbolic link also those that fit to what it leads to, in that folder: there the file is rotated.
     """
     for each in dict.fromkeys((path, os.path.realpath(path))):
         folder, name = os.path.split(each)
         try:
-            with os.scandir(folder) as entries:
-                found = sorted((one for one in entries if one.is_file(follow_symlinks=False)), key=attrgetter("name"))
+            with os.scandir(folder) as entries:  # a look at a file costs more than its name: only at those that fit
+                found = sorted(one.path for one in entries if fits(name, one) and one.is_file(follow_symlinks=False))
         except OSError:
             continue
-        yield from ((name, one) for one in found)
+        yield from found
 
 
 def find_moved(path: str, key: FileKey) -> str | None:
     """The present path of the file that was ``path``, if it was renamed beside it; None: it is not there."""
-    return next((entry.path for _, entry in files_beside(path) if entry.inode() == key[1]), None)
+    return next(files_beside(path, lambda _, entry: entry.inode() == key[1]), None)
 
 
 def folder_is_on(path: str, device: int) -> bool:

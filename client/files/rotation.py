@@ -74,11 +74,10 @@ def find_copy(wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: f
     """The copy beside the file, opened at the position."""
     if not wanted.head.length:
         return None
-    for name, candidate in files_beside(wanted.path):
-        if name in originals(candidate.name):
-            tail = _open(candidate.path, wanted, is_another, now, once)
-            if tail is not None:
-                return tail
+    for path in files_beside(wanted.path, lambda name, entry: name in originals(entry.name)):
+        tail = _open(path, wanted, is_another, now, once)
+        if tail is not None:
+            return tail
     return None
 
 
@@ -272,8 +271,8 @@ def find_compressed(entry: CheckpointEntry) -> CompressedFile | None:
     """
     if not entry.position and entry.head.length < HEAD_BYTES:
         return None  # too few bytes of it are known
-    for _, candidate in files_beside(entry.last_path):
-        found = _open_compressed(candidate.path, entry) if candidate.name.endswith(".gz") else None
+    for path in files_beside(entry.last_path, lambda _, candidate: candidate.name.endswith(".gz")):
+        found = _open_compressed(path, entry)
         if found is not None:
             return found
     return None

@@ -176,7 +176,8 @@ class ReaderCore:
         """The next chunk; None at the end, or at the deadline. `deliver` or `lines_of` follows. Opens if need be."""
         if self._left == 0:
             return None
-        yield from self.opening(deadline)
+        if not self._is_open:
+            yield from self.opening(deadline)
         while True:
             try:
                 chunk = self._poll()

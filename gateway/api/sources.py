@@ -13,6 +13,7 @@ from bisect import insort
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import Any, Final, cast
 from urllib.parse import quote
 
@@ -127,7 +128,7 @@ async def first_rows(
         async for source, state in lane.sources(topic, wants):
             key = _key(source.source_id, source.partition_key)
             if key > after and counts(state):
-                insort(first, (key, source, state))
+                insort(first, (key, source, state), key=itemgetter(0))
                 del first[size:]
     return [_row(source, state) for _, source, state in first]
 

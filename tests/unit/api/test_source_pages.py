@@ -71,3 +71,10 @@ async def test_the_states_behind_a_full_page_are_not_read() -> None:
     rows = await page_of(lanes, "web00500")
     assert [row["source_id"] for row in rows] == [f"web{number:05}" for number in range(501, 501 + SIZE)]
     assert sum(lane.read for lane in lanes) < 3 * SIZE
+
+
+async def test_a_source_in_two_lanes_does_not_end_the_list() -> None:
+    """As of a lane that moves: its states in the two may differ, and need no order."""
+    lanes = lanes_of([("a", None, ID), ("a", None, ID)])
+    lanes[1]._sources = [(lanes[1]._sources[0][0], state()._replace(recorded=7))]
+    assert [row["recorded_seqno"] for row in await page_of(lanes, "")] == [None, 7]

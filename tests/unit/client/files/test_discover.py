@@ -1,5 +1,6 @@
 """Patterns → files, each once."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -90,6 +91,27 @@ def test_a_renamed_file_is_found_in_its_folder_only(tmp_path: Path) -> None:
     assert folder_is_on(str(tmp_path / "a.log"), key[0])
     assert not folder_is_on(str(tmp_path / "a.log"), key[0] + 1)
     assert not folder_is_on(str(tmp_path / "gone" / "a.log"), key[0])
+
+
+def test_a_file_that_cannot_be_looked_at_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path, "a.log", "b.log", "c.log")
+    wanted = (tmp_path / "b.log").stat()
+    monkeypatch.setattr(
+        os, "scandir", lambda folder: contextlib.nullcontext(map(Entry, sorted(Path(folder).iterdir())))
+    )
+    assert find_moved(str(tmp_path / "gone.log"), (wanted.st_dev, wanted.st_ino)) == str(tmp_path / "b.log")
+
+
+class Entry:
+    """Of a file system that does not tell the kinds of its files, and where only ``b.log`` can be looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name, self.inode = str(path), path.name, lambda: path.stat().st_ino
+
+    def is_file(self, follow_symlinks: bool) -> bool:
+        if self.name != "b.log":
+            raise OSError("stale file handle")
+        return not follow_symlinks
 
 
 def test_missing_names_only_what_has_no_wildcard(tmp_path: Path) -> None:
