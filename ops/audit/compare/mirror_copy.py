@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -111,10 +112,7 @@ async def audit_mirror(
     scope = {"mirror": f"{original}:{config.dc}"}
     state = ProvenState(scope) if state_file is None or full else read_state_file(state_file, scope)
 
-    def save() -> None:
-        if state_file is not None:
-            write_state_file(state_file, state)
-
+    save: Callable[[], None] = partial(write_state_file, state_file, state) if state_file else lambda: None
     async with connected(kafka_options(remote.kafka)) as there, connected(kafka_options(config.kafka)) as here:
         try:
             dcs = (original, remote.dc, config.dc)
@@ -165,11 +163,9 @@ class CopyComparison:
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(place: TopicPartition) -> None:
-            original_id, copy_id = (
-                printed_topic_id(of[place[0]].id) if place[0] in of else "" for of in (views, copies)
-            )
+            ids = [printed_topic_id(of[place[0]].id) if place[0] in of else "" for of in (views, copies)]
             async with gate:
-                report.partitions.append(await self.partition(place, original_id, copy_id))
+                report.partitions.append(await self.partition(place, *ids))
             progress("mirror", len(report.partitions), len(places))
 
         await asyncio.gather(*map(one, places))

@@ -120,7 +120,7 @@ def read_state_file(file: Path, scope: dict[str, Any]) -> ProvenState:
     digest = sha256()
     for line in lines[:-1]:
         digest.update(line)
-    if lines[-1] != _seal(digest.hexdigest()):
+    if lines[-1] != json.dumps(digest.hexdigest()).encode():
         raise _unusable(file, f"damaged (wrong checksum); {remedy}")
     try:
         state = ProvenState({})
@@ -144,17 +144,13 @@ def write_state_file(file: Path, state: ProvenState) -> None:
             for line in itertools.chain([json.dumps({"format": FORMAT}).encode()], parts):
                 digest.update(line + b"\n")
                 out.write(line + b"\n")
-            out.write(_seal(digest.hexdigest()))
+            out.write(json.dumps(digest.hexdigest()).encode())
             out.flush()
             os.fsync(out.fileno())
         new.replace(file)
     except OSError as error:
         new.unlink(missing_ok=True)
         raise _unusable(file, f"cannot be written: {error.strerror}") from None
-
-
-def _seal(digest: str) -> bytes:
-    return json.dumps({"sha256": digest}).encode() + b"\n"
 
 
 def _unusable(file: Path, why: str) -> UsageError:
