@@ -233,10 +233,8 @@ class _Audit:
     async def _read_centre(self, centre: Centre) -> None:
         """Reads the log of a data centre: the audited one, to compare it with its states; of another one the topics
         that a table is loaded from there."""
-        kafka, places = (
-            centre.kafka,
-            [(topic, p.partition) for topic, of in centre.topics.items() for p in of.partitions],
-        )
+        kafka = centre.kafka
+        places = [(topic, p.partition) for topic, of in centre.topics.items() for p in of.partitions]
         starts, fences = await kafka.offsets(places, EARLIEST), await kafka.offsets(places, LATEST)
         if centre is self.here:
             await self._read_states()

@@ -160,10 +160,9 @@ def chunk_findings(
 
 def _kind(missing: int) -> str:
     """``missing``: lines without a row; negative: rows too many; 0: as many, but not the same."""
-    kind = "doubled-row" if missing < 0 else "missing-row"
     if missing == 0:
-        kind = "changed-row"
-    return kind
+        return "changed-row"
+    return "doubled-row" if missing < 0 else "missing-row"
 
 
 def _unnamed(place: TopicPartition, offset: int, missing: int) -> Finding:

@@ -1,6 +1,6 @@
 """The state file: the proof of an audit, so that the next one reads only newer data.
 
-The file has lines of JSON: the format with a digest of the other lines, and then a `ProvenState` in parts. It is
+The file has lines of JSON: the format, a `ProvenState` in parts, and then a digest of all lines before it. It is
 written under another name and renamed, so a reader always finds a complete one; of two audits that write at once the
 later one wins, and both are true. A file of another format, truncated or edited is refused until it is removed.
 
@@ -11,6 +11,7 @@ the sums of each source, and the sums of each file.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -109,19 +110,21 @@ def read_state_file(file: Path, scope: dict[str, Any]) -> ProvenState:
     except OSError as error:
         raise _unusable(file, f"cannot be read: {error.strerror}") from None
     remedy = "remove it to start from the beginning"
-    head, _, body = text.partition(b"\n")
+    lines = text.splitlines(keepends=True) or [b""]
     try:
-        stated = json.loads(head)
-        form = stated["format"]
+        form = json.loads(lines[0])["format"]
     except (ValueError, KeyError, TypeError):
         raise _unusable(file, f"not a state file of logferry audit; {remedy}") from None
     if form != FORMAT:
         raise _unusable(file, f"format {form!r} is not supported, this version writes {FORMAT!r}; {remedy}")
-    if stated.get("sha256") != sha256(body).hexdigest():
+    digest = sha256()
+    for line in lines[:-1]:
+        digest.update(line)
+    if lines[-1] != json.dumps(digest.hexdigest()).encode():
         raise _unusable(file, f"damaged (wrong checksum); {remedy}")
     try:
         state = ProvenState({})
-        for line in body.splitlines():
+        for line in lines[1:-1]:
             state.add(_STATE.validate_json(line))
     except ValidationError as error:
         raise _unusable(file, f"damaged ({error.errors()[0]['msg']}); {remedy}") from None
@@ -134,12 +137,14 @@ def read_state_file(file: Path, scope: dict[str, Any]) -> ProvenState:
 def write_state_file(file: Path, state: ProvenState) -> None:
     """Raises UsageError if it cannot be written; the old file is unchanged then."""
     new = file.with_name(f"{file.name}.{os.getpid()}.new")
-    body = b"".join(_STATE.dump_json(part) + b"\n" for part in state.parts())
-    head = {"format": FORMAT, "sha256": sha256(body).hexdigest()}
+    digest = sha256()
+    parts = (_STATE.dump_json(part) for part in state.parts())
     try:
         with new.open("wb") as out:
-            out.write(json.dumps(head).encode() + b"\n")
-            out.write(body)
+            for line in itertools.chain([json.dumps({"format": FORMAT}).encode()], parts):
+                digest.update(line + b"\n")
+                out.write(line + b"\n")
+            out.write(json.dumps(digest.hexdigest()).encode())
             out.flush()
             os.fsync(out.fileno())
         new.replace(file)

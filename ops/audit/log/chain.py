@@ -103,16 +103,16 @@ class Chain:
         which its states began again, None if they did not."""
         self.settled = max([*self.later, *([] if self.settled is None else [self.settled])], default=None)
         self.later.clear()
-        if reborn is None:
-            return
         if self.forgotten is None:
+            if reborn is None:
+                return
             covered = Ranges()
             covered.add(self.first - 1 if self.base is None else self.base, self.last)
             self.forgotten = ForgottenSource([], covered)
             for low, high in self.holes:
                 covered = covered.minus(Ranges([low], [high]))
             self.forgotten.covered = covered
-        self.forgotten.bases = list((Counter(reborn) - Counter(self.forgotten.used)).elements())
+        self.forgotten.bases = list((Counter(reborn or ()) - Counter(self.forgotten.used)).elements())
 
     def note(self, seqno: int, *, is_settled: bool) -> None:
         """Called for each record: the states are compared with these seqnos."""

@@ -176,6 +176,7 @@ class OriginalFiles:
         """``proven``: by path, in the form in which sources write it. Raises UsageError for an unreadable file."""
         self._by_folder: dict[str, list[OriginalFile]] = {}
         self._holding: dict[tuple[str, str], list[OriginalFile]] = {}
+        self._begun: set[tuple[str, str]] = set()
         self._files: list[OriginalFile] = []
         try:
             # Not resolve(): it would follow symbolic links.
@@ -197,6 +198,8 @@ class OriginalFiles:
         self._files.append(original)
         if proven is not None:
             original.resume(proven)
+        for source in original.pairs:
+            self._holding.setdefault(source, []).append(original)
         for folder in {os.path.dirname(name) for name in names}:  # noqa: PTH120 - text, with escapes
             self._by_folder.setdefault(folder, []).append(original)
 
@@ -222,10 +225,10 @@ class OriginalFiles:
         ``is_new`` False: an earlier audit read the chunk; it is compared only with files that are new since then.
         """
         source = (topic, source_id)
-        if source not in self._holding:
+        if source not in self._begun:
+            self._begun.add(source)
             self._begin(source, chunk, is_known)
-            self._holding[source] = [original for original in self._files if source in original.pairs]
-        for original in self._holding[source]:
+        for original in self._holding.get(source, ()):
             if is_new or not original.is_known:
                 original.pairs[source].take(original, chunk, recorded_ms)
 
@@ -239,6 +242,7 @@ class OriginalFiles:
             pair = original.begin(*source, path, chunk)
             if pair is not None:
                 original.pairs[source] = pair
+                self._holding.setdefault(source, []).append(original)
 
     def reports(self, findings: Findings) -> list[FileReport]:
         """One report a file and topic; differences and unsent ends are added to the findings."""

@@ -139,6 +139,17 @@ def test_a_chain_continues():
     assert found.forgotten.bases == [9]
 
 
+def test_a_source_does_not_begin_again_at_a_base_whose_state_is_gone(tmp_path: Path):
+    before = ProvenPartition("id", 9, chains={"web1": chain()})
+    assert before.chains["web1"].forgotten is not None
+    assert before.chains["web1"].forgotten.bases == [7]
+    write_state_file(tmp_path / "kept", ProvenState(SCOPE, {("dc1", PLACE): before}))
+    found = log(0, 30, read_state_file(tmp_path / "kept", SCOPE).partitions["dc1", PLACE])
+    broken = found.chains["web1"].follow(9, 120, 7, size_bytes=1)
+    assert broken is not None
+    assert broken.refutes
+
+
 @pytest.mark.parametrize(
     ("start", "end", "kind"), [(0, 12, None), (12, 20, None), (0, 11, "log-cut-back"), (0, 3, "log-cut-back")]
 )
