@@ -31,7 +31,7 @@ def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Seq
         raise ForeignTable(f"{paths.main} is not empty, and not a Delta table")
     read_state(paths)
     Ledger(paths.ledger).create()
-    _create(paths.quarantine, QUARANTINE, "logferry quarantine", (), set())
+    _create(paths.quarantine, QUARANTINE, "logferry quarantine", (), {"parser", "resolved", "since"})
     dates = [name for name in partition_by if name in DATES]
     own = set(parser.kinds) | {"fields", "event_time"}
     _create(paths.main, Schema.from_json(row_schema(parser, dates).json()), "logferry rows", partition_by, own)

@@ -52,7 +52,7 @@ class ReloadTarget(NamedTuple):
             if span.start >= span.end:
                 raise LoaderConfigError(f"--from {text!r}: the end must be after the start")
             return cls(text, match[1], span=span)
-        if (match := _PLACE.fullmatch(text)) and ".." not in match[1]:
+        if (match := _PLACE.fullmatch(text)) and (match[3] or ".." not in text):
             partition = None if match[2] is None else int(match[2])
             offsets = None if match[3] is None else (int(match[3]), int(match[4]))
             if offsets is not None and offsets[0] >= offsets[1]:

@@ -152,7 +152,10 @@ def add_rows(
 ) -> dict[datetime, Segment]:
     """The segments that a batch adds rows to, as they are after it."""
     counted = {start: RecountedRows(rows.plus(_rows_of(segments.get(start))), True) for start, rows in added.items()}
-    return replace_rows(segments, counted, batch, now)
+    found = replace_rows(segments, counted, batch, now)
+    # Rows stay late when retention has dropped them, and those that come for a dropped segment are.
+    late = {s: one.late_rows + (one.state != ACTIVE) * added[s].rows for s, one in segments.items() if s in added}
+    return {start: one._replace(late_rows=late.get(start, 0)) for start, one in found.items()}
 
 
 def _rows_of(segment: Segment | None) -> AddedRows | None:
@@ -176,7 +179,7 @@ def replace_rows(
                 found[start] = Segment(start, 1, ACTIVE, *rows, 0, None, now, None, batch)
             continue
         count, size, first, last = rows or (0, 0, None, None)
-        late = max(0, count - before.rows) if before.state != ACTIVE else 0
+        late = max(0, count - before.rows) if before.state in (IMMUTABLE, READY) else 0
         late_rows = min(count, before.late_rows + late)
         after = before._replace(rows=count, bytes=size, first=first, last=last, late_rows=late_rows)
         if is_changed or (before.rows, before.bytes) != (count, size):

@@ -7,7 +7,7 @@ run that finds a planned batch executes it first, exactly as planned. A run that
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from logferry.loaders.batches.create_tables import prepare
@@ -86,9 +86,9 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
                 for stop in planned.stopped:
                     stopped.add(stop.topic)
                     yield stop
+            if entry is None and check is not None:
+                entry, check = (yield from _checked(loader, job, paths, state, check, stopped)), None
             if entry is None:
-                if check is not None:
-                    yield from _checked(loader, job, paths, state, check, stopped)
                 return
             done = do_batch(loader, paths, entry)
             if done.records:
@@ -99,21 +99,27 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
 
 def _checked(
     loader: Loader, job: TableJob, paths: TablePaths, state: TableState, check: SegmentCheck, stopped: Collection[str]
-) -> Iterator[LoadEvent]:
-    """Finishes the check, once everything is loaded. Where another loader continues, it will check, too."""
+) -> Generator[LoadEvent, None, LedgerEntry | None]:
+    """Finishes the check, once everything is loaded. Where another loader continues, it will check, too.
+
+    Returns the entry of one that was faster: it may be a reset, after which not everything is loaded.
+    """
     yield from map(SegmentNotice, notify_ready(job, paths, state.last))
     if stopped or check.missing:
         yield SegmentNotice(check.missing or f"no segment closes while {', '.join(sorted(stopped))} is stopped")
-        return
+        return None
     try:
         result = finish_check(job, paths, state.last, loader.run, check, _positions(state))
     except Overtaken:
-        return
-    if result is not None:
-        entry = put_entry(loader, job, paths, state, [r.at_rest for r in _positions(state)])
-        is_ours = entry.run == loader.run and not entry.reads
-        yield do_batch(loader, paths, entry, result=result if is_ours else None)
-        yield from map(SegmentNotice, notify_ready(job, paths, entry.batch))
+        return None
+    if result is None:
+        return None
+    entry = put_entry(loader, job, paths, state, [r.at_rest for r in _positions(state)])
+    if entry.run != loader.run or entry.reads:
+        return entry
+    yield do_batch(loader, paths, entry, result=result)
+    yield from map(SegmentNotice, notify_ready(job, paths, entry.batch))
+    return None
 
 
 def requarantine_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:

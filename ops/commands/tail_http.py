@@ -10,7 +10,7 @@ from http.client import FORBIDDEN
 from typing import Any, Final
 
 from logferry.client import Chunk
-from logferry.loaders.errors import LoadError
+from logferry.loaders.errors import LoaderConfigError, LoadError
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
 from logferry.loaders.query.http_ranges import HttpTopics
 from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of, wanted_topics
@@ -48,7 +48,7 @@ class HttpTail:
         return tail_of(snapshot, _views(topics[name] for name in wanted), wanted)
 
     def chunks(self, ranges: Iterable[Range]) -> Iterator[Chunk]:
-        """Exactly the chunks of these ranges. Raises LoadError."""
+        """Exactly the chunks of these ranges. Raises LoadError, CommandError."""
         reads = [r for r in ranges if r.size]
         if not reads:
             return
@@ -58,6 +58,8 @@ class HttpTail:
                 for r in reads:
                     for page in door.chunks(r):
                         yield from page
+        except LoaderConfigError as refused:
+            raise CommandError(f"{refused}; {ALONE}") from None
         except LoadError as error:
             raise type(error)(f"{error}; {ALONE}") from None
 

@@ -33,6 +33,7 @@ TEN, NOON = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 12, t
         ("2026-11-20T10:00..2026-11-20T12:00:00Z", ReloadTarget("", None, span=TimeSpan(TEN, NOON))),
         ("dc1.nginx=2026-11-20T10Z..2026-11-20T12", ReloadTarget("", "dc1.nginx", span=TimeSpan(TEN, NOON))),
         ("dc1.20.nginx", ReloadTarget("", "dc1.20.nginx")),
+        ("dc1.a..b:3=0..2", ReloadTarget("", "dc1.a..b", 3, (0, 2))),
     ],
 )
 def test_what_is_written(text: str, target: ReloadTarget):

@@ -46,7 +46,10 @@ def test_a_dropped_segment_stays_dropped():
         {NOON: late}, WatermarkCheck(NOON + 30 * HOUR, LowWatermark(NOON + 3 * HOUR, None)), 11, RULES
     )
     assert NOON not in seen
-    assert set(drop_before({NOON: late}, NOON + HOUR, 12, NOON, RULES)) == {NOON}
+    again = drop_before({NOON: late}, NOON + HOUR, 12, NOON, RULES)
+    assert set(again) == {NOON}
+    more = add_rows(again, {NOON: AddedRows(2, 9, NOON, NOON)}, 13, NOON)[NOON]
+    assert (more.rows, more.late_rows) == (2, 3), "late rows stay counted when they are dropped"
 
 
 def test_segments_whose_rows_are_replaced():
@@ -75,4 +78,4 @@ def test_segments_whose_rows_are_replaced():
     assert (counted[NOON].rows, counted[NOON].version) == (2, 2), "its count was wrong: it is another version"
     dropped = {NOON: window(0, DROPPED, rows=0)}
     back = replace_rows(dropped, {NOON: RecountedRows(same, is_changed=True)}, 9, NOON)[NOON]
-    assert (back.state, back.version, back.rows) == (DROPPED, 1, 2)
+    assert (back.state, back.version, back.rows, back.late_rows) == (DROPPED, 1, 2, 0), "a reload brings none late"
