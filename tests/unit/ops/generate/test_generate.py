@@ -13,8 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from logferry.ops.generate.__main__ import LogFile, generate
-from logferry.ops.generate.access_log import SITES, AccessLog
+from logferry.ops.generate.__main__ import SITES, AccessLog, LogFile, generate
 
 NOON = 1_795_262_400.0  # 2026-11-21 12:00:00 UTC
 COMBINED = re.compile(
