@@ -36,6 +36,7 @@ SOURCES = ("gateway", "mirror", "loaders", "client", "ops")
 EXTRAS = ("client", "gateway", "loaders", "query", "ops")
 MINORS = (11, 12, 13)
 READY_S = 60.0
+SHIPPED = {".py", ".toml", ".properties", ".conf", ".bash"}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def commands_without_help(environment: Environment, extra: str) -> list[str]:
 def test_the_wheel_holds_every_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    shipped = [path for name in SOURCES for path in (ROOT / name).rglob("*.py")]
+    shipped = [path for name in SOURCES for path in (ROOT / name).rglob("*") if path.suffix in SHIPPED]
     shipped += [ROOT / name / "py.typed" for name in SOURCES] + list((ROOT / "ops" / "deploy").iterdir())
     assert found == {f"logferry/{path.relative_to(ROOT)}" for path in shipped}
 
