@@ -26,7 +26,7 @@ CARRIED = [
     *sorted((ROOT / "client" / "transport").glob("*.py")),
     *LIBRARY,
     ROOT / "gateway" / "__init__.py",
-    *(ROOT / "gateway" / "contract" / f"{name}.py" for name in ("__init__", "names", "chunk", "endpoint")),
+    *(ROOT / "gateway" / "contract" / f"{name}.py" for name in ("__init__", "names", "chunk")),
 ]
 
 
