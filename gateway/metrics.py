@@ -42,10 +42,6 @@ FORWARDS = _counter(
 CLOCK_AHEAD = _gauge("logferry_clock_ahead_seconds", "How far this host's clock is ahead of the brokers' clock")
 LOOP_LAG = _histogram("logferry_event_loop_lag_seconds", "Delay of a timer in the event loop", buckets=_LAG)
 
-KAFKA_THROTTLED = _counter(
-    "logferry_kafka_throttled_seconds_total", "Seconds that Kafka's quotas delayed the transactions of a lane", ["lane"]
-)
-
 
 class LaneMetrics:
     """The metrics of a service's lanes: openings, replay, commit time, fences, and transactions by result."""
@@ -69,14 +65,20 @@ class LaneMetrics:
         self._transactions = counter(
             f"{service}_transactions_total", "Transactions by result: committed, aborted, unknown", ["result"]
         )
+        self._throttled_s = counter(
+            f"{service}_kafka_throttled_seconds_total",
+            "Seconds that Kafka's quotas delayed the transactions of a lane",
+            ["lane"],
+        )
 
     def opened(self, lane: int, *, first: bool, replay_s: float) -> None:
         self._open.labels(str(lane)).set(1)
         self._openings.labels(str(lane), "taken_over" if first else "failure").inc()
         self._replay_s.observe(replay_s)
 
-    def committed(self, seconds: float) -> None:
+    def committed(self, lane: int, seconds: float, throttled_s: float) -> None:
         self._commit_s.observe(seconds)
+        self._throttled_s.labels(str(lane)).inc(throttled_s)
         self._transactions.labels("committed").inc()
 
     def failed(self, lane: int, error: BaseException) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from logferry.client.errors import Rejected
 from logferry.client.reading.decode import ReceivedChunk, decode_chunk
 from logferry.client.reading.requests import RetryLater, error_of_problem
 from logferry.client.reading.subscription import LONG_POLL_MS, Partition, Position, ReadOffset
@@ -178,6 +179,7 @@ class GroupMembership:
         self._committed: dict[Partition, int] = {}
         self._owed: set[Partition] = set()  # delivered, not committed
         self._waiting: set[Partition] = set()
+        self._damaged: dict[Partition, Any] = {}  # stopped by a record that cannot be decoded
         self.is_over = False  # without `follow`: all assigned were read to their ends, or others have all of them
         self.freed = 0  # how often all frames were taken, so that there was room for more
 
@@ -206,6 +208,7 @@ class GroupMembership:
             if kind == "chunk":
                 chunk = decode_chunk(frame)
                 self._waiting.add((chunk.topic, chunk.partition))
+                self._damaged.pop((chunk.topic, chunk.partition), None)
                 if chunk.offset >= self._places.get((chunk.topic, chunk.partition), ReadOffset(0)).offset:
                     return chunk
             elif kind == "session":
@@ -216,6 +219,9 @@ class GroupMembership:
                 raise PartitionsRevoked
             elif kind == "caught_up":
                 self._catch_up(frame)
+            elif kind == "damaged":
+                self._damaged[frame["topic"], frame["partition"]] = frame["problem"]
+                self._check_damaged()
             elif kind == "error":
                 raise error_of_problem(frame.get("problem"))
         return None
@@ -223,7 +229,7 @@ class GroupMembership:
     def _assign(self, frame: Frame) -> None:
         self._generation = frame["generation"]
         self._assigned = {(p["topic"], p["partition"]): p["offset"] for p in frame["partitions"]}
-        self._waiting = set(self._assigned)
+        self._waiting, self._damaged = set(self._assigned), {}
         for partition, start in self._assigned.items():
             place = self._places.get(partition)
             if place is None or start > place.offset or start < self._committed.get(partition, 0):
@@ -240,6 +246,13 @@ class GroupMembership:
                 self._places[partition] = ReadOffset(p["offset"])
         if not self._follow and self._assigned and not self._waiting:
             self.is_over = True
+        self._check_damaged()
+
+    def _check_damaged(self) -> None:
+        """Raises the problem of a partition that cannot be read, once the others were read to their ends."""
+        if not self._follow and self._waiting and self._waiting <= self._damaged.keys():
+            problem = self._damaged[min(self._waiting)]
+            raise Rejected(problem["detail"], "kafka-unavailable", 503)
 
     def at(self, chunk: ReceivedChunk) -> ReadOffset:
         """The position of the chunk's partition."""

@@ -137,11 +137,12 @@ async def written(request: web.BaseRequest, body: bytes, headers: dict[str, str]
     response = web.StreamResponse(headers=headers)
     response.content_length = len(body)
     await response.prepare(request)
+    now = asyncio.get_running_loop().time
     try:
-        for at in range(0, len(body), _BUFFERED_BYTES):
-            async with asyncio.timeout(stall_s):
+        async with asyncio.timeout(stall_s) as stall:
+            for at in range(0, len(body), _BUFFERED_BYTES):
                 await response.write(memoryview(body)[at : at + _BUFFERED_BYTES])
-        async with asyncio.timeout(stall_s):
+                stall.reschedule(now() + stall_s)
             await response.write_eof()
     except TimeoutError:
         if request.transport is not None:

@@ -91,9 +91,14 @@ def pack_head(chunk: Chunk, size: int) -> bytes:
             _pack_int(chunk.prev),
             _pack_int(chunk.created_ms),
             _pack_map(chunk.attributes),
-            _pack_head(size, 0xC4),
+            bin_head(size),
         )
     )
+
+
+def bin_head(size: int) -> bytes:
+    """The bytes before ``size`` bytes as a MessagePack bin."""
+    return _pack_head(size, 0xC4)
 
 
 def _pack_int(value: int | None) -> bytes:

@@ -181,7 +181,8 @@ def committed_records(
 
     ``aborted``: (producer id, first offset) of the aborted transactions in the range, as the fetch answered.
     ``stop_bytes``: stop after the record that reaches it, by keys, values and headers, and some for each of these; at
-    least one record is returned if there is one.
+    least one record is returned if there is one. What lies before a batch that cannot be decoded is returned, too;
+    raises CorruptBatch where there is nothing.
     """
     pending = sorted(aborted, key=lambda transaction: transaction[1])
     open_aborts: set[int] = set()
@@ -210,9 +211,13 @@ def committed_records(
                     if stop_bytes is not None and size >= stop_bytes:
                         return found, record.offset + 1
             position = max(position, batch.next_offset)
-        except (CorruptBatch, MemoryError):
+        except MemoryError:
             raise
         except Exception as error:  # each codec has errors of its own
+            if found or position > offset:
+                return found, max(position, found[-1].offset + 1 if found else offset)
+            if isinstance(error, CorruptBatch):
+                raise
             raise CorruptBatch(
                 f"the batch at offset {getattr(batch, 'base_offset', position)} cannot be decoded: {error!r}"
             ) from error

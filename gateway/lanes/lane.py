@@ -37,7 +37,7 @@ from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
 from logferry.gateway.lanes.replay import replay_states
 from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
 from logferry.gateway.limits import FairShare
-from logferry.gateway.metrics import KAFKA_THROTTLED, LANES, count_written
+from logferry.gateway.metrics import LANES, count_written
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.turns import Turns
 
@@ -184,8 +184,7 @@ class Lane(LaneLifecycle[GroupCommit]):
             self.table.apply(key, raw)
         throttled_s = producer.throttled_s - throttled_s
         self.lane_state.commit(throttled_s)
-        KAFKA_THROTTLED.labels(str(self.number)).inc(throttled_s)
-        self.metrics.committed(time.monotonic() - started)
+        self.metrics.committed(self.number, time.monotonic() - started, throttled_s)
         count_written(draft.chunks)
         self._waiting.commit(offsets)
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
+from logferry.gateway.kafka.record_batch import CorruptBatch
 from logferry.gateway.kafka.types import GroupMember
 from logferry.gateway.reading import formats
 from logferry.gateway.reading.formats import Frame
@@ -138,6 +139,13 @@ def out_of_range(partition: TopicPartition, offset: int, first: int, end: int) -
         first=first,
         next=end,
     )
+
+
+def undecodable(partition: TopicPartition, error: CorruptBatch) -> Problem:
+    """Kafka gives the same damaged records again: an operator mends them, or readers go behind them."""
+    topic, number = partition
+    what_to_do = "make an intact replica the leader, or read on behind it"
+    return Problem("kafka-unavailable", f"{topic}-{number}: {error}; {what_to_do}", topic=topic, partition=number)
 
 
 def next_count(count: int, records: int, size_bytes: int, target_bytes: int, most: int) -> int:

@@ -86,6 +86,12 @@ def caught_up(reached: Mapping[TopicPartition, int]) -> Frame:
     return {"frame": "caught_up", "partitions": positions(reached)}
 
 
+def damaged(partition: TopicPartition, offset: int, problem: Problem) -> Frame:
+    """The partition stops before ``offset``, alone; its chunks follow as soon as they can be read."""
+    topic, number = partition
+    return {"frame": "damaged", "topic": topic, "partition": number, "offset": offset, "problem": problem.document()}
+
+
 def error(problem: Problem) -> Frame:
     """The last frame of a session that fails: the problem document that a request would have received."""
     return {"frame": "error", "problem": problem.document()}

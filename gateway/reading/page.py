@@ -18,12 +18,12 @@ import cramjam
 import msgpack
 from aiokafka import errors
 from logferry.gateway.config import Limits
-from logferry.gateway.contract.chunk import MSGPACK, NDJSON
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON, bin_head
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
-from logferry.gateway.reading.assignment import unknown_topic
-from logferry.gateway.reading.formats import PLAIN, Row, media_type, row_object, row_of
+from logferry.gateway.reading.assignment import undecodable, unknown_topic
+from logferry.gateway.reading.formats import KEYS, PLAIN, Row, media_type, row_object, row_of
 
 # The usual compression of log lines. Kafka sends compressed batches; those that do not fit the answer are wasted.
 _USUAL_RATIO: Final = 5
@@ -32,6 +32,8 @@ _FULL: Final = 0.5
 _INLINE_RECORDS: Final = 50
 # Beside the data of a row.
 _ROW_BYTES: Final = 30
+# The head of a row in MessagePack: an array of so many fields.
+_ARRAY: Final = bytes((0x90 + len(KEYS),))
 # Smaller answers are not compressed.
 SMALL_BYTES: Final = 512
 
@@ -78,9 +80,7 @@ async def read_page(kafka: KafkaClient, limits: Limits, wanted: ReadRequest) -> 
         detail = f"offset {wanted.offset} is outside the retained offsets {first} to {end}"
         raise Problem("out-of-range", detail, first=first, next=end) from None
     except CorruptBatch as error:
-        what_to_do = "make an intact replica the leader, or read on behind it"
-        detail = f"{wanted.topic}-{wanted.partition}: {error}; {what_to_do}"
-        raise Problem("kafka-unavailable", detail) from error
+        raise undecodable((wanted.topic, wanted.partition), error) from error
 
 
 async def _not_found(kafka: KafkaClient, wanted: ReadRequest) -> Problem:
@@ -171,8 +171,12 @@ def compressed(body: bytes, coding: str) -> bytes:
 
 
 def _msgpack(rows: list[Row]) -> bytes:
+    """The data, a row's last field, is copied once."""
     packer = msgpack.Packer()
-    return b"".join(packer.pack(row) for row in rows)
+    parts: list[bytes] = []
+    for *fields, data in rows:
+        parts += (_ARRAY, packer.pack(fields)[1:], bin_head(len(data)), data)
+    return b"".join(parts)
 
 
 def _ndjson(rows: list[Row]) -> bytes:

@@ -6,6 +6,8 @@
   offsets ends the session with an ``error`` frame.
 * A topic that is deleted and recreated is another topic: the session ends, and no position in the older one is
   committed for the new one. Kafka forgets the older positions, so the next session begins at its start.
+* A partition with a record that cannot be decoded stops alone, before it; the reader receives a ``damaged`` frame, and
+  the chunks once they can be read.
 * A reader that is slower than Kafka is waited for. Meanwhile its session holds at most about ``session_bytes`` of
   batches as Kafka stores them, one batch unpacked, and one write. A reader that takes nothing for ``session_stall_s``
   is disconnected.
@@ -31,7 +33,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import leave_group
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
-from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
 from logferry.gateway.kafka.types import GroupMember
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.reading import formats
@@ -41,6 +43,7 @@ from logferry.gateway.reading.assignment import (
     Subscription,
     next_count,
     out_of_range,
+    undecodable,
     unknown_topic,
 )
 from logferry.gateway.reading.consumer_offsets import CLIENT_ID_PREFIX, check_retained
@@ -58,8 +61,14 @@ _METADATA_AGE_MS: Final = 10_000
 _LEAVE_DEADLINE_S: Final = 15.0
 _GRACE_S: Final = 1.0
 _NEVER_MS: Final = 2**31 - 1
+_LOOK_AGAIN_S: Final = 2.0
+_LOOK_BYTES: Final = 1 << 16
 
 Batch = dict[aiokafka.TopicPartition, list[Any]]
+
+
+class _Undecodable(Exception):
+    """aiokafka cannot decode a record of some partition."""
 
 
 class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -102,6 +111,10 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._stopping = False
         self._ended = False
         self._committed = asyncio.Event()
+        # Partitions of `_damaged_of` that stopped.
+        self._damaged: set[TopicPartition] = set()
+        self._damaged_of: HeldPartitions | None = None
+        self._look_at = self._one_by_one_until = 0.0
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # ---- calls from the group and from the worker ----------------------------------------------------------------
@@ -196,8 +209,11 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 await self._position()
                 await self.out.send_frames(self._assignment.due())
                 if taking.done():
-                    held, batch = taking.result()
+                    is_damaged = isinstance(taking.exception(), _Undecodable)
+                    held, batch = (self._assignment.held, {}) if is_damaged else taking.result()
                     taking = None
+                    if held is not None and (is_damaged or self._is_time_to_look(held)):
+                        await self.out.send_frames(await self._set_aside(held, is_damaged))
                     if held is not None and held is self._assignment.held:
                         await self._deliver(held, batch)
                         await self.out.send_frames(await self._caught_up(held))
@@ -238,7 +254,52 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         except errors.NoOffsetForPartitionError:
             # aiokafka looked for a position before `_position` had set it.
             batch = {}
+        except errors.CorruptRecordException as error:
+            raise _Undecodable from error
+        except (errors.KafkaError, MemoryError):
+            raise
+        except Exception as error:  # each codec has errors of its own
+            raise _Undecodable from error
         return self._assignment.held, batch
+
+    def _is_time_to_look(self, held: HeldPartitions) -> bool:
+        return held is self._damaged_of and bool(self._damaged) and asyncio.get_running_loop().time() > self._look_at
+
+    async def _set_aside(self, held: HeldPartitions, is_new: bool) -> list[Frame]:
+        """Pauses the partitions whose next record cannot be decoded, and resumes those where it can be again.
+
+        ``is_new``: aiokafka has just failed to decode one, and has dropped records that it had taken of any partition.
+        """
+        if held is not self._damaged_of:
+            self._damaged_of, self._damaged = held, set()
+        suspects, frames = set(self._damaged), []
+        if is_new:
+            suspects |= {(tp.topic, tp.partition) for tp in self._consumer._fetcher._records}
+            for partition in held.starts:
+                self._consumer.seek(aiokafka.TopicPartition(*partition), held.reached[partition])
+            self._count = 1
+        for topic, number in sorted(suspects & held.starts.keys()):
+            partition, at = aiokafka.TopicPartition(topic, number), held.reached[topic, number]
+            found: Problem | None = None
+            try:
+                await self._kafka.fetch(topic, number, at, max_bytes=_LOOK_BYTES, stop_bytes=1)
+            except CorruptBatch as error:
+                found = undecodable((topic, number), error)
+            if self._assignment.held is not held:
+                break
+            if found is not None and (topic, number) not in self._damaged:
+                self._damaged.add((topic, number))
+                self._consumer.pause(partition)
+                frames.append(formats.damaged((topic, number), at, found))
+                log.event("session_partition_damaged", session=self.id, topic=topic, partition=number, offset=at)
+            elif found is None and (topic, number) in self._damaged:
+                self._damaged.discard((topic, number))
+                self._consumer.seek(partition, at)
+                self._consumer.resume(partition)
+        self._look_at = asyncio.get_running_loop().time() + _LOOK_AGAIN_S
+        # Where none was found, some are whole before it: they are taken one by one.
+        self._one_by_one_until = self._look_at if is_new and not frames else 0.0
+        return frames
 
     async def _position(self) -> None:
         """Finds where granted partitions start and goes there; from then on they are held."""
@@ -267,7 +328,8 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             data, size, ends = await asyncio.to_thread(self._encoded, batch)
         for partition, end in ends.items():
             held.deliver(partition, end)
-        self._count = next_count(self._count, records, size, _WRITE_BYTES, _MOST_RECORDS)
+        if asyncio.get_running_loop().time() > self._one_by_one_until:
+            self._count = next_count(self._count, records, size, _WRITE_BYTES, _MOST_RECORDS)
         if data:
             await self.out.write(data)
         for (topic, number), found in batch.items():

@@ -253,10 +253,11 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         if not taken:
             return
         self.lane_state.begin()
-        started = time.monotonic()
+        started, throttled_s = time.monotonic(), producer.throttled_s
         await transactions.commit(taken, origins)
-        self.lane_state.commit()
-        self.metrics.committed(time.monotonic() - started)
+        throttled_s = producer.throttled_s - throttled_s
+        self.lane_state.commit(throttled_s)
+        self.metrics.committed(self.number, time.monotonic() - started, throttled_s)
         for partition, batches in taken.items():
             self._retried.committed(partition.tp)
             RECORDS.labels(partition.dc).inc(sum(batch.size for batch in batches))

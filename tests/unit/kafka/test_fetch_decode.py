@@ -191,6 +191,17 @@ def test_a_wrong_checksum_is_an_error_and_not_data(flipped: int) -> None:
         committed_records(bytes(raw), [], 0)
 
 
+@pytest.mark.parametrize("before", [batch(0, [b"a", b"b", b"c"]), marker(2, 7, COMMIT)])
+def test_what_lies_before_a_damaged_batch_is_given_first(before: bytes) -> None:
+    bad = bytearray(batch(3, [b"some value"]))
+    bad[-1] ^= 0x01
+    records, position = committed_records(before + bytes(bad), [], 0)
+    assert [record.value for record in records] == ([b"a", b"b", b"c"] if b"a" in before else [])
+    assert position == 3
+    with pytest.raises(CorruptBatch, match="offset 3"):
+        committed_records(bytes(bad), [], position)
+
+
 def test_at_end_is_the_position_against_the_last_stable_offset() -> None:
     assert FetchedRecords([], 7, last_stable=7).at_end
     assert FetchedRecords([], 8, last_stable=7).at_end

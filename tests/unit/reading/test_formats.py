@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON
 from logferry.gateway.reading.formats import PLAIN, Row
@@ -29,3 +30,9 @@ GOLDEN = {
 def test_rows_byte_for_byte(media_type: str) -> None:
     name, encode = encoder(media_type)
     assert (name, encode([FULL, BARE])) == (media_type, GOLDEN[media_type])
+
+
+@pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536])
+def test_any_size_of_data_is_read_by_others(size: int) -> None:
+    _, encode = encoder(MSGPACK)
+    assert tuple(msgpack.unpackb(encode([(*FULL[:-1], bytes(size))]))) == (*FULL[:-1], bytes(size))

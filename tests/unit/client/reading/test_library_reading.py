@@ -322,6 +322,34 @@ def test_a_commit_names_what_was_handed_out_of_what_is_held() -> None:
     assert member.lost() == []
 
 
+def damaged(partition: int) -> dict[str, Any]:
+    found = {"detail": f"dc1.t-{partition}: the batch at offset 5 has a wrong checksum"}
+    return {"frame": "damaged", "topic": "dc1.t", "partition": partition, "offset": 5, "problem": found}
+
+
+def test_a_damaged_partition_ends_a_reader_to_the_end_after_the_others() -> None:
+    member = GroupMembership({}, False)
+    opening = session("1"), assigned(1, p0=0, p1=0), damaged(0)
+    assert offsets(member, *opening, frame(chunk(0, 1)), frame(chunk(1, 1))) == [0, 1]
+    with pytest.raises(Rejected, match="dc1.t-0: the batch at offset 5"):
+        offsets(member, caught_up(1, 2))
+
+
+def test_a_damaged_partition_that_is_mended_is_read_to_the_end() -> None:
+    member = GroupMembership({}, False)
+    opening = session("1"), assigned(1, p0=0, p1=0), damaged(0)
+    assert offsets(member, *opening, frame(chunk(0)), caught_up(1, 2), frame(chunk(1))) == [0, 1]
+    assert not member.is_over
+    offsets(member, caught_up(0, 2))
+    assert member.is_over
+
+
+def test_a_reader_that_follows_waits_for_a_damaged_partition() -> None:
+    member = GroupMembership({}, True)
+    opening = session("1"), assigned(1, p0=0, p1=0), damaged(0)
+    assert offsets(member, *opening, caught_up(1, 2), frame(chunk(0))) == [0]
+
+
 def test_a_lost_partition_is_reported_once() -> None:
     member = GroupMembership({}, True)
     offsets(member, session("1"), assigned(1, p0=0, p1=0), frame(chunk(0)), frame(chunk(0, 1)))
