@@ -113,14 +113,14 @@ async def _collect(kafka: KafkaClient, limits: Limits, wanted: ReadRequest, posi
         fetches += 1
         wait_ms = 0 if rows else max(0, int((deadline - time.monotonic()) * 1000))
         room = max_bytes - _size(rows)
-        fetched = await kafka.fetch(
-            wanted.topic,
-            wanted.partition,
-            position,
-            max_bytes=max(_LEAST_FETCH, room // _USUAL_RATIO),
-            stop_bytes=room,
-            wait_ms=wait_ms,
-        )
+        max_fetch = max(_LEAST_FETCH, room // _USUAL_RATIO)
+        tp = wanted.topic, wanted.partition
+        try:
+            fetched = await kafka.fetch(*tp, position, max_bytes=max_fetch, stop_bytes=room, wait_ms=wait_ms)
+        except CorruptBatch:
+            if rows:
+                return PartitionPage(rows, position, last_offset)
+            raise
         if fetched.records:
             last_offset = fetched.records[-1].offset
         is_small = len(fetched.records) <= _INLINE_RECORDS

@@ -5,9 +5,8 @@
 * Positions come from the group alone, in every new generation, and are never reset: a position outside the retained
   offsets ends the session with an ``error`` frame.
 * A topic that is deleted and recreated is another topic: the session ends, and no position in the older one is
-  committed for the new one. Kafka forgets the older positions, so the next session begins at its start.
-* A partition with a record that cannot be decoded stops alone, before it; the reader receives a ``damaged`` frame, and
-  the chunks once they can be read.
+  committed for the new one. The next session begins at its start.
+* A partition stops alone, with a ``damaged`` frame, before a record that cannot be decoded, and until it can be.
 * A reader that is slower than Kafka is waited for. Meanwhile its session holds at most about ``session_bytes`` of
   batches as Kafka stores them, one batch unpacked, and one write. A reader that takes nothing for ``session_stall_s``
   is disconnected.
@@ -63,6 +62,7 @@ _GRACE_S: Final = 1.0
 _NEVER_MS: Final = 2**31 - 1
 _LOOK_AGAIN_S: Final = 2.0
 _LOOK_BYTES: Final = 1 << 16
+_PAUSE_S: Final = 0.05
 
 Batch = dict[aiokafka.TopicPartition, list[Any]]
 
@@ -282,7 +282,9 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             partition, at = aiokafka.TopicPartition(topic, number), held.reached[topic, number]
             found: Problem | None = None
             try:
-                await self._kafka.fetch(topic, number, at, max_bytes=_LOOK_BYTES, stop_bytes=1)
+                seen = await self._kafka.fetch(topic, number, at, max_bytes=_LOOK_BYTES, stop_bytes=1)
+                # aiokafka also stops at a control batch with a wrong checksum
+                at = seen.records[0].offset if seen.records else seen.next_offset
             except CorruptBatch as error:
                 found = undecodable((topic, number), error)
             if self._assignment.held is not held:
@@ -292,10 +294,14 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._consumer.pause(partition)
                 frames.append(formats.damaged((topic, number), at, found))
                 log.event("session_partition_damaged", session=self.id, topic=topic, partition=number, offset=at)
-            elif found is None and (topic, number) in self._damaged:
-                self._damaged.discard((topic, number))
+            elif found is None:
+                held.reach((topic, number), at)
                 self._consumer.seek(partition, at)
-                self._consumer.resume(partition)
+                if (topic, number) in self._damaged:
+                    self._damaged.discard((topic, number))
+                    self._consumer.resume(partition)
+        if is_new and not frames:
+            await asyncio.sleep(_PAUSE_S)
         self._look_at = asyncio.get_running_loop().time() + _LOOK_AGAIN_S
         # Where none was found, some are whole before it: they are taken one by one.
         self._one_by_one_until = self._look_at if is_new and not frames else 0.0

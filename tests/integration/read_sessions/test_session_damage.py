@@ -56,7 +56,7 @@ async def test_a_damaged_partition_stops_alone_and_goes_on_when_mended(
         whole = identities(stream)
         before = {p: [f["offset"] for f in stream.chunks if f["partition"] == p] for p in (0, 1)}
     async with Stream(gateway.session, gateway.urls[0], topic_name, f"topic={topic}") as stream:
-        with damaged_batch(kafka, topic, 7) as offset:
+        with damaged_batch(kafka, topic, 8) as offset:
             await stream.until(lambda s: "damaged" in s.kinds())
             frame = stream.last("damaged")
             assert (frame["topic"], frame["partition"]) == (topic, 0)
@@ -75,6 +75,17 @@ async def test_a_damaged_partition_stops_alone_and_goes_on_when_mended(
         await stream.until(has(104), seconds=MENDED_S)
         assert identities(stream) == sorted(whole + [(topic, f"web{n}", 13) for n in range(8)])
         assert [f["offset"] for f in stream.chunks if f["partition"] == 0][: len(before[0])] == before[0]
+
+
+async def test_a_damaged_control_batch_stops_nothing(gateway: Gateway, kafka: KafkaCluster, topic_name: str) -> None:
+    topic = await make(gateway, topic_name, 1)
+    for start in range(6):
+        await write(gateway, topic_name, sources=1, start=start)
+    with damaged_batch(kafka, topic, 5):
+        async with Stream(gateway.session, gateway.urls[0], topic_name, f"topic={topic}") as stream:
+            await stream.until(has(6))
+            assert [frame["seqno"] for frame in stream.chunks] == [1, 2, 3, 4, 5, 6]
+            assert "damaged" not in stream.kinds()
 
 
 async def test_what_lies_before_it_is_read_page_by_page(gateway: Gateway, kafka: KafkaCluster, topic_name: str) -> None:
@@ -107,7 +118,7 @@ async def test_a_reader_to_the_end_says_which_partition(gateway: Gateway, kafka:
                 return found, str(error)
         return found, ""
 
-    with damaged_batch(kafka, topic, 3):
+    with damaged_batch(kafka, topic, 4):
         found, said = await asyncio.to_thread(read)
     assert found >= 12
     assert f"{topic}-0" in said
