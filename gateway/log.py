@@ -22,6 +22,7 @@ _BY_LEVEL: Final = {
         session_leave_failed topics_not_visible graphite_unreachable link_waits history_offset_shifted
         clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
         positions_not_carried partition_refused transaction_not_ended session_partition_damaged
+        session_partition_leaderless
         tokens_unencrypted consumer_shared target_not_altered
     """,
     "error": """

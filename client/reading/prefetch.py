@@ -229,13 +229,14 @@ class GroupMembership:
     def _assign(self, frame: Frame) -> None:
         self._generation = frame["generation"]
         self._assigned = {(p["topic"], p["partition"]): p["offset"] for p in frame["partitions"]}
-        self._waiting, self._damaged = set(self._assigned), {}
+        leaderless = {(p["topic"], p["partition"]) for p in frame.get("waiting", ())}
+        self._waiting, self._damaged = self._assigned.keys() | leaderless, {}
         for partition, start in self._assigned.items():
             place = self._places.get(partition)
             if place is None or start > place.offset or start < self._committed.get(partition, 0):
                 self._places[partition] = ReadOffset(start)
             self._committed[partition] = start
-        if not self._follow and not self._assigned:
+        if not self._follow and not self._waiting:
             self.is_over = True
 
     def _catch_up(self, frame: Frame) -> None:

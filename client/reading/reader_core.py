@@ -263,7 +263,9 @@ class ReaderCore:
         try:
             path = next(steps)
             while True:
-                path = steps.send((yield from self._insist(Ask(path), deadline)))
+                before, path = path, steps.send((yield from self._insist(Ask(path), deadline)))
+                if path == before and deadline is not None and time.monotonic() >= deadline:
+                    raise Unknown(f"{path}: a partition has no leader")
         except StopIteration as result:
             found: _T = result.value
             return found
@@ -326,7 +328,7 @@ class ReaderCore:
             for topic in self.options.topics:
                 document = document_of((yield Ask(self.options.topic_path(topic))))
                 for one in document["offsets"]:
-                    if self.options.reads(one["partition"]):
+                    if self.options.reads(one["partition"]) and one["first"] is not None:
                         partition = str(document["topic"]), int(one["partition"])
                         scheduler.add(partition, ReadOffset(int(one["first"])), None)
 

@@ -186,6 +186,9 @@ def start_positions(
     found = []
     for topic in wanted.topics:
         document = document_of((yield wanted.topic_path(topic)))
+        while any(one["next"] is None and wanted.reads(one["partition"]) for one in document["offsets"]):
+            # A partition has no leader; the gateway has waited for one.
+            document = document_of((yield wanted.topic_path(topic)))
         full, offsets = str(document["topic"]), document["offsets"]
         for one in offsets:
             if wanted.reads(one["partition"]):

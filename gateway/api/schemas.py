@@ -97,11 +97,11 @@ class SourcesPage(WireModel):
 
 
 class PartitionRange(WireModel):
-    """``first`` is retained, ``next`` follows the last committed record."""
+    """``first`` is retained, ``next`` follows the last committed record; null: the partition has no leader."""
 
     partition: Number
-    first: Number
-    next: Number
+    first: Number | None
+    next: Number | None
 
 
 class TopicDescription(WireModel):
@@ -160,17 +160,17 @@ class TranslatedOffset(WireModel):
 class PartitionLag(WireModel):
     """``offset`` null: nothing is committed. ``lag_bytes``: of the unread chunks; beyond some 64 KiB an estimate.
 
-    ``lag_seconds``: the age of the oldest unread record.
+    ``lag_seconds``: the age of the oldest unread record. ``next`` null: the partition has no leader.
     """
 
     topic: str
     partition: Number
     offset: Number | None
-    first: Number
-    next: Number
+    first: Number | None
+    next: Number | None
     out_of_range: bool
-    lag_records: Number
-    lag_bytes: Number
+    lag_records: Number | None
+    lag_bytes: Number | None
     lag_seconds: Annotated[float, Field(ge=0)] | None
 
 

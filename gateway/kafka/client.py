@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -48,15 +49,13 @@ _TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
 _REQUEST_TIMEOUT_MS: Final = 10_000
 _DEADLINE_S: Final = 15.0
 _BACKOFF_S: Final = 0.1
-# Connections to each broker for fetches: those that wait for data, and those that do not, so that a lane's replay
-# never queues behind the readers.
+ELECTION_S: Final = 2.0  # a partition without a leader for so long has none for now
+# Connections to each broker for fetches that wait for data, and for others: a replay never queues behind readers.
 _WAITING_FETCHES: Final = 256
 _IMMEDIATE_FETCHES: Final = 16
 _POLL_S: Final = 0.25
-# Batches of so many bytes are decoded at once: of larger ones each MiB takes some ten ms.
-_INLINE_BYTES: Final = 4096
-# Partitions of one request: each is some ten microseconds of aiokafka.
-_AT_ONCE: Final = 200
+_INLINE_BYTES: Final = 4096  # of batches that are decoded at once: a MiB takes some ten ms
+_AT_ONCE: Final = 200  # partitions of one request: each is some ten microseconds of aiokafka
 
 # Transient errors, which are gone once the metadata is fresh.
 PASSING: Final = (
@@ -111,11 +110,10 @@ class KafkaClient:
         self.cluster_id = view.cluster_id
         for node in view.brokers if topics and view.errors else ():
             try:
-                other = await read_answer(
-                    await self._client.send(node, MetadataRequest(sorted(view.errors))), read_metadata
-                )
+                answer = await self._client.send(node, MetadataRequest(sorted(view.errors)))
             except PASSING:
                 continue
+            other = await read_answer(answer, read_metadata)
             view = ClusterMetadata(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
             if not view.errors:
                 break
@@ -127,7 +125,8 @@ class KafkaClient:
     async def ids_at_leaders(self, partitions: Iterable[TopicPartition]) -> dict[str, bytes]:
         """The topics' ids as the leaders of these partitions know them; a topic is missing where they do not agree.
 
-        A leader writes into the topic that it knows: another broker may learn of a deletion later.
+        A leader writes into the topic that it knows: another broker may learn of a deletion later. Any broker answers
+        for a partition without one.
         """
 
         async def ask(node: int, led: list[TopicPartition]) -> dict[TopicPartition, bytes]:
@@ -136,8 +135,13 @@ class KafkaClient:
             return {tp: known[tp[0]].id if tp[0] in known else NO_ID for tp in led}
 
         seen: dict[str, set[bytes]] = {}
+        wanted = set(partitions)
         # An answer has the topic's other partitions, too: all of a leader's are asked for at once.
-        for (topic, _), topic_id in (await self._ask_leaders(partitions, ask, sys.maxsize, gone=NO_ID)).items():
+        answers = await self._ask_leaders(wanted, ask, sys.maxsize, gone=NO_ID, give_up_s=ELECTION_S)
+        if left := wanted - answers.keys():
+            known = (await self.describe(sorted({topic for topic, _ in left}))).topics
+            answers |= {tp: known[tp[0]].id if tp[0] in known else NO_ID for tp in left}
+        for (topic, _), topic_id in answers.items():
             seen.setdefault(topic, set()).add(topic_id)
         return {topic: topic_id for topic, (topic_id, *others) in seen.items() if not others and topic_id != NO_ID}
 
@@ -206,9 +210,11 @@ class KafkaClient:
         ask = partial(self._offsets_at, time_ms, led=[(topic, partition)])
         return (await self._with_leader(topic, partition, ask))[topic, partition]
 
-    async def offsets(self, partitions: list[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        """`offset` of many partitions, with few requests a broker; waits for those that are not there yet."""
-        return await self._ask_leaders(partitions, partial(self._offsets_at, time_ms), _AT_ONCE)
+    async def offsets(
+        self, partitions: list[TopicPartition], time_ms: int, give_up_s: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """`offset` of many partitions; waits for those that are not there yet, and without a leader ``give_up_s``."""
+        return await self._ask_leaders(partitions, partial(self._offsets_at, time_ms), _AT_ONCE, give_up_s=give_up_s)
 
     async def _offsets_at(self, time_ms: int, node: int, led: list[TopicPartition]) -> dict[TopicPartition, int]:
         by_topic = grouped((topic, (number, time_ms)) for topic, number in led)
@@ -226,10 +232,11 @@ class KafkaClient:
         ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, _T]]],
         at_once: int,
         gone: _T | None = None,
+        give_up_s: float | None = None,
     ) -> dict[TopicPartition, _T]:
-        """The answers of all partitions' leaders, retried while these move. ``gone``: that for a topic without one."""
+        """The answers of all leaders; waits for one ``give_up_s``. ``gone``: that for a topic which is missing."""
         found: dict[TopicPartition, _T] = {}
-        missing = set(partitions)
+        missing, began_s = set(partitions), time.monotonic()
         async with asyncio.timeout(_DEADLINE_S):
             while missing:
                 by_node = grouped((self._leaders.get(tp, -1), tp) for tp in missing)
@@ -248,6 +255,8 @@ class KafkaClient:
                 if gone is not None:
                     found |= {tp: gone for tp in missing if tp[0] not in topics}
                     missing -= found.keys()
+                if give_up_s is not None and time.monotonic() >= began_s + give_up_s:
+                    missing = {tp for tp in missing if self._leaders.get(tp, -1) >= 0}
                 are_led = all(self._leaders.get(tp, -1) >= 0 for tp in missing)
                 if not (are_led and all(isinstance(answer, dict) for answer in answers)):
                     await asyncio.sleep(_BACKOFF_S)

@@ -43,9 +43,15 @@ class Grant(NamedTuple):
 class HeldPartitions:
     """Partitions that the session holds; ``reached``: the position up to which each was read."""
 
-    def __init__(self, member: GroupMember, starts: Mapping[TopicPartition, int]) -> None:
+    def __init__(
+        self,
+        member: GroupMember,
+        starts: Mapping[TopicPartition, int],
+        leaderless: Iterable[TopicPartition] = (),
+    ) -> None:
         self.member = member
         self.starts = dict(starts)
+        self.leaderless = sorted(leaderless)
         self.reached = dict(starts)
         self._owed: dict[TopicPartition, int] = {}
         self._announced: dict[TopicPartition, int] = {}
@@ -94,13 +100,15 @@ class SessionAssignment:
         """Every delivered chunk is committed."""
         return self._last is None or self._last.is_settled
 
-    def hold(self, granted: Grant, starts: Mapping[TopicPartition, int]) -> bool:
-        """False when the grant was replaced or revoked while its start positions were looked up."""
+    def hold(
+        self, granted: Grant, starts: Mapping[TopicPartition, int], leaderless: Iterable[TopicPartition] = ()
+    ) -> HeldPartitions | None:
+        """None when the grant was replaced or revoked while its start positions were looked up."""
         if granted is not self.granted:
-            return False
+            return None
         self.granted = None
-        self.held = self._last = HeldPartitions(granted.member, starts)
-        return True
+        self.held = self._last = HeldPartitions(granted.member, starts, leaderless)
+        return self.held
 
     def due(self) -> list[Frame]:
         """The frames that the reader must receive before any further chunk."""
@@ -110,7 +118,7 @@ class SessionAssignment:
         if self._announced_to_reader is not None:
             found.append(formats.revoked(self._announced_to_reader.member.generation, self._announced_to_reader.starts))
         if self.held is not None:
-            found.append(formats.assigned(self.held.member.generation, self.held.starts))
+            found.append(formats.assigned(self.held.member.generation, self.held.starts, self.held.leaderless))
         self._announced_to_reader = self.held
         return found
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 from aiokafka import errors
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER, grouped
 from logferry.gateway.reading.assignment import out_of_range, unknown_topic
@@ -39,17 +39,21 @@ async def lags(
     offsets from the oldest unread record to the end; Kafka's control records take offsets, one a transaction, so it is
     too high by as many, but it is 0 exactly when nothing is unread. ``lag_seconds``: the age of that record.
     ``lag_bytes``: of the unread chunks, by what the oldest of them have: exact where those are few (`_LOOK_BYTES`),
-    else an estimate, since Kafka tells no sizes of a part of a partition.
+    else an estimate, since Kafka tells no sizes of a part of a partition. None of them is known without a leader.
     """
     wanted = {topic for topic, _ in committed} | set(named)
     views = (await kafka.describe(sorted(filter(may_read, wanted)))).topics
     partitions = [(name, p.partition) for name, view in sorted(views.items()) for p in view.partitions]
-    firsts = await kafka.offsets(partitions, EARLIEST) if partitions else {}
-    ends = await kafka.offsets(partitions, LATEST) if partitions else {}
+    firsts = await kafka.offsets(partitions, EARLIEST, ELECTION_S) if partitions else {}
+    ends = await kafka.offsets(sorted(firsts), LATEST, ELECTION_S) if firsts else {}
 
     async def described(partition: TopicPartition) -> dict[str, Any]:
-        first, end = firsts[partition], ends[partition]
-        offset = committed.get(partition)
+        offset, end = committed.get(partition), ends.get(partition)
+        if end is None:
+            unknown = dict.fromkeys(("first", "next", "lag_records", "lag_bytes", "lag_seconds"))
+            named = {"topic": partition[0], "partition": partition[1], "offset": offset}
+            return {**named, **unknown, "out_of_range": False}
+        first = firsts[partition]
         position = max(first, first if offset is None else offset)
         records, size_bytes, oldest_ms = await _unread(kafka, partition, position, end)
         age_s = None if oldest_ms is None else max(0.0, round((kafka.clock.now_ms() - oldest_ms) / 1000, 3))

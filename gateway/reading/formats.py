@@ -71,14 +71,18 @@ def session(session_id: str, consumer: str) -> Frame:
     return {"frame": "session", "session": session_id, "consumer": consumer}
 
 
-def assigned(generation: int, starts: Mapping[TopicPartition, int]) -> Frame:
-    """``offset``: where the partition's chunks start."""
-    return {"frame": "assigned", "generation": generation, "partitions": positions(starts)}
+def assigned(generation: int, starts: Mapping[TopicPartition, int], leaderless: Sequence[TopicPartition] = ()) -> Frame:
+    """``offset``: where the partition's chunks start. ``waiting``: those that come when they have a leader, if any."""
+    frame = {"frame": "assigned", "generation": generation, "partitions": positions(starts)}
+    return {**frame, "waiting": _named(leaderless)} if leaderless else frame
 
 
 def revoked(generation: int, partitions: Iterable[TopicPartition]) -> Frame:
-    named = [{"topic": topic, "partition": number} for topic, number in sorted(partitions)]
-    return {"frame": "revoked", "generation": generation, "partitions": named}
+    return {"frame": "revoked", "generation": generation, "partitions": _named(sorted(partitions))}
+
+
+def _named(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    return [{"topic": topic, "partition": number} for topic, number in partitions]
 
 
 def caught_up(reached: Mapping[TopicPartition, int]) -> Frame:

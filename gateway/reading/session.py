@@ -6,7 +6,7 @@
   offsets ends the session with an ``error`` frame.
 * A topic that is deleted and recreated is another topic: the session ends, and no position in the older one is
   committed for the new one. The next session begins at its start.
-* A partition stops alone, with a ``damaged`` frame, before a record that cannot be decoded, and until it can be.
+* Partitions without a leader, and those with a record that cannot be decoded, stop alone (`StoppedPartitions`).
 * A reader that is slower than Kafka is waited for. Meanwhile its session holds at most about ``session_bytes`` of
   batches as Kafka stores them, one batch unpacked, and one write. A reader that takes nothing for ``session_stall_s``
   is disconnected.
@@ -30,9 +30,9 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract.names import TopicPartition, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import leave_group
-from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
-from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
+from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.kafka.types import GroupMember
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.reading import formats
@@ -42,11 +42,11 @@ from logferry.gateway.reading.assignment import (
     Subscription,
     next_count,
     out_of_range,
-    undecodable,
     unknown_topic,
 )
 from logferry.gateway.reading.consumer_offsets import CLIENT_ID_PREFIX, check_retained
 from logferry.gateway.reading.formats import Frame, row_of
+from logferry.gateway.reading.stopped_partitions import StoppedPartitions
 from logferry.gateway.reading.stream import FrameStream, ReaderGone
 
 _TICK_MS: Final = 500
@@ -60,9 +60,6 @@ _METADATA_AGE_MS: Final = 10_000
 _LEAVE_DEADLINE_S: Final = 15.0
 _GRACE_S: Final = 1.0
 _NEVER_MS: Final = 2**31 - 1
-_LOOK_AGAIN_S: Final = 2.0
-_LOOK_BYTES: Final = 1 << 16
-_PAUSE_S: Final = 0.05
 
 Batch = dict[aiokafka.TopicPartition, list[Any]]
 
@@ -111,10 +108,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._stopping = False
         self._ended = False
         self._committed = asyncio.Event()
-        # Partitions of `_damaged_of` that stopped.
-        self._damaged: set[TopicPartition] = set()
-        self._damaged_of: HeldPartitions | None = None
-        self._look_at = self._one_by_one_until = 0.0
+        self._stopped: StoppedPartitions | None = None
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # ---- calls from the group and from the worker ----------------------------------------------------------------
@@ -208,17 +202,23 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
                     self._changed = asyncio.get_running_loop().create_future()
                 await self._position()
                 await self.out.send_frames(self._assignment.due())
+                stopped = self._stopped
+                if stopped is not None and stopped.held is self._assignment.held:
+                    await self.out.send_frames(stopped.step())
                 if taking.done():
                     is_damaged = isinstance(taking.exception(), _Undecodable)
                     held, batch = (self._assignment.held, {}) if is_damaged else taking.result()
                     taking = None
-                    if held is not None and (is_damaged or self._is_time_to_look(held)):
-                        await self.out.send_frames(await self._set_aside(held, is_damaged))
+                    if is_damaged and stopped is not None and stopped.held is held:
+                        stopped.set_aside()
+                        self._count = 1
                     if held is not None and held is self._assignment.held:
                         await self._deliver(held, batch)
                         await self.out.send_frames(await self._caught_up(held))
                 await self.out.keep_alive()
         finally:
+            if self._stopped is not None:
+                self._stopped.close()
             if taking is not None:
                 taking.cancel()
                 await asyncio.gather(taking, return_exceptions=True)
@@ -260,52 +260,9 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             raise
         except Exception as error:  # each codec has errors of its own
             raise _Undecodable from error
-        return self._assignment.held, batch
-
-    def _is_time_to_look(self, held: HeldPartitions) -> bool:
-        return held is self._damaged_of and bool(self._damaged) and asyncio.get_running_loop().time() > self._look_at
-
-    async def _set_aside(self, held: HeldPartitions, is_new: bool) -> list[Frame]:
-        """Pauses the partitions whose next record cannot be decoded, and resumes those where it can be again.
-
-        ``is_new``: aiokafka has just failed to decode one, and has dropped records that it had taken of any partition.
-        """
-        if held is not self._damaged_of:
-            self._damaged_of, self._damaged = held, set()
-        suspects, frames = set(self._damaged), []
-        if is_new:
-            suspects |= {(tp.topic, tp.partition) for tp in self._consumer._fetcher._records}
-            for partition in held.starts:
-                self._consumer.seek(aiokafka.TopicPartition(*partition), held.reached[partition])
-            self._count = 1
-        for topic, number in sorted(suspects & held.starts.keys()):
-            partition, at = aiokafka.TopicPartition(topic, number), held.reached[topic, number]
-            found: Problem | None = None
-            try:
-                seen = await self._kafka.fetch(topic, number, at, max_bytes=_LOOK_BYTES, stop_bytes=1)
-                # aiokafka also stops at a control batch with a wrong checksum
-                at = seen.records[0].offset if seen.records else seen.next_offset
-            except CorruptBatch as error:
-                found = undecodable((topic, number), error)
-            if self._assignment.held is not held:
-                break
-            if found is not None and (topic, number) not in self._damaged:
-                self._damaged.add((topic, number))
-                self._consumer.pause(partition)
-                frames.append(formats.damaged((topic, number), at, found))
-                log.event("session_partition_damaged", session=self.id, topic=topic, partition=number, offset=at)
-            elif found is None:
-                held.reach((topic, number), at)
-                self._consumer.seek(partition, at)
-                if (topic, number) in self._damaged:
-                    self._damaged.discard((topic, number))
-                    self._consumer.resume(partition)
-        if is_new and not frames:
-            await asyncio.sleep(_PAUSE_S)
-        self._look_at = asyncio.get_running_loop().time() + _LOOK_AGAIN_S
-        # Where none was found, some are whole before it: they are taken one by one.
-        self._one_by_one_until = self._look_at if is_new and not frames else 0.0
-        return frames
+        held = self._assignment.held
+        # One that waited for its leader has no start yet.
+        return held, {p: found for p, found in batch.items() if held is None or (p.topic, p.partition) in held.starts}
 
     async def _position(self) -> None:
         """Finds where granted partitions start and goes there; from then on they are held."""
@@ -314,11 +271,17 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             return
         partitions = sorted(granted.partitions)
         committed = await self._groups.committed(self.wanted.consumer)
-        firsts = await self._kafka.offsets(partitions, EARLIEST)
+        # Those without a leader wait for it.
+        firsts = await self._kafka.offsets(partitions, EARLIEST, give_up_s=ELECTION_S)
+        ends = await self._kafka.offsets(sorted(firsts), LATEST, give_up_s=ELECTION_S)
         # Without a committed position at the first retained chunk.
-        starts = {partition: committed.get(partition, firsts[partition]) for partition in partitions}
-        await check_retained(self._kafka, starts, firsts, await self._kafka.offsets(partitions, LATEST))
-        if self._assignment.hold(granted, starts):
+        starts = {partition: committed.get(partition, firsts[partition]) for partition in ends}
+        await check_retained(self._kafka, starts, firsts, ends)
+        leaderless = granted.partitions - starts.keys()
+        if (held := self._assignment.hold(granted, starts, leaderless)) is not None:
+            if self._stopped is not None:
+                self._stopped.close()
+            self._stopped = StoppedPartitions(self.id, held, leaderless, self._kafka, self._consumer)
             # Each partition has one buffer, and all of them together are to stay within the limit.
             share = max(1, self._session_bytes // max(1, len(partitions)))
             self._consumer._fetcher._max_partition_fetch_bytes = share
@@ -334,7 +297,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             data, size, ends = await asyncio.to_thread(self._encoded, batch)
         for partition, end in ends.items():
             held.deliver(partition, end)
-        if asyncio.get_running_loop().time() > self._one_by_one_until:
+        if self._stopped is None or not self._stopped.is_one_by_one:
             self._count = next_count(self._count, records, size, _WRITE_BYTES, _MOST_RECORDS)
         if data:
             await self.out.write(data)

@@ -17,7 +17,7 @@ from aiokafka import errors
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import check_topic, full_topic, printed_topic_id, split_topic
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.topics.health import PartitionHealth, replication, weakness
@@ -169,7 +169,8 @@ class TopicCatalog:
                 await asyncio.sleep(0.02)
 
     async def describe(self, topic: str) -> dict[str, Any]:
-        """A topic, named as in `Config.full_name`. ``first`` is retained, ``next`` follows the last committed one."""
+        """A topic, named as in `Config.full_name`. ``first`` is retained, ``next`` follows the last committed one; None
+        for a partition without a leader."""
         topic = self._config.full_name(topic)
         try:
             view = await self._kafka.describe_topic(topic)
@@ -189,8 +190,8 @@ class TopicCatalog:
             return []
         configs = await self._kafka.configs([view.name for view in views])
         partitions = [(view.name, p.partition) for view in views for p in view.partitions]
-        firsts = await self._kafka.offsets(partitions, EARLIEST)
-        nexts = await self._kafka.offsets(partitions, LATEST)
+        firsts = await self._kafka.offsets(partitions, EARLIEST, ELECTION_S)
+        nexts = await self._kafka.offsets(sorted(firsts), LATEST, ELECTION_S)
         described = []
         for view in views:
             dc, name = split_topic(view.name)
@@ -202,7 +203,7 @@ class TopicCatalog:
                 "name": name,
                 "partitions": len(tps),
                 "retention_ms": int(configs[view.name]["retention.ms"]),
-                "offsets": [{"partition": tp[1], "first": firsts[tp], "next": nexts[tp]} for tp in tps],
+                "offsets": [{"partition": tp[1], "first": firsts.get(tp), "next": nexts.get(tp)} for tp in tps],
             }
             described.append(facts)
         return described

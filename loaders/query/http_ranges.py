@@ -60,6 +60,8 @@ class HttpTopics:
             document = self._document(self._wanted.topic_path(topic))
             for one in document["offsets"]:
                 place = TopicPartition(str(document["topic"]), int(one["partition"]))
+                if one["next"] is None:
+                    raise GatewayUnavailable(f"{place.topic}-{place.partition} has no leader; try again later")
                 found[place] = PartitionOffsets(int(one["first"]), int(one["next"]))
         return found
 

@@ -87,6 +87,8 @@ class HttpTail:
 def _views(described: Iterable[Mapping[str, Any]]) -> dict[str, TopicOffsets]:
     views = {}
     for one in described:
+        if lost := [at["partition"] for at in one["offsets"] if at["next"] is None]:
+            raise Unavailable(f"{one['topic']}: partitions without a leader: {lost}; {ALONE}")
         offsets = {at["partition"]: PartitionOffsets(at["first"], at["next"]) for at in one["offsets"]}
         views[one["topic"]] = TopicOffsets(one["topic"], one["id"], offsets)
     return views

@@ -97,7 +97,7 @@ def _table(topics: list[dict[str, Any]]) -> str:
         return "no topics; create one: logferry topics create NAME --partitions 4"
     rows = [("TOPIC", "PARTITIONS", "OFFSETS", "RETENTION")]
     for topic in topics:
-        offsets = sum(part["next"] - part["first"] for part in topic["offsets"])
+        offsets = sum((part["next"] or 0) - (part["first"] or 0) for part in topic["offsets"])
         rows.append((topic["topic"], str(topic["partitions"]), str(offsets), _duration(topic["retention_ms"])))
     width = max(len(row[0]) for row in rows)
     return "\n".join(f"{name:<{width}}  {count:>10}  {offsets:>12}  {kept:>9}" for name, count, offsets, kept in rows)

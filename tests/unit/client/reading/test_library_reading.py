@@ -331,7 +331,7 @@ def test_a_damaged_partition_ends_a_reader_to_the_end_after_the_others() -> None
     member = GroupMembership({}, False)
     opening = session("1"), assigned(1, p0=0, p1=0), damaged(0)
     assert offsets(member, *opening, frame(chunk(0, 1)), frame(chunk(1, 1))) == [0, 1]
-    with pytest.raises(Rejected, match="dc1.t-0: the batch at offset 5"):
+    with pytest.raises(Rejected, match=r"dc1\.t-0: the batch at offset 5"):
         offsets(member, caught_up(1, 2))
 
 
