@@ -95,7 +95,7 @@ def load_rows_vs_structured_streaming() -> Figure:
     """1 GB of lines from Kafka into a Delta table: rows per second after Spark's start, with two parsers.
 
     The peer loads all in one batch, its fastest way; the loader chooses its batches. ``ratio``: of the slower parser.
-    ``our_expressions_rows_s``: the peer with the loader's expressions, which parse a line several times faster.
+    ``our_expressions_rows_s``: the peer with the expressions of the loader.
     """
     ratios: list[float] = []
     ours: Side = {}
