@@ -27,16 +27,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from logferry.client.transport.connections import Connections, Dialer, NoResponse, proxies_of
 from logferry.gateway.contract.names import check_token, full_topic, split_topic
-from logferry.loaders.batches.execute import CheckResult, Loader
+from logferry.loaders.batches.execute import CheckResult, GatewayClock, Loader
 from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, StorageUnavailable
-from logferry.loaders.gateway_clock import GatewayClock, difference
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.segment_states import (
@@ -278,6 +278,18 @@ def _get(
             )
         why = f"{url} answers {reply.status}"
     raise GatewayUnavailable(why)
+
+
+def difference(date: str | None, asked: datetime, answered: datetime) -> timedelta | None:
+    """How far a gateway is ahead of the host, at the least; negative: behind. ``date``: its header; None: unknown.
+
+    The header has whole seconds: a difference that these and the duration of the request can explain is none.
+    """
+    try:
+        theirs = parsedate_to_datetime(date or "").astimezone(UTC)
+    except (ValueError, TypeError):
+        return None
+    return max(theirs - answered, min(timedelta(0), theirs + timedelta(seconds=1) - asked))
 
 
 def _token(file: Path) -> str:
