@@ -10,8 +10,7 @@ from pathlib import Path
 
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.terminal import StopRequested, stop_on_signals
-from logferry.ops.runtime.java import find_java
-from logferry.ops.runtime.user_dirs import data_dir
+from logferry.ops.runtime.java import data_dir, find_java
 from logferry.ops.stack.kafka_cluster import LONG_RUN
 from logferry.ops.stack.stack import Stack
 
