@@ -38,7 +38,7 @@ from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry
 from logferry.client.files.chunking import FileBatch, Limits
 from logferry.client.files.identity import attribute, digest, fingerprint, printable
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
-from logferry.client.transport.backoff import RETRY_S, pause_s
+from logferry.client.transport.cluster import RETRY_S, pause_s
 from logferry.client.transport.source_request import (
     FORWARDED_FOR_S,
     NO_ANSWER,

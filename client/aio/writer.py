@@ -11,7 +11,7 @@ from functools import partial
 
 import aiohttp
 from logferry.client.aio import requests
-from logferry.client.transport.backoff import deadline_of
+from logferry.client.transport.cluster import deadline_of
 from logferry.client.writing.send_window import Limits, SendJob
 from logferry.client.writing.writer import LEFT_BY_ERROR_S, Waits, WriterCore, chunk_bytes
 

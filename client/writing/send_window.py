@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from logferry.client.errors import Rejected, Superseded, Unknown
-from logferry.client.transport.backoff import RETRY_S, pause_s
+from logferry.client.transport.cluster import RETRY_S, pause_s
 from logferry.client.transport.source_request import (
     FORWARDED_FOR_S,
     NO_ANSWER,

@@ -18,8 +18,7 @@ from functools import partial
 
 from logferry.client.errors import Closed, Full, LogferryError, Unknown
 from logferry.client.events import log_event
-from logferry.client.transport.backoff import TroubleLog, deadline_of, left_s
-from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, cluster_of
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, TroubleLog, cluster_of, deadline_of, left_s
 from logferry.client.transport.connections import Connections, Dialer, proxies_of
 from logferry.client.transport.source_request import NextStep, Outcome, SourceAddress, SourceRequest, next_step
 from logferry.client.writing.send_window import Limits, SendJob, SendWindow
