@@ -167,7 +167,7 @@ def unsupported_features(
     return [found[name] for name in sorted(found)]
 
 
-def refuse_features(path: Path, table: DeltaTable | None) -> None:
+def check_features(path: Path, table: DeltaTable | None) -> None:
     """To be called before a commit: delta-rs itself ignores some features. Raises UnsupportedFeature."""
     if table is None:
         return
