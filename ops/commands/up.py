@@ -80,7 +80,7 @@ def _print_ready(stack: Stack, *, as_json: bool) -> None:
         print(json.dumps(facts), flush=True)
         return
     for dc, parts in facts.items():
-        mirror = "".join(f"  mirror {url}" for url in stack.mirror_urls(dc))
+        mirror = "".join(f"  mirror {url}" for url in stack.urls(dc, "mirror"))
         print(f"{dc}: gateway {' '.join(stack.urls(dc))}{mirror}  Kafka {parts['kafka']}")
     print(f"data and logs are in {stack.data}; Ctrl-C stops everything", flush=True)
 
