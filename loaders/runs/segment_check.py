@@ -39,15 +39,7 @@ from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, StorageUnavailable
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
-from logferry.loaders.planning.segment_states import (
-    READY,
-    Segment,
-    WatermarkCheck,
-    check_segments,
-    had_rows_all_day,
-    segment_end,
-    segment_name,
-)
+from logferry.loaders.planning.segment_states import READY, Segment, WatermarkCheck, check_segments, had_rows_all_day
 from logferry.loaders.planning.source_facts import (
     KnownSources,
     SourceKey,
@@ -313,13 +305,13 @@ def notify_ready(job: TableJob, paths: TablePaths, last: int) -> list[str]:
     sent = paths.segments / _SENT
     failed: list[str] = []
     for segment in read_segments(paths.segments, last).values():
-        mark = sent / f"{segment_name(segment)}-{segment.version}"
+        mark = sent / f"{segment.name}-{segment.version}"
         if segment.state != READY or mark.exists() or not _claimed(mark.with_suffix(".claim")):
             continue
         text = json.dumps(_facts(paths, segment, settings))
         try:
             if settings.success is not None:
-                _replace(settings.success / segment_name(segment) / SUCCESS, text)
+                _replace(settings.success / segment.name / SUCCESS, text)
             if settings.webhook is not None:
                 _post(settings.webhook, f"{paths.main}/{mark.name}", text)
             _replace(mark, text)
@@ -350,9 +342,9 @@ def _facts(paths: TablePaths, segment: Segment, settings: SegmentSettings) -> di
     plain = ("version", "rows", "bytes", "late_rows", "batch", "sources", "silent_sources")
     return {
         "table": str(paths.main),
-        "segment": segment_name(segment),
+        "segment": segment.name,
         "start": utc_text(segment.start),
-        "end": utc_text(segment_end(segment.start, settings.rules)),
+        "end": utc_text(settings.rules.end_of(segment.start)),
         **{name: getattr(segment, name) for name in plain},
         "watermark": utc_text(segment.watermark) if segment.watermark else None,
     }
