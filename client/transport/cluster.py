@@ -136,9 +136,6 @@ class Credentials:
         return found
 
 
-# ---- waiting --------------------------------------------------------------------------------------------------
-
-
 class TroubleLog:
     """Logs that nothing worked for `TROUBLE_AFTER_S`, and again every `TROUBLE_EVERY_S`: a wrong URL is no secret.
 

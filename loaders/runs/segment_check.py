@@ -49,14 +49,7 @@ from logferry.loaders.planning.source_facts import (
     utc_text,
     without,
 )
-from logferry.loaders.storage.side_tables import (
-    known_before,
-    moment,
-    read_excluded,
-    read_segments,
-    save_check,
-    segments_before,
-)
+from logferry.loaders.storage.side_tables import known_before, read_excluded, read_segments, save_check, segments_before
 
 _TIMEOUT_S: Final = 30.0
 _LARGEST_PAGE_BYTES: Final = 64 << 20
@@ -223,7 +216,7 @@ def _reported(row: Mapping[str, Any]) -> ReportedSource:
 
 
 def _moment(ms: int | None) -> datetime | None:
-    return None if ms is None else moment(ms * 1000)
+    return None if ms is None else datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
 
 
 def _pages(gateway: GatewayAccess, topic: str, times: list[timedelta]) -> Iterator[dict[str, Any]]:

@@ -143,9 +143,6 @@ def _wrapped(runtime: Path) -> Path:
     return home
 
 
-# ---- the user's folders, by the XDG base directory specification --------------------------------------------------
-
-
 def cache_dir() -> Path:
     """May be removed at any time; its files are created or fetched again."""
     return _base("XDG_CACHE_HOME", ".cache") / "logferry"
@@ -157,7 +154,7 @@ def data_dir() -> Path:
 
 
 def _base(variable: str, below_home: str) -> Path:
-    """By the specification, a relative path in the variable is ignored."""
+    """By the XDG base directory specification, a relative path in the variable is ignored."""
     chosen = Path(os.environ.get(variable) or "")
     return chosen if chosen.is_absolute() else Path.home() / below_home
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from logferry.loaders.config import SparkSettings, check_config
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.spark.session import OWN, spark_conf
+from logferry.loaders.spark.session import spark_conf
 
 JARS = [Path("/jars/a.jar"), Path("/jars/b.jar")]
 
