@@ -34,14 +34,14 @@ class SilentWorker:
 
 
 @dataclass(frozen=True)
-class Workers(Generic[S]):
+class AllWorkers(Generic[S]):
     """All workers of a service by URL: those that answered (at least one), and the others."""
 
     workers: Mapping[str, S]
     silent: Mapping[str, SilentWorker] = field(default_factory=dict)
 
 
-ServiceStatus = Workers[Status]
+ServiceStatus = AllWorkers[Status]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def diagnose(service: ServiceStatus) -> list[Diagnosis]:
     return sorted(found, key=lambda finding: not finding.wrong)
 
 
-def as_document(findings: Iterable[Diagnosis], at_s: float, service: Workers[Any]) -> dict[str, Any]:
+def as_document(findings: Iterable[Diagnosis], at_s: float, service: AllWorkers[Any]) -> dict[str, Any]:
     """The document of ``--json``."""
     found = [asdict(finding) for finding in findings]
     well = not any(finding["wrong"] for finding in found)

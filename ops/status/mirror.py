@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from logferry.ops.status.diagnosis import SLOW_S, Diagnosis, Workers, name_lanes, plural, silent_workers, warnings
+from logferry.ops.status.diagnosis import SLOW_S, AllWorkers, Diagnosis, name_lanes, plural, silent_workers, warnings
 from logferry.ops.status.render import clock, count, escape, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console
@@ -91,7 +91,7 @@ class MirrorStatus(BaseModel):
     warnings: list[str] = []
 
 
-Mirror = Workers[MirrorStatus]
+Mirror = AllWorkers[MirrorStatus]
 
 
 # ---- decisions --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from logferry.loaders.config import SparkSettings, check_config
+from logferry.loaders.config import OWN, SparkSettings, check_config
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.spark.session import spark_conf
 
