@@ -106,6 +106,10 @@ class TableMove:
     def paths(self) -> TablePaths:
         return TablePaths.of(self.job.path)
 
+    @property
+    def dc(self) -> str:
+        return self.loader.dc
+
 
 def move_table(
     loader: Loader, job: TableJob, prefix: str, targets: Sequence[ResetTarget], wait_s: float, confirm: Confirm
@@ -121,7 +125,7 @@ def move_table(
 
 
 def _move(moving: TableMove, targets: Sequence[ResetTarget], wait_s: float, confirm: Confirm) -> list[BatchDone] | None:
-    paths, dc = moving.paths, moving.loader.dc
+    paths, dc = moving.paths, moving.dc
     state = read_state(paths)
     standing = state.newest
     if standing is None:
@@ -178,17 +182,17 @@ def _translated(
     originals = _originals(moving, entry, asked)
     while True:
         told = _told(moving, asked, originals, views)
-        found = plan_move(entry.ranges, told, views, given, given_up, moving.loader.dc)
+        found = plan_move(entry.ranges, told, views, given, given_up, moving.dc)
         if found.refused:
             raise CannotMove(
-                f"{moving.paths.main} cannot be moved to {moving.loader.dc}: {'; '.join(found.refused)}. Give topics up with "
-                f"--reset TOPIC=forget, or start them in {moving.loader.dc} with --reset TOPIC=earliest or =latest"
+                f"{moving.paths.main} cannot be moved to {moving.dc}: {'; '.join(found.refused)}. Give topics up with "
+                f"--reset TOPIC=forget, or start them in {moving.dc} with --reset TOPIC=earliest or =latest"
             )
         if not found.behind:
             return found, originals
         if time.monotonic() >= until:
             raise MirrorBehind(
-                f"{moving.paths.main} cannot be moved to {moving.loader.dc} yet: the mirror there is behind the table. "
+                f"{moving.paths.main} cannot be moved to {moving.dc} yet: the mirror there is behind the table. "
                 f"{'; '.join(found.behind)}. Try again, or with --wait SECONDS. If the rest will never "
                 "come, start after the present records with --reset TOPIC:PARTITION=latest"
             )
@@ -224,7 +228,7 @@ def _told(
     told = {r.key: PositionAnswer(0) for r in positions if r.end == 0}
     copied: list[OriginOffset] = []
     for at in originals:
-        if origin_dc(at.topic) == moving.loader.dc:
+        if origin_dc(at.topic) == moving.dc:
             told[at.key] = answer_at_origin(at, views.get(at.topic))
         elif at.topic in views:
             copied.append(at)
@@ -256,8 +260,8 @@ def _finish(moving: TableMove, planned: LedgerEntry) -> BatchDone:
         try:
             ranges = _reads_there(moving, planned)
         except (CannotMove, MirrorBehind) as why:
-            raise type(why)(f"{error}; and in {moving.loader.dc}: {why}") from None
-        return do_batch(moving.loader, paths, planned._replace(dc=moving.loader.dc, ranges=ranges))
+            raise type(why)(f"{error}; and in {moving.dc}: {why}") from None
+        return do_batch(moving.loader, paths, planned._replace(dc=moving.dc, ranges=ranges))
 
 
 def _reads_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
@@ -267,7 +271,7 @@ def _reads_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
     ends: list[PositionPlan] = []
     for positions in (starts, entry.reads):
         told = _told(moving, positions, _originals(moving, entry, positions), views)
-        found = plan_move(positions, told, views, {}, (), moving.loader.dc)
+        found = plan_move(positions, told, views, {}, (), moving.dc)
         if found.refused:
             raise CannotMove("; ".join(found.refused))
         if found.behind:
@@ -290,7 +294,7 @@ def _read_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
     for path in (moving.paths.main, moving.paths.quarantine):
         table = open_table(path)
         with storage_errors(f"{path} cannot be read"):
-            filters = {"columns": ["offset"], "filter": rows_of(ranges, moving.loader.dc)}
+            filters = {"columns": ["offset"], "filter": rows_of(ranges, moving.dc)}
             if table is not None and table.to_pyarrow_dataset().head(1, **filters).num_rows:
                 return tuple(ranges)
     return ()
