@@ -20,6 +20,18 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 TOPIC = "{topic}"
 JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
+# Rows and tables depend on these, whatever else is configured.
+OWN = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # The older default holds nanoseconds: it ends in the year 2262.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Texts that an older Spark parsed as another time become null, without an error.
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    # Of two headers of one name the last one counts.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+}
 # Set by the loader: from its own settings, or because rows depend on them.
 _TAKEN = {
     "spark.master",
@@ -27,12 +39,7 @@ _TAKEN = {
     "spark.driver.memory",
     "spark.driver.extraClassPath",
     "spark.driver.extraJavaOptions",
-    "spark.sql.session.timeZone",
-    "spark.sql.extensions",
-    "spark.sql.catalog.spark_catalog",
-    "spark.sql.parquet.outputTimestampType",
-    "spark.sql.legacy.timeParserPolicy",
-    "spark.sql.mapKeyDedupPolicy",
+    *OWN,
 }
 
 

@@ -13,7 +13,7 @@ EXIT_DONE: Final = 0
 EXIT_REFUSED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNAVAILABLE: Final = 3
-EXIT_INTERRUPTED: Final = 130
+EXIT_SIGNAL: Final = 130
 
 
 class LoadError(Exception):

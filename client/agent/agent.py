@@ -188,18 +188,14 @@ class Agent:
             if self._away_since is None and now - self.last_progress >= AWAY_AFTER_S:
                 self._away_since = now
                 log_event("gateway-away", status=outcome.answer.status, detail=outcome.answer.detail)
-            self._resting[source] = None
-            if self._resting_bytes() > 2 * self._config.request_bytes:
+            # Few sources may keep the bytes that they wait to send again; the others read theirs again.
+            self._resting = {one: None for one in (*self._resting, source) if one.batch and not one.busy}
+            if sum(len(one.batch.data) for one in self._resting if one.batch) > 2 * self._config.request_bytes:
                 source.let_go()
 
     def held_bytes(self) -> int:
         """Bytes of files in memory: of requests under way, one a thread, and of sources that wait for a retry."""
         return sum(len(source.batch.data) for source in self.watch.sources.values() if source.batch)
-
-    def _resting_bytes(self) -> int:
-        """Of sources that wait to send the same bytes again. Few may; the others read theirs again."""
-        self._resting = {source: None for source in self._resting if source.batch and not source.busy}
-        return sum(len(source.batch.data) for source in self._resting if source.batch)
 
     def remember(self, now: float) -> bool:
         """Writes the checkpoint. False when that failed: it is logged, and not tried again for a while."""

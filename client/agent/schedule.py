@@ -165,7 +165,7 @@ class SourceStatus(NamedTuple):
     error: str
 
 
-class ProgressClock:
+class WaitClock:
     """Since when a source has been behind, and has waited for the same thing."""
 
     def __init__(self) -> None:

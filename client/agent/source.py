@@ -24,29 +24,15 @@ from contextlib import suppress
 
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.failover import FailoverPolicy
-from logferry.client.agent.schedule import (
-    NEVER,
-    HeartbeatReport,
-    HeartbeatSchedule,
-    ProgressClock,
-    PushJob,
-    SourceStatus,
-)
+from logferry.client.agent.schedule import NEVER, HeartbeatReport, HeartbeatSchedule, PushJob, SourceStatus, WaitClock
 from logferry.client.events import log_event
 from logferry.client.files.batches import BatchLayout, BatchReader
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry
 from logferry.client.files.chunking import FileBatch, Limits
 from logferry.client.files.identity import attribute, digest, fingerprint, printable
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
-from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.source_request import (
-    FORWARDED_FOR_S,
-    NO_ANSWER,
-    GatewayAnswer,
-    NextStep,
-    Outcome,
-    next_step,
-)
+from logferry.client.transport.cluster import RETRY_S, pause_s
+from logferry.client.transport.source_request import FORWARDED_S, NO_ANSWER, GatewayAnswer, NextStep, Outcome, next_step
 
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0
@@ -83,7 +69,7 @@ class FileSource:
         self._failures = self._asked_ms = 0
         self._not_before = self._direct_from = 0.0
         self._superseded_at: float | None = None
-        self._progress = ProgressClock()
+        self._progress = WaitClock()
         self._centres = centres
         self._at = centres.here
         is_fresh = not entry.head.length or not (entry.dc or entry.position > entry.since)
@@ -185,7 +171,7 @@ class FileSource:
             self._again(job, answer, now)
         elif do is NextStep.ASK:
             self._session = self._url = None
-            self._direct_from = now + FORWARDED_FOR_S  # if the owner's URL may not be used, a given one forwards
+            self._direct_from = now + FORWARDED_S  # if the owner's URL may not be used, a given one forwards
             self._pause(now, RETRY_S, at_once=True)
         else:
             self._refused(answer, now, once)
@@ -268,7 +254,7 @@ class FileSource:
         self._error = str(answer)
         log_event("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
         if answer.status == NO_ANSWER and job.direct and job.batch is not None:
-            self._direct_from = now + FORWARDED_FOR_S  # the owner may be out of reach: another gateway forwards
+            self._direct_from = now + FORWARDED_S  # the owner may be out of reach: another gateway forwards
         self._url = None
         self._pause(now, RETRY_S, answer.retry_after_s)
 

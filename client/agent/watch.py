@@ -19,15 +19,7 @@ from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
 from logferry.client.files.discover import COMPRESSED, FileKey, find_files, find_moved, folder_is_on, leads_out, missing
 from logferry.client.files.identity import fingerprint, source_id
-from logferry.client.files.rotation import (
-    KnownFiles,
-    SuspectedCopies,
-    WantedCopy,
-    copy_depth,
-    differs,
-    find_compressed,
-    find_copy,
-)
+from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_copy, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
 
 # Looking for files takes at most this share of the time, however many there are.
@@ -44,7 +36,7 @@ class Watch:
         self._checkpoint = checkpoint
         self._centres = centres
         self.ready: TimeQueue[FileSource] = TimeQueue()  # by the time at which to ask them for a request
-        self._suspects = SuspectedCopies()
+        self._suspects = Suspects()
         self._looks: TimeQueue[FileSource] = TimeQueue()
         self._deleted: dict[FileSource, None] = {}  # those whose file is deleted and open
         self._live: dict[FileKey, FileSource] = {}
@@ -264,7 +256,7 @@ class Watch:
         """Resumes in the ``.gz`` that it became while the client was down, unless such files are sources themselves."""
         if any(pattern.endswith(COMPRESSED) for pattern in self._config.patterns):
             return False
-        reading = find_compressed(entry)
+        reading = find_gzip(entry)
         if reading is None:
             return False
         log_event("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)

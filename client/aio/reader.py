@@ -15,8 +15,7 @@ from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, RetryLater, error_of, page_of
 from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
-from logferry.client.transport.backoff import deadline_of
-from logferry.client.transport.cluster import cluster_of
+from logferry.client.transport.cluster import cluster_of, deadline_of
 from logferry.client.transport.connections import NoResponse
 from yarl import URL
 

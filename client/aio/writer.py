@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
 import aiohttp
 from logferry.client.aio import requests
-from logferry.client.transport.backoff import deadline_of
-from logferry.client.writing.send_window import Limits, SendJob
-from logferry.client.writing.writer import LEFT_BY_ERROR_S, Waits, WriterCore, chunk_bytes
+from logferry.client.transport.cluster import deadline_of
+from logferry.client.writing.send_window import SendJob
+from logferry.client.writing.writer import LEFT_BY_ERROR_S, Waits, WriterFace, chunk_bytes
 
 
-class AsyncWriter:
+class AsyncWriter(WriterFace):
     """`Writer` for the tasks of one event loop: the same guarantees and arguments.
 
     But it must be closed: nothing is sent when the event loop has ended. A `ResourceWarning` names one that was not.
@@ -24,24 +24,7 @@ class AsyncWriter:
     A call that is cancelled has done nothing, or all of it: a chunk that `write` took is sent.
     """
 
-    def __init__(
-        self,
-        urls: str | Iterable[str],
-        topic: str,
-        source_id: str,
-        *,
-        partition_key: str | None = None,
-        token: str | None = None,
-        attributes: Mapping[str, str] | None = None,
-        gzip: bool = False,
-        ca_file: str | None = None,
-        batch_bytes: int = 1 << 20,
-        buffer_bytes: int = 16 << 20,
-        in_flight: int = 4,
-    ) -> None:
-        """Raises ValueError."""
-        limits = Limits(batch_bytes, buffer_bytes=buffer_bytes, in_flight=in_flight)
-        self._core = WriterCore(urls, topic, source_id, partition_key, token, attributes, gzip, limits)
+    def _prepare(self, ca_file: str | None) -> None:
         self._ca_file = ca_file
         self._http: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -34,7 +34,7 @@ except ImportError:
 
 HEAD_BYTES = 1024
 MARK_BYTES = 256
-EARLIER_BYTES = (4 << 10, 64 << 10, 1 << 20)  # so far before the position are the earlier marks
+MARKS_BACK = (4 << 10, 64 << 10, 1 << 20)  # so far before the position are the earlier marks
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f%\ud800-\udfff]")
 _STATX_BYTES = 256
 _STATX_BTIME = 0x800

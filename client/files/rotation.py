@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +34,6 @@ from logferry.client.files.tail import ByteSource, FileChanged, FileTail
 
 if TYPE_CHECKING:
     from gzip import GzipFile
-from collections import defaultdict
 
 QUIET_S = 5.0  # a copy that did not grow for so long is complete
 _STEP_BYTES = 1 << 18
@@ -122,7 +122,7 @@ class _Suspect:
         self.sent_to = 0
 
 
-class SuspectedCopies:
+class Suspects:
     """Unknown files that begin as a followed file with a similar name. They may be copies in the making: they wait.
 
     They are kept open meanwhile, so that one which is removed is not lost.
@@ -264,7 +264,7 @@ class CompressedFile(ByteSource):
             raise OSError(5, f"damaged: {error}") from None
 
 
-def find_compressed(entry: CheckpointEntry) -> CompressedFile | None:
+def find_gzip(entry: CheckpointEntry) -> CompressedFile | None:
     """The ``.gz`` beside the file that holds its bytes: the same head, and the same bytes before its position.
 
     Reads the one that matches to its end, which takes seconds if it is large.

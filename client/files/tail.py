@@ -17,16 +17,7 @@ import stat
 from typing import Protocol
 
 from logferry.client.files.discover import FileKey
-from logferry.client.files.identity import (
-    EARLIER_BYTES,
-    HEAD_BYTES,
-    MARK_BYTES,
-    Fingerprint,
-    born_ns,
-    digest,
-    fingerprint,
-    grown,
-)
+from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, MARKS_BACK, Fingerprint, born_ns, fingerprint, grown
 
 LOOK_PAUSE_SHARE = 0.02
 LONGEST_LOOK_PAUSE_S = 1.0
@@ -174,8 +165,8 @@ class FileTail(ByteSource):
 
     def earlier_marks(self) -> tuple[tuple[int, str], ...]:
         """Positions beyond the head, each with the digest of the `MARK_BYTES` before it; the nearest one first."""
-        places = [self.position - far for far in EARLIER_BYTES if self.position - far >= HEAD_BYTES]
-        return tuple((at, digest(self.pread(MARK_BYTES, at - MARK_BYTES))) for at in places)
+        places = [self.position - far for far in MARKS_BACK if self.position - far >= HEAD_BYTES]
+        return tuple((at, fingerprint(self.pread(MARK_BYTES, at - MARK_BYTES)).digest) for at in places)
 
     def read(self, limit: int) -> bytes:
         """Raises `FileChanged` if the bytes before ``position`` are not those that were acknowledged.

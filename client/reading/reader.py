@@ -21,8 +21,7 @@ from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, ReaderRequests, RetryLater, error_of, page_of
 from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
-from logferry.client.transport.backoff import deadline_of
-from logferry.client.transport.cluster import cluster_of
+from logferry.client.transport.cluster import cluster_of, deadline_of
 from logferry.client.transport.connections import Dialer, Reply, cut, proxies_of
 
 _JOIN_S = 1.0

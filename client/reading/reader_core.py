@@ -28,7 +28,7 @@ from logferry.client.reading.requests import (
     translated_offset,
 )
 from logferry.client.reading.subscription import Cursors, Partition, Position, ReaderOptions, ReadOffset
-from logferry.client.transport.backoff import TroubleLog, left_s
+from logferry.client.transport.cluster import TroubleLog, left_s
 from logferry.client.transport.connections import Reply
 
 _T = TypeVar("_T")

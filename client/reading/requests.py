@@ -16,8 +16,7 @@ from typing import Any
 from logferry.client.errors import OutOfRange, Rejected, Superseded
 from logferry.client.reading.decode import ReceivedChunk, best_decoder, decode_chunk
 from logferry.client.reading.subscription import Cursors, Partition, Position, ReaderOptions, ReadOffset, is_pattern
-from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, RETRY_S, USER_AGENT, pause_s
 from logferry.client.transport.connections import Connections, Dialer, NoResponse, Reply
 from logferry.client.transport.source_request import NextStep, next_step, problem_kind, read_answer
 

@@ -137,7 +137,6 @@ MOST_CONNECTIONS = 8
 ANSWER_TIMEOUT_S = 30.0
 LARGEST_ANSWER_BYTES = 1 << 20
 
-
 Body = Union[bytes, "list[bytes | memoryview]"]  # in parts: with a Content-Length
 _Request = tuple[str, str, "Body | None", dict[str, str]]  # method, target, body, headers
 

@@ -124,7 +124,7 @@ def _retry_after_s(value: str | None, now_s: float) -> float:
 
 
 MOST_REDIRECTS = 5
-FORWARDED_FOR_S = 60.0  # an owner that cannot be reached is not asked directly for so long
+FORWARDED_S = 60.0  # an owner that cannot be reached is not asked directly for so long
 
 
 class SourceAddress(NamedTuple):

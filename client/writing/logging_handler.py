@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from logferry.client.errors import LogferryError, Rejected, Superseded
 from logferry.client.files.identity import printable
-from logferry.client.transport.backoff import pause_s
+from logferry.client.transport.cluster import pause_s
 from logferry.client.writing.writer import Writer
 
 

@@ -25,15 +25,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from logferry.client.errors import Rejected, Superseded, Unknown
-from logferry.client.transport.backoff import RETRY_S, pause_s
-from logferry.client.transport.source_request import (
-    FORWARDED_FOR_S,
-    NO_ANSWER,
-    GatewayAnswer,
-    NextStep,
-    Outcome,
-    next_step,
-)
+from logferry.client.transport.cluster import RETRY_S, pause_s
+from logferry.client.transport.source_request import FORWARDED_S, NO_ANSWER, GatewayAnswer, NextStep, Outcome, next_step
 from logferry.gateway.contract.chunk import Chunk, pack_chunk
 from logferry.gateway.contract.names import MAX_SEQNO, check_attributes
 
@@ -270,12 +263,12 @@ class SendWindow:
         elif do in (NextStep.AGAIN, NextStep.ADVANCE):
             batch.is_maybe, self._url = True, None  # the owner may be gone or out of reach: a given URL forwards
             if answer.status == NO_ANSWER and job.direct:
-                self._direct_from = now + FORWARDED_FOR_S
+                self._direct_from = now + FORWARDED_S
             batch.not_before = self._later(answer, now)
         elif do is NextStep.WAIT:
             batch.not_before = self._later(answer, now)
         elif do is NextStep.ASK:
-            self._url, self._direct_from = None, now + FORWARDED_FOR_S
+            self._url, self._direct_from = None, now + FORWARDED_S
             batch.not_before = self._later(answer, now)
         elif do is NextStep.SMALLER and len(batch.chunks) > 1:
             self._halve(batch)

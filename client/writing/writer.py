@@ -18,8 +18,7 @@ from functools import partial
 
 from logferry.client.errors import Closed, Full, LogferryError, Unknown
 from logferry.client.events import log_event
-from logferry.client.transport.backoff import TroubleLog, deadline_of, left_s
-from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, cluster_of
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, TroubleLog, cluster_of, deadline_of, left_s
 from logferry.client.transport.connections import Connections, Dialer, proxies_of
 from logferry.client.transport.source_request import NextStep, Outcome, SourceAddress, SourceRequest, next_step
 from logferry.client.writing.send_window import Limits, SendJob, SendWindow
@@ -37,26 +36,11 @@ class WriterCore:
     before the next step. The two faces differ in the way they wait, and in nothing else.
     """
 
-    def __init__(
-        self,
-        urls: str | Iterable[str],
-        topic: str,
-        source_id: str,
-        partition_key: str | None,
-        token: str | None,
-        attributes: Mapping[str, str] | None,
-        gzip: bool,
-        limits: Limits,
-    ) -> None:
-        """Raises ValueError, also for names that the gateway would refuse."""
-        key = None if partition_key is None else check_source_id(partition_key, "partition_key")
-        names = check_topic(topic), check_source_id(source_id, "source_id"), key
-        self.address = SourceAddress(cluster_of(urls, token), USER_AGENT, *names)
-        self._gzip = gzip
-        self._attributes = check_attributes(dict(attributes or {}))
+    def __init__(self, address: SourceAddress, attributes: dict[str, str], gzip: bool, limits: Limits) -> None:
+        self.address, self._attributes, self._gzip = address, attributes, gzip
         self.window = SendWindow(limits)
         self.is_closed = False
-        self._trouble = TroubleLog(f"writer of {source_id}")
+        self._trouble = TroubleLog(f"writer of {address.source_id}")
 
     def check(self) -> None:
         """Raises `Closed`, or the error that ended the writer."""
@@ -134,6 +118,37 @@ def chunk_bytes(data: object) -> bytes:
     return bytes(data)
 
 
+class WriterFace:
+    """The arguments of `Writer` and `AsyncWriter`."""
+
+    def __init__(
+        self,
+        urls: str | Iterable[str],
+        topic: str,
+        source_id: str,
+        *,
+        partition_key: str | None = None,
+        token: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        gzip: bool = False,
+        ca_file: str | None = None,
+        batch_bytes: int = 1 << 20,
+        buffer_bytes: int = 16 << 20,
+        in_flight: int = 4,
+    ) -> None:
+        """Raises ValueError, also for names that the gateway would refuse, and what `_prepare` does."""
+        limits = Limits(batch_bytes, buffer_bytes=buffer_bytes, in_flight=in_flight)
+        key = None if partition_key is None else check_source_id(partition_key, "partition_key")
+        names = check_topic(topic), check_source_id(source_id, "source_id"), key
+        address = SourceAddress(cluster_of(urls, token), USER_AGENT, *names)
+        self._core = WriterCore(address, check_attributes(dict(attributes or {})), gzip, limits)
+        self._prepare(ca_file)
+
+    def _prepare(self, ca_file: str | None) -> None:
+        """The face's own parts."""
+        raise NotImplementedError
+
+
 _started: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
@@ -144,7 +159,7 @@ def _close_all() -> None:
         writer._end_unclosed()
 
 
-class Writer:
+class Writer(WriterFace):
     """Writes chunks of one source: each is recorded once and in order, however often it is sent. Thread-safe.
 
     * Nothing is sent before `open`. Entering a ``with`` block, the first `write` and `recorded_seqno` call it. Opening
@@ -167,24 +182,8 @@ class Writer:
     recorded yet. ``in_flight``: concurrent requests.
     """
 
-    def __init__(
-        self,
-        urls: str | Iterable[str],
-        topic: str,
-        source_id: str,
-        *,
-        partition_key: str | None = None,
-        token: str | None = None,
-        attributes: Mapping[str, str] | None = None,
-        gzip: bool = False,
-        ca_file: str | None = None,
-        batch_bytes: int = 1 << 20,
-        buffer_bytes: int = 16 << 20,
-        in_flight: int = 4,
-    ) -> None:
-        """Raises ValueError, and OSError if ``ca_file`` cannot be used."""
-        limits = Limits(batch_bytes, buffer_bytes=buffer_bytes, in_flight=in_flight)
-        self._core = WriterCore(urls, topic, source_id, partition_key, token, attributes, gzip, limits)
+    def _prepare(self, ca_file: str | None) -> None:
+        """Raises OSError if ``ca_file`` cannot be used."""
         self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)

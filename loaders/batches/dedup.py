@@ -21,13 +21,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
-from logferry.loaders.planning.source_facts import (
-    KnownSources,
-    SourceFacts,
-    SourceKey,
-    possible_duplicates,
-    shared_topics,
-)
+from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, possible_copies, shared_topics
 from logferry.loaders.storage.rewrite import rows_of, text
 from logferry.loaders.storage.side_tables import (
     LeftOutChunk,
@@ -83,7 +77,7 @@ def without_copies(paths: TablePaths, entry: LedgerEntry, records: DataFrame, wi
     known = known_before(paths, entry.batch, entry.run)
     topics = shared_topics(r.topic for r in entry.ranges)
     theirs, ours = ({key: one for key, one in of.items() if key.topic in topics} for of in (known, facts))
-    suspects = possible_duplicates(theirs, ours)
+    suspects = possible_copies(theirs, ours)
     if not suspects and not entry.reload:
         return Deduplicated(records, facts, ())
     notes = _copies(paths, entry, records, suspects, within)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from logferry.gateway.config import KafkaSettings
@@ -27,7 +27,6 @@ from logferry.loaders.batches.replace_rows import (
 )
 from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
-from logferry.loaders.gateway_clock import GatewayClock
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.columns import DATES
 from logferry.loaders.parsing.rows import parse_records, quarantined_rows, table_rows
@@ -69,6 +68,19 @@ from logferry.loaders.storage.side_tables import (
 from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, partition_columns
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+
+
+@dataclass
+class GatewayClock:
+    """The time of the gateways, by which segments close: a loader's own clock may be wrong.
+
+    ``ahead``: how far they are ahead of the host; zero where none is configured, or none sent its time.
+    """
+
+    ahead: timedelta = timedelta(0)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
 
 
 @dataclass(frozen=True)

@@ -23,31 +23,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from deltalake import Transaction
-from logferry.loaders.batches.records import source
+from logferry.loaders.batches.records import source, write_files
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.jvm_errors import collected, sorted_errors
+from logferry.loaders.parsing.rows import read_lines
+from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.reload_plan import TimeSpan
 from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, SegmentRules
-from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files
+from logferry.loaders.spark.kafka_access import KafkaTopics
+from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
 from logferry.loaders.storage.ledger import APP, open_table, table_at
 from logferry.loaders.storage.rewrite import Rewriter, of_ranges, where
 from logferry.loaders.storage.side_tables import moment
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-
-if TYPE_CHECKING:
-    from logferry.loaders.spark.kafka_access import KafkaTopics
-from logferry.loaders.batches.records import write_files
-from logferry.loaders.parsing.rows import read_lines
-from logferry.loaders.parsing.settings import ParserSettings
-from logferry.loaders.storage.commit import committed_batch
 from logferry.loaders.storage.tables import QUARANTINE_COLUMNS
-from pyspark.sql import Observation
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
 
 # The largest difference between gateways' clocks: the search after the end of a span ends at a record this much later.
 CLOCKS: Final = timedelta(hours=1)

@@ -23,16 +23,7 @@ from typing import Any
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
-from logferry.loaders.planning.segment_states import (
-    ACTIVE,
-    DROPPED,
-    READY,
-    Segment,
-    SegmentRules,
-    segment_end,
-    segment_name,
-    segment_start,
-)
+from logferry.loaders.planning.segment_states import ACTIVE, DROPPED, READY, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import moment_of, utc_text
 from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
@@ -150,7 +141,7 @@ def _list(paths: TablePaths, options: argparse.Namespace) -> None:
         column.justify = "right"
     for segment in segments:
         shown.add_row(
-            segment_name(segment),
+            segment.name,
             segment.state,
             str(segment.version),
             f"{segment.rows:,}",
@@ -212,7 +203,7 @@ def _start_of(text: str, rules: SegmentRules) -> datetime:
     start = moment_of(text)
     if start is None:
         raise LoaderConfigError(f"{text!r} is not like 2026-11-20T10 (UTC)")
-    if segment_start(start, rules) != start:
+    if rules.start_of(start) != start:
         raise LoaderConfigError(f"{text} is not the start of a segment: segments are {rules.window_s} s long, in UTC")
     return start
 
@@ -227,7 +218,7 @@ def _why(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> str:
         return segment.reason
     if not look:
         return "not checked yet"
-    low, end = look.get("low"), utc_text(segment_end(segment.start, rules))
+    low, end = look.get("low"), utc_text(rules.end_of(segment.start))
     if look.get("waits") and (low is None or low < end):
         return str(look["waits"])
     if low is not None and low < end:
@@ -237,4 +228,4 @@ def _why(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> str:
 
 def _as_json(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> dict[str, Any]:
     facts = {name: utc_text(v) if isinstance(v, datetime) else v for name, v in segment._asdict().items()}
-    return {**facts, "segment": segment_name(segment), "reason": _why(segment, rules, look)}
+    return {**facts, "segment": segment.name, "reason": _why(segment, rules, look)}

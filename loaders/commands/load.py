@@ -26,14 +26,7 @@ from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands.options import add_job_options, count, job_config, no_such_table
 from logferry.loaders.config import Config, TableJob, jar_files
-from logferry.loaders.errors import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    LoaderConfigError,
-    LoadError,
-    StorageUnavailable,
-)
+from logferry.loaders.errors import EXIT_DONE, EXIT_SIGNAL, EXIT_USAGE, LoaderConfigError, LoadError, StorageUnavailable
 from logferry.loaders.planning.plan import Limits
 from logferry.loaders.planning.position_plan import PositionChange
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
@@ -107,7 +100,7 @@ def run_reported(options: argparse.Namespace, command: Callable[[argparse.Namesp
 
 def _interrupted() -> int:
     print("interrupted; the next run resumes at the table's position", file=sys.stderr)
-    return EXIT_INTERRUPTED
+    return EXIT_SIGNAL
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.replace_rows import offsets_of
 from logferry.loaders.commands.load import Confirm, ConfirmAny, change_table, chosen_jobs, open_tables, run_until_signal
@@ -23,7 +22,7 @@ from logferry.loaders.planning.ledger_entry import RELOAD, RESET, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition, unreadable
 from logferry.loaders.planning.position_plan import ResetTarget, abandoned_topics, plan_reset
 from logferry.loaders.planning.reload_plan import ReloadTarget, held_offsets, ranges_to_reload
-from logferry.loaders.runs.table_run import put_entry, requarantine_table, table_state
+from logferry.loaders.runs.table_run import prepare, put_entry, requarantine_table, table_state
 from logferry.loaders.runs.table_runner import Reporter
 from logferry.loaders.storage.ledger import Ledger
 from logferry.loaders.storage.rewrite import rows_of

@@ -72,6 +72,14 @@ class SegmentRules(NamedTuple):
     max_wait_s: float = 12 * 3600.0
     source_idle_s: float = 900.0
 
+    def start_of(self, event: datetime) -> datetime:
+        """The start of the event's segment; segments are counted from 1970 on, in UTC."""
+        seconds = int((event - _EPOCH) // timedelta(seconds=self.window_s)) * self.window_s
+        return _EPOCH + timedelta(seconds=seconds)
+
+    def end_of(self, start: datetime) -> datetime:
+        return start + timedelta(seconds=self.window_s)
+
 
 class AddedRows(NamedTuple):
     """The rows that a batch adds to a segment. ``bytes``: of the lines' texts."""
@@ -112,28 +120,18 @@ class Segment(NamedTuple):
     silent_sources: int | None = None
     watermark: datetime | None = None
 
+    @property
+    def name(self) -> str:
+        """``2026-11-20T10``, with minutes and seconds only where they are not zero."""
+        name = self.start.strftime("%Y-%m-%dT%H:%M:%S")
+        return name.removesuffix(":00").removesuffix(":00")
+
 
 class WatermarkCheck(NamedTuple):
     """The result of a check, with everything loaded that Kafka had when it began. ``now``: when it began."""
 
     now: datetime
     low: LowWatermark
-
-
-def segment_start(event: datetime, rules: SegmentRules) -> datetime:
-    """The start of the event's segment; segments are counted from 1970 on, in UTC."""
-    seconds = int((event - _EPOCH) // timedelta(seconds=rules.window_s)) * rules.window_s
-    return _EPOCH + timedelta(seconds=seconds)
-
-
-def segment_end(start: datetime, rules: SegmentRules) -> datetime:
-    return start + timedelta(seconds=rules.window_s)
-
-
-def segment_name(segment: Segment) -> str:
-    """``2026-11-20T10``, with minutes and seconds only where they are not zero."""
-    name = segment.start.strftime("%Y-%m-%dT%H:%M:%S")
-    return name.removesuffix(":00").removesuffix(":00")
 
 
 # ---- rows ------------------------------------------------------------------------------------------------
@@ -220,7 +218,7 @@ def drop_before(
     for start, segment in segments.items():
         stays = (staying or {}).get(start)
         rows, size, first, last = stays or (0, 0, None, None)
-        if segment_end(start, rules) > cutoff or (segment.state == DROPPED and segment.rows == rows):
+        if rules.end_of(start) > cutoff or (segment.state == DROPPED and segment.rows == rows):
             continue
         found[start] = segment._replace(
             state=TRANSITIONS[segment.state, EXPIRED],
@@ -265,7 +263,7 @@ def _checked(segment: Segment, check: WatermarkCheck, batch: int, rules: Segment
     after = segment._replace(state=TRANSITIONS[segment.state, condition], reason="")
     if condition == BEHIND:
         passed_before = segment.passed if segment.state == IMMUTABLE else None
-        return after._replace(passed=passed_before, reason=check.low.why(segment_end(segment.start, rules)))
+        return after._replace(passed=passed_before, reason=check.low.why(rules.end_of(segment.start)))
     if segment.state == IMMUTABLE:
         if after.state == READY:
             low = check.low
@@ -277,7 +275,7 @@ def _checked(segment: Segment, check: WatermarkCheck, batch: int, rules: Segment
 
 
 def _condition(segment: Segment, check: WatermarkCheck, batch: int, rules: SegmentRules, until: datetime) -> str:
-    if not check.low.is_past(segment_end(segment.start, rules)):
+    if not check.low.is_past(rules.end_of(segment.start)):
         return BEHIND
     if segment.state == ACTIVE:
         return WAITED if check.now >= until else WAITING
@@ -309,7 +307,7 @@ def _empty(segments: Mapping[datetime, Segment], check: WatermarkCheck, rules: S
         return []
     step = timedelta(seconds=rules.window_s)
     found: list[datetime] = []
-    for before, after in pairwise([*known, segment_start(low, rules)]):
+    for before, after in pairwise([*known, rules.start_of(low)]):
         between = (after - before) // step - 1
         if 0 < between <= GAP_SEGMENTS:
             found += [before + step * (i + 1) for i in range(between) if before + step * (i + 2) <= low]

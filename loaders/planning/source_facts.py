@@ -90,7 +90,7 @@ def shared_topics(topics: Iterable[str]) -> set[str]:
     return {topic for same in by_name.values() if len(same) > 1 for topic in same}
 
 
-def possible_duplicates(known: KnownSources, batch: KnownSources) -> dict[SourceKey, tuple[int, int]]:
+def possible_copies(known: KnownSources, batch: KnownSources) -> dict[SourceKey, tuple[int, int]]:
     """Sources of a batch that may have chunks from another data centre, too: the seqnos to compare.
 
     A source that moved and came back has chunks before and after the others, so the ranges of its seqnos overlap. One

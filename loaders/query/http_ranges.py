@@ -65,9 +65,7 @@ class HttpTopics:
                 found[place] = PartitionOffsets(int(one["first"]), int(one["next"]))
         return found
 
-    def resolve_cursors(
-        self, where: str, offsets: Mapping[TopicPartition, PartitionOffsets]
-    ) -> dict[TopicPartition, int]:
+    def resolve_cursors(self, where: str, offsets: Offsets) -> dict[TopicPartition, int]:
         """The offsets of `EARLIEST`, `LATEST`, a `Position` as text, or ``cursors:…`` for any data centre.
 
         Partitions that a position does not name start at their first offset. Raises LoadError.

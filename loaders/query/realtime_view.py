@@ -26,14 +26,7 @@ from logferry.loaders.planning.ledger_entry import JobOrigin
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.spark.kafka_access import jvm_options, kafka_topics
 from logferry.loaders.storage.side_tables import moment
-from logferry.loaders.storage.tables import (
-    TableSnapshot,
-    may_hold_copies,
-    origin_of,
-    snapshot_of,
-    tail_of,
-    wanted_topics,
-)
+from logferry.loaders.storage.tables import TableSnapshot, copied_topics, origin_of, snapshot_of, tail_of, wanted_topics
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -59,7 +52,7 @@ class Instant:
             records = kafka_records(source(spark, jvm_options(self.kafka), reads), self.snapshot.entry.dc)
             dates = [name for name in self.snapshot.table.metadata().partition_columns if name in DATES]
             tail = table_rows(parse_records(records, self.parser), self.parser, dates)
-            if several := may_hold_copies(self.snapshot, self.tail):
+            if several := copied_topics(self.snapshot, self.tail):
                 tail = _without_copies(tail, table, several, timedelta(days=self.origin.duplicate_window_days))
             # Columns of an earlier parser are null, as in loaded rows.
             columns = [

@@ -27,27 +27,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from logferry.client.transport.connections import Connections, Dialer, NoResponse, proxies_of
 from logferry.gateway.contract.names import check_token, full_topic, split_topic
-from logferry.loaders.batches.execute import CheckResult, Loader
+from logferry.loaders.batches.execute import CheckResult, GatewayClock, Loader
 from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, StorageUnavailable
-from logferry.loaders.gateway_clock import GatewayClock, difference
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
-from logferry.loaders.planning.segment_states import (
-    READY,
-    Segment,
-    WatermarkCheck,
-    check_segments,
-    had_rows_all_day,
-    segment_end,
-    segment_name,
-)
+from logferry.loaders.planning.segment_states import READY, Segment, WatermarkCheck, check_segments, had_rows_all_day
 from logferry.loaders.planning.source_facts import (
     KnownSources,
     SourceKey,
@@ -57,14 +49,7 @@ from logferry.loaders.planning.source_facts import (
     utc_text,
     without,
 )
-from logferry.loaders.storage.side_tables import (
-    known_before,
-    moment,
-    read_excluded,
-    read_segments,
-    save_check,
-    segments_before,
-)
+from logferry.loaders.storage.side_tables import known_before, read_excluded, read_segments, save_check, segments_before
 
 _TIMEOUT_S: Final = 30.0
 _LARGEST_PAGE_BYTES: Final = 64 << 20
@@ -231,7 +216,7 @@ def _reported(row: Mapping[str, Any]) -> ReportedSource:
 
 
 def _moment(ms: int | None) -> datetime | None:
-    return None if ms is None else moment(ms * 1000)
+    return None if ms is None else datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
 
 
 def _pages(gateway: GatewayAccess, topic: str, times: list[timedelta]) -> Iterator[dict[str, Any]]:
@@ -280,6 +265,18 @@ def _get(
     raise GatewayUnavailable(why)
 
 
+def difference(date: str | None, asked: datetime, answered: datetime) -> timedelta | None:
+    """How far a gateway is ahead of the host, at the least; negative: behind. ``date``: its header; None: unknown.
+
+    The header has whole seconds: a difference that these and the duration of the request can explain is none.
+    """
+    try:
+        theirs = parsedate_to_datetime(date or "").astimezone(UTC)
+    except (ValueError, TypeError):
+        return None
+    return max(theirs - answered, min(timedelta(0), theirs + timedelta(seconds=1) - asked))
+
+
 def _token(file: Path) -> str:
     try:
         return check_token(file.read_text(encoding="utf-8"), str(file))
@@ -301,13 +298,13 @@ def notify_ready(job: TableJob, paths: TablePaths, last: int) -> list[str]:
     sent = paths.segments / _SENT
     failed: list[str] = []
     for segment in read_segments(paths.segments, last).values():
-        mark = sent / f"{segment_name(segment)}-{segment.version}"
+        mark = sent / f"{segment.name}-{segment.version}"
         if segment.state != READY or mark.exists() or not _claimed(mark.with_suffix(".claim")):
             continue
         text = json.dumps(_facts(paths, segment, settings))
         try:
             if settings.success is not None:
-                _replace(settings.success / segment_name(segment) / SUCCESS, text)
+                _replace(settings.success / segment.name / SUCCESS, text)
             if settings.webhook is not None:
                 _post(settings.webhook, f"{paths.main}/{mark.name}", text)
             _replace(mark, text)
@@ -338,9 +335,9 @@ def _facts(paths: TablePaths, segment: Segment, settings: SegmentSettings) -> di
     plain = ("version", "rows", "bytes", "late_rows", "batch", "sources", "silent_sources")
     return {
         "table": str(paths.main),
-        "segment": segment_name(segment),
+        "segment": segment.name,
         "start": utc_text(segment.start),
-        "end": utc_text(segment_end(segment.start, settings.rules)),
+        "end": utc_text(settings.rules.end_of(segment.start)),
         **{name: getattr(segment, name) for name in plain},
         "watermark": utc_text(segment.watermark) if segment.watermark else None,
     }

@@ -134,14 +134,12 @@ class KafkaTopics:
         options = self.options()
         with self._lock:
             if not self._admins or self._admins[-1][0] != options:
-                self._admins.append((options, self._connected(options)))
+                with sorted_errors(f"connecting to Kafka at {self._where}"):
+                    client = self._jvm.org.apache.kafka.clients.admin.AdminClient.create({**options, **_CLIENT})
+                self._admins.append((options, client))
             if len(self._admins) > 2:
                 self._admins.pop(0)[1].close(self._jvm.java.time.Duration.ofSeconds(5))
             return self._admins[-1][1]
-
-    def _connected(self, options: dict[str, str]) -> Any:
-        with sorted_errors(f"connecting to Kafka at {self._where}"):
-            return self._jvm.org.apache.kafka.clients.admin.AdminClient.create({**options, **_CLIENT})
 
     def names(self, patterns: Sequence[str]) -> list[str]:
         """The topics that match: ``<dc>.<topic>`` only, and no compacted ones (their records vanish).

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyspark
-from logferry.loaders.config import SparkSettings
+from logferry.loaders.config import OWN, SparkSettings
 from logferry.loaders.errors import LoaderConfigError, SparkUnavailable
 from logferry.loaders.jvm_errors import released, sorted_errors
 from pyspark import SparkConf, SparkContext
@@ -89,19 +89,6 @@ _EXECUTOR: Final = "spark.executor.extraJavaOptions"
 _SCRIPT: Final = Path(__file__).absolute().parents[1] / "submit" / "logferry_load.py"
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
 _NEEDED: Final = ("org.apache.spark.sql.kafka010.KafkaSourceProvider", "io.delta.sql.DeltaSparkSessionExtension")
-
-# Rows and tables depend on these, whatever else is configured.
-OWN: Final = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # The older default holds nanoseconds: it ends in the year 2262.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Texts that an older Spark parsed as another time become null, without an error.
-    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
-    # Of two headers of one name the last one counts.
-    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
-}
 
 _SETTINGS: Final = {
     "spark.app.name": "logferry-load",

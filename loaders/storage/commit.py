@@ -30,7 +30,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
-from logferry.loaders.storage.ledger import APP, existing_table, last_batch, open_table, refuse_features, storage_errors
+from logferry.loaders.storage.ledger import APP, check_features, existing_table, last_batch, open_table, storage_errors
 
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 # Longer texts are useless as bounds.
@@ -190,7 +190,7 @@ def commit_once(
     for _ in range(_TRIES):
         is_beaten = False
         table = existing_table(path)
-        refuse_features(path, table)
+        check_features(path, table)
         versions.add(int(table.version()))
         if last_batch(table) < batch:
             properties = CommitProperties(

@@ -12,7 +12,7 @@ local folder checks and then renames, which is too weak: two loaders could each 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,6 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.planning.table_features import unsupported_features
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
@@ -126,7 +125,49 @@ def existing_table(path: Path) -> DeltaTable:
     return table
 
 
-def refuse_features(path: Path, table: DeltaTable | None) -> None:
+# A loader adds and replaces files by delta-rs. It does not read deletion vectors, evaluate constraints or expressions,
+# nor write row ids, clustering, commit timestamps or mapped names. A table with such a feature is refused by its name,
+# before the first row; so is one with a feature that is not known here. These are harmless where no property or column
+# below uses them.
+_KNOWN: Final = {
+    *("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "identityColumns"),
+    *("columnMapping", "timestampNtz", "allowColumnDefaults", "domainMetadata", "vacuumProtocolCheck"),
+    "inCommitTimestamp",
+}
+# Property → feature, unless the property has one of the values.
+_PROPERTIES: Final[Mapping[str, tuple[str, Collection[str]]]] = {
+    "delta.enableDeletionVectors": ("deletionVectors", ("false",)),
+    "delta.enableRowTracking": ("rowTracking", ("false",)),
+    "delta.enableInCommitTimestamps": ("inCommitTimestamp", ("false",)),
+    "delta.columnMapping.mode": ("columnMapping", ("none",)),
+}
+_CONSTRAINT: Final = "delta.constraints."
+_COLUMNS: Final[Mapping[str, str]] = {
+    "delta.generationExpression": "generatedColumns",
+    "delta.identity.start": "identityColumns",
+    "delta.invariants": "invariants",
+}
+
+
+def unsupported_features(
+    features: Collection[str], properties: Mapping[str, str | None], columns: Sequence[tuple[str, Mapping[str, Any]]]
+) -> list[str]:
+    """What the loader cannot keep, each with where it is used. ``columns``: names and their metadata."""
+    found = {name: name for name in features if name not in _KNOWN}
+    for name, value in properties.items():
+        feature, harmless = _PROPERTIES.get(name, ("", ()))
+        if feature and (value or "").lower() not in harmless:
+            found[feature] = f"{feature} ({name}={value})"
+        if name.startswith(_CONSTRAINT):
+            found["checkConstraints"] = f"checkConstraints ({name.removeprefix(_CONSTRAINT)}: {value})"
+    for column, metadata in columns:
+        for key, feature in _COLUMNS.items():
+            if key in metadata:
+                found[feature] = f"{feature} (column {column})"
+    return [found[name] for name in sorted(found)]
+
+
+def check_features(path: Path, table: DeltaTable | None) -> None:
     """To be called before a commit: delta-rs itself ignores some features. Raises UnsupportedFeature."""
     if table is None:
         return

@@ -38,10 +38,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from logferry.loaders.errors import LedgerBroken, LoaderConfigError, StorageUnavailable
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
-from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, drop_before, segment_start
+from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, drop_before
 from logferry.loaders.planning.source_facts import shared_topics
 from logferry.loaders.storage.commit import FOLDER, HOOKS, CommittedBatch, DataFiles, commit_files, committed_batch
-from logferry.loaders.storage.ledger import existing_table, last_batch, open_table, refuse_features, storage_errors
+from logferry.loaders.storage.ledger import check_features, existing_table, last_batch, open_table, storage_errors
 from logferry.loaders.storage.rewrite import Rewriter, Rule
 from logferry.loaders.storage.side_tables import (
     add_sources,
@@ -118,7 +118,7 @@ def batch_of(name: str) -> int | None:
 def _merge(path: Path, target_mb: int) -> tuple[int, int]:
     for _ in range(_TRIES):
         table = existing_table(path)
-        refuse_features(path, table)
+        check_features(path, table)
         before = len(table.file_uris())
         with storage_errors(f"{path} cannot be merged"):
             try:
@@ -184,7 +184,7 @@ def cutoff(now: datetime, keep: timedelta, window_s: int | None, *, by_days: boo
     at = now - keep
     if by_days or window_s is None:
         at = _EPOCH + (at - _EPOCH) // _DAY * _DAY
-    return at if window_s is None else segment_start(at, SegmentRules(window_s))
+    return at if window_s is None else SegmentRules(window_s).start_of(at)
 
 
 def cutoff_of(paths: TablePaths, now: datetime, keep: timedelta) -> datetime:

@@ -37,13 +37,7 @@ from deltalake import Schema, write_deltalake
 from logferry.loaders.errors import ForeignTable, Overtaken
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.planning.segment_states import (
-    AddedRows,
-    Segment,
-    SegmentRules,
-    WatermarkCheck,
-    add_rows,
-)
+from logferry.loaders.planning.segment_states import AddedRows, Segment, SegmentRules, WatermarkCheck, add_rows
 from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, merged, utc_text
 from logferry.loaders.storage.commit import DataFiles, commit_rows
 from logferry.loaders.storage.ledger import (

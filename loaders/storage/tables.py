@@ -23,14 +23,7 @@ from logferry.loaders.errors import ForeignTable, LedgerBroken, LoaderConfigErro
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicOffsets, plan
 from logferry.loaders.planning.source_facts import shared_topics
-from logferry.loaders.storage.ledger import (
-    Ledger,
-    arrow_schema,
-    last_batch,
-    open_table,
-    refuse_features,
-    storage_errors,
-)
+from logferry.loaders.storage.ledger import Ledger, arrow_schema, check_features, last_batch, open_table, storage_errors
 
 # Where a line is quarantined, ``line`` and ``newline`` are set; where a whole record is, ``key`` and ``headers``.
 # ``parser`` could not read the line. ``since`` is the batch that added the row in a reload, ``resolved`` the batch that
@@ -69,12 +62,12 @@ def read_state(paths: TablePaths) -> TableState:
     ledger are never seen in a newer state than the table.
     """
     quarantine = open_table(paths.quarantine)
-    refuse_features(paths.quarantine, quarantine)
+    check_features(paths.quarantine, quarantine)
     sorted_out = last_batch(quarantine)
     ledger = Ledger(paths.ledger)
     entered = ledger.last()
     main = open_table(paths.main)
-    refuse_features(paths.main, main)
+    check_features(paths.main, main)
     last = last_batch(main)
     if last < 0 and main is not None and main.file_uris():
         raise ForeignTable(f"{paths.main} contains rows but no batch ledger entry; it was not created by logferry load")
@@ -154,7 +147,7 @@ def tail_of(snapshot: TableSnapshot, views: Mapping[str, TopicOffsets], wanted: 
     return tuple(r for r in found.ranges if r.topic in set(wanted))
 
 
-def may_hold_copies(snapshot: TableSnapshot, tail: Sequence[Range]) -> set[str]:
+def copied_topics(snapshot: TableSnapshot, tail: Sequence[Range]) -> set[str]:
     """Topics that several data centres have, if the tail has records of one: a chunk may occur a second time."""
     several = shared_topics({r.topic for r in (*snapshot.entry.ranges, *tail)})
     return several if any(r.size and r.topic in several for r in tail) else set()

@@ -95,10 +95,6 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             resume.refuse(why)
 
     async def drop_producer(self) -> None:
-        self._leave_all()
-        await LaneLifecycle.drop_producer(self)  # `super()` does not find the class of a dataclass with slots
-
-    def _leave_all(self) -> None:
         for partition in self.partitions.values():
             self.links[partition.dc].unfollow(partition)
             self.budget.give(partition.waiting_bytes)
@@ -106,6 +102,7 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         if self._transactions is not None:
             self.budget.give(self._transactions.taken_bytes)
             self._transactions = None
+        await LaneLifecycle.drop_producer(self)  # `super()` does not find the class of a dataclass with slots
 
     # ---- opening ----------------------------------------------------------------------------------------------
 

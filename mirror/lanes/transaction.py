@@ -31,12 +31,7 @@ from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient
 from logferry.gateway.kafka.record_batch import CODECS, batches
 from logferry.gateway.kafka.requests import NO_ID
-from logferry.gateway.kafka.transactional_producer import (
-    Encodable,
-    NotCommitted,
-    PartitionBatches,
-    TransactionalProducer,
-)
+from logferry.gateway.kafka.transactional_producer import NotCommitted, PartitionBatches, TransactionalProducer
 from logferry.gateway.kafka.types import Record
 from logferry.gateway.lanes.replay import replay_states
 from logferry.mirror.config import MirrorConfig
@@ -48,7 +43,6 @@ from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.remote import MemoryBudget
 
 _FETCH_BYTES: Final = 1 << 18
-
 _BATCH_BYTES: Final = 1 << 20
 _CODEC: Final = CODECS["zstd"]
 
@@ -213,10 +207,10 @@ class LaneTransactions:
     async def write_state(self, blocks: list[Record], checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
         """Writes history and checkpoints into the transaction. Raises NotCommitted or Fenced."""
         states: list[Record] = [(checkpoint_key(*tp), after.encode(), []) for tp, after in checkpoints.items()]
-        parts = [PartitionBatches(*self.producer.lane.state, self.producer.state_topic_id, _encoded(states))]
+        parts = [_encoded(self.producer.lane.state, self.producer.state_topic_id, states)]
         if blocks:
             history = self.config.history_topic, self.producer.lane.number
-            parts.append(PartitionBatches(*history, self.history_id, _encoded(blocks)))
+            parts.append(_encoded(history, self.history_id, blocks))
         await self.producer.write(parts)
         for part in parts[1:]:
             first, base = part.offsets[0]
@@ -237,8 +231,8 @@ class LaneTransactions:
         return min(_BATCH_BYTES, self.targets.batch_bytes.get(partition.topic, 0))
 
 
-def _encoded(records: list[Record]) -> deque[Encodable]:
-    return deque(batches(records, _BATCH_BYTES, int(time.time() * 1000), _CODEC))
+def _encoded(tp: TopicPartition, topic_id: bytes, records: list[Record]) -> PartitionBatches:
+    return PartitionBatches(*tp, topic_id, deque(batches(records, _BATCH_BYTES, int(time.time() * 1000), _CODEC)))
 
 
 def _advanced(

@@ -24,7 +24,7 @@ from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import LoadError
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query import python_rows
-from logferry.loaders.storage.tables import TableSnapshot, may_hold_copies, snapshot_of
+from logferry.loaders.storage.tables import TableSnapshot, copied_topics, snapshot_of
 from logferry.ops.cli.gateway_client import add_gateway_options
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, UsageError
@@ -136,7 +136,7 @@ def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> tuple[Iterator[p
     ranges = newest.ranges(snapshot, args.topics)
     schema = snapshot.table.to_pyarrow_dataset().schema
     rows = python_rows.batches(newest.chunks(ranges), entry.dc, entry.parser, schema)
-    return rows, may_hold_copies(snapshot, ranges)
+    return rows, copied_topics(snapshot, ranges)
 
 
 def _views(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.terminal import StopRequested, stop_on_signals
-from logferry.ops.runtime.java import find_java
-from logferry.ops.runtime.user_dirs import data_dir
+from logferry.ops.runtime.java import data_dir, find_java
 from logferry.ops.stack.kafka_cluster import LONG_RUN
 from logferry.ops.stack.stack import Stack
 
@@ -81,7 +80,7 @@ def _print_ready(stack: Stack, *, as_json: bool) -> None:
         print(json.dumps(facts), flush=True)
         return
     for dc, parts in facts.items():
-        mirror = "".join(f"  mirror {url}" for url in stack.mirror_urls(dc))
+        mirror = "".join(f"  mirror {url}" for url in stack.urls(dc, "mirror"))
         print(f"{dc}: gateway {' '.join(stack.urls(dc))}{mirror}  Kafka {parts['kafka']}")
     print(f"data and logs are in {stack.data}; Ctrl-C stops everything", flush=True)
 

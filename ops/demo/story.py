@@ -141,7 +141,7 @@ class Story:
 
     def _kill_mirror(self) -> None:
         self._flow_until(0.35, "data flows; the mirror will be killed")
-        name, (url,) = f"{OTHER_DC}/mirror-0", self._stack.mirror_urls(OTHER_DC)
+        name, (url,) = f"{OTHER_DC}/mirror-0", self._stack.urls(OTHER_DC, "mirror")
 
         def has_work() -> bool:
             return any(partition["lag_records"] for partition in json_of(url, "/v1/status").get("partitions", []))

@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from logferry.ops.cli.problems import CommandError, Unavailable
-from logferry.ops.runtime.java import find_java
-from logferry.ops.runtime.user_dirs import cache_dir
+from logferry.ops.runtime.java import cache_dir, find_java
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from logferry.ops.cli.problems import Unavailable
-from logferry.ops.runtime.user_dirs import cache_dir
 
 VERSIONS = (17, 21)
 _PROBE_TIMEOUT_S = 20
@@ -142,6 +141,22 @@ def _wrapped(runtime: Path) -> Path:
         else:
             shutil.rmtree(new)
     return home
+
+
+def cache_dir() -> Path:
+    """May be removed at any time; its files are created or fetched again."""
+    return _base("XDG_CACHE_HOME", ".cache") / "logferry"
+
+
+def data_dir() -> Path:
+    """The default folder of ``logferry up``."""
+    return _base("XDG_DATA_HOME", ".local/share") / "logferry"
+
+
+def _base(variable: str, below_home: str) -> Path:
+    """By the XDG base directory specification, a relative path in the variable is ignored."""
+    chosen = Path(os.environ.get(variable) or "")
+    return chosen if chosen.is_absolute() else Path.home() / below_home
 
 
 def main(argv: list[str]) -> int:

@@ -32,7 +32,7 @@ from aiokafka.protocol.metadata import MetadataResponse_v1
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.runtime.jars import kafka_jars
 from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.processes import Child, free_ports, is_free, processes_with, stop_together
+from logferry.ops.stack.processes import Child, free_ports, is_free, processes_with, stop_all
 
 # Less JIT compilation: a faster start and a slower long run, for tests. Benchmarks and `logferry up` use LONG_RUN.
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -137,7 +137,7 @@ class KafkaCluster:
 
     def stop(self) -> None:
         """SIGTERM to all nodes at once, SIGKILL after a time-out. Calling it again is safe."""
-        stop_together(list(self.children.values()), _STOP_S)
+        stop_all(list(self.children.values()), _STOP_S)
         self.children = {}
         if self._lock is not None:
             self._lock.close()

@@ -166,7 +166,7 @@ class Child:
             raise self.ended()
 
 
-def stop_together(children: Sequence[Child], timeout_s: float) -> list[str]:
+def stop_all(children: Sequence[Child], timeout_s: float) -> list[str]:
     """Stops all at once; kills the rest after the time-out. Returns the names of the killed ones."""
     for child in children:
         child.request_stop()

@@ -20,15 +20,7 @@ from pathlib import Path
 from logferry.gateway.contract.names import Malformed, check_dc
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.stack.kafka_cluster import QUICK_START, KafkaCluster
-from logferry.ops.stack.processes import (
-    Child,
-    ServiceWorker,
-    Setting,
-    configuration,
-    free_block,
-    is_free,
-    stop_together,
-)
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_block, is_free, stop_all
 
 RESTART_S = 1.0
 _READY_S = 60
@@ -117,7 +109,7 @@ class Stack:
         """Gateways and mirrors, then Kafka: SIGTERM, SIGKILL after a time-out. Calling it again is safe."""
         with self._life:
             self._stopping.set()
-        for name in stop_together([worker.child for worker in self._services.values()], _GATEWAY_STOP_S):
+        for name in stop_all([worker.child for worker in self._services.values()], _GATEWAY_STOP_S):
             self._say(f"{name} did not stop within {_GATEWAY_STOP_S} s and was killed")
         self._services = {}
         for child in self._children().values():
@@ -154,13 +146,9 @@ class Stack:
         return {name: child.pid for name, child in self._children().items() if child.pid is not None}
 
     def urls(self, dc: str | None = None, service: str = "gateway") -> list[str]:
-        """URLs of the gateway workers of a data centre (default: the first)."""
+        """URLs of the workers of a data centre (default: the first). ``service``: ``gateway`` or ``mirror``."""
         place = f"{dc or self._first}/{service}-"
         return [worker.url for name, worker in self._services.items() if name.startswith(place)]
-
-    def mirror_urls(self, dc: str | None = None) -> list[str]:
-        """URLs of the mirror workers of a data centre (default: the first)."""
-        return self.urls(dc, "mirror")
 
     def cluster(self, dc: str | None = None) -> KafkaCluster:
         return self._clusters[dc or self._first]
@@ -177,7 +165,7 @@ class Stack:
         return {
             dc: {
                 "gateway": self.urls(dc),
-                **({"mirror": self.mirror_urls(dc)} if self._mirrors else {}),
+                **({"mirror": self.urls(dc, "mirror")} if self._mirrors else {}),
                 "kafka": cluster.bootstrap,
                 "pids": {name.partition("/")[2]: pid for name, pid in self.pids.items() if name.startswith(f"{dc}/")},
             }

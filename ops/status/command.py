@@ -17,7 +17,7 @@ from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 from logferry.ops.cli.terminal import console_for_output
 from logferry.ops.status import mirror
-from logferry.ops.status.diagnosis import ServiceStatus, SilentWorker, WorkerStatuses, as_document, diagnose
+from logferry.ops.status.diagnosis import AllWorkers, ServiceStatus, SilentWorker, as_document, diagnose
 from logferry.ops.status.render import print_status
 from pydantic import ValidationError
 
@@ -94,7 +94,7 @@ def _query(
     known_to: Callable[[S], Iterable[str]],
     token: str | None,
     ca_file: str | None,
-) -> WorkerStatuses[S]:
+) -> AllWorkers[S]:
     """If all given URLs are encrypted, the token is not sent over an unencrypted connection."""
     pending = [GatewayClient(url, token, ca_file, _TIMEOUT_S, service) for url in urls]
     must_encrypt = token is not None and all(worker.is_encrypted for worker in pending)
@@ -119,7 +119,7 @@ def _query(
         refused = [problem for problem in problems.values() if isinstance(problem, UsageError)]
         raise refused[0] if refused else Unavailable("; ".join(map(str, problems.values())))
     silent = {url: SilentWorker(str(problem), not isinstance(problem, _Unasked)) for url, problem in problems.items()}
-    return WorkerStatuses(workers, silent)
+    return AllWorkers(workers, silent)
 
 
 def _answer(model: type[S], service: str, worker: GatewayClient) -> S | CommandError:

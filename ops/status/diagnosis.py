@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 from logferry.gateway.api.schemas import LaneStatus, Status
 from pydantic import BaseModel
 
-SLOW_COMMIT_S: Final = 5.0
+SLOW_S: Final = 5.0
 UNSEEN_S: Final = 15.0
 FULL: Final = 0.95
 RECENT_S: Final = 600.0
@@ -34,14 +34,14 @@ class SilentWorker:
 
 
 @dataclass(frozen=True)
-class WorkerStatuses(Generic[S]):
+class AllWorkers(Generic[S]):
     """All workers of a service by URL: those that answered (at least one), and the others."""
 
     workers: Mapping[str, S]
     silent: Mapping[str, SilentWorker] = field(default_factory=dict)
 
 
-ServiceStatus = WorkerStatuses[Status]
+ServiceStatus = AllWorkers[Status]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def diagnose(service: ServiceStatus) -> list[Diagnosis]:
     return sorted(found, key=lambda finding: not finding.wrong)
 
 
-def as_document(findings: Iterable[Diagnosis], at_s: float, service: WorkerStatuses[Any]) -> dict[str, Any]:
+def as_document(findings: Iterable[Diagnosis], at_s: float, service: AllWorkers[Any]) -> dict[str, Any]:
     """The document of ``--json``."""
     found = [asdict(finding) for finding in findings]
     well = not any(finding["wrong"] for finding in found)
@@ -156,7 +156,7 @@ def _held_lane(worker: Status, lane: LaneStatus) -> tuple[str, str, float | None
     """Problem of a held lane (empty: none), reason, duration."""
     if lane.state == "serving":
         for_s = _since(worker, lane.transaction_ms)
-        if for_s is None or for_s < SLOW_COMMIT_S:
+        if for_s is None or for_s < SLOW_S:
             return "", "", None
         return "waiting for a commit", "Kafka has not answered it yet", for_s
     # The start of the wait: it may be earlier than that of the present state.

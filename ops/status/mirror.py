@@ -9,15 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from logferry.ops.status.diagnosis import (
-    SLOW_COMMIT_S,
-    Diagnosis,
-    WorkerStatuses,
-    name_lanes,
-    plural,
-    silent_workers,
-    warnings,
-)
+from logferry.ops.status.diagnosis import SLOW_S, AllWorkers, Diagnosis, name_lanes, plural, silent_workers, warnings
 from logferry.ops.status.render import clock, count, escape, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console
@@ -99,7 +91,7 @@ class MirrorStatus(BaseModel):
     warnings: list[str] = []
 
 
-Mirror = WorkerStatuses[MirrorStatus]
+Mirror = AllWorkers[MirrorStatus]
 
 
 # ---- decisions --------------------------------------------------------------------------------------------------
@@ -161,7 +153,7 @@ def _waits(mirror: Mirror) -> Iterator[Diagnosis]:
         wait = link.last_wait
         if wait is not None and wait.ended_ms is None:
             for_s = _s(now_ms - wait.since_ms)
-            if wait.is_fault or for_s >= SLOW_COMMIT_S:
+            if wait.is_fault or for_s >= SLOW_S:
                 yield Diagnosis(wait.is_fault, f"the link to {link.dc} waits", wait.reason, for_s)
 
 

@@ -28,8 +28,6 @@ from logferry.loaders.planning.segment_states import (
     add_rows,
     check_segments,
     had_rows_all_day,
-    segment_end,
-    segment_start,
 )
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, SourceView, low_watermark, merged
 from logferry.loaders.runs.segment_check import ReportedSource, source_views
@@ -105,7 +103,7 @@ class Table:
         for p in PARTITIONS:
             many = round((self.there[p] - self.at[p]) * share)
             for chunk in self.world.log[p][self.at[p] : self.at[p] + many]:
-                added.setdefault(segment_start(chunk.event, RULES), []).append(chunk.event)
+                added.setdefault(RULES.start_of(chunk.event), []).append(chunk.event)
                 facts = SourceFacts(chunk.seqno, chunk.seqno, chunk.recorded, chunk.event)
                 self.known = merged(self.known, {chunk.source: facts})
             self.at[p] += many
@@ -152,21 +150,21 @@ class Table:
 
         Nor has Kafka any of such a source, alive or not, that are not loaded and may still be.
         """
-        end, now = segment_end(start, RULES), self.world.now
+        end, now = RULES.end_of(start), self.world.now
         waited_for = self.world.silent_together() | self.silent_at_once()
         events = {key: facts.event for key, facts in self.known.items() if facts.event is not None}
         for source in self.world.sources:
             heard, event = source.heard(), events.get(source.key)
             if heard is None or source.is_finished or (now - heard >= IDLE and source.name not in waited_for):
                 continue
-            owed = [at for at in source.pending if segment_start(at, RULES) == start]
+            owed = [at for at in source.pending if RULES.start_of(at) == start]
             told = [mark for mark in (event, source.watermark) if mark is not None]
             assert not owed or max(told) >= end, (source, start)
         for p in PARTITIONS:
             for chunk in self.world.log[p][max(self.at[p], self.world.kept[p]) :]:
                 event = events.get(chunk.source)
                 is_told = event is not None and event >= end
-                assert segment_start(chunk.event, RULES) != start or is_told, (chunk, start)
+                assert RULES.start_of(chunk.event) != start or is_told, (chunk, start)
 
     def silent_at_once(self) -> set[str]:
         """Those heard of in the last 15 minutes before an outage that began less than two hours ago.

@@ -17,8 +17,6 @@ from logferry.loaders.planning.segment_states import (
     add_rows,
     check_segments,
     had_rows_all_day,
-    segment_end,
-    segment_start,
 )
 from logferry.loaders.planning.source_facts import LowWatermark, SourceView, low_watermark, without
 
@@ -244,6 +242,6 @@ def test_a_long_silence_is_not_filled():
 def test_windows(micros: int, window_s: int):
     rules = RULES._replace(window_s=window_s)
     event = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
-    start = segment_start(event, rules)
-    assert start <= event < segment_end(start, rules)
+    start = rules.start_of(event)
+    assert start <= event < rules.end_of(start)
     assert int(start.timestamp()) % window_s == 0

@@ -25,7 +25,7 @@ import aiohttp
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.jars import spark_environment
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, configuration, free_block, free_ports, stop_together
+from logferry.ops.stack.processes import Child, configuration, free_block, free_ports, stop_all
 
 from tests.soak.files import HostFile
 from tests.soak.lines import COLUMNS
@@ -133,7 +133,7 @@ class World:
         for relay in self.links.values():
             relay.close()
         kafka = [name for name in self.children if "/kafka-" in name]
-        await asyncio.to_thread(stop_together, [self.children[n] for n in self.children if n not in kafka], _STOP_S)
+        await asyncio.to_thread(stop_all, [self.children[n] for n in self.children if n not in kafka], _STOP_S)
         for name, child in self.children.items():
             if name not in kafka:
                 child.kill_group()

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 from logferry.gateway.contract.names import lane_of
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_block, stop_together
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_block, stop_all
 from yarl import URL
 
 from tests.support.checker import read_back
@@ -147,7 +147,7 @@ def gateway(
         running.wait_ready()
         yield running
     finally:
-        stop_together([worker.child for worker in made], _STOP_S)
+        stop_all([worker.child for worker in made], _STOP_S)
 
 
 async def write(

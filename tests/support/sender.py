@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from logferry.client.transport.source_request import Outcome
+from logferry.client.transport.cluster import GatewayCluster
+from logferry.client.transport.source_request import Outcome, SourceAddress
 from logferry.client.writing.send_window import Limits, SendJob
 from logferry.client.writing.writer import WriterCore
 
@@ -17,7 +18,8 @@ class Sender:
     def __init__(self, limits: Limits = ONE_A_BATCH, gateway: FakeGateway | None = None, name: str = "s") -> None:
         self.gateway = gateway or FakeGateway()
         self.gateway.prev_always = False
-        self.core = WriterCore("http://gw", "t", name, None, None, None, False, limits)
+        address = SourceAddress(GatewayCluster(["http://gw"], None), "tests", "t", name)
+        self.core = WriterCore(address, {}, False, limits)
         self.window = self.core.window
         self.name = name
         self.now = 0.0

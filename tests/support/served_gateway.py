@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from logferry.ops.stack.processes import Child, Setting, configuration, free_block, stop_together
+from logferry.ops.stack.processes import Child, Setting, configuration, free_block, stop_all
 
 _READY_S = 60
 _STOP_S = 15
@@ -81,7 +81,7 @@ class Gateway:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.session.close()
-        killed = await asyncio.to_thread(stop_together, self.workers, _STOP_S)
+        killed = await asyncio.to_thread(stop_all, self.workers, _STOP_S)
         assert not killed, f"did not stop in order: {killed}"
 
     async def _ready(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyspark
 from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.processes import Child, free_block, stop_together
+from logferry.ops.stack.processes import Child, free_block, stop_all
 
 SPARK = Path(pyspark.__file__).parent
 _READY_S = 60
@@ -57,7 +57,7 @@ class Standalone:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        stop_together(self._children, _STOP_S)
+        stop_all(self._children, _STOP_S)
 
     def executors(self) -> list[int]:
         """The processes of executors that run now."""

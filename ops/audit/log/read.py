@@ -63,7 +63,7 @@ async def connected(options: dict[str, Any]) -> AsyncIterator[KafkaClient]:
         raise Unavailable(f"Kafka at {where} cannot be read: {str(error) or type(error).__name__}") from error
 
 
-async def high_watermarks(kafka: KafkaClient, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+async def log_ends(kafka: KafkaClient, places: list[TopicPartition]) -> dict[TopicPartition, int]:
     """The ends of partitions, open transactions included."""
     options: dict[str, Any] = kafka.options
     consumer = AIOKafkaConsumer(

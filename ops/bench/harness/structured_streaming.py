@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.records import OPTIONS
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.parsing.rows import kafka_records, parse_records, row_schema, table_rows
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.runs.table_run import prepare
 from logferry.loaders.spark.session import spark_session
 from logferry.ops.runtime.jars import spark_jars
 from pyspark.sql import DataFrame

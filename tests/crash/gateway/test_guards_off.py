@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, ServiceWorker, configuration, free_block, stop_together
+from logferry.ops.stack.processes import Child, ServiceWorker, configuration, free_block, stop_all
 
 from tests.support.checker import read_back, violations
 from tests.support.clients import Load
@@ -48,7 +48,7 @@ def broken_workers(guard: str, kafka: KafkaCluster, folder: Path) -> Iterator[li
     try:
         yield workers
     finally:
-        stop_together([worker.child for worker in workers], 10)
+        stop_all([worker.child for worker in workers], 10)
 
 
 def _ready(workers: list[ServiceWorker]) -> list[str]:

@@ -166,10 +166,10 @@ async def test_an_original_that_is_cut_back_is_not_gone_on_from_in_silence(
         if meanwhile == "stopped":
             for name in mirrors:
                 await asyncio.to_thread(stack.restart, name)
-        stop = await stopped(stack.mirror_urls("dc2"), original.topic)
+        stop = await stopped(stack.urls("dc2", "mirror"), original.topic)
         assert stop["kind"] == "log-truncated"
         assert values(await read_log(here, original.topic)) == [b"0", b"1", b"lost 2", b"lost 3"]
-        resume = ["mirror", "resume", original.topic, "0", "--from", "2", "--url", stack.mirror_urls("dc2")[0]]
+        resume = ["mirror", "resume", original.topic, "0", "--from", "2", "--url", stack.urls("dc2", "mirror")[0]]
         assert await asyncio.to_thread(command, resume) == 0
         assert "resumes at 2" in capsys.readouterr().out
         await has(b"0", b"1", b"lost 2", b"lost 3", b"other 2", b"other 3", b"other 4")

@@ -72,7 +72,7 @@ async def test_workers_killed_and_frozen_under_load(stack: Stack) -> None:
             stack.kill(f"dc2/{name}")
         await mirrored_more(stack, topic, 300)
         stack.kill("dc2/mirror-1", signal.SIGSTOP)
-        await wait_all_lanes(stack.mirror_urls("dc2")[:1])
+        await wait_all_lanes(stack.urls("dc2", "mirror")[:1])
         await mirrored_more(stack, topic, 300)
         stack.kill("dc2/mirror-1", signal.SIGCONT)
         await mirrored_more(stack, topic, 300)

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from logferry.loaders.batches import execute, records
-from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.batches.records import kept_on_disk, read, write_files
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageUnavailable, TopicChanged
@@ -22,7 +21,7 @@ from logferry.loaders.parsing import rows as parsing_rows
 from logferry.loaders.parsing.settings import VERSIONS
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.runs.table_run import load_table, prepare
 from logferry.loaders.storage.commit import DataFiles, add_action
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import DataFrame

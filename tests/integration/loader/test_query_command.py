@@ -16,13 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from logferry.client import Reader, Writer
-from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.query import python_rows
-from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.runs.table_run import load_table, prepare
 from logferry.loaders.storage.commit import commit_rows
 from logferry.loaders.storage.ledger import Ledger, new_entry, open_table
 from logferry.loaders.storage.tables import snapshot_of

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders import gateway_clock
+from logferry.loaders.batches import execute
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.planning.ledger_entry import TablePaths
@@ -224,7 +224,7 @@ async def test_hour_by_hour(
         def now(cls, tz: Any = None) -> Any:
             return world.now
 
-    monkeypatch.setattr(gateway_clock, "datetime", Clock)
+    monkeypatch.setattr(execute, "datetime", Clock)
     monkeypatch.setattr(segment_check, "ask_gateways", world.heard)
     seen: set[str] = set()
     before: set[tuple[datetime, int]] = set()

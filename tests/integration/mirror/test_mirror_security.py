@@ -19,7 +19,7 @@ import trustme
 from logferry.gateway.token_command import new_token
 from logferry.ops.cli.main import main as command
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, Setting, configuration, free_block, stop_together
+from logferry.ops.stack.processes import Child, Setting, configuration, free_block, stop_all
 
 SECRET, SHA256 = new_token()
 NEW_SECRET, NEW_SHA256 = new_token()
@@ -110,7 +110,7 @@ def secured(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Workers]:
             workers.becomes(200, "/readyz", None, number)
         yield workers
     finally:
-        assert not stop_together(workers.children, 20)
+        assert not stop_all(workers.children, 20)
     for secret in (SECRET, SHA256, NEW_SECRET, NEW_SHA256):
         assert secret not in workers.said()
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from logferry.client.agent.config import DataCentre
 from logferry.client.agent.source import FIGHT_WINDOW_S, REFUSED_S
-from logferry.client.transport.backoff import RETRY_S, pause_s
+from logferry.client.transport.cluster import RETRY_S, pause_s
 
 from tests.support.fake_gateway import FakeGateway
 

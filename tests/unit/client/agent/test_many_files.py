@@ -10,7 +10,7 @@ import pytest
 from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
 from logferry.client.files.checkpoint import FILE
-from logferry.client.files.rotation import SuspectedCopies
+from logferry.client.files.rotation import Suspects
 from logferry.client.files.tail import FileTail
 
 QUIET = 200
@@ -74,7 +74,7 @@ def test_a_name_that_no_rotation_gives_is_not_compared_with_all_others(tmp_path:
         path.write_bytes(b"line\n")
         tail = FileTail.open(str(path), 0.0)
         assert tail is not None
-        assert SuspectedCopies().begin_of(tail, live(), 0.0, at_once=False, gone=False) == 0
+        assert Suspects().begin_of(tail, live(), 0.0, at_once=False, gone=False) == 0
         tail.close()
     assert asked == ["app.log.1"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from logferry.client import AsyncWriter, Unknown, Writer
-from logferry.client.transport import backoff
-from logferry.client.transport.backoff import TROUBLE_AFTER_S, TROUBLE_EVERY_S, TroubleLog
+from logferry.client.transport import cluster
+from logferry.client.transport.cluster import TROUBLE_AFTER_S, TROUBLE_EVERY_S, TroubleLog
 
 from tests.support.fake_gateway import FakeGateway, Served
 
@@ -71,7 +71,7 @@ def test_trouble_is_logged_after_some_seconds_and_then_rarely(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr("logferry.client.transport.backoff.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("logferry.client.transport.cluster.time.monotonic", lambda: clock[0])
     log = TroubleLog("writer of s")
 
     def lines(seconds: float) -> int:
@@ -96,7 +96,7 @@ def test_trouble_is_logged_after_some_seconds_and_then_rarely(
 def test_a_wrong_url_is_logged_by_a_writer_that_waits(
     closed_port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(backoff, "TROUBLE_AFTER_S", 0.2)
+    monkeypatch.setattr(cluster, "TROUBLE_AFTER_S", 0.2)
     writer = Writer(closed_port, "t", "s")
     with pytest.raises(Unknown):
         writer.open(timeout_s=2.0)

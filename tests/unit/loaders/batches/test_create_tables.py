@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from deltalake import DeltaTable, Schema
-from logferry.loaders.batches.create_tables import prepare
 from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.runs.table_run import prepare
 from logferry.loaders.storage.tables import QUARANTINE
 
 

@@ -13,15 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logferry.loaders.batches.execute import GatewayClock
 from logferry.loaders.commands.table import main as table_command
 from logferry.loaders.config import GatewayAccess, TableJob
 from logferry.loaders.errors import GatewayUnavailable
-from logferry.loaders.gateway_clock import GatewayClock, difference
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
-from logferry.loaders.runs.segment_check import ReportedSource, SegmentCheck, ask_gateways, begin_check, finish_check
+from logferry.loaders.runs.segment_check import (
+    ReportedSource,
+    SegmentCheck,
+    ask_gateways,
+    begin_check,
+    difference,
+    finish_check,
+)
 from logferry.loaders.storage.side_tables import add_sources, create_segments, create_side_tables, put_segments
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

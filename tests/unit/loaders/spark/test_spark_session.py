@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from logferry.loaders.config import SparkSettings, check_config
+from logferry.loaders.config import OWN, SparkSettings, check_config
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.spark.session import OWN, spark_conf
+from logferry.loaders.spark.session import spark_conf
 
 JARS = [Path("/jars/a.jar"), Path("/jars/b.jar")]
 

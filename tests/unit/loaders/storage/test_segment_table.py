@@ -17,15 +17,7 @@ from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import TopicPartition
-from logferry.loaders.planning.segment_states import (
-    ACTIVE,
-    READY,
-    AddedRows,
-    Segment,
-    SegmentRules,
-    segment_name,
-    segment_start,
-)
+from logferry.loaders.planning.segment_states import ACTIVE, READY, AddedRows, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
 from logferry.loaders.runs.segment_check import ReportedSource, notify_ready, source_views
 from logferry.loaders.storage.commit import DataFiles, commit_rows
@@ -104,7 +96,7 @@ def test_counts_are_those_of_plain_python(times: list[datetime], length: int):
     rows = pa.table({"event_time": pa.array(times, pa.timestamp("us", "UTC")), "text": texts})
     want: dict[datetime, AddedRows] = {}
     for i, time in enumerate(times):
-        start = segment_start(time, rules)
+        start = rules.start_of(time)
         before = want.get(start, AddedRows(0, 0, time, time))
         want[start] = AddedRows(before.rows + 1, before.bytes + 2 * i, min(before.first, time), max(before.last, time))
     assert _added(rows, rules) == want
@@ -130,7 +122,7 @@ def test_names_of_segments():
         "2026-11-20T10:15": START.replace(minute=15),
         "2026-11-20T00": START.replace(hour=0),
     }
-    assert {segment_name(segment(0, start=start)): start for start in names.values()} == names
+    assert {segment(0, start=start).name: start for start in names.values()} == names
 
 
 def test_one_of_several_loaders_notifies_and_another_one_when_it_has_died(tmp_path: Path):

@@ -10,9 +10,8 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 from logferry.loaders.errors import Transient, UnsupportedFeature
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.planning.table_features import unsupported_features
 from logferry.loaders.storage.commit import commit_once, commit_rows
-from logferry.loaders.storage.ledger import open_table
+from logferry.loaders.storage.ledger import open_table, unsupported_features
 from logferry.loaders.storage.retention import RETAIN, compact_table
 from logferry.loaders.storage.tables import read_state
 
