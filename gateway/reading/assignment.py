@@ -32,6 +32,8 @@ from logferry.gateway.kafka.types import GroupMember
 from logferry.gateway.reading import formats
 from logferry.gateway.reading.formats import Frame
 
+Starts = Mapping[TopicPartition, int]
+
 
 class Grant(NamedTuple):
     """Partitions that Kafka assigned to the session, before their start positions are known."""
@@ -43,12 +45,7 @@ class Grant(NamedTuple):
 class HeldPartitions:
     """Partitions that the session holds; ``reached``: the position up to which each was read."""
 
-    def __init__(
-        self,
-        member: GroupMember,
-        starts: Mapping[TopicPartition, int],
-        leaderless: Iterable[TopicPartition] = (),
-    ) -> None:
+    def __init__(self, member: GroupMember, starts: Starts, leaderless: Iterable[TopicPartition] = ()) -> None:
         self.member = member
         self.starts = dict(starts)
         self.leaderless = sorted(leaderless)
@@ -100,9 +97,7 @@ class SessionAssignment:
         """Every delivered chunk is committed."""
         return self._last is None or self._last.is_settled
 
-    def hold(
-        self, granted: Grant, starts: Mapping[TopicPartition, int], leaderless: Iterable[TopicPartition] = ()
-    ) -> HeldPartitions | None:
+    def hold(self, granted: Grant, starts: Starts, leaderless: Iterable[TopicPartition] = ()) -> HeldPartitions | None:
         """None when the grant was replaced or revoked while its start positions were looked up."""
         if granted is not self.granted:
             return None

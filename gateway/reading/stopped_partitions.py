@@ -1,9 +1,9 @@
 """Partitions of a read session that stop alone, while the others are read.
 
 * **Without a leader** when the session got them: they have no start, and are no part of what the session holds. As soon
-  as one has a leader again, the group is joined anew, and they are assigned.
+  as one has a leader, the session joins the group again, and they are assigned.
 * **With a record that cannot be decoded**: Kafka gives it again each time. The partition is paused before it, the
-  reader gets a ``damaged`` frame, and the session looks again every `_LOOK_AGAIN_S`: a mended one goes on.
+  reader gets a ``damaged`` frame, and the session looks again every `_LOOK_AGAIN_S`: a mended one continues.
 
 aiokafka says that decoding failed, not in which partition, and drops records of others that it had taken. So all go
 back to where they were delivered to. Those that had records are paused until the gateway's own decoder has looked at
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Final
 
 import aiokafka
@@ -78,7 +79,7 @@ class StoppedPartitions:
         self._look_at = 0.0
 
     def step(self) -> list[Frame]:
-        """To be called often: looks at those that stopped, without waiting, and lets them go on. The frames due."""
+        """To be called often: looks at those that stopped, without waiting, and resumes them. The frames due."""
         if self._looking is None:
             if (self._paused or self._leaderless) and self._now() >= self._look_at:
                 at = {partition: self.held.reached[partition] for partition in self._paused}
@@ -95,9 +96,9 @@ class StoppedPartitions:
             if isinstance(found, Problem):
                 if (topic, number) not in self._announced:
                     self._announced.add((topic, number))
-                    at = self.held.reached[topic, number]
-                    frames.append(formats.damaged((topic, number), at, found))
-                    facts = {"session": self._session_id, "topic": topic, "partition": number, "offset": at}
+                    offset = self.held.reached[topic, number]
+                    frames.append(formats.damaged((topic, number), offset, found))
+                    facts = {"session": self._session_id, "topic": topic, "partition": number, "offset": offset}
                     log.event("session_partition_damaged", **facts)
                 continue
             if (topic, number) not in self._announced:
@@ -113,17 +114,18 @@ class StoppedPartitions:
     async def _look(self, at: Mapping[TopicPartition, int]) -> Looks:
         seen: dict[TopicPartition, int | Problem] = {}
         for (topic, number), offset in at.items():
-            try:
+            with suppress(errors.KafkaError, TimeoutError):
                 async with asyncio.timeout(_DEADLINE_S):
-                    fetched = await self._kafka.fetch(topic, number, offset, max_bytes=_LOOK_BYTES, stop_bytes=1)
-                # aiokafka also stops at a control batch with a wrong checksum: that is passed.
-                seen[topic, number] = fetched.records[0].offset if fetched.records else fetched.next_offset
-            except CorruptBatch as error:
-                seen[topic, number] = undecodable((topic, number), error)
-            except (errors.KafkaError, TimeoutError):
-                continue
-        try:
+                    seen[topic, number] = await self._next(topic, number, offset)
+        with suppress(errors.KafkaError, TimeoutError):
             async with asyncio.timeout(_DEADLINE_S):
                 return seen, bool(self._leaderless and await self._kafka.offsets(self._leaderless, EARLIEST, 0.0))
-        except (errors.KafkaError, TimeoutError):
-            return seen, False
+        return seen, False
+
+    async def _next(self, topic: str, number: int, offset: int) -> int | Problem:
+        """Of the next record. aiokafka also stops at a control batch with a wrong checksum: that is passed."""
+        try:
+            fetched = await self._kafka.fetch(topic, number, offset, max_bytes=_LOOK_BYTES, stop_bytes=1)
+        except CorruptBatch as error:
+            return undecodable((topic, number), error)
+        return fetched.records[0].offset if fetched.records else fetched.next_offset

@@ -229,6 +229,7 @@ class MemoryProducer:
     """A `TransactionalProducer` that writes into the world when it commits."""
 
     is_troubled = False
+    throttled_s = 0.0
     state_topic_id, state_end = bytes(16), 0
 
     def __init__(self, world: MirrorWorld, lane: Any, number: int) -> None:

@@ -80,11 +80,9 @@ def _ours(bootstrap: str, topic: str, table: Path, form: str, offsets: int) -> d
     return {**result, "seconds": loaded["seconds"], "batches": [batch["seconds"] for batch in loaded["batches"]]}
 
 
-def _theirs(
-    bootstrap: str, topic: str, table: Path, form: str, offsets: int, expressions: str = "plain"
-) -> dict[str, Any]:
+def _theirs(bootstrap: str, topic: str, table: Path, form: str, offsets: int) -> dict[str, Any]:
     peer = "logferry.ops.bench.harness.structured_streaming"
-    return _run(peer, bootstrap, topic, str(table), form, str(offsets), expressions, f"{table}-scratch")
+    return _run(peer, bootstrap, topic, str(table), form, str(offsets), f"{table}-scratch")
 
 
 def _table(folder: Path) -> Path:
@@ -95,7 +93,6 @@ def load_rows_vs_structured_streaming() -> Figure:
     """1 GB of lines from Kafka into a Delta table: rows per second after Spark's start, with two parsers.
 
     The peer loads all in one batch, its fastest way; the loader chooses its batches. ``ratio``: of the slower parser.
-    ``our_expressions_rows_s``: the peer with the expressions of the loader.
     """
     ratios: list[float] = []
     ours: Side = {}
@@ -109,15 +106,8 @@ def load_rows_vs_structured_streaming() -> Figure:
             memory = {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
             return {"rows_s": rows / seconds, "seconds": seconds, "rows": rows, **memory}
 
-        def peers(form: str, number: int) -> Side:
-            plain = side(_theirs, form, number)
-            if form == "lines":
-                return plain
-            same = side(partial(_theirs, expressions="ours"), form, number)
-            return {**plain, "our_expressions_rows_s": same["rows_s"]}
-
         for form in _FORMATS:
-            rounds = alternate(_ROUNDS, partial(side, _ours, form), partial(peers, form), warm_up_s=0)
+            rounds = alternate(_ROUNDS, partial(side, _ours, form), partial(side, _theirs, form), warm_up_s=0)
             if len({one["rows"] for one in (*rounds[0], *rounds[1])}) > 1:
                 raise RuntimeError(f"the tables differ: {rounds}")
             ratios.append(median_ratio(rounds, "rows_s"))
