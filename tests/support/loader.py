@@ -66,9 +66,11 @@ class Topic:
         self._transactions = 0
 
     async def create(self, partitions: int = 1, **configs: str) -> None:
+        """Without a retention: a broker looks for old records at any time, and tests write some of days ago."""
+        kept = {"retention.ms": "-1", **configs}
         admin = await self._admin()
         try:
-            await admin.create_topics([NewTopic(self.name, partitions, 1, topic_configs=configs)])
+            await admin.create_topics([NewTopic(self.name, partitions, 1, topic_configs=kept)])
         finally:
             await admin.close()
 

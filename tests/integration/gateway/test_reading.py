@@ -199,6 +199,10 @@ async def test_what_no_gateway_wrote_and_what_was_aborted_is_passed(workers: Gat
         await producer.begin_transaction()
         await producer.send_and_wait(topic, b"undone", partition=0)
         await producer.abort_transaction()
+        # The coordinator answers before the marker is written.
+        async with asyncio.timeout(30):
+            while (await rows(workers, topic, "offset=latest"))[1] < 5:
+                await asyncio.sleep(0.02)
         await write(workers, topic, 2, b"y")
         [row], _ = await rows(workers, topic, "offset=2")
         assert (row["seqno"], row["offset"]) == (2, 5), "after a record that is no chunk, an aborted one and its marker"

@@ -209,7 +209,7 @@ async def test_hour_by_hour(
     monkeypatch: pytest.MonkeyPatch,
 ):
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
-    await topic.create(1, **{"retention.ms": "-1"})
+    await topic.create()
     world, model, table = World(topic, random.Random(seed)), Model(), tmp_path / "logs"
     rules = {
         "late_wait_s": WAIT.total_seconds(),
@@ -224,7 +224,8 @@ async def test_hour_by_hour(
         def now(cls, tz: Any = None) -> Any:
             return world.now
 
-    monkeypatch.setattr(execute, "datetime", Clock)
+    for module in (execute, segment_check):
+        monkeypatch.setattr(module, "datetime", Clock)
     monkeypatch.setattr(segment_check, "ask_gateways", world.heard)
     seen: set[str] = set()
     before: set[tuple[datetime, int]] = set()
