@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 # Clocks that are kept by NTP differ by less than a second.
@@ -19,10 +20,7 @@ WARN_S: Final = 5.0
 STOP_S: Final = 300.0
 # An answer is worth so long: a boot clock drifts by less than a second a day.
 _WORTH_S: Final = 3600.0
-
-
-def _boot_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+_boot_s: Final = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 class BrokerClock:

@@ -52,7 +52,11 @@ class Patterns:
     """Patterns of topics, with a cache of decisions."""
 
     def __init__(self, texts: Iterable[str], dcs: frozenset[str]) -> None:
-        self._parts = [_compiled(text, dcs) for text in texts]
+        self._parts: list[tuple[re.Pattern[str], re.Pattern[str]]] = []
+        for text in texts:
+            first, dot, rest = text.partition(".")
+            dc, name = (first, rest) if dot and (first == "*" or first in dcs) else ("*", text)
+            self._parts.append((re.compile(fnmatch.translate(dc)), re.compile(fnmatch.translate(name))))
         self._decided: dict[str, bool] = {}
         self.is_everything = any(text in ("*", "*.*") for text in texts)
         self.is_nothing = not self._parts
@@ -67,12 +71,6 @@ class Patterns:
                 self._decided.clear()
             self._decided[topic] = known
         return known
-
-
-def _compiled(text: str, dcs: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    first, dot, rest = text.partition(".")
-    dc, name = (first, rest) if dot and (first == "*" or first in dcs) else ("*", text)
-    return re.compile(fnmatch.translate(dc)), re.compile(fnmatch.translate(name))
 
 
 @dataclass(frozen=True, slots=True)

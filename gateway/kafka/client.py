@@ -108,19 +108,20 @@ class KafkaClient:
         """
         view = await read_answer(await self._send_any(MetadataRequest(topics)), read_metadata)
         self.cluster_id = view.cluster_id
-        for node in view.brokers if topics and view.errors else ():
-            try:
-                answer = await self._client.send(node, MetadataRequest(sorted(view.errors)))
-            except PASSING:
-                continue
-            other = await read_answer(answer, read_metadata)
-            view = ClusterMetadata(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
+        for node in view.brokers if topics else ():
             if not view.errors:
                 break
+            with suppress(*PASSING):
+                other = await self.described_by(node, sorted(view.errors))
+                view = ClusterMetadata(view.cluster_id, view.brokers, {**view.topics, **other.topics}, other.errors)
         for topic in view.topics.values():
             for partition in topic.partitions:
                 self._leaders[topic.name, partition.partition] = partition.leader
         return view
+
+    async def described_by(self, node: int, topics: list[str] | None) -> ClusterMetadata:
+        """The topics (None: all) as this broker sees them, asked once. Raises KafkaError."""
+        return await read_answer(await self._client.send(node, MetadataRequest(topics)), read_metadata)
 
     async def ids_at_leaders(self, partitions: Iterable[TopicPartition]) -> dict[str, bytes]:
         """The topics' ids as the leaders of these partitions know them; a topic is missing where they do not agree.
@@ -130,8 +131,7 @@ class KafkaClient:
         """
 
         async def ask(node: int, led: list[TopicPartition]) -> dict[TopicPartition, bytes]:
-            request = MetadataRequest(sorted({topic for topic, _ in led}))
-            known = (await read_answer(await self._client.send(node, request), read_metadata)).topics
+            known = (await self.described_by(node, sorted({topic for topic, _ in led}))).topics
             return {tp: known[tp[0]].id if tp[0] in known else NO_ID for tp in led}
 
         seen: dict[str, set[bytes]] = {}

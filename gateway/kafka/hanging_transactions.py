@@ -18,8 +18,10 @@ If Kafka has ACLs, writing a marker needs CLUSTER_ACTION or ALTER on the cluster
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -29,9 +31,9 @@ from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka import error_codes
-from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient, raise_for
+from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, PASSING, KafkaClient, raise_for
 from logferry.gateway.kafka.record_batch import KafkaRecord
-from logferry.gateway.kafka.requests import FlexibleRequest, read_answer, schema
+from logferry.gateway.kafka.requests import ClusterMetadata, FlexibleRequest, read_answer, schema
 from logferry.gateway.kafka.types import LaneIdentity, grouped
 
 _TRANSACTION_LOG: Final = "__transaction_state"
@@ -213,10 +215,9 @@ class _Repair:
 async def _open_transactions(
     kafka: KafkaClient, lane: LaneIdentity, only: set[TopicPartition] | None
 ) -> tuple[list[OpenTransaction], dict[TopicPartition, str]]:
-    view = await kafka.describe(None if only is None else sorted({topic for topic, _ in only}))
-    all_of_them = ((p.leader, (name, p.partition)) for name, topic in view.topics.items() for p in topic.partitions)
+    leaders = await _leaders(kafka, None if only is None else sorted({topic for topic, _ in only}))
     by_leader = grouped(
-        (leader, tp) for leader, tp in all_of_them if (lane.may_write(*tp) if only is None else tp in only)
+        (leader, tp) for tp, leader in leaders.items() if (lane.may_write(*tp) if only is None else tp in only)
     )
     missed = dict.fromkeys(by_leader.pop(-1, ()), "it has no leader")
     asked = (kafka.send(leader, DescribeProducersRequest(tps)) for leader, tps in by_leader.items())
@@ -232,6 +233,26 @@ async def _open_transactions(
         opened += opened_there
         missed |= missed_there
     return opened, missed
+
+
+async def _leaders(kafka: KafkaClient, topics: list[str] | None) -> dict[TopicPartition, int]:
+    """The newest leader of each partition that two brokers know, if so many answer.
+
+    A broker that was frozen takes itself for the leader for a while, and knows no transaction of the present one.
+    """
+    views = [await kafka.describe(topics)]
+    for node in random.sample(list(views[0].brokers), len(views[0].brokers)):
+        with suppress(TimeoutError, *PASSING):
+            views.append(await asyncio.wait_for(kafka.described_by(node, topics), ELECTION_S))
+        if len(views) > 2:
+            break
+    return await asyncio.to_thread(_newest_leaders, views)
+
+
+def _newest_leaders(views: Iterable[ClusterMetadata]) -> dict[TopicPartition, int]:
+    topics = (topic for view in views for topic in view.topics.values())
+    known = sorted((p.leader_epoch, topic.name, p.partition, p.leader) for topic in topics for p in topic.partitions)
+    return {(name, number): leader for _, name, number, leader in known}
 
 
 def _read_producers(leader: int, raw: BytesIO) -> tuple[list[OpenTransaction], dict[TopicPartition, str]]:

@@ -62,10 +62,6 @@ _EXCLUDED: Final = arrow_schema("at time, source_id string, excluded string, by 
 _YES: Final = "yes"
 
 
-def create_sources(path: Path) -> None:
-    create_table(path, _SOURCES, "logferry sources")
-
-
 def read_sources(path: Path) -> dict[SourceKey, SourceFacts]:
     """Raises StorageUnavailable."""
     found = []
@@ -148,7 +144,7 @@ def read_left_out(path: Path, last: int) -> list[LeftOutChunk]:
 
 
 def create_side_tables(paths: TablePaths) -> None:
-    create_sources(paths.sources)
+    create_table(paths.sources, _SOURCES, "logferry sources")
     create_table(paths.left_out, LEFT_OUT_SCHEMA, "logferry chunks that came twice")
 
 

@@ -55,7 +55,7 @@ class CarriedGroup:
 
 
 class ConsumerOffsetSync:
-    """``owns``: whether a group is this worker's at the moment. ``carried``: how many offsets were set so far."""
+    """``owns``: whether a group is this worker's at the moment."""
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class ConsumerOffsetSync:
         self._groups = ConsumerGroups(kafka)
         # This worker's groups of each broker, by data centre and broker.
         self._known: dict[tuple[str, int], dict[str, CarriedGroup]] = {}
-        self.carried = 0
 
     async def run(self) -> None:
         """Until cancelled. An offset that cannot be set now is tried again in a later round."""
@@ -146,7 +145,6 @@ class ConsumerOffsetSync:
         if wanted:
             # Kafka rejects it if the group has a member by now.
             await self._groups.commit(group, NO_MEMBER, wanted)
-            self.carried += len(wanted)
         known.seen.update(reached)
 
     async def _here(self, link: RemoteCluster, tp: TopicPartition, offset: int) -> int | None:

@@ -99,11 +99,8 @@ _COLUMNS: Final[dict[str, Callable[[SourceReport], int | str | None]]] = {
 
 def _copied(source: SourceReport) -> str:
     """The copies in other data centres; ``=``: identical."""
-    found = []
-    for copy in source.copies:
-        is_same = (copy.chunks, copy.hash) == (source.chunks, source.hash)
-        found.append(f"{copy.dc} {'=' if is_same else f'{copy.chunks:,}'}")
-    return ", ".join(found)
+    same = source.chunks, source.hash
+    return ", ".join(f"{c.dc} {'=' if (c.chunks, c.hash) == same else f'{c.chunks:,}'}" for c in source.copies)
 
 
 def _hops(report: Report) -> Table:

@@ -52,10 +52,6 @@ class ChunkRows(NamedTuple):
     resolved: int | None = None
     since: int | None = None
 
-    def is_for(self, last: int) -> bool:
-        """Whether it is in the same state for every later batch."""
-        return all(batch is None or batch <= last for batch in (self.resolved, self.since))
-
     def is_active(self, last: int) -> bool:
         """Whether it is active at the last batch of the main table: a line that a batch moves into the table leaves the
         quarantine at the instant in which the table holds that batch."""
@@ -284,7 +280,8 @@ class RowClassifier:
         """Adds the compared rows to ``cells``, by source."""
         facts = FileFacts(stat)
         for row in rows:
-            if not row.is_for(self.last):
+            # It may be in another state for a later batch.
+            if max(row.resolved or 0, row.since or 0) > self.last:
                 facts.stat = AGAIN
             if not row.is_active(self.last):
                 continue

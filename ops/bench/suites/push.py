@@ -62,7 +62,8 @@ def push_cpu_vs_rsyslog() -> Figure:
 def push_rss_mb() -> Figure:
     """Peak memory while a backlog of 100 files is drained; the limit is the bare interpreter plus 8 MB."""
     ours, theirs = map(medians, _measured()[0])
-    bare = _bare_rss_mb()
+    done = subprocess.run([sys.executable, "-c", _BARE], capture_output=True, text=True, check=True)
+    bare = memory_mb(done.stdout, "VmHWM:")
     allowed = {"allowed_mb": bare + 8, "bare_mb": bare, "rsyslog_mb": theirs["rss_mb"]}
     return Figure("MB while draining", {"rss_mb": ours["rss_mb"]}, allowed, _ROUNDS, value=ours["rss_mb"])
 
@@ -170,11 +171,6 @@ def _client(stack: Stack, state: Path, logs: Path, topic: str, *options: str) ->
     urls = [part for url in stack.urls() for part in ("--url", url)]
     command = [sys.executable, "-m", "logferry.client", *urls, "--topic", topic, "--state-dir", str(state), "--no-gzip"]
     return Program([*command, *options, str(logs / "*.log")], stderr=subprocess.DEVNULL)
-
-
-def _bare_rss_mb() -> float:
-    done = subprocess.run([sys.executable, "-c", _BARE], capture_output=True, text=True, check=True)
-    return memory_mb(done.stdout, "VmHWM:")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import time
 from io import BytesIO
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from logferry.gateway.broker_clock import BrokerClock
-from logferry.gateway.kafka import error_codes
+from logferry.gateway.kafka import error_codes, hanging_transactions
 from logferry.gateway.kafka.hanging_transactions import (
     _PRODUCERS_ANSWER,
     DescribeProducersRequest,
@@ -22,6 +23,7 @@ from logferry.gateway.kafka.hanging_transactions import (
     complete_hanging,
 )
 from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.requests import _METADATA, read_metadata
 from logferry.gateway.kafka.types import LaneIdentity
 
 ID, OTHER = "logferry.gateway.dc1.lane-3", "logferry.gateway.dc1.lane-4"
@@ -41,8 +43,8 @@ class OnePartition:
         self.clock = BrokerClock()
 
     async def describe(self, topics: Any = None) -> Any:
-        partition = SimpleNamespace(partition=0, leader=1)
-        return SimpleNamespace(topics={"dc1.t": SimpleNamespace(name="dc1.t", partitions=[partition])})
+        partition = SimpleNamespace(partition=0, leader=1, leader_epoch=4)
+        return SimpleNamespace(topics={"dc1.t": SimpleNamespace(name="dc1.t", partitions=[partition])}, brokers={})
 
     async def describe_topic(self, topic: str) -> Any:
         return SimpleNamespace(partitions=[None])
@@ -162,3 +164,36 @@ async def test_the_loop_is_not_held_by_the_producers_of_many_partitions(producer
     assert (len(opened), missed) == (10_000, {})
     assert {(found.producer_id, found.epoch) for found in opened} == {(2000, 9)}
     assert held_s < 0.01
+
+
+@pytest.mark.parametrize("silent", [None, 1, 3])
+async def test_a_leader_that_was_replaced_while_it_was_frozen_is_not_believed(
+    silent: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broker 1 names itself, and holds no transaction; since epoch 5 broker 2 leads, where one is open."""
+
+    class WasFrozen(OnePartition):
+        async def describe(self, topics: Any = None) -> Any:
+            return read_metadata(BytesIO(metadata(1)))
+
+        async def described_by(self, node: int, topics: Any) -> Any:
+            return await asyncio.Event().wait() if node == silent else read_metadata(BytesIO(metadata(node)))
+
+        async def send(self, node: int, request: Any) -> Any:
+            opened, self.opened = self.opened, self.opened if node == 2 else ()
+            try:
+                return await super().send(node, request)
+            finally:
+                self.opened = opened
+
+    def metadata(node: int) -> bytes:
+        brokers: list[Any] = [(other, f"kafka{other}", 9092, None, {}) for other in (1, 2, 3)]
+        leader, epoch = (1, 4) if node == 1 else (2, 5)
+        parts: list[Any] = [(0, 0, leader, epoch, [1, 2, 3], [leader], [], {})]
+        return bytes(_METADATA.encode((0, brokers, "c", 1, [(0, "dc1.t", bytes(16), False, parts, 0, {})], {})))
+
+    monkeypatch.setattr(hanging_transactions, "ELECTION_S", 0.05)
+    for _ in range(20):
+        kafka = WasFrozen((2000, 7, NOW_MS), log=((2000, 8, COMMIT, ID),))
+        assert await complete(kafka, 9) == {}
+        assert kafka.marked == [(2000, 8, True)]

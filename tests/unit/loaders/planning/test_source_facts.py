@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.batches.dedup import copies
+from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, merged, possible_copies, shared_topics
 from logferry.loaders.storage.ledger import last_batch, open_table
-from logferry.loaders.storage.side_tables import SNAPSHOT_EVERY, add_sources, create_sources, read_sources
+from logferry.loaders.storage.side_tables import SNAPSHOT_EVERY, add_sources, create_side_tables, read_sources
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -63,8 +64,9 @@ def test_no_copy_is_overlooked(before: dict[tuple[str, str], set[int]], now: dic
 
 
 def test_facts_of_many_batches_are_kept_in_few_files(tmp_path: Path):
-    path = tmp_path / "t_sources"
-    create_sources(path)
+    paths = TablePaths.of(tmp_path / "t")
+    create_side_tables(paths)
+    path = paths.sources
     for batch in range(2 * SNAPSHOT_EVERY + 3):
         add_sources(path, batch, "run", {DC1: facts(batch, batch + 1, event=batch % 24)})
     add_sources(path, 5, "late", {DC2: facts(1, 2)})
@@ -76,8 +78,9 @@ def test_facts_of_many_batches_are_kept_in_few_files(tmp_path: Path):
 
 
 def test_all_at_once_takes_the_place_of_what_there_was(tmp_path: Path):
-    path = tmp_path / "t_sources"
-    create_sources(path)
+    paths = TablePaths.of(tmp_path / "t")
+    create_side_tables(paths)
+    path = paths.sources
     add_sources(path, 3, "run", {DC1: facts(1, 2)})
     add_sources(path, 7, "run", {DC2: facts(1, 2)}, all_of_it=True)
     assert read_sources(path) == {DC2: facts(1, 2)}
