@@ -178,9 +178,7 @@ def full_topics(wanted: ReaderOptions) -> Generator[str, Reply, list[str]]:
     return found
 
 
-def start_positions(
-    wanted: ReaderOptions,
-) -> Generator[str, Reply, list[tuple[Partition, ReadOffset, int | None]]]:
+def start_positions(wanted: ReaderOptions) -> Generator[str, Reply, list[tuple[Partition, ReadOffset, int | None]]]:
     """Every partition to read, with its start; without ``follow`` also with its end, else with None."""
     found = []
     for topic in wanted.topics:

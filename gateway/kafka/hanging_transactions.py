@@ -53,11 +53,7 @@ _PRODUCERS_ANSWER: Final = schema(
 
 
 class DescribeProducersRequest(
-    FlexibleRequest,
-    key=61,
-    version=0,
-    asked="topics[topic:text partitions:int32s]",
-    answered=None,
+    FlexibleRequest, key=61, version=0, asked="topics[topic:text partitions:int32s]", answered=None
 ):
     """The producers that have written to partitions of the broker, and their open transactions there.
 

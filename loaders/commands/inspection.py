@@ -131,7 +131,10 @@ def _list(paths: TablePaths, options: argparse.Namespace) -> None:
     segments = sorted(_segments(paths).values())[-options.last :]
     look = last_check(paths.segments)
     if options.json:
-        rows = [_as_json(segment, rules, look) for segment in segments]
+        rows: list[dict[str, Any]] = []
+        for segment in segments:
+            row = {name: utc_text(v) if isinstance(v, datetime) else v for name, v in segment._asdict().items()}
+            rows.append({**row, "segment": segment.name, "reason": _why(segment, rules, look)})
         facts = {"table": str(paths.main), "look": look or None, "segments": rows}
         print(json.dumps({**facts, "excluded": read_excluded(paths.excluded)}))
         return
@@ -224,8 +227,3 @@ def _why(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> str:
     if low is not None and low < end:
         return f"not over: the low watermark is {low}"
     return segment.reason if segment.state == ACTIVE and segment.reason else "waits for the next check"
-
-
-def _as_json(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> dict[str, Any]:
-    facts = {name: utc_text(v) if isinstance(v, datetime) else v for name, v in segment._asdict().items()}
-    return {**facts, "segment": segment.name, "reason": _why(segment, rules, look)}

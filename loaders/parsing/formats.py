@@ -26,6 +26,7 @@ from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 LINE: Final = "line_text"
 _PARTS: Final = "line_parts"
+_REQUEST: Final = "request_parts"
 # Texts that mean null in columns that are not text.
 _NOTHING: Final = ("", "-")
 
@@ -93,9 +94,11 @@ def _json(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
 
 def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
     read = _matched(frame, ACCESS_LINE)
-    request = read.columns["request"]
-    parts = {name: F.nullif(F.regexp_extract(request, REQUEST, i), F.lit("")) for name, i in REQUEST_PARTS.items()}
-    return read._replace(columns={**read.columns, **parts})
+    request = F.regexp_replace(read.columns["request"], F.lit(REQUEST), F.lit(f"{MARK}$1{MARK}$2{MARK}$3"))
+    frame = read.frame.withColumn(_REQUEST, F.split(request, MARK))
+    parts = F.when(F.size(_REQUEST) > 1, F.col(_REQUEST))
+    found = {name: F.nullif(F.get(parts, i), F.lit("")) for name, i in REQUEST_PARTS.items()}
+    return ParsedLines(frame, {**read.columns, **found}, read.flaw)
 
 
 def _matched(frame: DataFrame, pattern: str, longest: int | None = None) -> ParsedLines:
@@ -188,7 +191,8 @@ _NAMES_ZONE: Final = r"(Z|[+-]\d\d:?\d\d)$"
 
 def event_time(said: Column, settings: EventTime, made: Column) -> Column:
     """Null where no format fits. ``made``: about when the line was written; it gives the year to a text without one."""
-    text = F.trim(F.regexp_replace(said, r"\s+", " "))
+    spaced = F.regexp_replace(said, r"\s+", " ")
+    text = F.trim(F.when(said.rlike(r"\s\s|[^\S ]"), spaced).otherwise(said))
     found = F.coalesce(*(_by(text, pattern, settings.zone, made) for pattern in settings.formats))
     return F.when(F.unix_micros(found).between(_FIRST_US, _LAST_US), found)
 

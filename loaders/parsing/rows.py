@@ -12,10 +12,10 @@ the sent ones, and parsed again by a corrected parser.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.jvm_errors import JVM_ERRORS, collected, java_chain, sorted_error
+from logferry.loaders.jvm_errors import JVM_ERRORS, java_chain, sorted_error
 from logferry.loaders.parsing.columns import DATES, LAST_MS
 from logferry.loaders.parsing.formats import EXTRA, LINE, event_time, spark_fields, texts, typed
 from logferry.loaders.parsing.settings import LINES, ParserSettings
@@ -84,12 +84,15 @@ def row_schema(parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> Str
 
 def check_parser(spark: SparkSession, parser: ParserSettings) -> None:
     """Lets Java check the patterns of lines and times. Raises LoaderConfigError, SparkUnavailable."""
-    line = {"text": "'1 x'", "clean": "true", "created": "current_timestamp()", "recorded": "current_timestamp()"}
-    lines = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in line.items()))
+    # Of values, which Spark evaluates while it plans: nothing is compiled, and no task starts.
+    values = "('1 x', true, current_timestamp(), current_timestamp())"
+    lines = spark.sql(f"select * from values {values} as lines(text, clean, created, recorded)")
     try:
-        collected(read_lines(lines, parser).select("reason", *parser.kinds))
+        jvm_frames: list[Any] = [read_lines(lines, parser).select("reason", *parser.kinds)._jdf]
         if parser.time is not None:
-            collected(lines.select(event_time(F.lit("1"), parser.time, F.col("created")).alias("time")))
+            jvm_frames.append(lines.select(event_time(F.lit("1"), parser.time, F.col("created")).alias("time"))._jdf)
+        for frame in jvm_frames:
+            frame.head()
     except JVM_ERRORS as error:
         chain = java_chain(error)
         if not chain:

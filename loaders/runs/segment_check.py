@@ -306,7 +306,9 @@ def notify_ready(job: TableJob, paths: TablePaths, last: int) -> list[str]:
             if settings.success is not None:
                 _replace(settings.success / segment.name / SUCCESS, text)
             if settings.webhook is not None:
-                _post(settings.webhook, f"{paths.main}/{mark.name}", text)
+                headers = {"Content-Type": "application/json", "Idempotency-Key": f"{paths.main}/{mark.name}"}
+                request = urllib.request.Request(settings.webhook, text.encode(), headers, method="POST")
+                urllib.request.urlopen(request, timeout=_POST_TIMEOUT_S).close()
             _replace(mark, text)
         except urllib.error.URLError as error:
             failed.append(f"{settings.webhook}: {error}")
@@ -351,10 +353,3 @@ def _replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def _post(url: str, key: str, text: str) -> None:
-    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-    request = urllib.request.Request(url, text.encode(), headers, method="POST")
-    with urllib.request.urlopen(request, timeout=_POST_TIMEOUT_S):
-        return

@@ -12,6 +12,7 @@ the certificate, the credentials or a right, LoaderConfigError when a file of th
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from typing import Any, Final
 from logferry.gateway.config import ConfigError, KafkaSettings
 from logferry.gateway.contract.names import Malformed, split_topic
 from logferry.gateway.tls import kafka_options, one_line_secret
-from logferry.loaders.errors import LoaderConfigError, TopicChanged
+from logferry.loaders.errors import LoaderConfigError, SparkFailed, TopicChanged
 from logferry.loaders.jvm_errors import released, sorted_errors
 from logferry.loaders.planning.plan import PartitionOffsets, TopicOffsets, TopicPartition
 from pyspark.sql import SparkSession
@@ -35,6 +36,8 @@ _PASSWORD_LOGIN: Final = {
 }
 _TOKEN_LOGIN: Final = f"{_SECURITY}.oauthbearer.OAuthBearerLoginModule"
 _TOKEN_HANDLER: Final = f"{_SECURITY}.oauthbearer.OAuthBearerLoginCallbackHandler"
+# An answer about an offset, as Java writes it.
+_OFFSET: Final = re.compile(r"([\w.-]+)-(\d+)=\w+\(offset=(-?\d+),")
 _PKCS8: Final = "-----BEGIN PRIVATE KEY-----"
 
 
@@ -147,7 +150,7 @@ class KafkaTopics:
         Raises TopicChanged for a compacted one that is named without wildcards.
         """
         with sorted_errors(f"listing the topics of {self._where}"):
-            existing = set(self._admin.listTopics().names().get())
+            existing = self._existing()
         found = {name for name in existing if _is_full(name) and matches(name, patterns)}
         with sorted_errors(f"reading the configuration of {listed(found)} at {self._where}"):
             compacted = set(self._compacted(sorted(found)))
@@ -167,7 +170,7 @@ class KafkaTopics:
             stable = self._offsets(partitions, spec.latest())
         views = {}
         for name, topic in described.items():
-            numbers = [info.partition() for info in topic.partitions()]
+            numbers = range(topic.partitions().size())
             offsets = {n: PartitionOffsets(earliest[name, n], stable[name, n]) for n in numbers}
             views[name] = TopicOffsets(name, topic.topicId().toString(), offsets)
         return views
@@ -199,17 +202,24 @@ class KafkaTopics:
         """The topics that exist. Kafka lists no topic without the right to describe it: that is an error here, lest the
         topic pass for a removed one.
         """
-        existing = set(self._admin.listTopics().names().get())
+        existing = self._existing()
         present, absent = ([n for n in topics if (n in existing) == is_there] for is_there in (True, False))
-        for name, answer in dict(self._admin.describeTopics(absent).topicNameValues()).items():
+        missing = self._admin.describeTopics(absent).topicNameValues()
+        for name in absent:
             with suppress(TopicChanged), sorted_errors(f"looking for {name} at {self._where}"):
-                answer.get()
-        return dict(self._admin.describeTopics(present).allTopicNames().get())
+                missing.get(name).get()
+        described = self._admin.describeTopics(present).allTopicNames().get()
+        return {name: described.get(name) for name in present}
+
+    def _existing(self) -> set[str]:
+        """In one call: py4j would iterate by a call for each, and end by an exception."""
+        names: str = self._admin.listTopics().names().get().toString()
+        return set(names[1:-1].split(", "))
 
     def _partitions(self, described: dict[str, Any]) -> list[Any]:
         """Java's, of these topics."""
         partition = self._jvm.org.apache.kafka.common.TopicPartition
-        return [partition(name, info.partition()) for name, topic in described.items() for info in topic.partitions()]
+        return [partition(name, n) for name, topic in described.items() for n in range(topic.partitions().size())]
 
     def _offsets(
         self, partitions: list[Any], spec: Any, isolation: str = "READ_COMMITTED"
@@ -218,14 +228,19 @@ class KafkaTopics:
         level = getattr(self._jvm.org.apache.kafka.common.IsolationLevel, isolation)
         options = self._jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)
         answers = self._admin.listOffsets(dict.fromkeys(partitions, spec), options).all().get()
-        return {(e.getKey().topic(), e.getKey().partition()): e.getValue().offset() for e in answers.entrySet()}
+        found = {(name, int(n)): int(offset) for name, n, offset in _OFFSET.findall(answers.toString())}
+        if len(found) != len(partitions):
+            raise SparkFailed(f"this Kafka client names offsets in another way: {answers.toString()[:500]}")
+        return found
 
     def _compacted(self, topics: list[str]) -> Iterator[str]:
         resource = self._jvm.org.apache.kafka.common.config.ConfigResource
         kind = getattr(resource, "Type").TOPIC  # noqa: B009
-        for entry in self._admin.describeConfigs([resource(kind, name) for name in topics]).all().get().entrySet():
-            if "compact" in str(entry.getValue().get("cleanup.policy").value()):
-                yield entry.getKey().name()
+        resources = {name: resource(kind, name) for name in topics}
+        configs = self._admin.describeConfigs(list(resources.values())).all().get()
+        for name, of_it in resources.items():
+            if "compact" in str(configs.get(of_it).get("cleanup.policy").value()):
+                yield name
 
 
 @contextmanager

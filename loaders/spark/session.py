@@ -49,8 +49,10 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     """A new folder, removed at the end. Raises OSError when none can be made."""
     base = parent if parent is not None else Path(tempfile.gettempdir()) / f"logferry-loader-{os.getuid()}"
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if parent is None:
-        _refuse_foreign(base)
+    found = base.lstat()
+    # In the shared temporary folder, another user may have made the folder, or a link, before.
+    if parent is None and (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022):
+        raise PermissionError(errno.EPERM, "it is a link, or others may write into it: remove it", str(base))
     remove_stale(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     with (folder / _LOCK).open("w") as lock:
@@ -59,13 +61,6 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _refuse_foreign(base: Path) -> None:
-    """In the shared temporary folder, another user may have made the folder, or a link, before. Raises OSError."""
-    found = base.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(errno.EPERM, "it is a link, or others may write into it: remove it", str(base))
 
 
 def remove_stale(base: Path) -> list[Path]:

@@ -15,12 +15,7 @@ from logferry.mirror.copy.partition import MirroredPartition, StopReason
 
 REJECTED: Final = "write-rejected"
 # Stop kind → seconds until the lane retries.
-RETRY_AFTER_S: Final = {
-    REJECTED: 60.0,
-    "target-unreadable": 60.0,
-    "origin-unknown": 5.0,
-    "fetch-rejected": 5.0,
-}
+RETRY_AFTER_S: Final = {REJECTED: 60.0, "target-unreadable": 60.0, "origin-unknown": 5.0, "fetch-rejected": 5.0}
 # A broker knows of altered settings so soon.
 _KNOWN_MS: Final = 1000
 # Retried when Kafka here takes records of the partition again (`PartitionHealth`).

@@ -63,11 +63,14 @@ async def test_killed_while_loads_continue(
     new: list[bytes] = []
     for round_ in range(5):
         fresh = lines(NOW - timedelta(hours=2), 400, f"new {round_}")
-        mixed = [line + b"\n" for line in (*lines(OLD, 400, f"old {round_}"), *fresh)]
-        dice.shuffle(mixed)
         new += fresh
-        parts = [b"".join(mixed[i : i + 50]) for i in range(0, len(mixed), 50)]
-        await topic.write(chunks_of(f"web{round_}", *parts), partitions=2)
+        # A row is never taken to be older than a day before it was recorded.
+        for name, at, sent in (("old", OLD, lines(OLD, 400, f"old {round_}")), ("web", datetime.now(UTC), fresh)):
+            mixed = [line + b"\n" for line in sent]
+            dice.shuffle(mixed)
+            parts = [b"".join(mixed[i : i + 50]) for i in range(0, len(mixed), 50)]
+            recorded_ms = int(at.timestamp() * 1000)
+            await topic.write(chunks_of(f"{name}{round_}", *parts), partitions=2, recorded_ms=recorded_ms)
         loader = start(table, topic.name, SETTINGS)
         if round_ == 0:
             assert loader.finish()[0] == 0
