@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.structs import RecordMetadata, TopicPartition
 from deltalake import DeltaTable
@@ -64,6 +64,7 @@ class Topic:
         self.name = name
         self.committed: list[Sent] = []
         self._transactions = 0
+        self._is_held = False
 
     async def create(self, partitions: int = 1, **configs: str) -> None:
         """Without a retention: a broker looks for old records at any time, and tests write some of days ago."""
@@ -108,12 +109,17 @@ class Topic:
     async def write(
         self, chunks: Iterable[Sent], *, partitions: int = 1, commit: bool = True, recorded_ms: int | None = None
     ) -> None:
-        """One transaction with these chunks, spread over the partitions by source. ``recorded_ms``: else now."""
-        producer = await self.open_transaction(chunks, partitions=partitions, recorded_ms=recorded_ms)
+        """One transaction with these chunks, spread over the partitions by source. ``recorded_ms``: else now.
+
+        Returns when readers of committed records can pass it, unless a test holds a transaction open.
+        """
+        producer = await self._begun(chunks, partitions, recorded_ms)
         try:
             await (producer.commit_transaction() if commit else producer.abort_transaction())
         finally:
             await producer.stop()
+        if not self._is_held:
+            await self._passed(partitions)
         if commit:
             self.committed.extend(chunks)
 
@@ -121,6 +127,10 @@ class Topic:
         self, chunks: Iterable[Sent], *, partitions: int = 1, recorded_ms: int | None = None
     ) -> AIOKafkaProducer:
         """The chunks are sent; the transaction is for the caller to end."""
+        self._is_held = True
+        return await self._begun(chunks, partitions, recorded_ms)
+
+    async def _begun(self, chunks: Iterable[Sent], partitions: int, recorded_ms: int | None) -> AIOKafkaProducer:
         producer = await self._producer()
         await producer.begin_transaction()
         for source_id, chunk in chunks:
@@ -136,6 +146,26 @@ class Topic:
             )
         await producer.flush()
         return producer
+
+    async def _passed(self, partitions: int) -> None:
+        """The coordinator answers a commit before its markers are written."""
+        places = [TopicPartition(self.name, number) for number in range(partitions)]
+        clients = [
+            AIOKafkaConsumer(bootstrap_servers=self.bootstrap, isolation_level=level)
+            for level in ("read_committed", "read_uncommitted")
+        ]
+        try:
+            for client in clients:
+                await client.start()
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    stable, ends = [await client.end_offsets(places) for client in clients]
+                    if stable == ends:
+                        return
+                    await asyncio.sleep(0.01)
+        finally:
+            for client in clients:
+                await client.stop()
 
     async def write_raw(self, value: bytes | None, key: bytes | None, headers: Headers) -> RecordMetadata:
         """A record as some other program might write it."""
