@@ -129,6 +129,7 @@ async def committed_records(bootstrap: str, topic: str) -> list[ConsumerRecord]:
     await consumer.start()
     try:
         partitions = sorted(consumer.assignment())
+        assert partitions, f"{topic} is not known to this broker yet"
         ends = await high_watermarks(bootstrap, partitions)
         found: list[ConsumerRecord] = []
         while any([await consumer.position(partition) < ends[partition] for partition in partitions]):

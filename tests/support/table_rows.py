@@ -4,6 +4,7 @@ For the tests of what shows the newest rows: what Kafka itself holds, read witho
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,8 +95,11 @@ async def committed_records(bootstrap: str, topics: Iterable[str]) -> list[Recor
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", enable_auto_commit=False)
     await consumer.start()
     try:
-        await consumer._client.force_metadata_update()
-        places = [TopicPartition(topic, n) for topic in topics for n in consumer.partitions_for_topic(topic) or ()]
+        topics = list(topics)
+        async with asyncio.timeout(60):
+            while not all(map(consumer.partitions_for_topic, topics)):
+                await consumer._client.force_metadata_update()
+        places = [TopicPartition(topic, n) for topic in topics for n in consumer.partitions_for_topic(topic)]
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         await consumer.seek_to_beginning(*places)
