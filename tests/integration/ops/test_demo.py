@@ -329,7 +329,7 @@ def test_generated_logs_while_all_is_killed(tmp_path: Path) -> None:
     assert re.search(r"^push-client \(pid \d+\), with [\d,]+ bytes not readable yet", client)
     assert re.search(r"^loader \(pid \d+\) in mid-write: batch 0 is in the ledger, .* uncommitted", loader)
     # None is cut off where the killed worker had only requests that the other one had passed on.
-    assert re.search(r"caught up(; \d+ requests were cut off, \d+ refused for a while: all repeated)?$", ended.said, re.M)
+    assert re.search(r"caught up(; \d+ requests were cut off, \d+ refused for a while: all repeated)?\n", ended.said)
     assert "all 8 lanes are served again" in ended.said
     assert "seed 42" in ended.said
     assert "shop.log.1 " in ended.said  # the rotated one
