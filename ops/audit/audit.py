@@ -275,10 +275,8 @@ class _Audit:
             begin = max(log.reading_from(self.originals.concerns), log.span.start)
             spans[place] = min(begin, log.span.end), log.span.end
 
-        def overtaken(place: TopicPartition, start: int, end: int) -> None:
-            centre.logs[place].overtaken(start, end)
-
-        async for place, fetched in self._read(centre.kafka, "log", spans, overtaken):
+        reading = self._read(centre.kafka, "log", spans, lambda place, *span: centre.logs[place].overtaken(*span))
+        async for place, fetched in reading:
             log = centre.logs[place]
             if fetched is None:
                 log.ended()
