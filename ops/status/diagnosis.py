@@ -71,9 +71,9 @@ def as_document(findings: Iterable[Diagnosis], at_s: float, service: AllWorkers[
     return {"at_ms": int(at_s * 1000), "well": well, "findings": found, "workers": known | away}
 
 
-def lane_holders(service: ServiceStatus) -> dict[int, tuple[Status, LaneStatus]]:
+def lane_holders(service: AllWorkers[Any]) -> dict[int, tuple[Any, Any]]:
     """Each lane that some worker holds, with that worker; of several, the one that serves it."""
-    found: dict[int, tuple[Status, LaneStatus]] = {}
+    found: dict[int, tuple[Any, Any]] = {}
     for worker in service.workers.values():
         for lane in worker.lanes:
             if lane.lane not in found or lane.state == "serving":
