@@ -17,7 +17,6 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final
 
 from logferry.gateway.config import ConfigError, KafkaSettings
@@ -70,18 +69,13 @@ def _encryption(settings: KafkaSettings) -> dict[str, str]:
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": settings.ca_file.read_text()}
     if settings.cert_file is not None and settings.key_file is not None:
         found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": settings.cert_file.read_text()}
-        found["ssl.keystore.key"] = _pkcs8(settings.key_file)
+        found["ssl.keystore.key"] = key = settings.key_file.read_text()
+        if _PKCS8 not in key:
+            raise LoaderConfigError(
+                f"kafka.key_file: {settings.key_file}: Java reads PKCS #8 only; convert the key: "
+                "openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW"
+            )
     return found
-
-
-def _pkcs8(path: Path) -> str:
-    key = path.read_text()
-    if _PKCS8 not in key:
-        raise LoaderConfigError(
-            f"kafka.key_file: {path}: Java reads PKCS #8 only; convert the key: "
-            "openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW"
-        )
-    return key
 
 
 def _login(settings: KafkaSettings) -> dict[str, str]:
