@@ -201,11 +201,8 @@ class _Audit:
     def to_state(self) -> ProvenState:
         """The proof that the next audit resumes from."""
         sources = self.states.sources()
-        partitions = {
-            (centre.dc, place): log.to_state(sources)
-            for centre in self.centres.values()
-            for place, log in centre.logs.items()
-        }
+        logs = {(centre.dc, place): log for centre in self.centres.values() for place, log in centre.logs.items()}
+        partitions = {place: log.to_state(sources) for place, log in logs.items()}
         tables = dict(self.proven.tables)
         for comparison in self.comparisons:
 

@@ -210,11 +210,8 @@ class Stack:
             self._launch(dc, file, {"data_centres": list(self._clusters), **settings}, names, port + first)
 
     def _launch_mirror(self, dc: str) -> None:
-        remotes: list[Setting] = [
-            {"dc": other, "kafka": {"bootstrap_servers": cluster.bootstrap}}
-            for other, cluster in self._clusters.items()
-            if other != dc
-        ]
+        addresses = {other: cluster.bootstrap for other, cluster in self._clusters.items() if other != dc}
+        remotes: list[Setting] = [{"dc": of, "kafka": {"bootstrap_servers": at}} for of, at in addresses.items()]
         names = [f"mirror-{number}" for number in range(self._mirrors)]
         settings: dict[str, Setting] = {"workers": self._mirrors, "remote": remotes}
         self._launch(dc, "mirror.toml", settings, names, free_block(self._mirrors))

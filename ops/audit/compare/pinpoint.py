@@ -138,12 +138,9 @@ def chunk_findings(
             detail = f"rows name source {row.source_id}, seqno {row.seqno}; the record has seqno {seqno}"
             found.append(Damage("row-of-another-chunk", detail, len(row.lines)))
     found += sums.name_damage(expected, own)
-    where = f"{place[0]}-{place[1]}"
+    where, at = f"{place[0]}-{place[1]}", record.offset
     chunk_is = "" if seqno is None else f"seqno {seqno}, "
-    return [
-        Finding(one.kind, where, chunk_is + one.detail, source_id, record.offset, record.offset, one.rows)
-        for one in found
-    ]
+    return [Finding(one.kind, where, chunk_is + one.detail, source_id, at, at, one.rows) for one in found]
 
 
 def _kind(missing: int) -> str:

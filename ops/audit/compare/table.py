@@ -157,19 +157,13 @@ class TableComparison:
         wanted = covers.minus(self.proven.seen.get(place, Ranges()))
         # Without newly loaded chunks, those not loaded yet were counted by earlier audits.
         before = 0 if wanted else self.proven.not_loaded.get(place, 0)
-        side = LogSide(
-            wanted,
-            loaded.end(place),
-            0 if wanted else chains_from,
-            self.tables.whole_chunks,
-            frozenset(
-                (ANY_OFFSET if self.moved else note.offset, identity_of(note.source_id, note.seqno))
-                for note in self._notes(place)
-            ),
-            before,
+        notes = self._notes(place)
+        left_out = {(ANY_OFFSET if self.moved else n.offset, identity_of(n.source_id, n.seqno)) for n in notes}
+        self.sides[place] = side = LogSide(
+            *(wanted, loaded.end(place), 0 if wanted else chains_from, self.tables.whole_chunks, frozenset(left_out)),
+            not_loaded=before,
             by_offset=not self.moved,
         )
-        self.sides[place] = side
         return side
 
     def read(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
