@@ -55,12 +55,8 @@ def batches(
 
 def _rows_of(chunk: ReceivedChunk, dc: str | None, parser: str) -> list[dict[str, Any]]:
     times = {"created": _moment(chunk.created_ms), "recorded": _moment(chunk.recorded_ms)}
-    row = {
-        **chunk._asdict(),
-        "dc": chunk.dc if dc is None else dc,
-        **times,
-        "attributes": list(chunk.attributes.items()),
-    }
+    row = {**chunk._asdict(), **times, "dc": chunk.dc if dc is None else dc}
+    row["attributes"] = list(chunk.attributes.items())
     if parser == CHUNK:
         return [row]
     del row["data"]
