@@ -99,15 +99,9 @@ def drop_old(
         found = count_old(paths, state.last, before)
         if not found:
             return None, found
-        resting = tuple(r.at_rest for r in state.committed.ranges)
+        rest = tuple(r.at_rest for r in state.committed.ranges)
         entry = state.committed._replace(
-            batch=state.last + 1,
-            run=run,
-            planned=datetime.now(UTC),
-            ranges=resting,
-            kind=DROP,
-            reload=(),
-            cutoff=before,
+            batch=state.last + 1, run=run, planned=datetime.now(UTC), ranges=rest, kind=DROP, reload=(), cutoff=before
         )
         Ledger(paths.ledger).create()
         add_columns(paths.quarantine, QUARANTINE)

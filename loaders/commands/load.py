@@ -117,10 +117,8 @@ def open_tables(settings: Config, jars: str | None, reporter: Reporter) -> Itera
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka))
         offsets = stack.enter_context(closing(MirrorOffsets(settings.kafka, settings.prefix, settings.dc)))
         window = timedelta(days=settings.duplicate_window_days)
-        loader = Loader(
-            *(spark, kafka, settings.dc, uuid.uuid4().hex, window, settings.gateways, offsets),
-            other_kafka=settings.other_kafka,
-        )
+        here = (spark, kafka, settings.dc, uuid.uuid4().hex, window, settings.gateways, offsets)
+        loader = Loader(*here, other_kafka=settings.other_kafka)
         yield TableRunner(loader, settings, reporter, threading.Event())
 
 

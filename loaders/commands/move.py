@@ -21,34 +21,17 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
+from logferry.loaders import errors
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands.load import Confirm, chosen_jobs, confirmation, open_tables
 from logferry.loaders.commands.options import job_config
 from logferry.loaders.config import TableJob
-from logferry.loaders.errors import (
-    EXIT_DONE,
-    EXIT_USAGE,
-    CannotMove,
-    KafkaUnavailable,
-    LedgerBroken,
-    LoaderConfigError,
-    MirrorBehind,
-    TopicChanged,
-)
+from logferry.loaders.errors import CannotMove, LoaderConfigError, MirrorBehind
+from logferry.loaders.planning import position_plan
 from logferry.loaders.planning.ledger_entry import LOAD, MOVE, RELOAD, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition
-from logferry.loaders.planning.position_plan import (
-    FORGET,
-    PositionAnswer,
-    PositionPlan,
-    ResetTarget,
-    answer_at_origin,
-    known_originals,
-    origin_dc,
-    plan_move,
-    plan_reset,
-)
+from logferry.loaders.planning.position_plan import FORGET, PositionAnswer, PositionPlan, ResetTarget, origin_dc
 from logferry.loaders.runs.table_run import LoadEvent
 from logferry.loaders.runs.table_runner import Reporter
 from logferry.loaders.spark.kafka_access import kafka_topics
@@ -90,7 +73,7 @@ def run_move(options: argparse.Namespace, reporter: Reporter) -> int:
         for job in jobs:
             reporter.table(job.path, moved(job))
         status = reporter.finish()
-        return EXIT_USAGE if declined and status == EXIT_DONE else status
+        return errors.EXIT_USAGE if declined and status == errors.EXIT_DONE else status
 
 
 @dataclass(frozen=True)
@@ -156,7 +139,7 @@ def _move(moving: TableMove, targets: Sequence[ResetTarget], wait_s: float, conf
     )
     stands = Ledger(paths.ledger).put(entry)
     if stands.run != moving.loader.run:
-        raise LedgerBroken(
+        raise errors.LedgerBroken(
             f"{paths.main}: another loader wrote batch {entry.batch} meanwhile; nothing was moved, try again"
         )
     return [*done, do_batch(moving.loader, paths, stands)]
@@ -176,13 +159,13 @@ def _translated(
     if strange := given_up - {r.topic for r in entry.ranges}:
         raise LoaderConfigError(f"{', '.join(sorted(strange))}: no committed position in this table")
     views = moving.loader.kafka.views({*(t.topic for t in targets), *(r.topic for r in entry.ranges)})
-    chosen = plan_reset((), views, [target for target in targets if target.to != FORGET])
+    chosen = position_plan.plan_reset((), views, [target for target in targets if target.to != FORGET])
     given = {r.key: r for r in chosen.ranges}
     asked = [r for r in entry.ranges if r.topic not in given_up and r.key not in given]
     originals = _originals(moving, entry, asked)
     while True:
         told = _told(moving, asked, originals, views)
-        found = plan_move(entry.ranges, told, views, given, given_up, moving.dc)
+        found = position_plan.plan_move(entry.ranges, told, views, given, given_up, moving.dc)
         if found.refused:
             raise CannotMove(
                 f"{moving.paths.main} cannot be moved to {moving.dc}: {'; '.join(found.refused)}. Give topics up with "
@@ -205,7 +188,7 @@ def _originals(moving: TableMove, entry: LedgerEntry, positions: Sequence[Range]
 
     Raises CannotMove.
     """
-    have, lacking = known_originals(positions, entry.dc, Ledger(moving.paths.ledger).entries())
+    have, lacking = position_plan.known_originals(positions, entry.dc, Ledger(moving.paths.ledger).entries())
     if lacking and entry.origin is not None:
         there = moving.loader.kafka_of(entry.dc, entry.origin.bootstrap_servers)
         with closing(MirrorOffsets(there, moving.prefix, entry.dc)) as offsets:
@@ -223,13 +206,13 @@ def _originals(moving: TableMove, entry: LedgerEntry, positions: Sequence[Range]
 def _told(
     moving: TableMove, positions: Sequence[Range], originals: Sequence[OriginOffset], views: Mapping[str, TopicOffsets]
 ) -> dict[TopicPartition, PositionAnswer]:
-    """The positions in the new data centre. Raises KafkaUnavailable."""
+    """The positions in the new data centre. Raises errors.KafkaUnavailable."""
     # No record is before offset 0, in any data centre.
     told = {r.key: PositionAnswer(0) for r in positions if r.end == 0}
     copied: list[OriginOffset] = []
     for at in originals:
         if origin_dc(at.topic) == moving.dc:
-            told[at.key] = answer_at_origin(at, views.get(at.topic))
+            told[at.key] = position_plan.answer_at_origin(at, views.get(at.topic))
         elif at.topic in views:
             copied.append(at)
     return told | moving.offsets.here(copied)
@@ -252,7 +235,7 @@ def _finish(moving: TableMove, planned: LedgerEntry) -> BatchDone:
         there = moving.loader.kafka_of(planned.dc, origin.bootstrap_servers)
         with kafka_topics(moving.loader.spark, there) as kafka:
             return do_batch(replace(moving.loader, kafka=kafka, dc=planned.dc), paths, planned)
-    except (KafkaUnavailable, TopicChanged) as error:
+    except (errors.KafkaUnavailable, errors.TopicChanged) as error:
         if planned.kind == RELOAD:
             # The rows that it was to replace stay.
             given_up = {r.topic for r in planned.reload}
@@ -271,7 +254,7 @@ def _reads_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
     ends: list[PositionPlan] = []
     for positions in (starts, entry.reads):
         told = _told(moving, positions, _originals(moving, entry, positions), views)
-        found = plan_move(positions, told, views, {}, (), moving.dc)
+        found = position_plan.plan_move(positions, told, views, {}, (), moving.dc)
         if found.refused:
             raise CannotMove("; ".join(found.refused))
         if found.behind:

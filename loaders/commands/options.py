@@ -55,7 +55,11 @@ def job_config(options: argparse.Namespace, path: Path | None, dc: str = "dc1") 
         table["max_records"] = options.max_records
     if options.parser is not None:
         table["parser"] = {"format": options.parser}
-    spark = {"master": options.master, "driver_memory": options.driver_memory, "conf": _spark_conf(options)}
+    pairs = [text.partition("=") for text in options.spark_conf or ()]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
+        raise LoaderConfigError(f"--spark-conf {wrong[0]!r}: NAME=VALUE expected")
+    conf = {name: value for name, _, value in pairs} or None
+    spark = {"master": options.master, "driver_memory": options.driver_memory, "conf": conf}
     raw = {
         "dc": options.dc or dc,
         "kafka": {"bootstrap_servers": options.bootstrap},
@@ -88,10 +92,3 @@ def is_path_of(job: config.TableJob, path: Path) -> bool:
 
 def no_such_table(path: Path, jobs: Sequence[config.TableJob]) -> str:
     return f"{path} is not a table of this configuration; its tables are {', '.join(str(job.path) for job in jobs)}"
-
-
-def _spark_conf(options: argparse.Namespace) -> dict[str, str] | None:
-    pairs = [text.partition("=") for text in options.spark_conf or ()]
-    if wrong := [name for name, equals, _ in pairs if not equals]:
-        raise LoaderConfigError(f"--spark-conf {wrong[0]!r}: NAME=VALUE expected")
-    return {name: value for name, _, value in pairs} or None

@@ -157,11 +157,8 @@ def _ranges(
     have = held_offsets(Ledger(paths.ledger).entries(), state.committed)
     spans = {target.span for target in targets if target.span is not None}
     views = loader.kafka.views({key.topic for key in have})
-    there = {
-        key: one.position
-        for key, one in have.items()
-        if key.topic in views and key.partition in views[key.topic].partitions
-    }
+    held = {key: one.position for key, one in have.items() if key.topic in views}
+    there = {key: position for key, position in held.items() if key.partition in views[key.topic].partitions}
     found = {span: offsets_of(loader.spark, loader.kafka, there, span) for span in spans}
     ranges = ranges_to_reload(targets, have, state.committed, views, found)
     chosen = sorted({(*r.key, r.topic_id) for r in ranges})

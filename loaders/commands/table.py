@@ -123,10 +123,8 @@ def _add_repairs(commands: _Commands) -> None:
 
 
 def _add_compact(commands: _Commands) -> None:
-    summary, example = (
-        "merge small files, drop old rows, remove unused files",
-        "compact /warehouse/nginx --retain-days 90",
-    )
+    summary = "merge small files, drop old rows, remove unused files"
+    example = "compact /warehouse/nginx --retain-days 90"
     option = _add_command(commands, "compact", "[PATH ...]", example, summary, "paths", "--config").add_argument
     option("--retain-days", type=_days, metavar="N", help="drop rows older than N days, by whole segments or days")
     said = "the table gets no rows any more: drop by this host's clock alone"

@@ -98,23 +98,16 @@ def plan(
         if reason is not None:
             stopped.append(StoppedTopic(topic, reason))
             continue
-        ready.extend(_available(views[topic], {r.partition: r.end for r in known}, targets))
+        view, positions = views[topic], {r.partition: r.end for r in known}
+        for partition, offsets in sorted(view.partitions.items()):
+            start = positions.get(partition, offsets.earliest)
+            end = offsets.stable
+            if targets is not None:
+                end = min(end, targets.get(TopicPartition(topic, partition), start))
+            ready.append(Range(topic, partition, view.topic_id, start, max(start, end)))
     for r, share in zip(ready, fair_shares([r.size for r in ready], max_records), strict=True):
         resting[r.key] = r._replace(end=r.start + share)
     return BatchPlan(tuple(sorted(resting.values())), tuple(stopped))
-
-
-def _available(
-    view: TopicOffsets, positions: Mapping[int, int], targets: Mapping[TopicPartition, int] | None
-) -> list[Range]:
-    found = []
-    for partition, offsets in sorted(view.partitions.items()):
-        start = positions.get(partition, offsets.earliest)
-        end = offsets.stable
-        if targets is not None:
-            end = min(end, targets.get(TopicPartition(view.topic, partition), start))
-        found.append(Range(view.topic, partition, view.topic_id, start, max(start, end)))
-    return found
 
 
 def changed(topic: str, known: Sequence[Range], view: TopicOffsets | None) -> str | None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from logferry.gateway.contract.names import split_topic
+from logferry.gateway.contract.names import Malformed, split_topic
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.planning.ledger_entry import LedgerEntry, OriginOffset
 from logferry.loaders.planning.plan import Range, TopicOffsets, TopicPartition, unreadable
@@ -159,6 +160,13 @@ class PositionAnswer(NamedTuple):
 
 
 _UNKNOWN: Final = PositionAnswer(None, why="not mirrored")
+
+
+def is_full(name: str) -> bool:
+    """Whether a topic's name has the form ``<dc>.<topic>``."""
+    with suppress(Malformed):
+        return bool(split_topic(name))
+    return False
 
 
 def origin_dc(topic: str) -> str:

@@ -139,11 +139,8 @@ def ranges_to_reload(
     ids = {r.key: r.topic_id for r in committed.ranges}
     found: dict[TopicPartition, list[tuple[int, int]]] = {}
     for target in targets:
-        keys = [
-            key
-            for key in sorted(have)
-            if target.topic in (None, key.topic) and target.partition in (None, key.partition)
-        ]
+        of_topic = [key for key in sorted(have) if target.topic in (None, key.topic)]
+        keys = [key for key in of_topic if target.partition in (None, key.partition)]
         if not keys:
             known = ", ".join(sorted({key.topic for key in have})) or "none"
             raise LoaderConfigError(f"--from {target.text}: no committed position in this table; it has {known}")

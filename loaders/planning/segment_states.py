@@ -255,10 +255,8 @@ def _checked(segment: Segment, check: WatermarkCheck, batch: int, rules: Segment
         return segment
     passed = segment.passed or check.now
     # A late row restarts the wait.
-    until = min(
-        max(passed, segment.touched) + timedelta(seconds=rules.late_wait_s),
-        passed + timedelta(seconds=rules.max_wait_s),
-    )
+    longest = passed + timedelta(seconds=rules.max_wait_s)
+    until = min(max(passed, segment.touched) + timedelta(seconds=rules.late_wait_s), longest)
     condition = _condition(segment, check, batch, rules, until)
     after = segment._replace(state=TRANSITIONS[segment.state, condition], reason="")
     if condition == BEHIND:

@@ -17,7 +17,7 @@ from logferry.client.reading.requests import ReaderRequests, RetryLater, documen
 from logferry.client.reading.subscription import Cursors, Position, ReaderOptions
 from logferry.client.transport.cluster import cluster_of
 from logferry.client.transport.connections import Dialer, proxies_of
-from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, LoadError, Terminal, TopicChanged
+from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, Terminal, TopicChanged
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition
 
 EARLIEST: Final = "earliest"
@@ -135,14 +135,11 @@ class HttpTopics:
                     raise GatewayUnavailable(f"{said}no gateway answers at {self._urls}: {again}") from None
                 time.sleep(pause_s)
             except LogferryError as error:
-                raise _sorted(error, what or self._urls) from None
-
-
-def _sorted(error: LogferryError, what: str) -> LoadError:
-    if isinstance(error, Rejected) and not isinstance(error, OutOfRange):
-        hint = " (the option token)" if error.status in (401, 403) else ""
-        return LoaderConfigError(f"{what}: {error}{hint}")
-    return TopicChanged(f"{what}: {error}")
+                said = f"{what or self._urls}: {error}"
+                if isinstance(error, Rejected) and not isinstance(error, OutOfRange):
+                    hint = " (the option token)" if error.status in (401, 403) else ""
+                    raise LoaderConfigError(f"{said}{hint}") from None
+                raise TopicChanged(said) from None
 
 
 def _said(part: Range) -> str:

@@ -54,7 +54,9 @@ def batches(
 
 
 def _rows_of(chunk: ReceivedChunk, dc: str | None, parser: str) -> list[dict[str, Any]]:
-    row = _row(chunk, chunk.dc if dc is None else dc)
+    times = {"created": _moment(chunk.created_ms), "recorded": _moment(chunk.recorded_ms)}
+    row = {**chunk._asdict(), **times, "dc": chunk.dc if dc is None else dc}
+    row["attributes"] = list(chunk.attributes.items())
     if parser == CHUNK:
         return [row]
     del row["data"]
@@ -80,11 +82,6 @@ def lines(data: bytes) -> list[dict[str, Any]]:
         with suppress(UnicodeDecodeError):
             found.append({"line": number, "text": part.decode(), "newline": number < whole})
     return found
-
-
-def _row(chunk: ReceivedChunk, dc: str) -> dict[str, Any]:
-    times = {"created": _moment(chunk.created_ms), "recorded": _moment(chunk.recorded_ms)}
-    return {**chunk._asdict(), "dc": dc, **times, "attributes": list(chunk.attributes.items())}
 
 
 def _moment(unix_ms: int | None) -> datetime | None:

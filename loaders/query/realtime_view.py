@@ -118,9 +118,8 @@ def _without_copies(tail: DataFrame, table: DataFrame, several: Collection[str],
     mine, key = chunks(tail, ""), ["name", "source_id", "seqno"]
     stored, beside = chunks(_near(table, mine, within), "other_"), chunks(tail, "other_")
     oldest = F.col("recorded") - F.lit(within)
-    came_before = mine.join(stored, key).where(
-        (F.col("topic") != F.col("other_topic")) & (F.col("other_recorded") >= oldest)
-    )
+    is_before = (F.col("topic") != F.col("other_topic")) & (F.col("other_recorded") >= oldest)
+    came_before = mine.join(stored, key).where(is_before)
     goes_first = mine.join(beside, key).where(F.col("topic") > F.col("other_topic"))
     of = ["topic", "source_id", "seqno"]
     return tail.join(came_before.select(*of).union(goes_first.select(*of)).distinct(), of, "left_anti")

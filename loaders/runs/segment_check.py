@@ -37,18 +37,11 @@ from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, GatewayClock, Loader
 from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, StorageUnavailable
+from logferry.loaders.planning import source_facts
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.segment_states import READY, Segment, WatermarkCheck, check_segments, had_rows_all_day
-from logferry.loaders.planning.source_facts import (
-    KnownSources,
-    SourceKey,
-    SourceView,
-    low_watermark,
-    newest,
-    utc_text,
-    without,
-)
+from logferry.loaders.planning.source_facts import KnownSources, SourceKey, SourceView, newest, utc_text
 from logferry.loaders.storage.side_tables import known_before, read_excluded, read_segments, save_check, segments_before
 
 _TIMEOUT_S: Final = 30.0
@@ -114,7 +107,8 @@ def finish_check(
     views = source_views(known, check.reported, check.topics, passed)
     segments = segments_before(paths, last + 1, run, rules)
     hold_s = rules.max_wait_s if had_rows_all_day(segments, check.began, rules) else 0.0
-    low = low_watermark(without(views, read_excluded(paths.excluded)), check.began, rules.source_idle_s, hold_s)
+    counted = source_facts.without(views, read_excluded(paths.excluded))
+    low = source_facts.low_watermark(counted, check.began, rules.source_idle_s, hold_s)
     found = WatermarkCheck(check.began, low)
     save_check(paths.segments, found)
     changes = check_segments(segments, found, last + 1, rules)

@@ -231,9 +231,8 @@ def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Seq
 def _create(path: Path, schema: Schema, name: str, partition_by: Sequence[str], addable: set[str]) -> None:
     """Creates the table unless it exists, and checks its columns in either case; adds those of ``addable``."""
     # Statistics of the text would cost time and skip no file.
-    indexed = [
-        column for column in INDEXED if column in {field.name for field in schema.fields} and column not in partition_by
-    ]
+    names = {field.name for field in schema.fields} - set(partition_by)
+    indexed = [column for column in INDEXED if column in names]
     configuration: dict[str, str | None] = {"delta.dataSkippingStatsColumns": ",".join(indexed)}
     create_table(path, schema, name, configuration, partition_by)
     made = existing_table(path)

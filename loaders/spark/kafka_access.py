@@ -17,15 +17,14 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final
 
 from logferry.gateway.config import ConfigError, KafkaSettings
-from logferry.gateway.contract.names import Malformed, split_topic
 from logferry.gateway.tls import kafka_options, one_line_secret
 from logferry.loaders.errors import LoaderConfigError, SparkFailed, TopicChanged
 from logferry.loaders.jvm_errors import released, sorted_errors
 from logferry.loaders.planning.plan import PartitionOffsets, TopicOffsets, TopicPartition
+from logferry.loaders.planning.position_plan import is_full
 from pyspark.sql import SparkSession
 
 _SECURITY: Final = "org.apache.kafka.common.security"
@@ -70,18 +69,13 @@ def _encryption(settings: KafkaSettings) -> dict[str, str]:
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": settings.ca_file.read_text()}
     if settings.cert_file is not None and settings.key_file is not None:
         found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": settings.cert_file.read_text()}
-        found["ssl.keystore.key"] = _pkcs8(settings.key_file)
+        found["ssl.keystore.key"] = key = settings.key_file.read_text()
+        if _PKCS8 not in key:
+            raise LoaderConfigError(
+                f"kafka.key_file: {settings.key_file}: Java reads PKCS #8 only; convert the key: "
+                "openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW"
+            )
     return found
-
-
-def _pkcs8(path: Path) -> str:
-    key = path.read_text()
-    if _PKCS8 not in key:
-        raise LoaderConfigError(
-            f"kafka.key_file: {path}: Java reads PKCS #8 only; convert the key: "
-            "openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW"
-        )
-    return key
 
 
 def _login(settings: KafkaSettings) -> dict[str, str]:
@@ -151,7 +145,7 @@ class KafkaTopics:
         """
         with sorted_errors(f"listing the topics of {self._where}"):
             existing = self._existing()
-        found = {name for name in existing if _is_full(name) and matches(name, patterns)}
+        found = {name for name in existing if is_full(name) and matches(name, patterns)}
         with sorted_errors(f"reading the configuration of {listed(found)} at {self._where}"):
             compacted = set(self._compacted(sorted(found)))
         for name in (p for p in patterns if not is_pattern(p)):
@@ -266,9 +260,3 @@ def matches(topic: str, patterns: Iterable[str]) -> bool:
 def listed(topics: Collection[str]) -> str:
     """The first ones, for messages."""
     return f"{', '.join(sorted(topics)[:3])}{' and others' if len(topics) > 3 else ''}"
-
-
-def _is_full(name: str) -> bool:
-    with suppress(Malformed):
-        return bool(split_topic(name))
-    return False

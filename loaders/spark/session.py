@@ -170,7 +170,12 @@ def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) 
     log = scratch / "spark.log"
     conf = spark_conf(settings, jars, scratch)
     with log.open("wb") as stderr:
-        gateway = _launch(conf, log, {"stderr": stderr, "stdout": stderr})
+        try:
+            gateway = launch_gateway(conf, {"stderr": stderr, "stdout": stderr})  # type: ignore[no-untyped-call]
+        except (PySparkRuntimeError, OSError) as error:
+            lines = log.read_text(errors="replace").strip().splitlines()
+            why, home = lines[-1] if lines else str(error), os.environ.get("JAVA_HOME", "not set")
+            raise SparkUnavailable(f"Spark cannot start (JAVA_HOME is {home}): {why}") from None
     try:
         with _session(conf, gateway) as session:
             yield session
@@ -187,17 +192,6 @@ def _session(conf: SparkConf, gateway: Any) -> Iterator[SparkSession]:
     finally:
         with released():
             context.stop()
-
-
-def _launch(conf: SparkConf, log: Path, popen: dict[str, Any]) -> Any:
-    try:
-        return launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
-    except (PySparkRuntimeError, OSError) as error:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        why = lines[-1] if lines else str(error)
-        raise SparkUnavailable(
-            f"Spark cannot start (JAVA_HOME is {os.environ.get('JAVA_HOME', 'not set')}): {why}"
-        ) from None
 
 
 def _end(gateway: Any) -> None:

@@ -201,11 +201,8 @@ class _Audit:
     def to_state(self) -> ProvenState:
         """The proof that the next audit resumes from."""
         sources = self.states.sources()
-        partitions = {
-            (centre.dc, place): log.to_state(sources)
-            for centre in self.centres.values()
-            for place, log in centre.logs.items()
-        }
+        logs = {(centre.dc, place): log for centre in self.centres.values() for place, log in centre.logs.items()}
+        partitions = {place: log.to_state(sources) for place, log in logs.items()}
         tables = dict(self.proven.tables)
         for comparison in self.comparisons:
 
@@ -275,10 +272,8 @@ class _Audit:
             begin = max(log.reading_from(self.originals.concerns), log.span.start)
             spans[place] = min(begin, log.span.end), log.span.end
 
-        def overtaken(place: TopicPartition, start: int, end: int) -> None:
-            centre.logs[place].overtaken(start, end)
-
-        async for place, fetched in self._read(centre.kafka, "log", spans, overtaken):
+        reading = self._read(centre.kafka, "log", spans, lambda place, *span: centre.logs[place].overtaken(*span))
+        async for place, fetched in reading:
             log = centre.logs[place]
             if fetched is None:
                 log.ended()

@@ -156,9 +156,8 @@ def _reader(args: argparse.Namespace, on_revoked: Callable[[], None]) -> Reader:
 def _arguments(argv: list[str]) -> argparse.Namespace:
     description = "Writes the chunks of a topic to standard output: the stored ones, then new ones as they arrive."
     parser = command_parser("read", "TOPIC [OPTION ...]", description, _EXAMPLE)
-    parser.add_argument(
-        "topic", metavar="TOPIC", help="nginx, dc1.nginx, or with --consumer a pattern such as '*.nginx'"
-    )
+    topic = "nginx, dc1.nginx, or with --consumer a pattern such as '*.nginx'"
+    parser.add_argument("topic", metavar="TOPIC", help=topic)
     option = parser.add_argument
     options = [
         option("--from", metavar="WHERE", help="start: earliest (default), latest, a TIME or a cursor"),
@@ -269,9 +268,8 @@ class ReadProgress:
         """Prints the totals and ``where()``, the next position; on a terminal only."""
         if self._status is not None:
             self._status.stop()
-            self._status.console.print(
-                f"{self._words(time.monotonic())}; next: {where()}", highlight=False, soft_wrap=True
-            )
+            words = self._words(time.monotonic())
+            self._status.console.print(f"{words}; next: {where()}", highlight=False, soft_wrap=True)
 
     def _words(self, now: float) -> str:
         took_s = max(now - self._began, 0.001)

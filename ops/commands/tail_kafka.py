@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 from logferry.client import Chunk
 from logferry.gateway.config import ConfigError, KafkaSettings, load_as
-from logferry.gateway.contract.names import Malformed, printed_topic_id, split_topic
+from logferry.gateway.contract.names import printed_topic_id, split_topic
 from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.reading.formats import row_of
 from logferry.gateway.tls import kafka_options
 from logferry.loaders.errors import TopicChanged
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
+from logferry.loaders.planning.position_plan import is_full
 from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of, wanted_topics
 from logferry.ops.audit.log.read import committed, connected
 from logferry.ops.cli.problems import UsageError
@@ -71,7 +71,7 @@ class KafkaTail:
     async def _ranges(self, snapshot: TableSnapshot, patterns: Sequence[str], is_chosen: bool) -> tuple[Range, ...]:
         async with connected(self._options) as kafka:
             topics = (await kafka.describe()).topics
-            fitting = [n for n in topics if _is_full(n) and any(fnmatchcase(n, pattern) for pattern in patterns)]
+            fitting = [n for n in topics if is_full(n) and any(fnmatchcase(n, pattern) for pattern in patterns)]
             configs = await kafka.configs(fitting) if fitting else {}
             names = [name for name in fitting if "compact" not in configs[name].get("cleanup.policy", "")]
             wanted = wanted_topics(snapshot, names, is_chosen=is_chosen)
@@ -108,9 +108,3 @@ async def _next(fetches: AsyncGenerator[list[Chunk], None]) -> list[Chunk] | Non
 
 def _lost(r: Range, start: int, end: int) -> None:
     raise TopicChanged(f"{r.topic}: the records {start} to {end - 1} of partition {r.partition} were removed")
-
-
-def _is_full(name: str) -> bool:
-    with suppress(Malformed):
-        return bool(split_topic(name))
-    return False

@@ -111,16 +111,14 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser = command_parser("demo", "[OPTION ...]", description, _EXAMPLE)
     option = parser.add_argument
-    option(
-        "--file", nargs="+", action="extend", default=[], metavar="PATH", help="files to send instead of generated logs"
-    )
+    files = "files to send instead of generated logs"
+    option("--file", nargs="+", action="extend", default=[], metavar="PATH", help=files)
+    port = "first port of the gateway workers (default: free ones)"
     options = [
         option("--data", metavar="DIR", help="new or empty folder, kept at the end (default: a temporary one)"),
         option("--keep-data", action="store_true", help="keep the folder of the data at the end"),
         option("--seconds", type=int, default=45, metavar="N", help="duration of the generator (default: 45)"),
-        option(
-            "--port", type=int, default=0, metavar="P", help="first port of the gateway workers (default: free ones)"
-        ),
+        option("--port", type=int, default=0, metavar="P", help=port),
         option("--seed", type=int, metavar="N", help="seed of the generated logs (default: random, printed)"),
     ]
     args = parse_with_file("demo", parser, options, argv)

@@ -72,10 +72,8 @@ class PushClient:
 
     def resumed(self) -> dict[str, int]:
         """Resume positions that the gateway gave to the present run, by source id."""
-        return {
-            fields["source"]: 0 if fields["recorded"] == "None" else int(fields["recorded"])
-            for fields in self._events("session")
-        }
+        found = {event["source"]: event["recorded"] for event in self._events("session")}
+        return {source: 0 if recorded == "None" else int(recorded) for source, recorded in found.items()}
 
     def repeated(self) -> tuple[int, int]:
         """Requests that the present run repeated: those cut off with unknown outcome, and those refused for a while."""

@@ -87,10 +87,8 @@ def query_shortfalls(asked: int, segments: Segments | None, rows: int) -> Iterat
 def print_summary(report: Report, story: Story, console: Console) -> bool:
     """Prints the summary. Returns whether every line was delivered exactly once."""
     table, segments = story.plan.table, story.loads.segments if story.plan.is_live else None
-    readers = {
-        "the live reader": story.reader.account,
-        "the reader that moved between the data centres": story.roaming.account,
-    }
+    moving = "the reader that moved between the data centres"
+    readers = {"the live reader": story.reader.account, moving: story.roaming.account}
     wrong = [*shortfalls(report, readers), *query_shortfalls(story.asked, segments, stored_rows(table))]
     if report.exact:
         console.print(_files(report))

@@ -51,10 +51,8 @@ def _members() -> Iterator[tuple[str, bytes]]:
     project = distribution("logferry")
     # In the source tree the metadata may be those of an egg-info folder, which has no license.
     license = _ROOT / "LICENSE"
-    yield (
-        "LICENSE",
-        license.read_bytes() if license.exists() else (project.read_text("licenses/LICENSE") or "").encode(),
-    )
+    packed = "" if license.exists() else project.read_text("licenses/LICENSE") or ""
+    yield "LICENSE", license.read_bytes() if license.exists() else packed.encode()
     metadata = f"Metadata-Version: 2.1\nName: logferry\nVersion: {project.version}\n"
     yield f"logferry-{project.version}.dist-info/METADATA", metadata.encode()
     ours = [path for folder in ("", "agent", "files", "transport") for path in (_ROOT / "client" / folder).glob("*.py")]

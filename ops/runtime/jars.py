@@ -30,7 +30,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,7 +105,13 @@ def fetch_jars(wanted: JarSet) -> list[Path]:
     if damage:
         _say(f"{damage}; fetching {wanted.name} again")
     if not jars:
-        with _locked(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_name(folder.name + ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _say(f"waiting for another process that fetches {folder.name}")
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if not _stored(folder)[0]:  # no other process fetched it meanwhile
                 _fetch(wanted, folder)
         jars, damage = _stored(folder)
@@ -134,18 +139,6 @@ def _stored(folder: Path) -> tuple[list[Path], str]:
         if found != sizes[jar.name]:
             return [], f"{jar} has {found} bytes instead of {sizes[jar.name]}"
     return jars, ""
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(folder.name + ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say(f"waiting for another process that fetches {folder.name}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _fetch(wanted: JarSet, folder: Path) -> None:

@@ -114,7 +114,12 @@ class KafkaCluster:
         """The first half of `start`: starts the nodes without waiting for their answers. `stop` ends a failed one."""
         self._take_folder()
         cluster_id = self._open_folder()
-        self._await_leftovers()
+        # The nodes of a killed owner may still be ending.
+        deadline = time.monotonic() + 5
+        while left := processes_with("kafka.Kafka", f"{self.data}/kafka-"):
+            if time.monotonic() > deadline:
+                raise FolderInUse(f"{self.data} is in use by a left-over Kafka process ({left[0]}); end it first")
+            time.sleep(0.05)
         for node in self._nodes:
             self._write_configuration(node)
         self._format_new_nodes(cluster_id)
@@ -233,14 +238,6 @@ class KafkaCluster:
     def _new_ports(self) -> dict[int, tuple[int, int]]:
         ports = iter(free_ports(2 * len(self._nodes)))
         return {node: (next(ports), next(ports)) for node in self._nodes}
-
-    def _await_leftovers(self) -> None:
-        """Waits until the nodes of a killed owner have ended. Raises FolderInUse if one survives."""
-        deadline = time.monotonic() + 5
-        while left := processes_with("kafka.Kafka", f"{self.data}/kafka-"):
-            if time.monotonic() > deadline:
-                raise FolderInUse(f"{self.data} is in use by a left-over Kafka process ({left[0]}); end it first")
-            time.sleep(0.05)
 
     # ---- formatting and starting ---------------------------------------------------------------------------
 

@@ -56,7 +56,13 @@ class Stack:
         mirrors: int = 0,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        _check_names(dcs)
+        try:
+            for dc in dcs:
+                check_dc(dc)
+        except Malformed as error:
+            raise UsageError(str(error)) from None
+        if not dcs or len(set(dcs)) != len(dcs):
+            raise UsageError("data centres: name at least one, and each only once")
         if workers < 1:
             raise UsageError(f"{workers} workers: at least one is required")
         self.data = Path(data).absolute()
@@ -198,22 +204,14 @@ class Stack:
     def _launch_gateway(self, dc: str, port: int) -> None:
         for node in range(self._nodes):
             first = node * self._workers
-            settings: dict[str, Setting] = {
-                "data_centres": list(self._clusters),
-                "workers": self._workers,
-                "lanes": self._lanes,
-                **self._gateway_settings,
-            }
+            settings: dict[str, Setting] = {"workers": self._workers, "lanes": self._lanes, **self._gateway_settings}
             file = "gateway.toml" if node == 0 else f"gateway-{node}.toml"
             names = [f"gateway-{first + number}" for number in range(self._workers)]
-            self._launch(dc, file, settings, names, port + first)
+            self._launch(dc, file, {"data_centres": list(self._clusters), **settings}, names, port + first)
 
     def _launch_mirror(self, dc: str) -> None:
-        remotes: list[Setting] = [
-            {"dc": other, "kafka": {"bootstrap_servers": cluster.bootstrap}}
-            for other, cluster in self._clusters.items()
-            if other != dc
-        ]
+        addresses = {other: cluster.bootstrap for other, cluster in self._clusters.items() if other != dc}
+        remotes: list[Setting] = [{"dc": of, "kafka": {"bootstrap_servers": at}} for of, at in addresses.items()]
         names = [f"mirror-{number}" for number in range(self._mirrors)]
         settings: dict[str, Setting] = {"workers": self._mirrors, "remote": remotes}
         self._launch(dc, "mirror.toml", settings, names, free_block(self._mirrors))
@@ -264,13 +262,3 @@ class Stack:
             with self._life:
                 if not self._stopping.is_set():
                     child.start()
-
-
-def _check_names(dcs: Sequence[str]) -> None:
-    try:
-        for dc in dcs:
-            check_dc(dc)
-    except Malformed as error:
-        raise UsageError(str(error)) from None
-    if not dcs or len(set(dcs)) != len(dcs):
-        raise UsageError("data centres: name at least one, and each only once")

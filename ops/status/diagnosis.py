@@ -71,9 +71,9 @@ def as_document(findings: Iterable[Diagnosis], at_s: float, service: AllWorkers[
     return {"at_ms": int(at_s * 1000), "well": well, "findings": found, "workers": known | away}
 
 
-def lane_holders(service: ServiceStatus) -> dict[int, tuple[Status, LaneStatus]]:
+def lane_holders(service: AllWorkers[Any]) -> dict[int, tuple[Any, Any]]:
     """Each lane that some worker holds, with that worker; of several, the one that serves it."""
-    found: dict[int, tuple[Status, LaneStatus]] = {}
+    found: dict[int, tuple[Any, Any]] = {}
     for worker in service.workers.values():
         for lane in worker.lanes:
             if lane.lane not in found or lane.state == "serving":
@@ -114,9 +114,8 @@ def _kafka(service: ServiceStatus) -> Iterator[Diagnosis]:
         if worst.without_leader:
             yield Diagnosis(True, f"{plural(worst.without_leader, 'partition')} of Kafka without a leader", some)
         if worst.under_replicated:
-            yield Diagnosis(
-                False, f"{plural(worst.under_replicated, 'partition')} of Kafka lack replicas in sync", some
-            )
+            what = f"{plural(worst.under_replicated, 'partition')} of Kafka lack replicas in sync"
+            yield Diagnosis(False, what, some)
 
 
 def _lanes(service: ServiceStatus) -> Iterator[Diagnosis]:
@@ -253,8 +252,7 @@ def plural(count: int, what: str) -> str:
 
 def name_lanes(numbers: Iterable[int]) -> str:
     """``lane 3``, ``lanes 0 to 3, 7``."""
-    runs = [
-        [number for _, number in run] for _, run in groupby(enumerate(sorted(numbers)), lambda one: one[1] - one[0])
-    ]
+    ordered = enumerate(sorted(numbers))
+    runs = [[number for _, number in run] for _, run in groupby(ordered, lambda one: one[1] - one[0])]
     texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     return ("lane " if len(runs) == len(runs[0]) == 1 else "lanes ") + ", ".join(texts)

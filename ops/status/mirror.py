@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from logferry.ops.status import diagnosis
 from logferry.ops.status.diagnosis import SLOW_S, AllWorkers, Diagnosis, name_lanes, plural, silent_workers, warnings
 from logferry.ops.status.render import clock, count, escape, print_findings, span, table_of
 from pydantic import BaseModel
@@ -134,11 +135,7 @@ def diagnose_mirror(mirror: Mirror) -> list[Diagnosis]:
 
 
 def _lanes(mirror: Mirror) -> Iterator[Diagnosis]:
-    held: dict[int, tuple[MirrorStatus, MirrorLaneStatus]] = {}
-    for worker in mirror.workers.values():
-        for lane in worker.lanes:
-            if lane.lane not in held or lane.state == "serving":
-                held[lane.lane] = (worker, lane)
+    held = diagnosis.lane_holders(mirror)
     nobody = [n for n in range(max(w.lanes_total for w in mirror.workers.values())) if n not in held]
     if nobody:
         yield Diagnosis(True, f"{name_lanes(nobody)} served by nobody", "no worker that answers has it")

@@ -16,21 +16,9 @@ from logferry.gateway.contract.names import Malformed, TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.compare.table import TableComparison
+from logferry.ops.audit.digests import sums
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import (
-    NO_IDENTITY,
-    Cell,
-    ChunkAccount,
-    ChunkLine,
-    Damage,
-    Ranges,
-    Tally,
-    identity_of,
-    name_damage,
-    rows_of,
-    sum_of,
-    whole_record,
-)
+from logferry.ops.audit.digests.sums import Cell, ChunkAccount, ChunkLine, Damage, Ranges, Tally
 from logferry.ops.audit.log.partition import decoded
 from logferry.ops.audit.log.read import committed
 from logferry.ops.audit.tables.rows import ChunkRows, add_stray
@@ -91,7 +79,7 @@ class Pinpointer:
                 part = await _OffsetRange.read(self.kafka, self.comparison, place, start, end)
                 strays: dict[tuple[str, TopicPartition], Finding] = {}
                 for offset, row in part.rows(None):
-                    if not part.account.found(offset, row.identity, sum_of(row.lines)):
+                    if not part.account.found(offset, row.identity, sums.sum_of(row.lines)):
                         add_stray(strays, "rows-without-record", "the log has no record of these rows", row)
                 for finding in strays.values():
                     self.findings.add(finding)
@@ -138,9 +126,9 @@ def chunk_findings(
     seqno: int | None = None
     try:
         source_id, chunk = decoded(record)
-        seqno, expected = chunk.seqno, rows_of(chunk.data, whole_chunks)
+        seqno, expected = chunk.seqno, sums.rows_of(chunk.data, whole_chunks)
     except Malformed:
-        expected = [whole_record(record.value or b"")]
+        expected = [sums.whole_record(record.value or b"")]
     own: list[ChunkLine] = []
     found: list[Damage] = []
     for row in rows:
@@ -149,13 +137,10 @@ def chunk_findings(
         else:
             detail = f"rows name source {row.source_id}, seqno {row.seqno}; the record has seqno {seqno}"
             found.append(Damage("row-of-another-chunk", detail, len(row.lines)))
-    found += name_damage(expected, own)
-    where = f"{place[0]}-{place[1]}"
+    found += sums.name_damage(expected, own)
+    where, at = f"{place[0]}-{place[1]}", record.offset
     chunk_is = "" if seqno is None else f"seqno {seqno}, "
-    return [
-        Finding(one.kind, where, chunk_is + one.detail, source_id, record.offset, record.offset, one.rows)
-        for one in found
-    ]
+    return [Finding(one.kind, where, chunk_is + one.detail, source_id, at, at, one.rows) for one in found]
 
 
 def _kind(missing: int) -> str:
@@ -196,11 +181,11 @@ class _OffsetRange:
                     break
                 try:
                     source_id, chunk = decoded(record)
-                    identity = identity_of(source_id, chunk.seqno)
+                    identity = sums.identity_of(source_id, chunk.seqno)
                     rows = comparison.sides[place].rows_of(record.offset, source_id, chunk)
                 except Malformed:
-                    identity, rows = NO_IDENTITY, [whole_record(record.value or b"")]
-                found.account.expect(record.offset, identity, sum_of(rows))
+                    identity, rows = sums.NO_IDENTITY, [sums.whole_record(record.value or b"")]
+                found.account.expect(record.offset, identity, sums.sum_of(rows))
                 if comparison.moved:
                     found.places[identity] = record.offset
         return found

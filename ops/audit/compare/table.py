@@ -30,19 +30,8 @@ from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown, totals
 from logferry.ops.audit.log.partition import LogSide, PartitionLog
 from logferry.ops.audit.log.read import Centre, offset_at
-from logferry.ops.audit.tables.rows import (
-    FileFacts,
-    FileId,
-    LoadedRanges,
-    RowClassifier,
-    beyond_the_log,
-    check_ledger,
-    home_of,
-    is_moved,
-    last_drop,
-    pooled,
-    ranges_elsewhere,
-)
+from logferry.ops.audit.tables import rows as table_rows
+from logferry.ops.audit.tables.rows import FileFacts, FileId, LoadedRanges, RowClassifier, pooled
 from logferry.ops.audit.tables.table_reader import TableReader
 
 
@@ -65,10 +54,11 @@ async def begin_comparison(
         findings.add(Finding("ledger-broken", ledger, tables.broken))
         return None
     last, entries = tables.last, tables.entries
-    home = home_of(entries, last)
-    centre = centres.get(home or here.dc, here)
-    moved = is_moved(entries, last) and home == centre.dc
+    # The last one is the data centre in which the table is loaded.
+    dcs = [entry.dc for entry in entries if entry.batch <= last]
+    centre = centres.get(dcs[-1], here) if dcs else here
     home = centre.dc
+    moved = len(set(dcs)) > 1 and dcs[-1] == home
     named = {r.topic for entry in entries if entry.dc == home for r in entry.ranges}
     if is_whole or centre is not here:
         # Also topics of other data centres whose copies were loaded there.
@@ -80,9 +70,9 @@ async def begin_comparison(
         for topic in sorted(name for name in named - ids.keys() if name.startswith(f"{home}.")):
             detail = "the topic does not exist any more: its rows cannot be compared"
             findings.add(Finding("loaded-topic-gone", topic, detail, refutes=False))
-    dcs = list(dict.fromkeys(entry.dc for entry in entries))
-    loaded = {dc: ranges_elsewhere(entries, last, dc) for dc in dcs}
-    loaded[home] = check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
+    all_dcs = dict.fromkeys(entry.dc for entry in entries)
+    loaded = {dc: table_rows.ranges_elsewhere(entries, last, dc) for dc in all_dcs}
+    loaded[home] = table_rows.check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
     found = TableComparison(tables, loaded, home, moved, _valid_proof(tables, home, moved, proven, findings), findings)
     firsts: dict[TopicPartition, tuple[str, int]] = {}
     for dc, there in loaded.items() if moved else ():
@@ -167,25 +157,19 @@ class TableComparison:
         wanted = covers.minus(self.proven.seen.get(place, Ranges()))
         # Without newly loaded chunks, those not loaded yet were counted by earlier audits.
         before = 0 if wanted else self.proven.not_loaded.get(place, 0)
-        side = LogSide(
-            wanted,
-            loaded.end(place),
-            0 if wanted else chains_from,
-            self.tables.whole_chunks,
-            frozenset(
-                (ANY_OFFSET if self.moved else note.offset, identity_of(note.source_id, note.seqno))
-                for note in self._notes(place)
-            ),
-            before,
+        notes = self._notes(place)
+        left_out = {(ANY_OFFSET if self.moved else n.offset, identity_of(n.source_id, n.seqno)) for n in notes}
+        self.sides[place] = side = LogSide(
+            *(wanted, loaded.end(place), 0 if wanted else chains_from, self.tables.whole_chunks, frozenset(left_out)),
+            not_loaded=before,
             by_offset=not self.moved,
         )
-        self.sides[place] = side
         return side
 
     def read(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
         """Called after the partitions of the home were read."""
         ends = {place: log.span.end for place, log in logs.items()}
-        beyond_the_log(self.loaded[self.home], ends, self.findings)
+        table_rows.beyond_the_log(self.loaded[self.home], ends, self.findings)
         for place, side in self.sides.items():
             log = logs[place]
             fresh = side.wanted.within(0, log.reached).minus(log.removed)
@@ -196,8 +180,7 @@ class TableComparison:
                     detail = f"{said}; the log does not have it"
                     where = f"{note.topic}-{note.partition}"
                     self.findings.add(Finding("left-out-without-record", where, detail, note.source_id, note.offset))
-        for place, ranges in self.proven.seen.items():
-            self.seen.setdefault(place, ranges)
+        self.seen = {**self.proven.seen, **self.seen}
 
     def _notes(self, place: TopicPartition) -> list[LeftOutChunk]:
         """The chunks that the table left out."""
@@ -273,7 +256,7 @@ class TableComparison:
     def dropped(self, place: TopicPartition) -> Ranges:
         """The offsets whose rows may have been dropped."""
         found = Ranges()
-        if self.moved and last_drop(self.tables.entries, self.tables.last) >= 0:
+        if self.moved and table_rows.last_drop(self.tables.entries, self.tables.last) >= 0:
             found.add(0, self.loaded[self.home].end(place))
             return found
         return self.loaded[self.home].dropped.get(place, found)

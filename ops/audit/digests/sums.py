@@ -52,9 +52,8 @@ class Tally:
     digest: int = 0
 
     def plus(self, other: Tally) -> Tally:
-        return Tally(
-            self.lines + other.lines, self.size_bytes + other.size_bytes, (self.digest + other.digest) % MODULUS
-        )
+        digest = (self.digest + other.digest) % MODULUS
+        return Tally(self.lines + other.lines, self.size_bytes + other.size_bytes, digest)
 
     def weighed(self, weight: int) -> Tally:
         return Tally(self.lines, self.size_bytes, self.digest * weight % MODULUS)

@@ -157,21 +157,18 @@ class TopicAgreement:
             self._add("source-in-wrong-partition", partition, source_id, detail)
             return
         for partition, chain in {} if known else chains.items():
-            self._without_state(partition, source_id, chain)
+            if chain.settled is None:
+                continue  # its first chunk came after the states were read
+            if source_id in self.forgotten or chain.last_ms < self.expired_ms:
+                self._add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
+            else:
+                detail = f"the log has chunks up to seqno {chain.last}, but the source has no state"
+                self._add("state-missing", partition, source_id, detail)
         for partition, states in pinned.items():
             if source_id in self.forgotten and all(state.recorded is None for state in states):
                 self._add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
             else:
                 self._pinned(partition, source_id, chains.get(partition), states)
-
-    def _without_state(self, partition: int, source_id: str, chain: Chain) -> None:
-        if chain.settled is None:
-            return  # its first chunk came after the states were read
-        if source_id in self.forgotten or chain.last_ms < self.expired_ms:
-            self._add("state-forgotten", partition, source_id, _FORGOTTEN, refutes=False)
-        else:
-            detail = f"the log has chunks up to seqno {chain.last}, but the source has no state"
-            self._add("state-missing", partition, source_id, detail)
 
     def _pinned(self, partition: int, source_id: str, chain: Chain | None, states: list[SourceState]) -> None:
         """``states``: those that name this partition for the source (several only under several keys)."""

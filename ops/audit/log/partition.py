@@ -15,22 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logferry.gateway.contract.chunk import Chunk, chunk_of_record
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.ops.audit.digests import sums
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import (
-    ANY_OFFSET,
-    MODULUS,
-    ChunkLine,
-    Ranges,
-    Tally,
-    add_to,
-    chunk_digest,
-    count_lines,
-    identity_of,
-    rows_of,
-    sum_of,
-    weight_of,
-    whole_record,
-)
+from logferry.ops.audit.digests.sums import ChunkLine, Ranges, Tally, add_to
 from logferry.ops.audit.log.chain import Break, Chain, ForgottenSource
 
 if TYPE_CHECKING:
@@ -107,20 +94,20 @@ class LogSide:
 
     def take_foreign(self, offset: int, value: bytes) -> None:
         if offset in self.wanted:
-            self._add(offset, None, None, [whole_record(value)])
+            self._add(offset, None, None, [sums.whole_record(value)])
 
     def rows_of(self, offset: int, source_id: str, chunk: Chunk) -> list[ChunkLine]:
         """The rows of a chunk; none if it is left out."""
         if self.left_out:
-            key = (offset if self.by_offset else ANY_OFFSET, identity_of(source_id, chunk.seqno))
+            key = (offset if self.by_offset else sums.ANY_OFFSET, sums.identity_of(source_id, chunk.seqno))
             if key in self.left_out:
                 self.met.add(key)
                 return []
-        return rows_of(chunk.data, self.whole_chunks)
+        return sums.rows_of(chunk.data, self.whole_chunks)
 
     def _add(self, offset: int, source_id: str | None, seqno: int | None, lines: list[ChunkLine]) -> None:
-        weight = weight_of(source_id, seqno, offset if self.by_offset else ANY_OFFSET)
-        add_to(self.tallies, source_id, sum_of(lines).weighed(weight))
+        weight = sums.weight_of(source_id, seqno, offset if self.by_offset else sums.ANY_OFFSET)
+        add_to(self.tallies, source_id, sums.sum_of(lines).weighed(weight))
 
 
 @dataclass(slots=True)
@@ -292,8 +279,8 @@ class PartitionLog:
         chain.last_ms = record.timestamp_ms
         chain.chunks += 1
         chain.size_bytes += size
-        chain.lines += count_lines(chunk.data)
-        chain.digest = (chain.digest + chunk_digest(chunk.seqno, chunk.data)) % MODULUS
+        chain.lines += sums.count_lines(chunk.data)
+        chain.digest = (chain.digest + sums.chunk_digest(chunk.seqno, chunk.data)) % sums.MODULUS
         if self.originals is not None:
             is_known = source_id in self.known
             self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_known=is_known)

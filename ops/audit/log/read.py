@@ -166,13 +166,10 @@ def state_topic_of(views: Views, dc: str, prefix: str) -> TopicMetadata:
 def audited_topics(views: Views, dc: str, wanted: Sequence[str]) -> dict[str, TopicMetadata]:
     """By full name, sorted. ``wanted``: as writers name them, or full names; empty: all of the data centre."""
     begin = f"{dc}."
-    if not wanted:
-        found = sorted(name for name in views if name.startswith(begin))
-        if not found:
-            raise UsageError(f"this Kafka has no topics of {dc}; check --dc")
-        return {name: views[name] for name in found}
-    names = sorted({topic if topic.startswith(begin) else begin + topic for topic in wanted})
-    missing = [name for name in names if name not in views]
-    if missing:
+    names = {topic if topic.startswith(begin) else begin + topic for topic in wanted}
+    names = names or {name for name in views if name.startswith(begin)}
+    if not names:
+        raise UsageError(f"this Kafka has no topics of {dc}; check --dc")
+    if missing := sorted(names - views.keys()):
         raise UsageError(f"this Kafka has no topic {', '.join(missing)}; see `logferry topics list`")
-    return {name: views[name] for name in names}
+    return {name: views[name] for name in sorted(names)}

@@ -14,20 +14,9 @@ from typing import Final, Literal, NamedTuple
 from logferry.gateway.contract.names import TopicPartition
 from logferry.loaders.planning.ledger_entry import DROP, MOVE, LedgerEntry
 from logferry.loaders.planning.plan import Range
+from logferry.ops.audit.digests import sums
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import (
-    ANY_OFFSET,
-    NO_IDENTITY,
-    WHOLE_RECORD,
-    Cell,
-    ChunkLine,
-    Ranges,
-    Tally,
-    add_to,
-    identity_of,
-    sum_of,
-    weight_of,
-)
+from logferry.ops.audit.digests.sums import Cell, ChunkLine, Ranges, Tally, add_to
 
 MAIN: Final = "main"
 QUARANTINE: Final = "quarantine"
@@ -59,19 +48,19 @@ class ChunkRows(NamedTuple):
 
     @property
     def is_whole_record(self) -> bool:
-        return self.source_id is None or self.seqno is None or self.lines[0].number == WHOLE_RECORD
+        return self.source_id is None or self.seqno is None or self.lines[0].number == sums.WHOLE_RECORD
 
     @property
     def identity(self) -> int:
-        return NO_IDENTITY if self.is_whole_record else identity_of(self.source_id or "", self.seqno or 0)
+        return sums.NO_IDENTITY if self.is_whole_record else sums.identity_of(self.source_id or "", self.seqno or 0)
 
     @property
     def cell(self) -> Cell:
         return Cell(self.topic, self.partition, None if self.is_whole_record else self.source_id)
 
     def tally(self, *, by_offset: bool) -> Tally:
-        offset = self.offset if by_offset else ANY_OFFSET
-        return sum_of(self.lines).weighed(weight_of(self.cell.source_id, self.seqno, offset))
+        offset = self.offset if by_offset else sums.ANY_OFFSET
+        return sums.sum_of(self.lines).weighed(sums.weight_of(self.cell.source_id, self.seqno, offset))
 
 
 class FileId(NamedTuple):
@@ -195,16 +184,6 @@ def ranges_elsewhere(entries: Sequence[LedgerEntry], last: int, dc: str) -> Load
     """The loaded ranges with offsets of a data centre whose Kafka is not read."""
     ids = {r.topic: r.topic_id for entry in entries if entry.dc == dc for r in entry.ranges}
     return check_ledger("", entries, last, last, dc, ids, Findings())
-
-
-def home_of(entries: Sequence[LedgerEntry], last: int) -> str | None:
-    """The data centre in which the table is loaded, as of its last batch."""
-    return next((entry.dc for entry in reversed(entries) if entry.batch <= last), None)
-
-
-def is_moved(entries: Sequence[LedgerEntry], last: int) -> bool:
-    """Whether its rows were read in several data centres."""
-    return len({entry.dc for entry in entries if entry.batch <= last}) > 1
 
 
 def last_drop(entries: Sequence[LedgerEntry], last: int) -> int:

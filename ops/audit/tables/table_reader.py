@@ -108,12 +108,8 @@ class TableReader:
 
     def rows(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChunkRows]:
         """The active rows at these offsets of a partition, main table first. Raises Unavailable."""
-        wanted = (
-            (text("topic") == topic)
-            & (ds.field("partition") == partition)
-            & (ds.field("offset") >= start)
-            & (ds.field("offset") < end)
-        )
+        offset = ds.field("offset")
+        wanted = (text("topic") == topic) & (ds.field("partition") == partition) & (offset >= start) & (offset < end)
         for file, table, fragment, schema in self._fragments(wanted):
             for row in self._scanned(file.table, table, fragment, schema, wanted):
                 if row.is_active(self.last):
@@ -136,10 +132,8 @@ class TableReader:
         if name == MAIN and self.segment_s is not None and "event_time" in have:
             columns.append("event_time")
         with readable(table):
-            scanner = fragment.scanner(
-                schema=schema, columns=columns, filter=wanted, batch_size=_BATCH_ROWS, batch_readahead=2
-            )
-            for batch in scanner.to_batches():
+            size = {"batch_size": _BATCH_ROWS, "batch_readahead": 2}
+            for batch in fragment.scanner(schema=schema, columns=columns, filter=wanted, **size).to_batches():
                 yield from _grouped(batch, self.segment_s)
 
 

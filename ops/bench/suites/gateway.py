@@ -75,14 +75,11 @@ def topic_spread() -> Figure:
     """64 sources over 4 topics of 16 partitions, against the same load on 1 topic of 4 partitions."""
     payloads = chunks(256, _CHUNK_BYTES)
     with running_stack(2) as stack:
-
-        def ours(number: int) -> Side:
-            return loaded(stack, *(Load(f"spread{number}-{n}", payloads, 16, partitions=16) for n in range(4)))
-
-        def theirs(number: int) -> Side:
-            return loaded(stack, Load(f"single{number}", payloads, partitions=4))
-
-        rounds = alternate(_ROUNDS, ours, theirs)
+        rounds = alternate(
+            _ROUNDS,
+            lambda number: loaded(stack, *(Load(f"spread{number}-{n}", payloads, 16, partitions=16) for n in range(4))),
+            lambda number: loaded(stack, Load(f"single{number}", payloads, partitions=4)),
+        )
     return compared("MB/s 4 x 16 / 1 x 4", "mb_s", rounds)
 
 
@@ -260,10 +257,8 @@ def loop_lag_p99_ms() -> Figure:
     bodies = chunks(32, _PACKED_BYTES)
     gzipped = [gzip.compress(body, 6) for body in bodies]
     zstd = [bytes(cramjam.zstd.compress(body, 3)) for body in bodies]
-    packed = (
-        Load("gzip", gzipped, 16, headers="Content-Encoding: gzip\r\n"),
-        Load("zstd", zstd, 16, headers="Content-Encoding: zstd\r\n"),
-    )
+    bodies_of = {"gzip": gzipped, "zstd": zstd}
+    packed = [Load(name, of, 16, headers=f"Content-Encoding: {name}\r\n") for name, of in bodies_of.items()]
     with running_stack(1) as stack:
 
         def side(*loads: Load) -> Side:
