@@ -205,7 +205,8 @@ class Watch:
         """Each file belongs to the first entry of the configuration that it fits."""
         found: dict[FileKey, tuple[str, FileGroup]] = {}
         for files in self._config.files:
-            for key, path in find_files(files.patterns, self._config.state_dir, files.exclude).items():
+            of_files = files.patterns, self._config.state_dir, files.exclude, files.link_roots
+            for key, path in find_files(*of_files).items():
                 found.setdefault(key, (path, files))
         return found
 
