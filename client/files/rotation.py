@@ -41,17 +41,6 @@ _BEHIND = re.compile(r"(.+)[-._]\d[\d:T]*\Z")
 _BEFORE_EXTENSION = re.compile(r"(.+?)[-._]\d{8}[\d\-._:T]*(\.[^.\d][^.]*)\Z")
 
 
-class WantedCopy(NamedTuple):
-    """What is known of the source: ``mark`` is before ``position``, ``data`` was read behind it."""
-
-    path: str
-    head: Fingerprint
-    position: int
-    mark: Fingerprint
-    born_ns: int
-    data: bytes | memoryview = b""
-
-
 def originals(name: str) -> list[str]:
     """The names from which rotation may have derived this one: numbers and dates behind it, or one before its ending.
 
@@ -70,43 +59,42 @@ def copy_depth(path: str) -> int:
     return len(_original_paths(path))
 
 
-def find_copy(wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool) -> FileTail | None:
-    """The copy beside the file, opened at the position."""
-    if not wanted.head.length:
+class WantedCopy(NamedTuple):
+    """What is known of the source: ``mark`` is before ``position``, ``data`` was read behind it."""
+
+    path: str
+    head: Fingerprint
+    position: int
+    mark: Fingerprint
+    born_ns: int
+    data: bytes | memoryview = b""
+
+    def find(self, is_another: Callable[[FileTail], bool], now: float, once: bool) -> FileTail | None:
+        """The copy beside the file, opened at the position."""
+        beside = files_beside(self.path, lambda name, entry: name in originals(entry.name))
+        for path in beside if self.head.length else ():
+            try:
+                tail = FileTail.open(path, now, once)
+            except OSError:
+                continue
+            if tail is not None and not is_another(tail) and self.is_in(tail):
+                return tail
+            if tail is not None:
+                tail.close()
         return None
-    for path in files_beside(wanted.path, lambda name, entry: name in originals(entry.name)):
-        tail = _open(path, wanted, is_another, now, once)
-        if tail is not None:
-            return tail
-    return None
 
-
-def _open(
-    path: str, wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool
-) -> FileTail | None:
-    try:
-        tail = FileTail.open(path, now, once)
-    except OSError:
-        return None
-    if tail is None:
-        return None
-    if not is_another(tail) and _continues(tail, wanted):
-        return tail
-    tail.close()
-    return None
-
-
-def _continues(tail: FileTail, wanted: WantedCopy) -> bool:
-    """Whether the source continues in this file; then the file is at the position."""
-    try:
-        is_older = bool(tail.born_ns and wanted.born_ns and tail.born_ns < wanted.born_ns)
-        if is_older or tail.differs(wanted.head, wanted.position, wanted.mark):
+    def is_in(self, tail: FileTail) -> bool:
+        """Whether the source continues in this file; then the file is at the position. Else it is as it was."""
+        try:
+            is_older = bool(tail.born_ns and self.born_ns and tail.born_ns < self.born_ns)
+            is_other = tail.pread(len(self.data), self.position) != self.data
+            if is_older or is_other or tail.differs(self.head, self.position, self.mark):
+                return False
+            tail.go_to(self.position)
+            tail.head = self.head
+            return True
+        except (OSError, FileChanged):
             return False
-        tail.head = wanted.head
-        tail.go_to(wanted.position)
-        return tail.read(len(wanted.data)) == wanted.data
-    except (OSError, FileChanged):
-        return False
 
 
 class _Suspect:
@@ -158,7 +146,7 @@ class Suspects:
         for key, suspect in self._held.items() if wanted.head.length else ():
             if original in suspect.similar:
                 suspect.tail = suspect.tail.renewed(now)
-                if _continues(suspect.tail, wanted):
+                if wanted.is_in(suspect.tail):
                     del self._held[key]
                     return suspect.tail
         return None
