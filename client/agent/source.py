@@ -379,7 +379,8 @@ class FileSource:
     def update_entry(self, now_ms: int) -> CheckpointEntry:
         """The entry of the checkpoint, as of now."""
         if self.tail is not None:
-            self.entry.last_path, self.entry.head = self.tail.path, self.tail.head
+            self.entry.last_path, self.entry.head, real = self.tail.path, self.tail.head, self.tail.real_path()
+            self.entry.real_path = "" if real == self.tail.path else real
             self.entry.away = self.tail.away_since is not None
         if self._session is not None:
             if self.tail is not None and self.tail.position != self.entry.position:

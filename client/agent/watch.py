@@ -41,6 +41,9 @@ class Watch:
         self._deleted: dict[FileSource, None] = {}  # those whose file is deleted and open
         self._live: dict[FileKey, FileSource] = {}
         self._is_copy = checkpoint.adopt(config.host)
+        for entry in checkpoint.entries.values():
+            if entry.real_path and not os.path.lexists(entry.last_path):  # only the link may be gone
+                entry.last_path, entry.away = entry.real_path, True
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them
         self._next_discovery = 0.0

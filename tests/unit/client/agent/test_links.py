@@ -165,6 +165,38 @@ def test_a_file_behind_a_link_that_was_compressed_while_the_client_was_down_arri
     assert sorted(content.splitlines()[-1][:12] for content in client.stored()) == [b"not sent yet", b"the next fil"]
 
 
+@pytest.mark.parametrize("rotated", ["", "renamed", "compressed"])
+@pytest.mark.parametrize("down", [False, True])
+def test_the_rest_of_a_file_arrives_whose_link_was_removed(
+    client: Any, secret: Path, rotated: str, down: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the kubelet removes it under /var/log/containers when a container is started again."""
+    link = client.root / "logs" / "x.log"
+    link.symlink_to(secret)
+    following(client, str(secret.parent))
+    client.write("secrets/shadow.log", b"." * HEAD_BYTES + b"\n")
+    client.settle()
+    if down:
+        assert client.agent.remember(client.now)
+        client.close()
+    with secret.open("ab") as file:
+        file.write(b"not sent yet\n")
+    link.unlink()
+    if not down:
+        client.agent.tick(client.now + 5)  # it sees that the link is gone, and is killed
+        assert client.agent.remember(client.now)
+        client.close()
+    if rotated == "renamed":
+        secret.rename(secret.with_name("shadow.log.1"))
+    elif rotated:
+        secret.with_name("shadow.log.1.gz").write_bytes(gzip.compress(secret.read_bytes()))
+        secret.unlink()
+    client.begin()
+    client.settle()
+    assert client.stored() == [b"root:secret\n" + b"." * HEAD_BYTES + b"\nnot sent yet\n"]
+    assert "file-gone" not in caplog.text
+
+
 def test_the_setting_is_an_option_and_a_key(tmp_path: Path) -> None:
     given = ["--url", "http://a:1", "--topic", "t", "--state-dir", "s"]
     assert parse([*given, "--link-root", "/a", "--link-root", "/b", "/l"]).files[0].link_roots == ("/a", "/b")
