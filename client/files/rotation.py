@@ -37,19 +37,16 @@ if TYPE_CHECKING:
 
 QUIET_S = 5.0  # a copy that did not grow for so long is complete
 _STEP_BYTES = 1 << 18
-_BEHIND = re.compile(r"(.+)[-._]\d[\d:T]*\Z")
-_BEFORE_EXTENSION = re.compile(r"(.+?)[-._]\d{8}[\d\-._:T]*(\.[^.\d][^.]*)\Z")
+_DERIVED = re.compile(r"(.+)[-._](?:\d[\d:T]*|old)(\.[^.\d][^.]*)?\Z")
 
 
 def originals(name: str) -> list[str]:
-    """The names from which rotation may have derived this one: numbers and dates behind it, or one before its ending.
-
-    A copy of a copy has several.
+    """The names from which rotation may have derived this one, by a number, a date or ``old`` behind it or before its
+    ending. A copy of a copy has several.
     """
-    before = _BEFORE_EXTENSION.match(name)
-    found = [before[1] + before[2]] if before else []
-    while behind := _BEHIND.match(name):
-        name = behind[1]
+    found = []
+    while derived := _DERIVED.match(name):
+        name = derived[1] + (derived[2] or "")
         found.append(name)
     return found
 
@@ -171,9 +168,10 @@ class Suspects:
             return 0  # most files: with thousands, looking at all the others for each takes longest
         before = [] if held is None else held.similar
         similar = [each for each in live if (each.path in paths or each in before) and _begins_as(tail, each)]
-        if not similar:
+        is_another = not any(_may_be_of(tail, each) for each in similar)
+        is_intact = all(each.is_intact() for each in similar)  # afterwards: a truncation makes them differ, too
+        if is_another and is_intact:
             return 0
-        is_intact = all(each.is_intact() for each in similar)
         whole_of = next((each for each in similar if _is_whole_copy(tail, each)), None) if is_intact else None
         same = held if held is not None and held.tail.size == tail.size else None
         since = now if same is None else same.since
@@ -200,6 +198,13 @@ def _begins_as(tail: FileTail, original: FileTail) -> bool:
     if len(begin) < original.head.length:
         return original.pread(len(begin), 0) == begin
     return fingerprint(begin[: original.head.length]) == original.head
+
+
+def _may_be_of(tail: FileTail, original: FileTail) -> bool:
+    """Its last bytes are also the original's; a copy in the making may end with zeros."""
+    size = min(tail.size, MARK_BYTES)
+    end = tail.pread(size, tail.size - size)
+    return not end.strip(b"\0") or original.pread(size, tail.size - size) == end
 
 
 def _is_whole_copy(tail: FileTail, original: FileTail) -> bool:
