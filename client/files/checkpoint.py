@@ -225,7 +225,9 @@ class Checkpoint:
         oldest = int(time.time() * 1000) - FORGET_AFTER_MS
         self.entries = {name: entry for name, entry in self.entries.items() if entry.seen_ms >= oldest}
         temporary = self._folder / (FILE + ".new")
-        raw = _encode(self)
+        body = _body(self, self.entries.values())
+        head = json.dumps({"format": "logferry-push", "version": VERSION, "crc32": zlib.crc32(body)}).encode()
+        raw = head + b"\n" + body + b"\n"
         with open(temporary, "wb", opener=owned) as file:
             file.write(raw)
             file.flush()
@@ -289,16 +291,9 @@ def _first_digest(paths: Iterable[str]) -> str:
     return ""
 
 
-def _encode(of: Checkpoint) -> bytes:
-    body = _body(of, of.entries.values())
-    head = json.dumps({"format": "logferry-push", "version": VERSION, "crc32": zlib.crc32(body)}).encode()
-    return head + b"\n" + body + b"\n"
-
-
 def _body(of: Checkpoint, entries: Iterable[CheckpointEntry], gone: Sequence[str] = ()) -> bytes:
     rows = b", ".join(json.dumps(vars(entry)).encode() for entry in entries)  # one by one: less memory
-    names = ("generation", "dc", "host", "machine", "boot")
-    facts = {name: getattr(of, name) for name in names}
+    facts = {name: getattr(of, name) for name in ("generation", "dc", "host", "machine", "boot")}
     start = json.dumps({**facts, "gone": gone} if gone else facts).encode()
     return b'%b, "entries": [%b]}' % (start[:-1], rows)
 

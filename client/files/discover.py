@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 # A rotated file that was compressed is not a new source: its plain incarnation was one. Only a pattern that ends with
 # such a suffix matches these files.
@@ -44,7 +45,9 @@ def find_files(
             other = names.setdefault((facts.st_dev, facts.st_ino), path)
             if other != path and rank(path) < rank(other):
                 names[facts.st_dev, facts.st_ino] = path
-    names.pop(_standard_error(), None)
+    with suppress(OSError):
+        own = os.fstat(2)
+        names.pop((own.st_dev, own.st_ino), None)
     return names
 
 
@@ -78,14 +81,6 @@ def _matches(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str]) 
 def _is_excluded(path: str, exclude: Sequence[str]) -> bool:
     name = os.path.basename(path)
     return any(fnmatch.fnmatchcase(path if "/" in pattern else name, pattern) for pattern in exclude)
-
-
-def _standard_error() -> FileKey:
-    try:
-        facts = os.fstat(2)
-    except OSError:
-        return (-1, -1)
-    return (facts.st_dev, facts.st_ino)
 
 
 def missing(patterns: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logferry.client.files.checkpoint import CheckpointEntry
@@ -265,30 +266,21 @@ def find_gzip(entry: CheckpointEntry) -> CompressedFile | None:
     if not entry.position and entry.head.length < HEAD_BYTES:
         return None  # too few bytes of it are known
     for path in files_beside(entry.last_path, lambda _, candidate: candidate.name.endswith(".gz")):
-        found = _open_compressed(path, entry)
-        if found is not None:
-            return found
-    return None
+        import gzip  # few clients need it, and it takes memory
 
-
-def _open_compressed(path: str, entry: CheckpointEntry) -> CompressedFile | None:
-    import gzip  # few clients need it, and it takes memory
-
-    try:
-        file = gzip.GzipFile(path)
-    except OSError:
-        return None
-    try:
-        if fingerprint(file.read(entry.head.length)) == entry.head:
-            file.seek(entry.position - entry.mark.length)
-            mark = file.read(entry.mark.length)
-            if fingerprint(mark) == entry.mark and file.tell() == entry.position:
-                while file.read(_STEP_BYTES):
-                    pass
-                return CompressedFile(path, file, entry.position, mark, file.tell())
-    except (OSError, EOFError, zlib.error):
-        pass
-    file.close()
+        try:
+            file = gzip.GzipFile(path)
+        except OSError:
+            continue
+        with suppress(OSError, EOFError, zlib.error):
+            if fingerprint(file.read(entry.head.length)) == entry.head:
+                file.seek(entry.position - entry.mark.length)
+                mark = file.read(entry.mark.length)
+                if fingerprint(mark) == entry.mark and file.tell() == entry.position:
+                    while file.read(_STEP_BYTES):
+                        pass
+                    return CompressedFile(path, file, entry.position, mark, file.tell())
+        file.close()
     return None
 
 
