@@ -142,7 +142,7 @@ class Watch:
         return True
 
     def _is_remounted(self, tail: FileTail, now: float) -> bool:
-        """Its file system was mounted again, under another number: the source that followed the file continues in it."""
+        """Its file system was mounted again, under another number: the source of the file continues in it."""
         entry = self._lost.candidate(tail)
         source = self.sources.get(entry.source_id) if entry is not None else None
         if entry is None or source is None or source.tail is None or not source.wanted(source.tail).is_in(tail):
