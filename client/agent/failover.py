@@ -63,11 +63,7 @@ class FailoverPolicy:
 
     def status(self, now: float) -> dict[str, Any]:
         """For ``--status``: the present data centre, since when and why, and the state of the others."""
-        others = [
-            {"name": name, "state": self._state(number, now)}
-            for number, name in enumerate(self.names)
-            if number != self.here
-        ]
+        others = [{"name": name, "state": self._state(n, now)} for n, name in enumerate(self.names) if n != self.here]
         for_s = None if self.since is None else now - self.since
         return {"here": self.names[self.here], "for_s": for_s, "why": self.why, "others": others}
 

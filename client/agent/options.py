@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="with --status: print one JSON object")
     add("--exclude", action="append", metavar="GLOB", help="files to leave out, by name or (with a slash) by path")
     add("--link-root", action="append", metavar="DIR", help="folder that symbolic links among the files may lead into;"
-        " repeat it for others (default: the folder of the pattern up to its first wildcard)")  # fmt: skip
+        " repeat it for others (default: the folder that the first wildcard matched)")  # fmt: skip
     add("--attr", action=_Attribute, dest="attributes", metavar="NAME=VALUE", help="attribute of every chunk")
     add("--host", help="name of this host in source ids (default: the system's name)")
     add("--token-file", metavar="FILE", help="file with the token for the gateway (default: LOGFERRY_TOKEN in the"

@@ -30,6 +30,7 @@ from logferry.client.files.batches import BatchLayout, BatchReader
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry
 from logferry.client.files.chunking import FileBatch, Limits
 from logferry.client.files.identity import attribute, digest, fingerprint, printable
+from logferry.client.files.rotation import WantedCopy
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
 from logferry.client.transport.cluster import RETRY_S, pause_s
 from logferry.client.transport.source_request import FORWARDED_S, NO_ANSWER, GatewayAnswer, NextStep, Outcome, next_step
@@ -354,6 +355,11 @@ class FileSource:
         """The layout of the batch that was sent, or is about to be; None: there is none."""
         return self._batches.kept if self.batch is None else BatchLayout.of(self.batch, self.reading.mark)
 
+    def wanted(self, tail: FileTail) -> WantedCopy:
+        """What another file must hold to be that of ``tail``, its present one."""
+        batch = self.batch.data if self.batch is not None else b""
+        return WantedCopy(tail.path, tail.head, tail.position, fingerprint(tail.mark), tail.born_ns, batch)
+
     def move_to(self, copy: FileTail) -> None:
         """The rest of it is in a copy of its file, which was opened at its position."""
         self.tail = self.reading = copy
@@ -373,7 +379,8 @@ class FileSource:
     def update_entry(self, now_ms: int) -> CheckpointEntry:
         """The entry of the checkpoint, as of now."""
         if self.tail is not None:
-            self.entry.last_path, self.entry.head = self.tail.path, self.tail.head
+            self.entry.last_path, self.entry.head, real = self.tail.path, self.tail.head, self.tail.real_path()
+            self.entry.real_path = "" if real == self.tail.path else real
             self.entry.away = self.tail.away_since is not None
         if self._session is not None:
             if self.tail is not None and self.tail.position != self.entry.position:

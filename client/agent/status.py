@@ -74,7 +74,7 @@ def check(config: Config) -> int:
     for path, reason in watch.failed.items():
         _say(f"fail  {path}: {reason}")
     for files in config.files:
-        for path, reason in left_out(files.patterns, config.state_dir, files.exclude).items():
+        for path, reason in left_out(files.patterns, config.state_dir, files.exclude, files.link_roots).items():
             if path not in paths:
                 _say(f"skip  {path}: {reason}")
     _say(f"{len(paths)} files, {sent_bytes} bytes; the gateway decides where each resumes")

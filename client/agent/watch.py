@@ -19,7 +19,7 @@ from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
 from logferry.client.files.discover import COMPRESSED, FileKey, find_files, find_moved, folder_is_on, leads_out, missing
 from logferry.client.files.identity import fingerprint, source_id
-from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_copy, find_gzip
+from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
 
 # Looking for files takes at most this share of the time, however many there are.
@@ -41,7 +41,11 @@ class Watch:
         self._deleted: dict[FileSource, None] = {}  # those whose file is deleted and open
         self._live: dict[FileKey, FileSource] = {}
         self._is_copy = checkpoint.adopt(config.host)
+        for entry in checkpoint.entries.values():
+            if entry.real_path and not os.path.lexists(entry.last_path):  # only the link may be gone
+                entry.last_path, entry.away = entry.real_path, True
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
+        self._lost = KnownFiles((), False)  # live, and no pattern shows them
         self._next_discovery = 0.0
         self._started = False
 
@@ -49,10 +53,7 @@ class Watch:
         """Finds new files (with ``--once`` only the first time) and checks those that are followed."""
         if not self._started or (not self._config.once and now >= self._next_discovery):
             self._discover(now)
-        due = []
-        while (source := self._looks.pop(now)) is not None:
-            due.append(source)
-        for source in due:
+        for source in list(iter(lambda: self._looks.pop(now), None)):
             if source.tail is not None:
                 self._look(source, source.tail, now)
         self._bound_deleted()
@@ -92,8 +93,7 @@ class Watch:
     def _bound_deleted(self) -> None:
         """Deleted logs should free space. Beyond the limit those that were sent are closed first, then the oldest."""
         deleted = [(s, s.tail) for s in self._deleted if s.tail is not None and s.tail.deleted_bytes]
-        if len(deleted) < len(self._deleted):
-            self._deleted = {source: None for source, _ in deleted}
+        self._deleted = dict.fromkeys(source for source, _ in deleted)
         too_many = sum(tail.deleted_bytes for _, tail in deleted) - self._config.max_deleted_bytes
         deleted.sort(key=lambda pair: (pair[1].position < pair[1].size, pair[1].away_since or pair[1].looked_at))
         for source, tail in deleted:
@@ -132,20 +132,34 @@ class Watch:
             self._renew_file(tail, reason, source.files, now, begin)
 
     def _move_to_copy(self, source: FileSource, tail: FileTail, reason: str, now: float) -> bool:
-        batch = source.batch.data if source.batch is not None else b""
-        wanted = WantedCopy(tail.path, tail.head, tail.position, fingerprint(tail.mark), tail.born_ns, batch)
-        once = self._config.once
-        copy = self._suspects.copy_of(wanted, tail, now) or find_copy(wanted, self._is_another, now, once)
+        wanted, once = source.wanted(tail), self._config.once
+        copy = self._suspects.copy_of(wanted, tail, now) or wanted.find(self._is_another, now, once)
         if copy is None:
             return False
         copy.away_since = now  # until a pattern shows it
-        source.move_to(copy)
         log_event("source-copied", source=source.name, path=copy.path, reason=reason, position=copy.position)
-        self._live[copy.key] = source
+        self._move(source, copy, now)
+        return True
+
+    def _is_remounted(self, tail: FileTail, now: float) -> bool:
+        """Its file system was mounted again, under another number: the source of the file continues in it."""
+        entry = self._lost.candidate(tail)
+        source = self.sources.get(entry.source_id) if entry is not None else None
+        if entry is None or source is None or source.tail is None or not source.wanted(source.tail).is_in(tail):
+            return False
+        log_event("source-resumed", source=source.name, path=tail.path, position=tail.position)
+        self._lost.remove(entry)
+        self._close(source, source.tail)
+        source.retry(now)  # the old mount may have been unreadable
+        self._move(source, tail, now)
+        return True
+
+    def _move(self, source: FileSource, to: FileTail, now: float) -> None:
+        source.move_to(to)
+        self._live[to.key] = source
         self._looks.put(source, now)
         self.ready.put(source, now)
         self._checkpoint.changed.add(source.name)
-        return True
 
     def _is_another(self, tail: FileTail) -> bool:
         """It is known as the file of a source. An inode that a new file uses again does not count."""
@@ -176,6 +190,7 @@ class Watch:
         for key, entry in () if self._started else self._known.rest():
             if key not in found and not os.path.lexists(entry.last_path) and find_moved(entry.last_path, key) is None:
                 self._take_up_copy(entry, now)  # before it is found as an unknown file
+        self._lost = KnownFiles((source.entry for key, source in self._live.items() if key not in found), False)
         for key, (path, files) in sorted(found.items(), key=lambda f: (f[0] not in self._known, copy_depth(f[1][0]))):
             source = self._live.get(key)
             if source is None:
@@ -205,7 +220,8 @@ class Watch:
         """Each file belongs to the first entry of the configuration that it fits."""
         found: dict[FileKey, tuple[str, FileGroup]] = {}
         for files in self._config.files:
-            for key, path in find_files(files.patterns, self._config.state_dir, files.exclude).items():
+            of_files = files.patterns, self._config.state_dir, files.exclude, files.link_roots
+            for key, path in find_files(*of_files).items():
                 found.setdefault(key, (path, files))
         return found
 
@@ -226,9 +242,7 @@ class Watch:
                 self._take_up_copy(entry, now)  # truncated, on a device of another number; else no pattern matches it
                 continue
             files = self._config.group_of(entry.path, entry.topic)
-            if moved is not None and self._take_up(moved, files, now, away=True):
-                continue
-            if self._take_up_compressed(entry):
+            if (moved is not None and self._take_up(moved, files, now, away=True)) or self._take_up_compressed(entry):
                 continue
             if folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
                 log_event("file-gone", source=entry.source_id, position=entry.position)
@@ -241,7 +255,7 @@ class Watch:
     def _take_up_copy(self, entry: CheckpointEntry, now: float) -> bool:
         """Resumes in the copy that was made of the file before it was truncated, while the client was down."""
         wanted = WantedCopy(entry.last_path, entry.head, entry.position, entry.mark, entry.born_ns)
-        copy = find_copy(wanted, self._is_another, now, self._config.once)
+        copy = wanted.find(self._is_another, now, self._config.once)
         if copy is None:
             return False
         copy.away_since = now
@@ -254,9 +268,8 @@ class Watch:
 
     def _take_up_compressed(self, entry: CheckpointEntry) -> bool:
         """Resumes in the ``.gz`` that it became while the client was down, unless such files are sources themselves."""
-        if any(pattern.endswith(COMPRESSED) for pattern in self._config.patterns):
-            return False
-        reading = find_gzip(entry)
+        are_sources = any(pattern.endswith(COMPRESSED) for pattern in self._config.patterns)
+        reading = None if are_sources else find_gzip(entry)
         if reading is None:
             return False
         log_event("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)
@@ -298,6 +311,8 @@ class Watch:
             return False
         entry = self._known.candidate(tail)
         reason, is_other, intact = "first seen", False, 0
+        if entry is None and self._is_remounted(tail, now):
+            return True
         if entry is None and not away:
             begin = self._begin_of(tail, now)
             if begin is None:
@@ -342,18 +357,14 @@ class Watch:
         self._resume_after_in_flight(source)
 
     def _resume_after_in_flight(self, source: FileSource) -> None:
-        cut = self._checkpoint.cuts.get(source.name)
-        if cut is not None:
+        if (cut := self._checkpoint.cuts.get(source.name)) is not None:
             source.resume_after(cut)
 
     def _start(self, tail: FileTail, reason: str, files: FileGroup, begin: int = 0) -> None:
         """A new source. ``begin``: what lies before it was sent by another one."""
-        generation = self._checkpoint.next_generation()
-        name = source_id(self._config.host, tail.path, generation)
-        device, inode = tail.key
-        entry = CheckpointEntry(
-            name, tail.path, tail.path, device, inode, tail.head, 0, fingerprint(b""), int(time.time() * 1000)
-        )
+        name = source_id(self._config.host, tail.path, self._checkpoint.next_generation())
+        seen_ms = int(time.time() * 1000)
+        entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, 0, fingerprint(b""), seen_ms)
         entry.born_ns, entry.topic = tail.born_ns, files.topic
         if begin:
             tail.go_to(begin)

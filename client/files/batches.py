@@ -195,9 +195,7 @@ class BatchReader:
 
     def _cut_alike(self, source: ByteSource, kept: BatchLayout) -> FileBatch | None:
         """None when ``kept`` belongs to another position."""
-        if source.position != kept.start or source.end < kept.start + kept.size:
-            return None
-        data = source.read(kept.size)
+        data = source.read(kept.size) if source.position == kept.start and source.end >= kept.end else b""
         if len(data) < kept.size:
             return None
         return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self._attributes)

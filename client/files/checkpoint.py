@@ -35,8 +35,8 @@ from logferry.client.files.batches import BatchLayout, load
 from logferry.client.files.identity import Fingerprint, digest, source_id
 
 # 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`, 4 no `host`, `machine`, `boot` and `marks`, 5 no later lines
-# and no `heard_ms`
-VERSION = 6
+# and no `heard_ms`, 6 no `real_path`
+VERSION = 7
 FILE = "checkpoint.json"
 LOCK = "lock"
 # The gateway forgets a silent source after this time; an older entry is of no use.
@@ -57,8 +57,9 @@ class StateUnusable(Exception):
 class CheckpointEntry:
     """One incarnation of a file. ``position``: acknowledged when this was written, or a little less.
 
-    ``path``: its first path, part of its name; ``last_path``: its path after renames. ``away``: no pattern showed it
-    there any more, and it was being read to its end. ``born_ns``: the birth of its inode; 0: unknown. ``topic``: of its
+    ``path``: its first path, part of its name; ``last_path``: its path after renames; ``real_path``: where symbolic
+    links led that to, empty if nowhere else. ``away``: no pattern showed it there any more, and it was being read to
+    its end. ``born_ns``: the birth of its inode; 0: unknown. ``topic``: of its
     chunks; empty: as configured. ``dc``: the data centre that takes its chunks from position ``since`` on; another one
     acknowledged those before, or another source did. Empty: the first one, or none yet. ``heard_ms``: Unix time in
     milliseconds at which a gateway answered about it, up to an hour late; 0: not known.
@@ -82,6 +83,7 @@ class CheckpointEntry:
         since: int = 0,
         marks: Iterable[tuple[int, str]] = (),
         heard_ms: int = 0,
+        real_path: str = "",
     ) -> None:
         self.source_id = source_id
         self.path = path
@@ -99,6 +101,7 @@ class CheckpointEntry:
         self.since = since
         self.marks = tuple((position, digest) for position, digest in marks)
         self.heard_ms = heard_ms
+        self.real_path = real_path
 
 
 class Checkpoint:
@@ -222,7 +225,9 @@ class Checkpoint:
         oldest = int(time.time() * 1000) - FORGET_AFTER_MS
         self.entries = {name: entry for name, entry in self.entries.items() if entry.seen_ms >= oldest}
         temporary = self._folder / (FILE + ".new")
-        raw = _encode(self)
+        body = _body(self, self.entries.values())
+        head = json.dumps({"format": "logferry-push", "version": VERSION, "crc32": zlib.crc32(body)}).encode()
+        raw = head + b"\n" + body + b"\n"
         with open(temporary, "wb", opener=owned) as file:
             file.write(raw)
             file.flush()
@@ -286,16 +291,9 @@ def _first_digest(paths: Iterable[str]) -> str:
     return ""
 
 
-def _encode(of: Checkpoint) -> bytes:
-    body = _body(of, of.entries.values())
-    head = json.dumps({"format": "logferry-push", "version": VERSION, "crc32": zlib.crc32(body)}).encode()
-    return head + b"\n" + body + b"\n"
-
-
 def _body(of: Checkpoint, entries: Iterable[CheckpointEntry], gone: Sequence[str] = ()) -> bytes:
     rows = b", ".join(json.dumps(vars(entry)).encode() for entry in entries)  # one by one: less memory
-    names = ("generation", "dc", "host", "machine", "boot")
-    facts = {name: getattr(of, name) for name in names}
+    facts = {name: getattr(of, name) for name in ("generation", "dc", "host", "machine", "boot")}
     start = json.dumps({**facts, "gone": gone} if gone else facts).encode()
     return b'%b, "entries": [%b]}' % (start[:-1], rows)
 

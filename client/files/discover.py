@@ -1,7 +1,8 @@
 """Glob patterns → regular files, each once, however many names it has."""
 
 # Paths stay text: thousands of them are checked again and again.
-# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH116, PTH119, PTH120, PTH207
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH114, PTH116, PTH118, PTH119, PTH120
+# ruff: noqa: PTH207
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 # A rotated file that was compressed is not a new source: its plain incarnation was one. Only a pattern that ends with
 # such a suffix matches these files.
@@ -19,36 +21,39 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".Z")
 FileKey = tuple[int, int]  # device, inode
 
 
-def find_files(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ()) -> dict[FileKey, str]:
+def find_files(
+    patterns: Sequence[str], skip_folder: str, exclude: Sequence[str] = (), roots: Sequence[str] = ()
+) -> dict[FileKey, str]:
     """Regular files by device and inode, with an absolute path of each, in the order of the paths.
 
     ``**`` matches any number of folders. ``exclude``: patterns of file names to leave out or, with a slash, of whole
-    paths, where ``*`` matches slashes, too. A file with several names gets the first in order, preferably one that is
-    not a symbolic link. Skipped are files under ``skip_folder``, and the file of our own standard error, which would
-    feed itself. Files that vanish meanwhile are left out.
+    paths, where ``*`` matches slashes, too. A file with several names gets the first in order, preferably one that no
+    link leads out (`leads_out`), and that is not a symbolic link. Skipped are files under ``skip_folder``, and the file
+    of our own standard error, which would feed itself. Files that vanish meanwhile are left out.
     """
+
+    def rank(path: str) -> tuple[bool, bool]:
+        return leads_out(path, os.path.realpath(path), patterns, roots), os.path.islink(path)
+
     names: dict[FileKey, str] = {}
-    links: dict[FileKey, str] = {}
     for path, why_not in _matches(patterns, skip_folder, exclude):
-        if why_not:
-            continue
         try:
-            plain = os.lstat(path)
-            link = stat.S_ISLNK(plain.st_mode)
-            facts = os.stat(path) if link else plain
+            facts = None if why_not else os.stat(path)
         except OSError:
             continue
-        if stat.S_ISREG(facts.st_mode):
-            (links if link else names).setdefault((facts.st_dev, facts.st_ino), path)
-    for key, path in links.items():
-        names.setdefault(key, path)
-    names.pop(_standard_error(), None)
+        if facts is not None and stat.S_ISREG(facts.st_mode):
+            other = names.setdefault((facts.st_dev, facts.st_ino), path)
+            if other != path and rank(path) < rank(other):
+                names[facts.st_dev, facts.st_ino] = path
+    with suppress(OSError):
+        own = os.fstat(2)
+        names.pop((own.st_dev, own.st_ino), None)
     return names
 
 
-def left_out(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str] = ()) -> dict[str, str]:
+def left_out(patterns: Sequence[str], skip_folder: str, exclude: Sequence[str], roots: Sequence[str]) -> dict[str, str]:
     """Paths that match a pattern and that `find_files` leaves out, with the reason. Folders are not listed."""
-    taken = set(find_files(patterns, skip_folder, exclude).values())
+    taken = set(find_files(patterns, skip_folder, exclude, roots).values())
     reasons = {}
     for path, why_not in _matches(patterns, skip_folder, exclude):
         if path not in taken and not os.path.isdir(path):
@@ -78,14 +83,6 @@ def _is_excluded(path: str, exclude: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(path if "/" in pattern else name, pattern) for pattern in exclude)
 
 
-def _standard_error() -> FileKey:
-    try:
-        facts = os.fstat(2)
-    except OSError:
-        return (-1, -1)
-    return (facts.st_dev, facts.st_ino)
-
-
 def missing(patterns: Iterable[str]) -> list[str]:
     """Patterns without wildcards, that is names of files, which do not exist."""
     return [pattern for pattern in patterns if not glob.has_magic(pattern) and not os.path.exists(pattern)]
@@ -99,14 +96,20 @@ _FOR_KUBELET = ("/var/log/pods", "/var/lib/docker/containers")
 def leads_out(path: str, real: str, patterns: Iterable[str], roots: Iterable[str]) -> bool:
     """Whether symbolic links lead ``path`` to a file, ``real``, outside the folders that they may lead into.
 
-    These are ``roots``, and of each pattern the folder up to the first wildcard. Whoever may write a folder of logs
-    could make the client, which often runs as root, send any file of the host otherwise.
+    These are ``roots``, and of the pattern the folder before the first wildcard if ``path`` is in it, else the one that
+    this wildcard matched; of several patterns the innermost counts. Whoever may write a folder of logs could make the
+    client, which often runs as root, send any file of the host otherwise. A link in place of the matched folder may
+    lead to another one within the folder before the wildcard.
     """
     if real == path:
         return False
     folders = [os.path.dirname(re.split(r"[*?[]", pattern, maxsplit=1)[0]) for pattern in patterns]
+    before = max((folder for folder in folders if _is_under(path, [folder])), key=len, default="")
+    matched = os.path.join(before, path[len(before) :].lstrip(os.sep).partition(os.sep)[0])
+    within = os.path.realpath(before if matched == path else matched)
+    allowed = [within] if before and _is_under(within + os.sep, [os.path.realpath(before)]) else []
     kubelet = _FOR_KUBELET if _is_under(path, _OF_KUBELET) else ()
-    return not _is_under(real, [os.path.realpath(folder) for folder in (*folders, *roots, *kubelet)])
+    return not _is_under(real, [*allowed, *(os.path.realpath(folder) for folder in (*roots, *kubelet))])
 
 
 def _is_under(path: str, folders: Iterable[str]) -> bool:

@@ -25,6 +25,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logferry.client.files.checkpoint import CheckpointEntry
@@ -37,8 +38,23 @@ if TYPE_CHECKING:
 
 QUIET_S = 5.0  # a copy that did not grow for so long is complete
 _STEP_BYTES = 1 << 18
-_BEHIND = re.compile(r"(.+)[-._]\d[\d:T]*\Z")
-_BEFORE_EXTENSION = re.compile(r"(.+?)[-._]\d{8}[\d\-._:T]*(\.[^.\d][^.]*)\Z")
+_DERIVED = re.compile(r"(.+)[-._](?:\d[\d:T]*|old)(\.[^.\d][^.]*)?\Z")
+
+
+def originals(name: str) -> list[str]:
+    """The names from which rotation may have derived this one, by a number, a date or ``old`` behind it or before its
+    ending. A copy of a copy has several.
+    """
+    found = []
+    while derived := _DERIVED.match(name):
+        name = derived[1] + (derived[2] or "")
+        found.append(name)
+    return found
+
+
+def copy_depth(path: str) -> int:
+    """By which an original sorts before its copies."""
+    return len(_original_paths(path))
 
 
 class WantedCopy(NamedTuple):
@@ -51,62 +67,32 @@ class WantedCopy(NamedTuple):
     born_ns: int
     data: bytes | memoryview = b""
 
-
-def originals(name: str) -> list[str]:
-    """The names from which rotation may have derived this one: numbers and dates behind it, or one before its ending.
-
-    A copy of a copy has several.
-    """
-    before = _BEFORE_EXTENSION.match(name)
-    found = [before[1] + before[2]] if before else []
-    while behind := _BEHIND.match(name):
-        name = behind[1]
-        found.append(name)
-    return found
-
-
-def copy_depth(path: str) -> int:
-    """By which an original sorts before its copies."""
-    return len(_original_paths(path))
-
-
-def find_copy(wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool) -> FileTail | None:
-    """The copy beside the file, opened at the position."""
-    if not wanted.head.length:
+    def find(self, is_another: Callable[[FileTail], bool], now: float, once: bool) -> FileTail | None:
+        """The copy beside the file, opened at the position."""
+        beside = files_beside(self.path, lambda name, entry: name in originals(entry.name))
+        for path in beside if self.head.length else ():
+            try:
+                tail = FileTail.open(path, now, once)
+            except OSError:
+                continue
+            if tail is not None and not is_another(tail) and self.is_in(tail):
+                return tail
+            if tail is not None:
+                tail.close()
         return None
-    for path in files_beside(wanted.path, lambda name, entry: name in originals(entry.name)):
-        tail = _open(path, wanted, is_another, now, once)
-        if tail is not None:
-            return tail
-    return None
 
-
-def _open(
-    path: str, wanted: WantedCopy, is_another: Callable[[FileTail], bool], now: float, once: bool
-) -> FileTail | None:
-    try:
-        tail = FileTail.open(path, now, once)
-    except OSError:
-        return None
-    if tail is None:
-        return None
-    if not is_another(tail) and _continues(tail, wanted):
-        return tail
-    tail.close()
-    return None
-
-
-def _continues(tail: FileTail, wanted: WantedCopy) -> bool:
-    """Whether the source continues in this file; then the file is at the position."""
-    try:
-        is_older = bool(tail.born_ns and wanted.born_ns and tail.born_ns < wanted.born_ns)
-        if is_older or tail.differs(wanted.head, wanted.position, wanted.mark):
+    def is_in(self, tail: FileTail) -> bool:
+        """Whether the source continues in this file; then the file is at the position. Else it is as it was."""
+        try:
+            is_older = bool(tail.born_ns and self.born_ns and tail.born_ns < self.born_ns)
+            is_other = tail.pread(len(self.data), self.position) != self.data
+            if is_older or is_other or tail.differs(self.head, self.position, self.mark):
+                return False
+            tail.go_to(self.position)
+            tail.head = self.head
+            return True
+        except (OSError, FileChanged):
             return False
-        tail.head = wanted.head
-        tail.go_to(wanted.position)
-        return tail.read(len(wanted.data)) == wanted.data
-    except (OSError, FileChanged):
-        return False
 
 
 class _Suspect:
@@ -158,7 +144,7 @@ class Suspects:
         for key, suspect in self._held.items() if wanted.head.length else ():
             if original in suspect.similar:
                 suspect.tail = suspect.tail.renewed(now)
-                if _continues(suspect.tail, wanted):
+                if wanted.is_in(suspect.tail):
                     del self._held[key]
                     return suspect.tail
         return None
@@ -183,9 +169,10 @@ class Suspects:
             return 0  # most files: with thousands, looking at all the others for each takes longest
         before = [] if held is None else held.similar
         similar = [each for each in live if (each.path in paths or each in before) and _begins_as(tail, each)]
-        if not similar:
+        is_another = not any(_may_be_of(tail, each) for each in similar)
+        is_intact = all(each.is_intact() for each in similar)  # afterwards: a truncation makes them differ, too
+        if is_another and is_intact:
             return 0
-        is_intact = all(each.is_intact() for each in similar)
         whole_of = next((each for each in similar if _is_whole_copy(tail, each)), None) if is_intact else None
         same = held if held is not None and held.tail.size == tail.size else None
         since = now if same is None else same.since
@@ -212,6 +199,13 @@ def _begins_as(tail: FileTail, original: FileTail) -> bool:
     if len(begin) < original.head.length:
         return original.pread(len(begin), 0) == begin
     return fingerprint(begin[: original.head.length]) == original.head
+
+
+def _may_be_of(tail: FileTail, original: FileTail) -> bool:
+    """Its last bytes are also the original's; a copy in the making may end with zeros."""
+    size = min(tail.size, MARK_BYTES)
+    end = tail.pread(size, tail.size - size)
+    return not end.strip(b"\0") or original.pread(size, tail.size - size) == end
 
 
 def _is_whole_copy(tail: FileTail, original: FileTail) -> bool:
@@ -272,30 +266,21 @@ def find_gzip(entry: CheckpointEntry) -> CompressedFile | None:
     if not entry.position and entry.head.length < HEAD_BYTES:
         return None  # too few bytes of it are known
     for path in files_beside(entry.last_path, lambda _, candidate: candidate.name.endswith(".gz")):
-        found = _open_compressed(path, entry)
-        if found is not None:
-            return found
-    return None
+        import gzip  # few clients need it, and it takes memory
 
-
-def _open_compressed(path: str, entry: CheckpointEntry) -> CompressedFile | None:
-    import gzip  # few clients need it, and it takes memory
-
-    try:
-        file = gzip.GzipFile(path)
-    except OSError:
-        return None
-    try:
-        if fingerprint(file.read(entry.head.length)) == entry.head:
-            file.seek(entry.position - entry.mark.length)
-            mark = file.read(entry.mark.length)
-            if fingerprint(mark) == entry.mark and file.tell() == entry.position:
-                while file.read(_STEP_BYTES):
-                    pass
-                return CompressedFile(path, file, entry.position, mark, file.tell())
-    except (OSError, EOFError, zlib.error):
-        pass
-    file.close()
+        try:
+            file = gzip.GzipFile(path)
+        except OSError:
+            continue
+        with suppress(OSError, EOFError, zlib.error):
+            if fingerprint(file.read(entry.head.length)) == entry.head:
+                file.seek(entry.position - entry.mark.length)
+                mark = file.read(entry.mark.length)
+                if fingerprint(mark) == entry.mark and file.tell() == entry.position:
+                    while file.read(_STEP_BYTES):
+                        pass
+                    return CompressedFile(path, file, entry.position, mark, file.tell())
+        file.close()
     return None
 
 

@@ -120,6 +120,6 @@ def test_a_damaged_checkpoint_is_left_where_it_is(
 def test_one_of_a_newer_version_is_named(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\n")
     known(tmp_path, "a.log", 4)
-    newer = (tmp_path / "state" / FILE).read_bytes().replace(b'"version": 6', b'"version": 7')
+    newer = (tmp_path / "state" / FILE).read_bytes().replace(b'"version": 7', b'"version": 8')
     (tmp_path / "state" / FILE).write_bytes(newer)
     assert check("*.log") == (2, [])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,89 @@ def test_other_bytes_on_another_device_number_are_another_file(client: Any) -> N
     client.begin()
     client.settle()
     assert client.stored() == [b"one\n", b"two\nthree\n"]
+
+
+def renumber(client: Any, inodes: int = 0) -> None:
+    """Another mount is in place of the one on which the running client has its files open."""
+    watch = client.agent.watch
+    for source in list(watch._live.values()):
+        del watch._live[source.tail.key]
+        os.close(source.tail._fd)
+        shutil.copyfile(source.tail.path, client.root / "before")
+        source.tail._fd = os.open(client.root / "before", os.O_RDONLY)
+        (client.root / "before").rename(client.root / f"before-{source.tail._fd}-{time.monotonic_ns()}")
+        device, inode = source.tail.key
+        source.tail.key = source.entry.device, source.entry.inode = device + 1000, inode + inodes
+        watch._live[source.tail.key] = source
+
+
+@CASES
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_running_client_knows_its_files_after_their_file_system_got_another_device_number(
+    client: Any, monkeypatch: pytest.MonkeyPatch, known_birth: bool, rotated: bool
+) -> None:
+    if not known_birth:
+        monkeypatch.setattr("logferry.client.files.tail.born_ns", lambda fd: 0)
+    for name in ("a.log", "b.log"):
+        client.write(name, name.encode() + b" one\n")
+    client.settle()
+    for _ in range(2):
+        renumber(client)
+        client.write("a.log", b"two\n")
+        client.settle()
+    if rotated:
+        renumber(client)
+        (client.root / "a.log").rename(client.root / "a.log.1")
+        client.write("a.log", b"new\n")
+        client.settle()
+    client.restart()
+    client.settle()
+    expected = [b"a.log one\ntwo\ntwo\n", b"b.log one\n", *([b"new\n"] if rotated else [])]
+    assert sorted(client.stored()) == sorted(expected)
+    assert len(client.agent.watch.sources) == len(expected)
+
+
+def test_a_batch_under_way_while_the_device_number_changes_is_sent_once(client: Any) -> None:
+    client.write("a.log", b"one\n")
+    client.settle()
+    client.write("a.log", b"two\n")
+    client.now += 5
+    client.agent.tick(client.now)
+    ((source, job),) = client.agent.jobs(client.now, 5)
+    renumber(client)
+    client.now += 5
+    client.agent.tick(client.now)
+    client.agent.finish(source, job, client.pusher.perform(job), client.now)
+    client.write("a.log", b"three\n")
+    client.settle()
+    assert client.stored() == [b"one\ntwo\nthree\n"]
+
+
+def test_a_file_that_could_not_be_read_meanwhile_continues_at_once(client: Any) -> None:
+    client.write("a.log", b"one\n")
+    client.settle()
+    (source,) = client.agent.watch.sources.values()
+    for _ in range(8):
+        source.cannot_read(OSError(116, "Stale file handle"), client.now, False)
+    renumber(client)
+    client.write("a.log", b"two\n")
+    client.step()
+    client.step()
+    assert client.stored() == [b"one\ntwo\n"]
+
+
+@pytest.mark.parametrize(("content", "inodes"), [(b"other\n", 0), (b"one\n", 100_000_000)])
+def test_another_file_on_another_device_is_a_new_source_of_a_running_client(
+    client: Any, monkeypatch: pytest.MonkeyPatch, content: bytes, inodes: int
+) -> None:
+    """Other bytes; or the same ones, under another inode whose birth is not known."""
+    monkeypatch.setattr("logferry.client.files.tail.born_ns", lambda fd: 0)
+    client.write("a.log", b"one\n")
+    client.settle()
+    renumber(client, inodes)
+    client.write("a.log", content, "r+b")
+    client.settle()
+    assert client.stored() == [b"one\n", content]
 
 
 # ---- a state folder that was copied to another host ----------------------------------------------------------

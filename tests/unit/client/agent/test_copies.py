@@ -12,7 +12,7 @@ import pytest
 from logferry.client.files.checkpoint import Checkpoint
 from logferry.client.files.rotation import QUIET_S, originals
 
-NAMES = ("a.log.1", "a.log-20261122", "a-20261122.log")
+NAMES = ("a.log.1", "a.log-20261122", "a-20261122.log", "a.1.log", "a.log.old", "a-2026-11-22.log")
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,17 @@ NAMES = ("a.log.1", "a.log-20261122", "a-20261122.log")
         ("a-20261122.log", ["a.log"]),
         ("a.20261122.log", ["a.log"]),
         ("a.log.4.5", ["a.log.4", "a.log"]),
-        ("a-1.log", []),
+        ("a-2026-11-22.log", ["a-2026-11.log", "a-2026.log", "a.log"]),
+        ("a-20261122-1530.log", ["a-20261122.log", "a.log"]),
+        ("web-1-20261122.log", ["web-1.log", "web.log"]),
+        ("a-1.log", ["a.log"]),
+        ("a.1.log.gz", []),
+        ("a.old.1.log", ["a.old.log", "a.log"]),
         ("ab.log", []),
-        ("a.log.old", []),
+        ("a.log.old", ["a.log"]),
+        ("a.log.older", []),
+        ("old", []),
+        (".old", []),
         ("a.log", []),
     ],
 )
@@ -175,6 +183,19 @@ def test_a_file_moved_to_another_file_system_while_the_client_was_down_is_read_t
     client.begin()
     client.settle()
     assert client.stored() == [b"one\nunsent\n"]
+
+
+@pytest.mark.parametrize("head", [b"", b"#" * 2000 + b"\n"])
+def test_a_numbered_file_that_grows_does_not_wait(client: Any, head: bytes) -> None:
+    """Its name and its beginning may be those of a copy, but it holds what the other file never did."""
+    client.write("a.log", head + b"other\n" * 100 * bool(head))
+    client.settle()
+    client.write("a.1.log", head)
+    for _ in range(4):
+        client.write("a.1.log", b"its own\n")
+        client.step(1.0)
+        client.step(0.1)
+    assert client.stored()[-1] == head + b"its own\n" * 4
 
 
 def test_an_older_rotated_file_is_not_taken_for_the_copy(client: Any) -> None:

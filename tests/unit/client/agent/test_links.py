@@ -16,7 +16,17 @@ from logferry.client.files.identity import HEAD_BYTES
     ("path", "real", "pattern", "roots", "out"),
     [
         ("/srv/a/x.log", "/srv/a/x.log", "/srv/*/x.log", (), False),
-        ("/srv/a/x.log", "/srv/b/y", "/srv/*/x.log", (), False),
+        ("/srv/a/x.log", "/srv/a/b/y", "/srv/*/x.log", (), False),
+        ("/srv/a/x.log", "/srv/b/y", "/srv/*/x.log", (), True),
+        ("/srv/a/x.log", "/srv/ab/y", "/srv/*/x.log", (), True),
+        ("/srv/a/x.log", "/srv/b/y", "/srv/**/x.log", (), True),
+        ("/srv/x.log", "/srv/b/y", "/srv/**/x.log", (), False),
+        ("/srv/x.log", "/srv/b/y", "/srv/*.log", (), False),
+        ("/srv/app-1/x.log", "/srv/app-2/y", "/srv/app-*/x.log", (), True),
+        ("/home/a/logs/x.log", "/home/b/.ssh/id_rsa", "/home/*/logs/*.log", (), True),
+        ("/var/logs/x.log", "/etc/shadow", "/*/logs/*.log", (), True),
+        ("/var/logs/x.log", "/var/lib/y", "/*/logs/*.log", (), False),
+        ("/x.log", "/etc/y", "/*.log", (), False),
         ("/srv/a/x.log", "/etc/shadow", "/srv/*/x.log", (), True),
         ("/srv/a/x.log", "/srv2/y", "/srv/*/x.log", (), True),
         ("/srv/a/x.log", "/etc/shadow", "/srv/a/x.log", (), True),
@@ -32,6 +42,25 @@ from logferry.client.files.identity import HEAD_BYTES
 )
 def test_where_links_may_lead(path: str, real: str, pattern: str, roots: tuple[str, ...], out: bool) -> None:
     assert leads_out(path, real, [pattern], roots) is out
+
+
+def test_the_innermost_of_the_patterns_decides() -> None:
+    patterns = ["/*/logs/*.log", "/home/*/logs/*.log", "/home/b/x.log"]
+    assert leads_out("/home/a/logs/x.log", "/home/b/.ssh/id_rsa", patterns, ())
+    assert leads_out("/home/a/logs/x.log", "/home/b/x.log", patterns, ())
+    assert not leads_out("/home/a/logs/x.log", "/home/a/data/y", patterns, ())
+
+
+def test_what_the_first_wildcard_matches_may_be_a_link_beside_it(tmp_path: Path) -> None:
+    """As a deployment makes it; whoever may write there names what is followed."""
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "srv" / "current").symlink_to("release-2")
+    (tmp_path / "srv" / "out").symlink_to("/etc")
+    srv, patterns = str(tmp_path / "srv"), [str(tmp_path / "srv" / "*" / "logs" / "*.log")]
+    assert not leads_out(f"{srv}/current/logs/x.log", f"{srv}/release-2/logs/x.log", patterns, ())
+    assert leads_out(f"{srv}/current/logs/x.log", f"{srv}/release-1/logs/x.log", patterns, ())
+    assert leads_out(f"{srv}/out/logs/x.log", "/etc/logs/x.log", patterns, ())
+    assert not leads_out(f"{srv}/out/logs/x.log", "/etc/logs/x.log", patterns, ("/etc",))
 
 
 def following(client: Any, *link_roots: str) -> None:
@@ -66,6 +95,22 @@ def test_a_link_out_of_the_folder_is_refused_and_named_once(
     link.unlink()
     client.settle()
     assert not client.agent.failures()
+
+
+def test_a_link_of_another_user_hides_no_file(client: Any) -> None:
+    """The name through it is the first in order, and refused; the file has another one."""
+    group = FileGroup((str(client.root / "home" / "*" / "logs" / "*.log"),), "t")
+    client.config = client.config._replace(files=(group,))
+    client.restart()
+    for folder in ("a", "b/data"):
+        (client.root / "home" / folder).mkdir(parents=True)
+    (client.root / "home/a/logs").symlink_to("../b/data")
+    (client.root / "home/b/logs").symlink_to("data")
+    client.write("home/b/data/x.log", b"of b\n")
+    client.settle()
+    assert client.stored() == [b"of b\n"]
+    (source,) = client.agent.watch.sources.values()
+    assert source.entry.path == str(client.root / "home/b/logs/x.log")
 
 
 def test_a_link_into_a_folder_that_is_allowed_is_followed(client: Any, secret: Path) -> None:
@@ -118,6 +163,38 @@ def test_a_file_behind_a_link_that_was_compressed_while_the_client_was_down_arri
     client.restart()
     client.settle()
     assert sorted(content.splitlines()[-1][:12] for content in client.stored()) == [b"not sent yet", b"the next fil"]
+
+
+@pytest.mark.parametrize("rotated", ["", "renamed", "compressed"])
+@pytest.mark.parametrize("down", [False, True])
+def test_the_rest_of_a_file_arrives_whose_link_was_removed(
+    client: Any, secret: Path, rotated: str, down: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the kubelet removes it under /var/log/containers when a container is started again."""
+    link = client.root / "logs" / "x.log"
+    link.symlink_to(secret)
+    following(client, str(secret.parent))
+    client.write("secrets/shadow.log", b"." * HEAD_BYTES + b"\n")
+    client.settle()
+    if down:
+        assert client.agent.remember(client.now)
+        client.close()
+    with secret.open("ab") as file:
+        file.write(b"not sent yet\n")
+    link.unlink()
+    if not down:
+        client.agent.tick(client.now + 5)  # it sees that the link is gone, and is killed
+        assert client.agent.remember(client.now)
+        client.close()
+    if rotated == "renamed":
+        secret.rename(secret.with_name("shadow.log.1"))
+    elif rotated:
+        secret.with_name("shadow.log.1.gz").write_bytes(gzip.compress(secret.read_bytes()))
+        secret.unlink()
+    client.begin()
+    client.settle()
+    assert client.stored() == [b"root:secret\n" + b"." * HEAD_BYTES + b"\nnot sent yet\n"]
+    assert "file-gone" not in caplog.text
 
 
 def test_the_setting_is_an_option_and_a_key(tmp_path: Path) -> None:

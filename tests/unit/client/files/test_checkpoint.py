@@ -76,10 +76,10 @@ def test_a_corrupt_one_is_set_aside_and_everything_is_new(
 
 def test_one_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     written(tmp_path, entry())
-    raw = (tmp_path / FILE).read_bytes().replace(b'"version": 6', b'"version": 7')
+    raw = (tmp_path / FILE).read_bytes().replace(b'"version": 7', b'"version": 8')
     (tmp_path / FILE).write_bytes(raw)
     for _ in range(2):  # the lock is free again after the refusal
-        with pytest.raises(StateUnusable, match="version 7"):
+        with pytest.raises(StateUnusable, match="version 8"):
             Checkpoint.open(tmp_path)
     assert (tmp_path / FILE).read_bytes() == raw
 
@@ -120,13 +120,14 @@ def test_the_one_before_stays_whole_when_writing_fails(tmp_path: Path, monkeypat
     assert (tmp_path / FILE).read_bytes() == before
 
 
+OF_6 = b', "real_path": ""'
 OF_5 = b', "marks": []'
 OF_4 = b', "dc": "", "since": 0' + OF_5
 
 
 @pytest.mark.parametrize(
     ("version", "missing"),
-    [(1, b', "born_ns": 0, "topic": ""' + OF_4), (2, b', "topic": ""' + OF_4), (3, OF_4), (4, OF_5)],
+    [(1, b', "born_ns": 0, "topic": ""' + OF_4), (2, b', "topic": ""' + OF_4), (3, OF_4), (4, OF_5), (6, OF_6)],
 )
 def test_one_of_a_version_before_is_read(tmp_path: Path, version: int, missing: Any) -> None:
     written(tmp_path, entry())
