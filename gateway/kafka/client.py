@@ -318,10 +318,10 @@ class KafkaClient:
         # A member without a partition is a member all the same.
         found: dict[str, list[int]] = {client_id: [] for _member, client_id in (member[:2] for member in members)}
         for _member, client_id, _host, _metadata, assignment in (member[:5] for member in members):
-            decoded = ConsumerProtocolMemberAssignment.decode(assignment)
-            for assigned, partitions in decoded.assignment:
-                if assigned == topic:
-                    found[client_id].extend(partitions)
+            with suppress(ValueError):  # another program's, in this group
+                for assigned, partitions in ConsumerProtocolMemberAssignment.decode(assignment).assignment:
+                    if assigned == topic:
+                        found[client_id].extend(partitions)
         return found
 
     async def with_coordinator(
