@@ -20,6 +20,7 @@ from aiokafka import errors
 from logferry.gateway.contract.chunk import chunk_of_record
 from logferry.gateway.contract.mirror_state import (
     BlockPointer,
+    DamagedMirrorState,
     HistoryBlock,
     MirrorCheckpoint,
     OffsetRange,
@@ -190,7 +191,8 @@ class OffsetTranslation:
             pointers, after = block.pointers, pointer.local if of_source else pointer.source
 
     async def _block(self, tp: TopicPartition, pointer: BlockPointer) -> HistoryBlock:
-        offset = pointer.offset
+        """Raises Problem ``kafka-unavailable`` where it is not there, or cannot be decoded."""
+        offset, damage = pointer.offset, ""
         known = self._blocks.get((tp, offset))
         if known is not None:
             return known
@@ -202,15 +204,23 @@ class OffsetTranslation:
                 fetched = await self._kafka.fetch(self._history_topic, lane, start, max_bytes=max_bytes)
             except errors.OffsetOutOfRangeError:
                 raise _gone(tp, offset) from None
+            except CorruptBatch as error:
+                damage = f": {error}"
+                continue
             for record in fetched.records:
-                block = HistoryBlock.decode(record.value or b"") if record.key == checkpoint_key(*tp) else None
-                if block is not None and block.ranges[0][:2] == (pointer.source, pointer.local):
+                if record.key != checkpoint_key(*tp):
+                    continue
+                try:
+                    block = HistoryBlock.decode(record.value or b"")
+                except DamagedMirrorState as error:
+                    damage = f"; at offset {record.offset}: {error}"
+                    continue
+                if block.ranges[0][:2] == (pointer.source, pointer.local):
                     if len(self._blocks) >= _MAX_BLOCKS:
                         self._blocks.pop(next(iter(self._blocks)))
                     return self._blocks.setdefault((tp, offset), block)
-        raise errors.KafkaError(
-            f"{self._history_topic}-{lane} has no history block of {tp[0]}-{tp[1]} near offset {offset}"
-        )
+        detail = f"{self._history_topic}-{lane} has no history block of {tp[0]}-{tp[1]} near offset {offset}{damage}"
+        raise Problem("kafka-unavailable", detail)
 
     # ---- cursors ----------------------------------------------------------------------------------------------
 
@@ -243,8 +253,6 @@ class OffsetTranslation:
             return Cursor(*partition, offset)
         try:
             return Cursor(*partition, await self.to_original(partition, offset))
-        except CorruptBatch:
-            raise
         except (errors.KafkaError, OSError, Problem):
             return None
 
