@@ -305,7 +305,11 @@ class RemoteSources:
                     found = record.value
             position = fetched.next_offset
             if fetched.at_end:
-                return None if found is None else SourceState.decode(found)
+                try:
+                    return None if found is None else SourceState.decode(found)
+                except ValueError as error:
+                    detail = f"{tp[0]}-{tp[1]}: the state of {key[1:]!r} cannot be decoded: {error}"
+                    raise Problem("kafka-unavailable", detail) from None
 
     async def _brought(self, tp: TopicPartition, source: SourceIdentity, state: SourceState) -> RemoteSourceState:
         try:
