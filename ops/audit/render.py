@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from logferry.loaders.terminal import escape
 from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport
 from logferry.ops.audit.digests.sums import MODULUS, shown
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 

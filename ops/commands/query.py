@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
+from logferry.gateway.contract.names import visible
 from logferry.loaders.errors import LoadError
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query import python_rows
@@ -196,10 +197,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def as_csv(reader: pa.RecordBatchReader, output: TextIO) -> None:
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(reader.schema.names)
-    for values in _values(reader):
-        writer.writerow(["" if value is None else _text(value) for value in values])
+    csv.writer(output, lineterminator="\n").writerows(_cells(reader, output))
 
 
 def as_json(reader: pa.RecordBatchReader, output: TextIO) -> None:
@@ -207,14 +205,13 @@ def as_json(reader: pa.RecordBatchReader, output: TextIO) -> None:
     start = "["
     for values in _values(reader):
         row = dict(zip(reader.schema.names, values, strict=True))
-        output.write(f"{start}{json.dumps(row, ensure_ascii=False)}")
+        output.write(start + _shown(output)(json.dumps(row, ensure_ascii=False)))
         start = ",\n "
     output.write("]\n" if start != "[" else "[]\n")
 
 
 def as_table(reader: pa.RecordBatchReader, output: TextIO) -> None:
-    rows = [["" if value is None else _text(value) for value in values] for values in _values(reader)]
-    names = list(reader.schema.names)
+    names, *rows = _cells(reader, output)
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     right = [pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t) for t in reader.schema.types]
     for cells in (names, ["-" * width for width in widths], *rows):
@@ -257,5 +254,18 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     return str(value)
 
 
+def _cells(reader: pa.RecordBatchReader, output: TextIO) -> Iterator[list[str]]:
+    """The names, then the rows."""
+    show = _shown(output)
+    yield [*map(show, reader.schema.names)]
+    for values in _values(reader):
+        yield ["" if value is None else show(_text(value)) for value in values]
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _shown(output: TextIO) -> Callable[[str], str]:
+    """Log text has no effect on a terminal; other outputs get it as it is."""
+    return visible if output.isatty() else str
