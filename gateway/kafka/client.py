@@ -369,10 +369,8 @@ class KafkaClient:
             while True:
                 nodes = self.brokers()
                 for node, _, _ in random.sample(nodes, len(nodes)):
-                    try:
+                    with suppress(*PASSING):
                         return await self._client.send(node, request)
-                    except PASSING:
-                        continue
                 await asyncio.sleep(_BACKOFF_S)
                 self._client.force_metadata_update()
 

@@ -312,11 +312,10 @@ class RemoteSources:
                     raise Problem("kafka-unavailable", detail) from None
 
     async def _brought(self, tp: TopicPartition, source: SourceIdentity, state: SourceState) -> RemoteSourceState:
-        try:
+        checkpoint: MirrorCheckpoint | None = None
+        with suppress(Problem):
             checkpoint = await self.translation.checkpoint(tp)
-        except Problem:
-            return RemoteSourceState(state, None)
-        if state.recorded is None or checkpoint.original.id != state.topic_id:
+        if checkpoint is None or state.recorded is None or checkpoint.original.id != state.topic_id:
             return RemoteSourceState(state, None)
         if checkpoint.last_ms > state.written_ms + _CLOCKS_MS:
             # The mirror has passed records that were written later, and it keeps the order.
@@ -337,10 +336,8 @@ class RemoteSources:
                 for record in fetched.records:
                     room -= len(record.value or b"")
                     if record.key == key and record.offset < end:
-                        try:
+                        with suppress(Malformed):
                             found = chunk_of_record(record.value or b"", record.headers).seqno
-                        except Malformed:
-                            continue
                 position = fetched.next_offset
             if found is not None:
                 return found

@@ -202,10 +202,10 @@ def as_csv(reader: pa.RecordBatchReader, output: TextIO) -> None:
 
 def as_json(reader: pa.RecordBatchReader, output: TextIO) -> None:
     """One array with one object per line."""
-    start = "["
+    start, show = "[", visible if output.isatty() else str
     for values in _values(reader):
         row = dict(zip(reader.schema.names, values, strict=True))
-        output.write(start + _shown(output)(json.dumps(row, ensure_ascii=False)))
+        output.write(start + show(json.dumps(row, ensure_ascii=False)))
         start = ",\n "
     output.write("]\n" if start != "[" else "[]\n")
 
@@ -255,17 +255,9 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def _cells(reader: pa.RecordBatchReader, output: TextIO) -> Iterator[list[str]]:
-    """The names, then the rows."""
-    show = _shown(output)
+    """The names, then the rows. Log text has no effect on a terminal; other outputs get it as it is."""
+    show = visible if output.isatty() else str
     yield [*map(show, reader.schema.names)]
     for values in _values(reader):
-        yield ["" if value is None else show(_text(value)) for value in values]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _shown(output: TextIO) -> Callable[[str], str]:
-    """Log text has no effect on a terminal; other outputs get it as it is."""
-    return visible if output.isatty() else str
+        texts = ("" if v is None else v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
+        yield [*map(show, texts)]

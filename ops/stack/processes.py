@@ -178,12 +178,10 @@ def processes_with(*texts: str) -> list[int]:
     """Ids of the processes whose command lines contain all of ``texts``; none on a system without /proc."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):  # the process has ended
             command = file.read_bytes()
             if all(text.encode() in command for text in texts):
                 found.append(int(file.parent.name))
-        except OSError:  # the process has ended
-            continue
     return found
 
 
