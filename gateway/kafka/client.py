@@ -330,10 +330,9 @@ class KafkaClient:
         """The answer of ``ask``, which sends requests to the group's coordinator and raises what they answer."""
         async with asyncio.timeout(_DEADLINE_S):
             while True:
-                try:
+                with suppress(*PASSING):
                     return await ask(partial(self._client.send, await self._client.coordinator_lookup(kind, name)))
-                except PASSING:
-                    await asyncio.sleep(_BACKOFF_S)
+                await asyncio.sleep(_BACKOFF_S)
 
     async def send(self, node: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
         """The broker's answer to one request, asked once. ``group``: a connection of its own. Raises KafkaError."""

@@ -207,9 +207,7 @@ class OffsetTranslation:
             except CorruptBatch as error:
                 damage = f": {error}"
                 continue
-            for record in fetched.records:
-                if record.key != checkpoint_key(*tp):
-                    continue
+            for record in (one for one in fetched.records if one.key == checkpoint_key(*tp)):
                 try:
                     block = HistoryBlock.decode(record.value or b"")
                 except DamagedMirrorState as error:
@@ -251,10 +249,9 @@ class OffsetTranslation:
     async def _cursor_of(self, partition: TopicPartition, offset: int) -> Cursor | None:
         if split_topic(partition[0])[0] == self._dc:
             return Cursor(*partition, offset)
-        try:
+        with suppress(errors.KafkaError, OSError, Problem):
             return Cursor(*partition, await self.to_original(partition, offset))
-        except (errors.KafkaError, OSError, Problem):
-            return None
+        return None
 
 
 def _gone(tp: TopicPartition, offset: int) -> Problem:

@@ -41,11 +41,8 @@ def brief(report: Report, console: Console) -> None:
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     """Shows the progress of each stage, on a terminal only."""
-    if not console.is_terminal:
-        yield lambda _stage, _done, _total: None
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def advance(stage: str, done: int, total: int) -> None:

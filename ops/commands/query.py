@@ -89,8 +89,7 @@ def main(argv: Sequence[str]) -> int:
         if len(statements) != 1:
             raise UsageError(f"expected one SQL statement, got {len(statements)}")
         snapshot = snapshot_of(Path(args.table))
-        tail = _tail(args, snapshot)
-        _views(connection, snapshot, tail)
+        _views(connection, snapshot, _tail(args, snapshot))
         for setting in _LOCKED:
             connection.execute(setting)
         result = connection.sql(args.sql)

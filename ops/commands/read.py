@@ -93,10 +93,9 @@ class ReadCommand:
 
     def _where(self) -> str:
         """The position after the last chunk: cursors, valid in any data centre; offsets if no gateway answers now."""
-        try:
+        with suppress(LogferryError):
             return str(self._reader.cursors(_OPEN_S))
-        except LogferryError:
-            return str(self._reader.position)
+        return str(self._reader.position)
 
     def _next(self) -> Chunk | None:
         """The next chunk, None at the end. Flushes and commits before it waits.
