@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -29,6 +28,7 @@ from logferry.client.events import log_event
 from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, owned
 from logferry.client.files.discover import left_out
 from logferry.client.files.rotation import CompressedFile
+from logferry.gateway.contract.names import visible
 
 FILE = "status.json"
 _SHOWN_FIRST = 40
@@ -39,12 +39,10 @@ _SUMS = {
     "behind_seconds": "Seconds for which the slowest file has not been sent to its end.",
     "files_in_trouble": "Files whose last request or read failed.",
 }
-# Names and answers come from others: they must not write to the terminal, nor end the program if they are no UTF-8.
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def _say(line: str) -> None:
-    print(_UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), line))
+    print(visible(line))
 
 
 def check(config: Config) -> int:

@@ -66,6 +66,8 @@ class HistoryBlock:
                 source, local, size = source + rest[index], local + rest[index + 1], rest[index + 2]
                 ranges.append(OffsetRange(source, local, size))
                 source, local = source + size, local + size
+            if not ranges:
+                raise ValueError("it has no ranges")
         except (struct.error, IndexError, ValueError) as error:
             raise DamagedMirrorState(f"a history block of {len(raw)} bytes cannot be decoded: {error}") from None
         return cls(source_id, number, pointers, tuple(ranges))

@@ -16,6 +16,8 @@ _DC = re.compile(r"[a-z0-9-]{1,32}\Z")
 _ATTRIBUTE = re.compile(r"[a-z0-9._-]{1,64}\Z")
 _CURSOR = re.compile(r"([^:]*):([0-9]+):([0-9]+)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Also those that turn the direction of writing, and what is no UTF-8.
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 # A Kafka topic by its full name, and the number of one of its partitions.
 TopicPartition = tuple[str, int]
@@ -147,3 +149,8 @@ def check_token(text: str, where: str) -> str:
     if not token.isascii() or not token.isprintable() or not token or " " in token:
         raise ValueError(f"{where}: does not hold a token, which is one word of printable ASCII")
     return token
+
+
+def visible(text: str, kept: str = "") -> str:
+    """Text of others for a terminal: control characters are escaped, but those ``kept``."""
+    return _UNSEEN.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)

@@ -140,9 +140,7 @@ class Gate:
 
         Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one.
         """
-        if not self._tokens or right is Right.OPEN:
-            return ANYBODY
-        if right is Right.METRICS and self._config.open_metrics:
+        if not self._tokens or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
         caller = self._caller(headers.get("Authorization"))
         if not self._allows(caller, right, segments):

@@ -318,10 +318,10 @@ class KafkaClient:
         # A member without a partition is a member all the same.
         found: dict[str, list[int]] = {client_id: [] for _member, client_id in (member[:2] for member in members)}
         for _member, client_id, _host, _metadata, assignment in (member[:5] for member in members):
-            decoded = ConsumerProtocolMemberAssignment.decode(assignment)
-            for assigned, partitions in decoded.assignment:
-                if assigned == topic:
-                    found[client_id].extend(partitions)
+            with suppress(ValueError):  # another program's, in this group
+                for assigned, partitions in ConsumerProtocolMemberAssignment.decode(assignment).assignment:
+                    if assigned == topic:
+                        found[client_id].extend(partitions)
         return found
 
     async def with_coordinator(
@@ -330,10 +330,9 @@ class KafkaClient:
         """The answer of ``ask``, which sends requests to the group's coordinator and raises what they answer."""
         async with asyncio.timeout(_DEADLINE_S):
             while True:
-                try:
+                with suppress(*PASSING):
                     return await ask(partial(self._client.send, await self._client.coordinator_lookup(kind, name)))
-                except PASSING:
-                    await asyncio.sleep(_BACKOFF_S)
+                await asyncio.sleep(_BACKOFF_S)
 
     async def send(self, node: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
         """The broker's answer to one request, asked once. ``group``: a connection of its own. Raises KafkaError."""
@@ -369,10 +368,8 @@ class KafkaClient:
             while True:
                 nodes = self.brokers()
                 for node, _, _ in random.sample(nodes, len(nodes)):
-                    try:
+                    with suppress(*PASSING):
                         return await self._client.send(node, request)
-                    except PASSING:
-                        continue
                 await asyncio.sleep(_BACKOFF_S)
                 self._client.force_metadata_update()
 

@@ -228,7 +228,7 @@ class SourceTable:
         Raises ValueError on a format that is not known: the lane must stop rather than guess.
         """
         if raw is not None:
-            if key.count(b"\0") != _FIELDS.get(key[:1]):
+            if key.decode().count("\0") != _FIELDS.get(key[:1]):
                 raise ValueError(f"state key {key!r} cannot be decoded")
             if raw[:1] != _VERSION or len(raw) != _STATE.size or raw[1] > _HAS_BOTH:
                 SourceState.decode(raw)

@@ -176,7 +176,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
             if assigned is None or lane not in assigned:
                 raise LaneLost(f"the group gave lane {lane} to another worker")
             membership = self._membership
-            try:
+            with suppress(CommitRefused):
                 if membership is not None and self._present_membership() == membership:
                     # A commit is fenced by the group's generation, which makes it a confirmation. Not by way of the
                     # consumer: it forgets its member id when a commit comes too late, joins as a new member, and the
@@ -185,8 +185,6 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
                     await self._groups.commit(self._config.group, member, {(self._config.state_topic, lane): 0})
                     if self._present_membership() == membership == self._membership:
                         return
-            except CommitRefused:
-                pass
             async with self._changed:
                 if self._assigned is assigned:
                     await self._wait_for_change(1)

@@ -47,24 +47,16 @@ def media_type(accept: str, offered: Sequence[str]) -> str:
 def encoding(accept: str) -> Encoding:
     """The format for an Accept header. Raises Problem when none fits."""
     if media_type(accept, (MSGPACK, NDJSON)) == MSGPACK:
-        return Encoding(MSGPACK, _packed, _packed_chunk)
-    return Encoding(NDJSON, _line, _chunk_line)
+        return Encoding(MSGPACK, _packed, lambda row: _packed({"frame": "chunk", **dict(zip(KEYS, row, strict=True))}))
+    return Encoding(NDJSON, _line, lambda row: _line({"frame": "chunk", **row_object(row)}))
 
 
 def _packed(frame: Frame) -> bytes:
     return bytes(msgpack.packb(frame))
 
 
-def _packed_chunk(row: Row) -> bytes:
-    return bytes(msgpack.packb({"frame": "chunk", **dict(zip(KEYS, row, strict=True))}))
-
-
 def _line(frame: Frame) -> bytes:
     return json.dumps(frame, ensure_ascii=False).encode() + b"\n"
-
-
-def _chunk_line(row: Row) -> bytes:
-    return _line({"frame": "chunk", **row_object(row)})
 
 
 def session(session_id: str, consumer: str) -> Frame:

@@ -117,14 +117,11 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         """The group waits for this to return; heartbeats continue meanwhile."""
         self._assignment.revoke()
         self._wake()
-        deadline = asyncio.get_running_loop().time() + _GRACE_S
-        while not self._assignment.is_settled and not self._ended:
-            self._committed.clear()
-            try:
-                async with asyncio.timeout_at(deadline):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                while not self._assignment.is_settled and not self._ended:
+                    self._committed.clear()
                     await self._committed.wait()
-            except TimeoutError:
-                return
 
     def on_partitions_assigned(self, assigned: Iterable[aiokafka.TopicPartition]) -> None:
         coordinator = self._consumer._coordinator

@@ -20,6 +20,7 @@ from aiokafka import errors
 from logferry.gateway.contract.chunk import chunk_of_record
 from logferry.gateway.contract.mirror_state import (
     BlockPointer,
+    DamagedMirrorState,
     HistoryBlock,
     MirrorCheckpoint,
     OffsetRange,
@@ -190,7 +191,8 @@ class OffsetTranslation:
             pointers, after = block.pointers, pointer.local if of_source else pointer.source
 
     async def _block(self, tp: TopicPartition, pointer: BlockPointer) -> HistoryBlock:
-        offset = pointer.offset
+        """Raises Problem ``kafka-unavailable`` where it is not there, or cannot be decoded."""
+        offset, damage = pointer.offset, ""
         known = self._blocks.get((tp, offset))
         if known is not None:
             return known
@@ -202,15 +204,21 @@ class OffsetTranslation:
                 fetched = await self._kafka.fetch(self._history_topic, lane, start, max_bytes=max_bytes)
             except errors.OffsetOutOfRangeError:
                 raise _gone(tp, offset) from None
-            for record in fetched.records:
-                block = HistoryBlock.decode(record.value or b"") if record.key == checkpoint_key(*tp) else None
-                if block is not None and block.ranges[0][:2] == (pointer.source, pointer.local):
+            except CorruptBatch as error:
+                damage = f": {error}"
+                continue
+            for record in (one for one in fetched.records if one.key == checkpoint_key(*tp)):
+                try:
+                    block = HistoryBlock.decode(record.value or b"")
+                except DamagedMirrorState as error:
+                    damage = f"; at offset {record.offset}: {error}"
+                    continue
+                if block.ranges[0][:2] == (pointer.source, pointer.local):
                     if len(self._blocks) >= _MAX_BLOCKS:
                         self._blocks.pop(next(iter(self._blocks)))
                     return self._blocks.setdefault((tp, offset), block)
-        raise errors.KafkaError(
-            f"{self._history_topic}-{lane} has no history block of {tp[0]}-{tp[1]} near offset {offset}"
-        )
+        detail = f"{self._history_topic}-{lane} has no history block of {tp[0]}-{tp[1]} near offset {offset}{damage}"
+        raise Problem("kafka-unavailable", detail)
 
     # ---- cursors ----------------------------------------------------------------------------------------------
 
@@ -241,12 +249,9 @@ class OffsetTranslation:
     async def _cursor_of(self, partition: TopicPartition, offset: int) -> Cursor | None:
         if split_topic(partition[0])[0] == self._dc:
             return Cursor(*partition, offset)
-        try:
+        with suppress(errors.KafkaError, OSError, Problem):
             return Cursor(*partition, await self.to_original(partition, offset))
-        except CorruptBatch:
-            raise
-        except (errors.KafkaError, OSError, Problem):
-            return None
+        return None
 
 
 def _gone(tp: TopicPartition, offset: int) -> Problem:
@@ -297,14 +302,17 @@ class RemoteSources:
                     found = record.value
             position = fetched.next_offset
             if fetched.at_end:
-                return None if found is None else SourceState.decode(found)
+                try:
+                    return None if found is None else SourceState.decode(found)
+                except ValueError as error:
+                    detail = f"{tp[0]}-{tp[1]}: the state of {key[1:]!r} cannot be decoded: {error}"
+                    raise Problem("kafka-unavailable", detail) from None
 
     async def _brought(self, tp: TopicPartition, source: SourceIdentity, state: SourceState) -> RemoteSourceState:
-        try:
+        checkpoint: MirrorCheckpoint | None = None
+        with suppress(Problem):
             checkpoint = await self.translation.checkpoint(tp)
-        except Problem:
-            return RemoteSourceState(state, None)
-        if state.recorded is None or checkpoint.original.id != state.topic_id:
+        if checkpoint is None or state.recorded is None or checkpoint.original.id != state.topic_id:
             return RemoteSourceState(state, None)
         if checkpoint.last_ms > state.written_ms + _CLOCKS_MS:
             # The mirror has passed records that were written later, and it keeps the order.
@@ -325,10 +333,8 @@ class RemoteSources:
                 for record in fetched.records:
                     room -= len(record.value or b"")
                     if record.key == key and record.offset < end:
-                        try:
+                        with suppress(Malformed):
                             found = chunk_of_record(record.value or b"", record.headers).seqno
-                        except Malformed:
-                            continue
                 position = fetched.next_offset
             if found is not None:
                 return found

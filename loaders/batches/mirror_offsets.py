@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import errors
 from logferry.gateway.config import ConfigError, KafkaSettings
-from logferry.gateway.contract.mirror_state import DamagedMirrorState
 from logferry.gateway.contract.names import printed_topic_id
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
@@ -99,7 +98,7 @@ class MirrorOffsets:
                 if r.end <= checkpoint.local_next or not await self._has_record(tp, checkpoint.local_next, r.end):
                     offset = await translation.to_original(tp, r.end)
                     return OriginOffset(*tp, printed_topic_id(checkpoint.original.id), offset)
-            except (Problem, DamagedMirrorState, errors.OffsetOutOfRangeError):
+            except (Problem, errors.OffsetOutOfRangeError):
                 return None
             await asyncio.sleep(_LOOK_AGAIN_S)
 
@@ -147,8 +146,6 @@ class MirrorOffsets:
                 # Nothing is before it, there or here.
                 return PositionAnswer(0)
             return PositionAnswer(None, why=problem.detail)
-        except DamagedMirrorState as error:
-            return PositionAnswer(None, why=str(error))
 
     async def _open(self) -> OffsetTranslation:
         if self._translation is None:

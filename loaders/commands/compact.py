@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from logferry.gateway.contract.names import visible
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, ClockAhead, LoaderConfigError, LoadError, Overtaken, StorageUnavailable
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry, TablePaths
@@ -37,7 +38,7 @@ def run_compact(options: argparse.Namespace) -> int:
         try:
             facts.append(_one(table, options))
         except LoadError as error:
-            print(f"logferry: {error}", file=sys.stderr)
+            print("logferry:", visible(str(error), "\n"), file=sys.stderr)
             facts.append({"table": str(table.absolute()), "error": str(error)})
             status = error.exit_status if status == EXIT_DONE else min(status, error.exit_status)
     if options.json:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from logferry.gateway.contract.names import visible
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
@@ -28,8 +29,8 @@ from logferry.loaders.planning.source_facts import moment_of, utc_text
 from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
 from logferry.loaders.storage.tables import active_filter, read_state
+from logferry.loaders.terminal import escape
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 _LOOK_S = 1.0
@@ -175,7 +176,7 @@ def _wait(paths: TablePaths, name: str, version: int, deadline: float | None) ->
             print(f"{name} is READY: version {segment.version}, {segment.rows:,} rows")
             return EXIT_DONE
         if segment is not None and segment.state == DROPPED:
-            print(f"{name} was dropped: {segment.reason}")
+            print(f"{name} was dropped: {visible(segment.reason)}")
             return EXIT_REFUSED
         if deadline is not None and time.monotonic() >= deadline:
             look = last_check(paths.segments)
@@ -185,7 +186,7 @@ def _wait(paths: TablePaths, name: str, version: int, deadline: float | None) ->
                 why = f"it is READY in version {segment.version} only"
             else:
                 why = f"it is {segment.state} in version {segment.version}: {_why(segment, rules, look)}"
-            print(f"{name} is not READY: {why}")
+            print(f"{name} is not READY: {visible(why)}")
             return EXIT_REFUSED
         time.sleep(_LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - time.monotonic())))
 

@@ -32,8 +32,8 @@ from logferry.loaders.planning.position_plan import PositionChange
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session, submit_options
+from logferry.loaders.terminal import escape
 from rich.console import Console
-from rich.markup import escape
 
 
 def main(argv: Sequence[str] | None = None) -> int:

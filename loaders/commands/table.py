@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from logferry.gateway.contract.names import visible
 from logferry.loaders.commands.options import add_job_options, count
 from logferry.loaders.errors import LoadError
 from logferry.loaders.storage.retention import RETAIN, TARGET_MB
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(command(options))
     except LoadError as error:
-        print(f"logferry: {error}", file=sys.stderr)
+        print("logferry:", visible(str(error), "\n"), file=sys.stderr)
         return error.exit_status
 
 

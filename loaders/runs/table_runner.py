@@ -26,8 +26,8 @@ from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError, 
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice, load_table
+from logferry.loaders.terminal import escape
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 _RANGES_SHOWN: Final = 16

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -107,12 +108,9 @@ async def reject_cycles(
             continue
         for partition in topic.partitions:
             tp: TopicPartition = (name, partition.partition)
-            try:
-                checkpoint = await history.checkpoint(tp)
-            except Problem:
-                continue  # not mirrored yet
-            if checkpoint.source_id == local.id:
-                raise ConfigError(
-                    f"remote {remote.dc}: prefixes: {remote.dc} mirrors {name} from here, which would be a replication "
-                    f"cycle; configure one of the two to take it from {name.partition('.')[0]}"
-                )
+            with suppress(Problem):  # not mirrored yet
+                if (await history.checkpoint(tp)).source_id == local.id:
+                    raise ConfigError(
+                        f"remote {remote.dc}: prefixes: {remote.dc} mirrors {name} from here, which would be a "
+                        f"replication cycle; configure one of the two to take it from {name.partition('.')[0]}"
+                    )

@@ -126,6 +126,7 @@ class ConsumerOffsetSync:
         present = await self._groups.committed(group)
         wanted: dict[TopicPartition, int] = {}
         reached: dict[TopicPartition, int] = {}
+        damaged: Problem | None = None
         for tp, offset in positions.items():
             try:
                 here = await self._here(link, tp, offset)
@@ -135,8 +136,10 @@ class ConsumerOffsetSync:
                 else:
                     reached[tp] = offset
             except Problem as problem:
-                # Of this partition alone: nothing of it is mirrored yet, or its history is gone.
-                if problem.kind != "not-mirrored":
+                # Of this partition alone: nothing of it is mirrored yet, or its history is gone, or cannot be read now.
+                if problem.kind == "kafka-unavailable":
+                    damaged = problem
+                elif problem.kind != "not-mirrored":
                     reached[tp] = offset
                     log.event("positions_not_carried", dc=link.remote.dc, group=group, error=str(problem))
                 continue
@@ -146,6 +149,8 @@ class ConsumerOffsetSync:
             # Kafka rejects it if the group has a member by now.
             await self._groups.commit(group, NO_MEMBER, wanted)
         known.seen.update(reached)
+        if damaged is not None:
+            raise damaged
 
     async def _here(self, link: RemoteCluster, tp: TopicPartition, offset: int) -> int | None:
         """The position here of one in the remote; None: it is not mirrored so far. Raises Problem and KafkaError."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from logferry.gateway.config import ConfigError, KafkaSettings, load, load_as
-from logferry.gateway.contract.names import Malformed, check_dc
+from logferry.gateway.contract.names import Malformed, check_dc, visible
 from logferry.mirror.config import load as load_mirror
 from logferry.ops.audit.audit import ProgressCallback, audit
 from logferry.ops.audit.compare.mirror_copy import MirrorReport, audit_mirror
@@ -41,14 +41,14 @@ def main(argv: list[str] | None = None) -> int:
             else:
                 report = asyncio.run(_report(args, advance))
     except CommandError as problem:
-        print(f"logferry audit: {problem}", file=sys.stderr)
+        print(f"logferry audit: {visible(str(problem))}", file=sys.stderr)
         return problem.exit_status
     if args.json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
     elif isinstance(report, MirrorReport):
         for found in report.partitions:
             if found.wrong is not None:
-                print(f"{found.topic}-{found.partition}: {found.wrong}")
+                print(f"{found.topic}-{found.partition}: {visible(found.wrong)}")
         print(report.verdict)
     else:
         (brief if args.brief else show)(report, console_for_output())

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from logferry.loaders.terminal import escape
 from logferry.ops.audit.compare.report import ReadReport, Report, SourceReport
 from logferry.ops.audit.digests.sums import MODULUS, shown
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -41,11 +41,8 @@ def brief(report: Report, console: Console) -> None:
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     """Shows the progress of each stage, on a terminal only."""
-    if not console.is_terminal:
-        yield lambda _stage, _done, _total: None
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def advance(stage: str, done: int, total: int) -> None:

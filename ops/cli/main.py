@@ -14,6 +14,8 @@ import os
 import sys
 from typing import NamedTuple
 
+from logferry.gateway.contract.names import visible
+
 USAGE_ERROR = 2
 INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -124,7 +126,7 @@ def _run(name: str, command: Command, argv: list[str]) -> int:
 
 
 def _fail(text: str, status: int) -> int:
-    print(f"logferry: {text}", file=sys.stderr)
+    print("logferry:", visible(text, "\n"), file=sys.stderr)
     return status
 
 

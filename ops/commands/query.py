@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
+from logferry.gateway.contract.names import visible
 from logferry.loaders.errors import LoadError
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query import python_rows
@@ -88,8 +89,7 @@ def main(argv: Sequence[str]) -> int:
         if len(statements) != 1:
             raise UsageError(f"expected one SQL statement, got {len(statements)}")
         snapshot = snapshot_of(Path(args.table))
-        tail = _tail(args, snapshot)
-        _views(connection, snapshot, tail)
+        _views(connection, snapshot, _tail(args, snapshot))
         for setting in _LOCKED:
             connection.execute(setting)
         result = connection.sql(args.sql)
@@ -196,25 +196,21 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def as_csv(reader: pa.RecordBatchReader, output: TextIO) -> None:
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(reader.schema.names)
-    for values in _values(reader):
-        writer.writerow(["" if value is None else _text(value) for value in values])
+    csv.writer(output, lineterminator="\n").writerows(_cells(reader, output))
 
 
 def as_json(reader: pa.RecordBatchReader, output: TextIO) -> None:
     """One array with one object per line."""
-    start = "["
+    start, show = "[", visible if output.isatty() else str
     for values in _values(reader):
         row = dict(zip(reader.schema.names, values, strict=True))
-        output.write(f"{start}{json.dumps(row, ensure_ascii=False)}")
+        output.write(start + show(json.dumps(row, ensure_ascii=False)))
         start = ",\n "
     output.write("]\n" if start != "[" else "[]\n")
 
 
 def as_table(reader: pa.RecordBatchReader, output: TextIO) -> None:
-    rows = [["" if value is None else _text(value) for value in values] for values in _values(reader)]
-    names = list(reader.schema.names)
+    names, *rows = _cells(reader, output)
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     right = [pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t) for t in reader.schema.types]
     for cells in (names, ["-" * width for width in widths], *rows):
@@ -257,5 +253,10 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     return str(value)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _cells(reader: pa.RecordBatchReader, output: TextIO) -> Iterator[list[str]]:
+    """The names, then the rows. Log text has no effect on a terminal; other outputs get it as it is."""
+    show = visible if output.isatty() else str
+    yield [*map(show, reader.schema.names)]
+    for values in _values(reader):
+        texts = ("" if v is None else v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
+        yield [*map(show, texts)]

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 
 import msgpack
 from logferry.client import Chunk, Cursors, LogferryError, Reader, Rejected, Superseded, Unknown
-from logferry.gateway.contract.names import Malformed
+from logferry.gateway.contract.names import Malformed, visible
 from logferry.ops.cli.gateway_client import RequestRefused, add_gateway_options, no_gateway, token_of
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
@@ -33,7 +33,8 @@ _EXAMPLE = """examples:
 
 TIME: 2026-05-04T10:00:00Z, 2026-05-04 (without a zone: local time), or -90s, -15m, -1h, -7d.
 Formats: text is the data alone, byte for byte; ndjson is one object per line with all fields of the chunk; msgpack is
-the same fields as arrays. With --consumer, the command commits all chunks that it has written.
+the same fields as arrays. On a terminal, control characters are shown escaped. With --consumer, the command commits all
+chunks that it has written.
 
 Exit status: 0 done, 1 refused (unknown topic, no right to read it, position not retained), 2 wrong use,
 3 no gateway answers.
@@ -71,7 +72,9 @@ class ReadCommand:
         """Raises UsageError."""
         self._reader = _reader(args, self.commit)
         self._output, self._shown = output, shown
-        self._encode = FORMATS[args.format]
+        self._encode = encode = FORMATS[args.format]
+        if output.isatty():
+            self._encode = lambda chunk: visible(encode(chunk).decode(errors="backslashreplace"), "\t\n").encode()
         self._commits, self._ends = args.consumer is not None, bool(args.until_end)
         self._committed_at = time.monotonic()
 
@@ -90,10 +93,9 @@ class ReadCommand:
 
     def _where(self) -> str:
         """The position after the last chunk: cursors, valid in any data centre; offsets if no gateway answers now."""
-        try:
+        with suppress(LogferryError):
             return str(self._reader.cursors(_OPEN_S))
-        except LogferryError:
-            return str(self._reader.position)
+        return str(self._reader.position)
 
     def _next(self) -> Chunk | None:
         """The next chunk, None at the end. Flushes and commits before it waits.

@@ -20,6 +20,7 @@ from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.ledger import existing_table
 from logferry.loaders.storage.side_tables import Segments
+from logferry.loaders.terminal import escape
 from logferry.ops.audit.audit import audit
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig, CopySettings
@@ -32,7 +33,6 @@ from logferry.ops.demo.view import add_columns
 from logferry.ops.stack.stack import Stack
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 _ROWS: Final = 10
@@ -151,8 +151,7 @@ def _rows(path: Path) -> Table:
         raise Unavailable(f"{path} cannot be read: {error}") from error
     for row in rows:
         name = row["source_id"].rpartition("/")[2].rpartition("#")[0]
-        text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in row["text"])
-        table.add_row(escape(name), f"{row['seqno']:,}", f"{row['line']:,}", escape(text))
+        table.add_row(escape(name), f"{row['seqno']:,}", f"{row['line']:,}", escape(row["text"]))
     return table
 
 

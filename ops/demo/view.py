@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Literal
 
+from logferry.loaders.terminal import escape
 from logferry.ops.demo.plan import DC, LANES, OTHER_DC, WORKERS, DemoPlan
 from logferry.ops.demo.readers import FileGrowth, IndependentReader, SeenSource, percentile
 from logferry.ops.stack.processes import json_of
@@ -20,7 +21,6 @@ from logferry.ops.stack.stack import Stack
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text

@@ -178,12 +178,10 @@ def processes_with(*texts: str) -> list[int]:
     """Ids of the processes whose command lines contain all of ``texts``; none on a system without /proc."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):  # the process has ended
             command = file.read_bytes()
             if all(text.encode() in command for text in texts):
                 found.append(int(file.parent.name))
-        except OSError:  # the process has ended
-            continue
     return found
 
 
@@ -225,11 +223,10 @@ def free_block(count: int) -> int:
 def is_free(port: int) -> bool:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with suppress(OSError):
             listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+            return True
+    return False
 
 
 def _first_ephemeral_port() -> int:
@@ -274,10 +271,9 @@ def get(url: str, path: str) -> tuple[int, bytes]:
 
 def json_of(url: str, path: str) -> dict[str, Any]:
     """The JSON document of an answer; empty if there is none."""
-    try:
+    with suppress(ValueError):
         return dict(json.loads(get(url, path)[1]))
-    except ValueError:
-        return {}
+    return {}
 
 
 def configuration(settings: Mapping[str, Setting]) -> str:

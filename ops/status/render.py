@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from logferry.gateway.api.schemas import LaneStatus, Status
+from logferry.loaders.terminal import escape
 from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, lane_holders
-from rich import box, markup
+from rich import box
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 _SHOWN_LANES: Final = 64
-# Control characters of both sets, and those that turn the direction of writing.
-_UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _STYLES: Final = {"serving": "green", "closed": "red", "closing": "yellow"}
-
-
-def escape(text: str) -> str:
-    """Text of a worker for a terminal: neither rich's markup nor the terminal's own escapes have an effect."""
-    return markup.escape(_UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text))
 
 
 def print_status(service: ServiceStatus, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka import errors
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.offset import OffsetRequest
 from logferry.gateway.kafka.client import LATEST, KafkaClient
 from logferry.gateway.kafka.requests import (
@@ -154,5 +155,24 @@ async def test_the_leader_of_a_topic_that_is_gone_is_not_asked_for_its_offset_fo
     try:
         with pytest.raises(errors.UnknownTopicOrPartitionError):
             await call(kafka, "offset")
+    finally:
+        await kafka.close()
+
+
+async def test_another_programs_member_hides_no_worker_of_the_group() -> None:
+    """Its assignment has bytes of its own."""
+    kafka: Any = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    ours = ConsumerProtocolMemberAssignment(0, [("state", [1, 2]), ("other", [3])], b"").encode()
+    members = [(url, url, "/h", b"", raw) for url, raw in (("a", ours), ("b", b""), ("c", b"\xff" * 8))]
+
+    async def lookup(*_: object) -> int:
+        return 1
+
+    async def send(*_: object) -> Any:
+        return SimpleNamespace(groups=[(0, "g", "Stable", "consumer", "ours", members)])
+
+    kafka._client.coordinator_lookup, kafka._client.send = lookup, send
+    try:
+        assert await kafka.group_assignment("g", "state") == {"a": [1, 2], "b": [], "c": []}
     finally:
         await kafka.close()

@@ -67,6 +67,16 @@ async def test_a_state_that_cannot_be_decoded_stops_the_lane_by_its_offset(value
         await replay(StateTopic((WEB.state_key(), STATE), (b"sdc1.t\0other", value)), "state", 3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("key", [b"sdc1.t\0\xff", b"kdc1.t\0\xff\0web", b"s\xff\0web"], ids=repr)
+async def test_a_state_key_that_is_not_utf8_stops_the_lane_until_it_is_forgotten(key: bytes) -> None:
+    """It would end the worker later, where the source expires or is listed."""
+    topic: Any = StateTopic((WEB.state_key(), STATE), (key, STATE))
+    with pytest.raises(LaneUnreadable, match=r"state-3: the record at offset 1 .*--forget 3:1"):
+        await replay(topic, "state", 3)
+    topic.records.append((key, None))
+    assert (await replay(topic, "state", 3)).state_keys() == [WEB.state_key()]
+
+
 class FrozenLeader(StateTopic):
     """Its end is before the last states for so many questions: a broker that was frozen and has not noticed it yet."""
 

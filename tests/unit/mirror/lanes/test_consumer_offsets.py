@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import pytest
 from aiokafka import errors
-from logferry.gateway.contract.mirror_state import MirrorCheckpoint, checkpoint_key
+from logferry.gateway.contract.mirror_state import BlockPointer, MirrorCheckpoint, checkpoint_key
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.consumer_groups import CommitRefused, GroupState
-from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
 from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.lanes import consumer_offsets
@@ -57,7 +57,7 @@ class Groups:
             raise CommitRefused("it has members")
         if group == "c":
             raise errors.GroupAuthorizationFailedError("c")
-        self.done[group] = offsets[TP]
+        self.done[group] = offsets.get(TP, 5)
 
 
 class There:
@@ -163,6 +163,21 @@ async def test_a_partition_without_history_keeps_no_other_one_back(kind: str) ->
     assert Groups.done["a"] == 5
 
 
+async def test_a_damaged_history_keeps_no_other_partition_back_and_is_tried_again_once_mended() -> None:
+    History.kinds[("dc1.t", 1)] = "kafka-unavailable"
+    Groups.positions[("dc1.t", 1)] = 7
+    one = link()
+    sync = sync_of(one)
+    await sync.sync(one)
+    assert Groups.done["a"] == 5
+    known = sync._known["dc1", 1]["a"]
+    assert (known.seen, known.pause_s > 0) == ({TP: 5}, True)
+    History.kinds.clear()
+    known.due_at = 0
+    await sync.sync(one)
+    assert (known.seen, known.pause_s) == (Groups.positions, 0)
+
+
 async def test_what_was_carried_costs_no_request_here_again() -> None:
     one = link()
     sync = sync_of(one)
@@ -195,3 +210,18 @@ async def test_a_checkpoint_that_cannot_be_decoded_concerns_its_partition_alone(
     # What was known of it before is not believed any more.
     with pytest.raises(Problem, match="not-mirrored"):
         await translation.to_here(TP, 100)
+
+
+async def test_a_damaged_batch_of_the_history_concerns_its_positions_alone() -> None:
+    """The others of a commit have their cursors."""
+    state, history = "logferry.mirror.dc2.state", "logferry.mirror.dc2.pairs"
+    kafka: Any = MemoryCluster("here", topic(state, 1), topic(history, 1))
+    copy = MirrorCheckpoint(b"1" * 16, b"2" * 16, 100, 50, 40, 0, 0, 0, 1, (BlockPointer(0, 0, 0),))
+    keys = [checkpoint_key("dc1.t", number) for number in (0, 1)]
+    kafka.records[state, 0] = [KafkaRecord(at, 0, key, copy.encode(), []) for at, key in enumerate(keys)]
+    kafka.records[history, 0] = []
+    kafka.unreadable[history, 0] = CorruptBatch("the batch at offset 0 has a wrong checksum")
+    translation = OffsetTranslation(kafka, "logferry", "dc2")
+    with pytest.raises(Problem, match=r"kafka-unavailable: logferry.mirror.dc2.pairs-0 .* dc1.t-0 .* wrong checksum"):
+        await translation.to_here(TP, 5)
+    assert await translation.cursors_of({TP: 5, ("dc1.t", 1): 50}) == ["dc1.t:1:100"]

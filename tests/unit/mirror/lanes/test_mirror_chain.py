@@ -6,14 +6,23 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from logferry.gateway.contract.mirror_state import MirrorCheckpoint, OffsetRange, OriginalPosition
+from logferry.gateway.contract.mirror_state import (
+    BlockPointer,
+    HistoryBlock,
+    MirrorCheckpoint,
+    OffsetRange,
+    OriginalPosition,
+    checkpoint_key,
+)
 from logferry.gateway.errors import Problem
+from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.topics.copies import OffsetTranslation
-from logferry.mirror.copy.batch_rewrite import committed_batches
+from logferry.mirror.copy.batch_rewrite import CopiedBatch, committed_batches
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes import chain as lanes_chain
 from logferry.mirror.lanes.chain import ChainHistories, ChainStopped
 
+from tests.support.mirror_lane import in_memory, topic
 from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 
 FIRST, MIDDLE, LOCAL = b"1" * 16, b"2" * 16, b"3" * 16
@@ -92,3 +101,35 @@ def test_a_copy_of_a_copy_continues_from_the_original_itself() -> None:
     moved.source_id, moved.dc, moved.is_chained = FIRST, "dc1", False
     moved.rewind()
     assert (moved.stop, moved.position, moved.checks) == (None, 71, False)
+
+
+NUMBERED = HistoryBlock(FIRST, 0, (), (OffsetRange(0, 0, 10),)).encode()
+NOT_NUMBERED = HistoryBlock(FIRST, 0, (), ()).encode()
+
+
+@pytest.mark.parametrize("damage", [b"\x02" + NUMBERED[1:], b"", NUMBERED[:-1], NOT_NUMBERED], ids=repr)
+async def test_a_history_block_that_cannot_be_decoded_stops_only_what_needs_it(damage: bytes) -> None:
+    state, history = "logferry.mirror.dc2.state", "logferry.mirror.dc2.pairs"
+    there = in_memory("there", topic(state, 1), topic(history, 1))
+    key, pointers = checkpoint_key("dc1.t", 0), (BlockPointer(0, 0, 0),)
+    second = HistoryBlock(FIRST, 1, pointers, (OffsetRange(11, 10, 10),)).encode()
+    end = replace(THERE, local_next=20, blocks=2, pointers=(BlockPointer(1, 11, 10),))
+    there.records[state, 0] = [KafkaRecord(0, 0, key, end.encode(), [])]
+    blocks = there.records[history, 0] = [KafkaRecord(at, 0, key, raw, []) for at, raw in enumerate((damage, second))]
+    translation = OffsetTranslation(there, "logferry", "dc2")
+    chains = ChainHistories({"dc2": translation})
+
+    def batches(offset: int) -> list[CopiedBatch]:
+        return committed_batches(memoryview(encoded(offset, [record(offset)])), [], offset).batches
+
+    with pytest.raises(Problem, match=rf"kafka-unavailable: {history}-0 .* dc1.t-0 near offset 0; at offset 0: "):
+        await translation.to_here(("dc1.t", 0), 5)
+    with pytest.raises(ChainStopped, match="offset 0") as stopped:
+        await chains.origin(partition(), batches(5))
+    assert stopped.value.kind == "origin-unknown"
+    # The block behind it is read, and after its repair it is, too.
+    assert await translation.to_here(("dc1.t", 0), 15) == 14
+    assert await chains.origin(partition(), batches(14)) == lanes_chain.ChainOrigin(FIRST, [OffsetRange(15, 14, 1)])
+    blocks[0] = blocks[0]._replace(value=NUMBERED)
+    assert await translation.to_here(("dc1.t", 0), 5) == 5
+    assert await chains.origin(partition(), batches(5)) == lanes_chain.ChainOrigin(FIRST, [OffsetRange(5, 5, 1)])

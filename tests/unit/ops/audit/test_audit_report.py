@@ -114,10 +114,19 @@ def test_parts_that_were_not_compared_are_reported():
     assert "file /var/log/a.log: bytes 0 to 40 are stored unchanged; not sent yet: 10 bytes" in lines
 
 
-@pytest.mark.parametrize("name", ["[bold]web[/bold]", "näher\u202e", "[/]"])
+@pytest.mark.parametrize("name", ["[bold]web[/bold]", "näher", "[/]"])
 def test_names_are_shown_as_they_are(name: str):
     finding = Finding("gap", "dc1.nginx-2", "why", name)
     assert any(name in line for line in shown(report([source(name)], finding)) if "gap: " in line)
+
+
+def test_control_characters_are_shown_escaped():
+    name, seen = "a\x1b]0;x\x07\x1b[2J\x9b\u202e", "a\\x1b]0;x\\x07\\x1b[2J\\x9b\\u202e"
+    finding = Finding("gap", "dc1.nginx-2", name, name)
+    file = FileReport(name, "dc1.nginx", name, 50, 0, 40, 10, name)
+    text = "\n".join(shown(report([source(name)], finding, files=(file,))))
+    assert text.count(seen) >= 4
+    assert not any(sign in text for sign in "\x1b\x07\x9b\u202e")
 
 
 def test_json():
