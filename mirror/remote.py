@@ -353,7 +353,10 @@ class Fetcher:
         else:
             before = partition.position
             partition.out_of_range(first, end)
-            if partition.stop is None and partition.position == before:
+            if partition.checkpoint is None and partition.position > before:
+                facts = {"topic": partition.topic, "partition": partition.number, "dc": partition.dc}
+                log.event("copy_begins_later", **facts, first=first)
+            elif partition.stop is None and partition.position == before:
                 # The broker asked is not the leader any more, or has not caught up.
                 self._link.refresh_soon()
                 await asyncio.sleep(_RETRY_S)

@@ -17,6 +17,7 @@ from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.requests import NO_ID, TopicMetadata
 from logferry.gateway.kafka.transactional_producer import NotCommitted, TransactionalProducer
+from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.gateway.lanes.lifecycle import LaneLifecycle, now_ms
 from logferry.gateway.metrics import LaneMetrics
 from logferry.mirror.config import MirrorConfig
@@ -52,6 +53,7 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
     _transactions: LaneTransactions | None = None
     _retried: RetriedStops = field(default_factory=lambda: RetriedStops(now_ms))
     _uncoalesced: set[TopicPartition] = field(default_factory=set)
+    _begins: dict[TopicIdPartition, int] = field(default_factory=dict)
     _resumes: dict[TopicPartition, Resume] = field(default_factory=dict)
     _passing: bool = False
 
@@ -178,6 +180,7 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             local_id=local_id,
             partition_bytes=self.config.limits.partition_bytes,
             checkpoint=transactions.checkpoints.get(tp),
+            begins=self._begins,
             clock_ms=now_ms,
             verifies=topic.name not in self.targets.compacted,
             is_chained=link.remote.is_chained(topic.name),
