@@ -326,7 +326,11 @@ class Fetcher:
                 else:
                     self.changed(partition)
         elif found.code == error_codes.OFFSET_OUT_OF_RANGE:
-            self._look_up_range(partition)
+            self._looking.add(partition.key)
+            self.changed(partition)
+            task = asyncio.create_task(self._range(partition))
+            self._ranges.add(task)
+            task.add_done_callback(self._ranges.discard)
         elif found.code in _PASSING:
             self.leave(partition)
             self._link.refresh_soon()
@@ -334,13 +338,6 @@ class Fetcher:
             name = errors.for_code(found.code).__name__
             detail = f"{self._link.remote.dc} answers a fetch with error code {found.code}, {name}"
             partition.halt("fetch-rejected", detail)
-
-    def _look_up_range(self, partition: MirroredPartition) -> None:
-        self._looking.add(partition.key)
-        self.changed(partition)
-        task = asyncio.create_task(self._range(partition))
-        self._ranges.add(task)
-        task.add_done_callback(self._ranges.discard)
 
     async def _range(self, partition: MirroredPartition) -> None:
         kafka, tp = self._link.kafka, partition.tp

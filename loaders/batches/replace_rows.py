@@ -98,8 +98,7 @@ def _forward(
         parts = [
             Range(*key, "", at, min(at + offsets, positions[key])) for key, at in looks.items() if at < positions[key]
         ]
-        looks_left = {r.key for r in parts}
-        for key in [key for key in looks if key not in looks_left]:
+        for key in looks.keys() - {r.key for r in parts}:
             del looks[key]
         if not parts:
             return
@@ -250,12 +249,6 @@ def resolve(spark: SparkSession, paths: TablePaths, batch: int, run: str, parser
 def resolved_rows(spark: SparkSession, paths: TablePaths, batch: int, parser: ParserSettings) -> DataFrame:
     """The lines that the batch loads, parsed."""
     return _read(_quarantine(spark, paths).where(F.col("resolved") == batch), parser)
-
-
-def count_lines(spark: SparkSession, paths: TablePaths) -> int:
-    """The largest number of lines that a batch could load."""
-    with sorted_errors(f"reading {paths.quarantine}"):
-        return _quarantine(spark, paths).where("resolved is null and line is not null").count()
 
 
 def _quarantine(spark: SparkSession, paths: TablePaths) -> DataFrame:

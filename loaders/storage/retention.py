@@ -211,9 +211,9 @@ def count_old(paths: TablePaths, last: int, before: datetime) -> OldRows:
         rows = Rewriter(paths.main, last, _rule(before, has_events=_has_events(table))).count(table)
     quarantined = count_rows(paths.quarantine, ds.field("recorded") < _at(before), active_as_of=last)
     if (length := segment_length(paths.segments)) is not None:
-        have = read_segments(paths.segments, last)
         rules = SegmentRules(length)
-        changed = drop_before(have, before, last, before, rules, _staying(table, before, rules))
+        staying = _staying(table, before, rules)
+        changed = drop_before(read_segments(paths.segments, last), before, last, before, rules, staying)
         segments = sum(rules.end_of(start) <= before for start in changed)
     return OldRows(rows, quarantined, segments)
 
@@ -267,8 +267,8 @@ def _staying(table: DeltaTable | None, before: datetime, rules: SegmentRules) ->
             scanner = stored.scanner(columns=["event_time", "text"], filter=rows, batch_readahead=2)
             return rows_by_segment(scanner.to_batches(), rules)
 
-        found: dict[datetime, AddedRows | None] = {}
-        found |= counted((event < _at(before)) & (ds.field("recorded") >= _at(before + _DAY)))
+        young = (event < _at(before)) & (ds.field("recorded") >= _at(before + _DAY))
+        found: dict[datetime, AddedRows | None] = {**counted(young)}
         for start in counted((event >= _at(before)) & is_gone):
             found[start] = counted((event >= _at(start)) & (event < _at(rules.end_of(start))) & ~is_gone).get(start)
         return found

@@ -68,9 +68,6 @@ class Reached(NamedTuple):
     epoch: int
 
 
-_NOWHERE: Final = Reached(0, -1)
-
-
 @dataclass(slots=True, eq=False)
 class MirroredPartition:
     """A partition of one lane."""
@@ -103,7 +100,7 @@ class MirroredPartition:
     checks: bool = False
     is_known_empty: bool = False
     # The end of the batches in the running transaction.
-    taken_to: Reached = _NOWHERE
+    taken_to: Reached = field(default_factory=lambda: Reached(0, -1))
     under_way: bool = False
     # When records arrived last, by the monotonic clock; `is_quiet`: that is a while ago.
     heard_at: float = 0.0

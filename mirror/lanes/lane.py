@@ -92,9 +92,8 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         self._refuse_resumes(f"lane {self.number} moved to another worker; try again")
 
     def _refuse_resumes(self, why: str) -> None:
-        resumes, self._resumes = self._resumes, {}
-        for resume in resumes.values():
-            resume.refuse(why)
+        while self._resumes:
+            self._resumes.popitem()[1].refuse(why)
 
     async def drop_producer(self) -> None:
         for partition in self.partitions.values():
@@ -214,14 +213,8 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             self.links[partition.dc].refresh_soon()
         partition.stop = self._retried.add(partition.tp, stop)
         if partition.stop is stop:
-            log.event(
-                "partition_stopped",
-                topic=partition.topic,
-                partition=partition.number,
-                dc=partition.dc,
-                stop=partition.stop.kind,
-                detail=partition.stop.detail,
-            )
+            facts = {"topic": partition.topic, "partition": partition.number, "dc": partition.dc}
+            log.event("partition_stopped", **facts, stop=stop.kind, detail=stop.detail)
 
     def retry_stops(self) -> None:
         """Ends the stops that end by themselves, where it is time; called often. Nothing while it does not serve."""

@@ -16,7 +16,7 @@ from logferry.loaders.storage import retention
 from logferry.loaders.storage.commit import commit_files
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.retention import OldRows, cutoff
-from logferry.loaders.storage.rewrite import Rewriter
+from logferry.loaders.storage.rewrite import Rewriter, SelectedFile
 from logferry.loaders.storage.side_tables import create_side_tables, known_before, read_segments
 
 from tests.support.loaded_table import HOUR, NOON, LoadedTable
@@ -208,9 +208,12 @@ def test_files_of_a_clock_that_is_ahead_go_by_the_bounds_of_their_recording(
     logs.load(far, NOON, recorded=[cut - day, NOON])
     read: list[str] = []
     count = Rewriter._count
-    monkeypatch.setattr(
-        Rewriter, "_count", lambda self, file, schema: read.append(file.path) or count(self, file, schema)
-    )
+
+    def counting(self: Rewriter, file: SelectedFile, schema: Any) -> tuple[int, int]:
+        read.append(file.path)
+        return count(self, file, schema)
+
+    monkeypatch.setattr(Rewriter, "_count", counting)
     assert drop_old(logs.paths.main, NOON - cut, now=NOON)[1] == OldRows(2, 0, 0)
     assert (logs.offsets, read) == ([2, 3], [])
 
