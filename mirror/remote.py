@@ -326,7 +326,11 @@ class Fetcher:
                 else:
                     self.changed(partition)
         elif found.code == error_codes.OFFSET_OUT_OF_RANGE:
-            self._look_up_range(partition)
+            self._looking.add(partition.key)
+            self.changed(partition)
+            task = asyncio.create_task(self._range(partition))
+            self._ranges.add(task)
+            task.add_done_callback(self._ranges.discard)
         elif found.code in _PASSING:
             self.leave(partition)
             self._link.refresh_soon()
@@ -334,13 +338,6 @@ class Fetcher:
             name = errors.for_code(found.code).__name__
             detail = f"{self._link.remote.dc} answers a fetch with error code {found.code}, {name}"
             partition.halt("fetch-rejected", detail)
-
-    def _look_up_range(self, partition: MirroredPartition) -> None:
-        self._looking.add(partition.key)
-        self.changed(partition)
-        task = asyncio.create_task(self._range(partition))
-        self._ranges.add(task)
-        task.add_done_callback(self._ranges.discard)
 
     async def _range(self, partition: MirroredPartition) -> None:
         kafka, tp = self._link.kafka, partition.tp
@@ -353,7 +350,10 @@ class Fetcher:
         else:
             before = partition.position
             partition.out_of_range(first, end)
-            if partition.stop is None and partition.position == before:
+            if partition.checkpoint is None and partition.position > before:
+                facts = {"topic": partition.topic, "partition": partition.number, "dc": partition.dc}
+                log.event("copy_begins_later", **facts, first=first)
+            elif partition.stop is None and partition.position == before:
                 # The broker asked is not the leader any more, or has not caught up.
                 self._link.refresh_soon()
                 await asyncio.sleep(_RETRY_S)

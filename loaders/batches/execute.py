@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
+import pyarrow.dataset as ds
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.dedup import Deduplicated, batch_facts, without_copies
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
@@ -65,7 +66,7 @@ from logferry.loaders.storage.side_tables import (
     segment_length,
     segments_before,
 )
-from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, partition_columns
+from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, count_rows, partition_columns
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -235,18 +236,18 @@ def _write(
     bad = F.count_if(F.col("reason").isNotNull()).alias("bad")
     parsed = parse_records(batch.frame, parser).observe(seen, F.count(F.lit(1)).alias("lines"), bad)
     written = _files(parsed, paths, entry, parser)
-    counts, aside = batch.counts(), None
+    counts = batch.counts()
     written.check_rows(seen.get["lines"] - seen.get["bad"])
-    if counts.flawed or seen.get["bad"]:
-        aside = _quarantined(batch, paths, entry, parser)
-        if aside.rows < seen.get["bad"]:
-            aside.check_rows(seen.get["bad"])
+    expected = seen.get["bad"] + counts.flawed
+    aside = _quarantined(batch, paths, entry, parser) if expected else None
     counted: Mapping[datetime, RecountedRows] = {}
     if entry.reload and (length := segment_length(paths.segments)) is not None:
         rows = table_rows(parse_records(batch.frame, parser), parser, _dates(paths))
         counted = recount_segments(loader.spark, paths, entry, rows, SegmentRules(length))
     # Nothing is read after this: if the topic ids are unchanged, these were their records.
     _check_readable(entry, paths, replaced(entry.reads, loader.kafka.ids(r.topic for r in entry.reads)))
+    if aside is not None:
+        aside.check_rows(expected)
     quarantined: int | None = 0
     if entry.reload:
         quarantined = replace_quarantined(aside, paths, entry, loader.run)
@@ -277,9 +278,11 @@ def _quarantined(batch: BatchRecords, paths: TablePaths, entry: LedgerEntry, par
 def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, _: CheckResult | None) -> BatchDone:
     """Quarantined lines that the parser can read by now: marked there first, rows of the table last."""
     started, parser = time.monotonic(), planned_parser(entry, paths)
-    marked = resolve(loader.spark, paths, entry.batch, loader.run, parser)
+    resolve(loader.spark, paths, entry.batch, loader.run, parser)
+    # Counted without Spark; another loader may have marked them.
+    marked = count_rows(paths.quarantine, ds.field("resolved") == entry.batch)
     written = _files(resolved_rows(loader.spark, paths, entry.batch, parser), paths, entry, parser)
-    if marked is not None and written.rows != marked:
+    if written.rows != marked:
         raise LedgerBroken(
             f"batch {entry.batch} of {paths.main}: {marked} lines of the quarantine can be read, "
             f"but they make {written.rows} rows"

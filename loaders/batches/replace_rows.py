@@ -98,8 +98,7 @@ def _forward(
         parts = [
             Range(*key, "", at, min(at + offsets, positions[key])) for key, at in looks.items() if at < positions[key]
         ]
-        looks_left = {r.key for r in parts}
-        for key in [key for key in looks if key not in looks_left]:
+        for key in looks.keys() - {r.key for r in parts}:
             del looks[key]
         if not parts:
             return
@@ -225,13 +224,13 @@ def _sums(frame: DataFrame, rules: SegmentRules, *, hashed: bool = True) -> dict
     }
 
 
-def resolve(spark: SparkSession, paths: TablePaths, batch: int, run: str, parser: ParserSettings) -> int | None:
-    """Marks the lines that the parser can read. Returns their number; None where another loader has done so.
+def resolve(spark: SparkSession, paths: TablePaths, batch: int, run: str, parser: ParserSettings) -> None:
+    """Marks the lines that the parser can read, unless another loader has done so.
 
-    Safe to call again. Records that no gateway wrote stay as they are.
+    Safe to call again. Records that no gateway wrote stay as they are. Raises StorageUnavailable.
     """
     if committed_batch(paths.quarantine, batch, run) is not None:
-        return None
+        return
     # Lines resolved by earlier batches are in the table.
     active = _quarantine(spark, paths).where("resolved is null")
     now_read = _read(active.where("line is not null"), parser)
@@ -240,22 +239,16 @@ def resolve(spark: SparkSession, paths: TablePaths, batch: int, run: str, parser
     seen = Observation()
     whole = active.where("line is null").select(*QUARANTINE_COLUMNS)
     rest = marked.select(*QUARANTINE_COLUMNS).unionByName(whole)
-    watched = rest.observe(seen, F.count("resolved").alias("resolved"))
+    watched = rest.observe(seen, F.count(F.lit(1)).alias("rows"))
     with sorted_errors(f"parsing the lines of {paths.quarantine} again"):
         written = write_files(watched, paths.quarantine, batch)
-    commit_files(written, paths.quarantine, batch, run, replace=True)
-    return int(seen.get["resolved"])
+    # They replace all of it.
+    commit_files(written.check_rows(seen.get["rows"]), paths.quarantine, batch, run, replace=True)
 
 
 def resolved_rows(spark: SparkSession, paths: TablePaths, batch: int, parser: ParserSettings) -> DataFrame:
     """The lines that the batch loads, parsed."""
     return _read(_quarantine(spark, paths).where(F.col("resolved") == batch), parser)
-
-
-def count_lines(spark: SparkSession, paths: TablePaths) -> int:
-    """The largest number of lines that a batch could load."""
-    with sorted_errors(f"reading {paths.quarantine}"):
-        return _quarantine(spark, paths).where("resolved is null and line is not null").count()
 
 
 def _quarantine(spark: SparkSession, paths: TablePaths) -> DataFrame:

@@ -74,12 +74,17 @@ def drop_old(
 
     ``wait_s``: the time for a loader to finish a planned batch. ``now``: by this host's clock. ``is_idle``: the table
     gets no new rows, so that they cannot confirm this clock. Raises LoaderConfigError where nothing was ever loaded,
-    Overtaken when a batch stays planned for longer, Terminal, StorageUnavailable.
+    Overtaken when a batch stays planned for longer, ClockAhead, Terminal, StorageUnavailable.
     """
     paths, run = TablePaths.of(table), uuid.uuid4().hex
     now = now or datetime.now(UTC)
-    if not is_idle:
-        _check_clock(paths.main, now)
+    newest = None if is_idle else newest_recorded(paths.main)
+    if newest is not None and now - newest > _CLOCK_AHEAD:
+        raise ClockAhead(
+            f"{paths.main}: this host's clock says {utc_text(now)}, but a gateway recorded the newest row at "
+            f"{utc_text(newest)}. Nothing was dropped: a clock that is ahead would drop rows too early. Correct the "
+            "clock; if the table gets no rows any more, repeat with --idle"
+        )
     before = cutoff_of(paths, now, keep)
     deadline = time.monotonic() + wait_s
     for _ in range(_TRIES):
@@ -110,17 +115,6 @@ def drop_old(
             _do(paths, entry, run)
             return entry, found
     raise StorageUnavailable(f"{paths.main}: other loaders were faster {_TRIES} times; nothing was dropped. Try again")
-
-
-def _check_clock(table: Path, now: datetime) -> None:
-    """The newest row was recorded by a gateway's clock. Raises ClockAhead, StorageUnavailable."""
-    newest = newest_recorded(table)
-    if newest is not None and now - newest > _CLOCK_AHEAD:
-        raise ClockAhead(
-            f"{table}: this host's clock says {utc_text(now)}, but a gateway recorded the newest row at "
-            f"{utc_text(newest)}. Nothing was dropped: a clock that is ahead would drop rows too early. Correct the "
-            "clock; if the table gets no rows any more, repeat with --idle"
-        )
 
 
 def _do(paths: TablePaths, entry: LedgerEntry, run: str) -> None:

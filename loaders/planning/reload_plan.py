@@ -104,17 +104,13 @@ def held_offsets(entries: Iterable[LedgerEntry], committed: LedgerEntry) -> dict
             continue
         for r in entry.ranges:
             ids.setdefault(r.topic, set()).add(r.topic_id)
-            before = found.get(r.key)
+            before = found.get(r.key, HeldOffsets(r.start, 0))
             there: tuple[tuple[int, int], ...] = ()
             if r.key in elsewhere:
                 # The table moved here, or came back: in between, its positions advanced by another centre's offsets.
-                left = before.position if before else 0
-                there = ((left, r.start),) if left < r.start else ()
+                there = ((before.position, r.start),) if before.position < r.start else ()
                 elsewhere.discard(r.key)
-            if before is None:
-                found[r.key] = HeldOffsets(r.start, r.end, there)
-            else:
-                found[r.key] = HeldOffsets(min(before.first, r.start), r.end, (*before.elsewhere, *there))
+            found[r.key] = HeldOffsets(min(before.first, r.start), r.end, (*before.elsewhere, *there))
     for topic, seen in ids.items():
         if len(seen) > 1:
             raise TopicChanged(

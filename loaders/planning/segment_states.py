@@ -210,26 +210,25 @@ def drop_before(
     batch: int,
     now: datetime,
     rules: SegmentRules,
-    staying: Mapping[datetime, AddedRows] | None = None,
+    staying: Mapping[datetime, AddedRows | None],
 ) -> dict[datetime, Segment]:
-    """The segments that end by the cut-off, unless they are dropped already and hold no more than stays."""
+    """The segments that end by the cut-off, unless they are dropped already and hold no more than stays.
+
+    A later one that loses rows is counted again, and keeps its state and version.
+    """
     by = f"before {utc_text(cutoff)}, by batch {batch}"
     found: dict[datetime, Segment] = {}
     for start, segment in segments.items():
-        stays = (staying or {}).get(start)
-        rows, size, first, last = stays or (0, 0, None, None)
-        if rules.end_of(start) > cutoff or (segment.state == DROPPED and segment.rows == rows):
+        is_over = rules.end_of(start) <= cutoff
+        rows, size, first, last = staying.get(start) or (0, 0, None, None)
+        is_counted = segment.rows == rows and (segment.state == DROPPED or not is_over)
+        if is_counted or not (is_over or start in staying):
             continue
-        found[start] = segment._replace(
-            state=TRANSITIONS[segment.state, EXPIRED],
-            rows=rows,
-            bytes=size,
-            first=first,
-            last=last,
-            touched=now,
-            batch=batch,
-            reason=f"{segment.rows - rows:,} rows, {segment.bytes - size:,} bytes, {by}",
-        )
+        after = segment._replace(rows=rows, bytes=size, first=first, last=last, batch=batch)
+        if is_over:
+            reason = f"{segment.rows - rows:,} rows, {segment.bytes - size:,} bytes, {by}"
+            after = after._replace(state=TRANSITIONS[segment.state, EXPIRED], touched=now, reason=reason)
+        found[start] = after
     return found
 
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow.dataset as ds
 from deltalake import Schema
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
-from logferry.loaders.batches.replace_rows import count_lines
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable, LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
@@ -29,7 +29,7 @@ from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.commit import INDEXED
 from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, existing_table, new_entry, open_table
 from logferry.loaders.storage.side_tables import create_segments
-from logferry.loaders.storage.tables import QUARANTINE, TableState, read_state
+from logferry.loaders.storage.tables import QUARANTINE, TableState, count_rows, read_state
 
 # A mirror records what it wrote with the records themselves, or within milliseconds.
 _ORIGINALS_S: Final = 2.0
@@ -140,7 +140,8 @@ def requarantine_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:
             prepare(paths, job.parser, job.partition_by)
             entry = state.planned
             if entry is None:
-                if job.parser.format == "chunk" or not count_lines(loader.spark, paths):
+                lines = ds.field("resolved").is_null() & ds.field("line").is_valid()
+                if job.parser.format == "chunk" or not count_rows(paths.quarantine, lines):
                     return
                 entry = put_entry(loader, job, paths, state, [r.at_rest for r in _positions(state)], REQUARANTINE)
             yield do_batch(loader, paths, entry)

@@ -9,11 +9,13 @@ named, unless they belong to an unfinished batch. So a reader can use a pinned v
 frozen in mid-write finds the files of its batch, or the batch committed, however long that took.
 
 Rows before a cut-off are dropped by whole segments or days, as a batch of the ledger. The time of a row is its event
-time, but never more than a day before it was recorded: a host with a dead clock writes events of 1970, and its rows are
-as old as their recording. Without an event time the latter counts, as it does for quarantined lines.
+time, but never more than a day before or after it was recorded: a host with a wrong clock writes events of 1970 or
+2099, and its rows are as old as their recording. Without an event time the latter counts, as it does for quarantined
+lines.
 
 One commit of the main table removes the rows. The quarantined lines become inactive in the same instant (see
-`tables.active_filter`), and the segments that ended by then are DROPPED; those count the rows that stay.
+`tables.active_filter`), and the segments that ended by then are DROPPED. These, and later ones that lose events of a
+clock that was ahead, count the rows that stay.
 
 Rows before the cut-off that arrive later are loaded, and dropped by the next such batch. Any loader that finds the
 batch planned executes it. Crash windows: as with a reload.
@@ -209,9 +211,10 @@ def count_old(paths: TablePaths, last: int, before: datetime) -> OldRows:
         rows = Rewriter(paths.main, last, _rule(before, has_events=_has_events(table))).count(table)
     quarantined = count_rows(paths.quarantine, ds.field("recorded") < _at(before), active_as_of=last)
     if (length := segment_length(paths.segments)) is not None:
-        have = read_segments(paths.segments, last)
         rules = SegmentRules(length)
-        segments = len(drop_before(have, before, last, before, rules, _staying(table, before, rules)))
+        staying = _staying(table, before, rules)
+        changed = drop_before(read_segments(paths.segments, last), before, last, before, rules, staying)
+        segments = sum(rules.end_of(start) <= before for start in changed)
     return OldRows(rows, quarantined, segments)
 
 
@@ -251,26 +254,35 @@ def _has_events(table: DeltaTable | None) -> bool:
     return table is not None and any(field.name == "event_time" for field in table.schema().fields)
 
 
-def _staying(table: DeltaTable | None, before: datetime, rules: SegmentRules) -> dict[datetime, AddedRows]:
-    """By segment, the rows of events before the cut-off that were recorded too late to be dropped."""
+def _staying(table: DeltaTable | None, before: datetime, rules: SegmentRules) -> dict[datetime, AddedRows | None]:
+    """The rows that stay, by segment: those of events before the cut-off that were recorded too late to be dropped, and
+    all others of later segments that lose events, recorded long before."""
     if table is None or not _has_events(table):
         return {}
-    young = (ds.field("event_time") < _at(before)) & (ds.field("recorded") >= _at(before + _DAY))
+    event, is_gone = ds.field("event_time"), ds.field("recorded") < _at(before - _DAY)
     with storage_errors(f"{table.table_uri} cannot be read"):
-        scanner = table.to_pyarrow_dataset().scanner(columns=["event_time", "text"], filter=young, batch_readahead=2)
-        return rows_by_segment(scanner.to_batches(), rules)
+        stored = table.to_pyarrow_dataset()
+
+        def counted(rows: Any) -> dict[datetime, AddedRows]:
+            scanner = stored.scanner(columns=["event_time", "text"], filter=rows, batch_readahead=2)
+            return rows_by_segment(scanner.to_batches(), rules)
+
+        young = (event < _at(before)) & (ds.field("recorded") >= _at(before + _DAY))
+        found: dict[datetime, AddedRows | None] = {**counted(young)}
+        for start in counted((event >= _at(before)) & is_gone):
+            found[start] = counted((event >= _at(start)) & (event < _at(rules.end_of(start))) & ~is_gone).get(start)
+        return found
 
 
 def _rule(before: datetime, *, has_events: bool) -> Rule:
     """Files are skipped, or removed as a whole, by their column bounds, which never exclude a row of the file."""
-    # For rows without an event time, the time of recording counts.
-    columns = ("event_time", "recorded") if has_events else ("recorded",)
-    old = pc.coalesce(*map(ds.field, columns)) < _at(before)
+    recorded = ds.field("recorded")
     # The SQL is never null, so that its opposite is true for all other rows.
-    early, late = (f"recorded IS NOT NULL AND recorded < '{at:{_SQL}}'" for at in (before, before + _DAY))
-    files = early
-    if has_events:
-        old = old & (ds.field("recorded") < _at(before + _DAY))
-        event = f"event_time IS NOT NULL AND event_time < '{before:{_SQL}}'"
-        files = f"({event} AND {late}) OR (event_time IS NULL AND {early})"
-    return Rule(old, columns, files, f"NOT ({files})")
+    long_ago, early, late = (f"recorded IS NOT NULL AND recorded < '{before + i * _DAY:{_SQL}}'" for i in (-1, 0, 1))
+    if not has_events:
+        return Rule(recorded < _at(before), ("recorded",), early, f"NOT ({early})")
+    # For rows without an event time, the time of recording counts.
+    old = (pc.coalesce(ds.field("event_time"), recorded) < _at(before)) & (recorded < _at(before + _DAY))
+    event = f"event_time IS NOT NULL AND event_time < '{before:{_SQL}}'"
+    files = f"({long_ago}) OR ({event} AND {late}) OR (event_time IS NULL AND {early})"
+    return Rule(old | (recorded < _at(before - _DAY)), ("event_time", "recorded"), files, f"NOT ({files})")

@@ -2,6 +2,9 @@
 
 Every reason to stop has a name; the other partitions continue. Nothing is skipped silently: a stopped partition
 resumes when its cause is removed, or when an operator says where (`logferry mirror resume`).
+
+A copy without a checkpoint begins at the first record that the remote log has; whoever asks reports it (see `remote`).
+Once the log has answered, ``begins`` keeps that place, and what is removed behind it is a stop.
 """
 
 from __future__ import annotations
@@ -65,9 +68,6 @@ class Reached(NamedTuple):
     epoch: int
 
 
-_NOWHERE: Final = Reached(0, -1)
-
-
 @dataclass(slots=True, eq=False)
 class MirroredPartition:
     """A partition of one lane."""
@@ -82,6 +82,8 @@ class MirroredPartition:
     checkpoint: MirrorCheckpoint | None
     # Unix time in milliseconds.
     clock_ms: Callable[[], int]
+    # Where copies without a checkpoint begin, once the remote log has answered. It outlives a failure of the lane.
+    begins: dict[TopicIdPartition, int] = field(default_factory=dict)
     # Whether the last batch is compared with the remote log before the next ones are read.
     verifies: bool = True
     is_chained: bool = False
@@ -98,7 +100,7 @@ class MirroredPartition:
     checks: bool = False
     is_known_empty: bool = False
     # The end of the batches in the running transaction.
-    taken_to: Reached = _NOWHERE
+    taken_to: Reached = field(default_factory=lambda: Reached(0, -1))
     under_way: bool = False
     # When records arrived last, by the monotonic clock; `is_quiet`: that is a while ago.
     heard_at: float = 0.0
@@ -178,7 +180,7 @@ class MirroredPartition:
         done = self.checkpoint
         self.checks = self.verifies and done is not None and done.last_base >= 0
         if done is None:
-            self.position, self.epoch = 0, -1
+            self.position, self.epoch = self.begins.get(self.key, 0), -1
         elif done.chained is not None and done.chained.id == self.source_id and done.local_id == self.local_id:
             # It was copied by way of another data centre before, and is copied from the original itself now.
             self.checks, self.position, self.epoch = False, done.chained.next_offset, -1
@@ -211,6 +213,7 @@ class MirroredPartition:
             self.halt("log-truncated", detail)
             return 0
         self.end = found.last_stable
+        self.begins.setdefault(self.key, self.position)
         if self._is_caught_up:
             self.retried = None
         if not len(found.records):
@@ -234,6 +237,9 @@ class MirroredPartition:
         added = sum(batch.size_bytes for batch in batches)
         self.waiting.extend(batches)
         self.waiting_bytes += added
+        if self.checkpoint is None and not (self.waiting or self.under_way):
+            # Nothing but control and aborted records yet.
+            self.begins[self.key] = self.position
         if batches:
             self.on_waiting(self)
         elif self.passed is not None:
@@ -257,8 +263,8 @@ class MirroredPartition:
             self.halt("log-truncated", f"the remote log ends at {end}; it was read to {self.position}")
         elif self.position >= first:
             self.on_change(self)
-        elif done is None and self.epoch < 0:
-            # Nothing of it was read yet: the original is older than its mirror.
+        elif done is None and self.key not in self.begins:
+            # The original is older than its mirror.
             self.position = first
             self.on_change(self)
         else:

@@ -17,6 +17,7 @@ from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.requests import NO_ID, TopicMetadata
 from logferry.gateway.kafka.transactional_producer import NotCommitted, TransactionalProducer
+from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.gateway.lanes.lifecycle import LaneLifecycle, now_ms
 from logferry.gateway.metrics import LaneMetrics
 from logferry.mirror.config import MirrorConfig
@@ -52,6 +53,7 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
     _transactions: LaneTransactions | None = None
     _retried: RetriedStops = field(default_factory=lambda: RetriedStops(now_ms))
     _uncoalesced: set[TopicPartition] = field(default_factory=set)
+    _begins: dict[TopicIdPartition, int] = field(default_factory=dict)
     _resumes: dict[TopicPartition, Resume] = field(default_factory=dict)
     _passing: bool = False
 
@@ -90,9 +92,8 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         self._refuse_resumes(f"lane {self.number} moved to another worker; try again")
 
     def _refuse_resumes(self, why: str) -> None:
-        resumes, self._resumes = self._resumes, {}
-        for resume in resumes.values():
-            resume.refuse(why)
+        while self._resumes:
+            self._resumes.popitem()[1].refuse(why)
 
     async def drop_producer(self) -> None:
         for partition in self.partitions.values():
@@ -178,6 +179,7 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             local_id=local_id,
             partition_bytes=self.config.limits.partition_bytes,
             checkpoint=transactions.checkpoints.get(tp),
+            begins=self._begins,
             clock_ms=now_ms,
             verifies=topic.name not in self.targets.compacted,
             is_chained=link.remote.is_chained(topic.name),
@@ -211,14 +213,8 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             self.links[partition.dc].refresh_soon()
         partition.stop = self._retried.add(partition.tp, stop)
         if partition.stop is stop:
-            log.event(
-                "partition_stopped",
-                topic=partition.topic,
-                partition=partition.number,
-                dc=partition.dc,
-                stop=partition.stop.kind,
-                detail=partition.stop.detail,
-            )
+            facts = {"topic": partition.topic, "partition": partition.number, "dc": partition.dc}
+            log.event("partition_stopped", **facts, stop=stop.kind, detail=stop.detail)
 
     def retry_stops(self) -> None:
         """Ends the stops that end by themselves, where it is time; called often. Nothing while it does not serve."""

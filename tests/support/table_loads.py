@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from logferry.loaders.batches import records
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.commands.repair import ReloadPreview, reload_table
 from logferry.loaders.config import TableJob
@@ -15,6 +17,7 @@ from logferry.loaders.planning.plan import StoppedTopic
 from logferry.loaders.planning.reload_plan import ReloadTarget
 from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.commit import add_action
 from logferry.loaders.storage.ledger import read_ledger
 
 
@@ -24,6 +27,24 @@ class LoaderDied(Exception):
 
 def die(*_: object, **__: object) -> Any:
     raise LoaderDied
+
+
+@contextmanager
+def losing_a_file(table: Path) -> Iterator[None]:
+    """The first file with rows that a batch writes into this folder is gone when the batch lists its files."""
+    lost: list[Path] = []
+
+    def losing(path: Path, file: Path, values: Any) -> Any:
+        add, rows = add_action(path, file, values)
+        if not lost and path == table and rows:
+            lost.append(file)
+            rows = 0
+        return add, rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "add_action", losing)
+        yield
+    assert len(lost) == 1
 
 
 def job(table: Path, *topics: str, **settings: Any) -> TableJob:

@@ -55,7 +55,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     job = TableJob.model_validate({**raw, "segments": {"late_wait_s": 0, "source_idle_s": 3600}})
     times = [OLD + timedelta(minutes=20 * n) for n in range(9)] + [NOW - timedelta(minutes=n) for n in range(3)]
     recorded_ms = int(OLD.timestamp() * 1000)
-    chunks = chunks_of("a", lines(*times[::2]), lines(*times[1::2]), b"?\n")
+    chunks = chunks_of("a", lines(*times[:9:2]), lines(*times[1:9:2]), lines(*times[9:]), b"?\n")
     await topic.write(chunks[:2], recorded_ms=recorded_ms)
     await topic.write(chunks[2:])
     list(load_table(loader(), job))
@@ -66,8 +66,9 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
         with pytest.raises(LoaderDied):
             retention.drop_rows(TablePaths.of(table), planned(table, OLD + timedelta(hours=2)), "dies")
     assert len(stored(table)) == 12
-    late = lines(OLD + timedelta(minutes=5), NOW)
-    await topic.write(chunks_of("b", late), recorded_ms=recorded_ms)
+    late = chunks_of("b", lines(OLD + timedelta(minutes=5)), lines(NOW))
+    await topic.write(late[:1], recorded_ms=recorded_ms)
+    await topic.write(late[1:])
     done = [event for event in load_table(loader(), job) if isinstance(event, BatchDone)]
     assert (done[0].batch, done[1].rows) == (before + 1, 2)
     kept = sorted([*times[6:], OLD + timedelta(minutes=5), NOW])

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from logferry.loaders.batches import execute, records
+from logferry.loaders.batches import execute
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.batches.records import kept_on_disk, read, write_files
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageUnavailable, TopicChanged
@@ -22,12 +22,12 @@ from logferry.loaders.parsing.settings import VERSIONS
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.runs.table_run import load_table, prepare
-from logferry.loaders.storage.commit import DataFiles, add_action
+from logferry.loaders.storage.commit import DataFiles
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import DataFrame
 
-from tests.support.loader import Topic, check_exact, chunks_of, stored
-from tests.support.table_loads import done, job, planned, stops
+from tests.support.loader import Topic, check_exact, chunks_of, quarantine, stored
+from tests.support.table_loads import done, job, losing_a_file, planned, stops
 
 pytestmark = pytest.mark.spark
 
@@ -56,28 +56,34 @@ async def test_a_recreated_topic_stops_and_the_others_continue(
 
 @pytest.mark.parametrize("target", ["main", "quarantine"])
 async def test_a_file_lost_between_writing_and_listing_is_not_committed(
-    target: str, loader: Start, topic: Topic, table: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, loader: Start, topic: Topic, table: Path
 ):
     """One of the files of a batch is gone when the folder is listed, as with a stale listing of a network folder."""
     await topic.create(2)
     await topic.write(chunks_of("a", b"1\n\xff\n2\n") + chunks_of("b", b"3\n\xff\n"), partitions=2)
-    lost: list[Path] = []
-
-    def losing(table_path: Path, file: Path, values: Any) -> Any:
-        add, rows = add_action(table_path, file, values)
-        if not lost and table_path == getattr(TablePaths.of(table), target) and rows:
-            lost.append(file)
-            rows = 0
-        return add, rows
-
-    with monkeypatch.context() as patch:
-        patch.setattr(records, "add_action", losing)
+    with losing_a_file(getattr(TablePaths.of(table), target)):
         with pytest.raises(StorageUnavailable, match="the listing of the folder may be stale"):
             done(load_table(loader(), job(table, topic.name)))
-    assert len(lost) == 1
     assert stored(table) == []
     done(load_table(loader("again"), job(table, topic.name)))
     check_exact(table, topic.committed)
+
+
+@pytest.mark.parametrize("settings", [{}, {"format": "chunk"}], ids=str)
+async def test_a_lost_file_of_records_that_no_gateway_wrote_is_not_committed(
+    settings: dict[str, Any], loader: Start, topic: Topic, table: Path
+):
+    """The batch has no line that cannot be read, so that the quarantine has whole records alone."""
+    await topic.create()
+    await topic.write(chunks_of("a", b"1\n2\n"))
+    for value in (b"x\ny\n", b"z", None):
+        await topic.write_raw(value, b"stranger", [])
+    work = job(table, topic.name, parser=settings)
+    with losing_a_file(TablePaths.of(table).quarantine):
+        with pytest.raises(StorageUnavailable, match="3 rows were written, but its files hold 0"):
+            done(load_table(loader(), work))
+    (batch,) = done(load_table(loader("again"), work))
+    assert (batch.quarantined, [row["bytes"] for row in quarantine(table)]) == (3, [b"x\ny\n", b"z", None])
 
 
 async def test_a_planned_batch_of_a_recreated_topic_is_refused(loader: Start, topic: Topic, table: Path):

@@ -34,19 +34,19 @@ def window(hours: int, state: str, rows: int = 2, **more: Any) -> Segment:
 
 def test_a_dropped_segment_stays_dropped():
     was = {NOON: window(0, READY), NOON + HOUR: window(1, ACTIVE), NOON + 2 * HOUR: window(2, READY)}
-    gone = drop_before(was, NOON + 2 * HOUR, 9, NOON, RULES)
+    gone = drop_before(was, NOON + 2 * HOUR, 9, NOON, RULES, {})
     assert {start: (s.state, s.rows, s.version, s.batch) for start, s in gone.items()} == {
         NOON: (DROPPED, 0, 1, 9),
         NOON + HOUR: (DROPPED, 0, 1, 9),
     }
-    assert drop_before({**was, **gone}, NOON + 2 * HOUR, 10, NOON, RULES) == {}
+    assert drop_before({**was, **gone}, NOON + 2 * HOUR, 10, NOON, RULES, {}) == {}
     late = add_rows(gone, {NOON: AddedRows(1, 5, NOON, NOON)}, 10, NOON)[NOON]
     assert (late.state, late.version, late.rows, late.late_rows, late.reason) == (DROPPED, 1, 1, 1, gone[NOON].reason)
     seen = check_segments(
         {NOON: late}, WatermarkCheck(NOON + 30 * HOUR, LowWatermark(NOON + 3 * HOUR, None)), 11, RULES
     )
     assert NOON not in seen
-    again = drop_before({NOON: late}, NOON + HOUR, 12, NOON, RULES)
+    again = drop_before({NOON: late}, NOON + HOUR, 12, NOON, RULES, {})
     assert set(again) == {NOON}
     more = add_rows(again, {NOON: AddedRows(2, 9, NOON, NOON)}, 13, NOON)[NOON]
     assert (more.rows, more.late_rows) == (2, 3), "late rows stay counted when they are dropped"

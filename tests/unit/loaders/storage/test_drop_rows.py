@@ -16,7 +16,7 @@ from logferry.loaders.storage import retention
 from logferry.loaders.storage.commit import commit_files
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.retention import OldRows, cutoff
-from logferry.loaders.storage.rewrite import Rewriter
+from logferry.loaders.storage.rewrite import Rewriter, SelectedFile
 from logferry.loaders.storage.side_tables import create_side_tables, known_before, read_segments
 
 from tests.support.loaded_table import HOUR, NOON, LoadedTable
@@ -171,6 +171,51 @@ def test_rows_of_a_dead_clock_are_as_old_as_their_recording(tmp_path: Path):
     last, _ = drop_old(logs.paths.main, timedelta(days=1), now=NOON + timedelta(days=3))
     assert last is not None
     assert logs.offsets == [], "a month after their recording"
+
+
+def test_rows_of_a_clock_that_is_ahead_are_as_old_as_their_recording(tmp_path: Path):
+    """Events of 2099 go a day after others of their recording; later segments count what stays and keep their state."""
+    day, far = timedelta(days=1), datetime(2099, 1, 1, 5, tzinfo=UTC)
+    cut = datetime(2026, 10, 21, 12, tzinfo=UTC)
+    logs = LoadedTable(tmp_path)
+    logs.load(far, far, NOON, recorded=[NOON - 400 * day, NOON, NOON])
+    logs.load(far + HOUR, far + HOUR, recorded=[cut - day - HOUR, cut - day])
+    logs.load(far + 2 * HOUR, cut, recorded=[cut - 9 * day, cut - 2 * day])
+    logs.load(far - HOUR, far - HOUR, recorded=[cut, NOON])
+    entry, found = drop_old(logs.paths.main, NOON - cut, now=NOON)
+    assert entry is not None
+    assert (entry.cutoff, found) == (cut, OldRows(4, 0, 0))
+    assert logs.offsets == [1, 2, 4, 7, 8]
+    segments = read_segments(logs.paths.segments, entry.batch)
+    assert {s.start: (s.state, s.version, s.rows, s.bytes, s.last) for s in segments.values()} == {
+        far - HOUR: (ACTIVE, 1, 2, 12, far - HOUR),
+        far: (ACTIVE, 1, 1, 6, far),
+        far + HOUR: (ACTIVE, 1, 1, 6, far + HOUR),
+        far + 2 * HOUR: (ACTIVE, 1, 0, 0, None),
+        cut: (ACTIVE, 1, 0, 0, None),
+        NOON: (ACTIVE, 1, 1, 6, NOON),
+    }
+    assert drop_old(logs.paths.main, NOON - cut, now=NOON) == (None, OldRows(0, 0, 0)), "and nothing more"
+
+
+@pytest.mark.parametrize("parted", [None, ["topic"]])
+def test_files_of_a_clock_that_is_ahead_go_by_the_bounds_of_their_recording(
+    tmp_path: Path, parted: list[str] | None, monkeypatch: pytest.MonkeyPatch
+):
+    cut, day, far = datetime(2026, 11, 15, tzinfo=UTC), timedelta(days=1), datetime(2099, 1, 1, tzinfo=UTC)
+    logs = LoadedTable(tmp_path, parted, segments=False)
+    logs.load(far, far + HOUR, recorded=[cut - 400 * day, cut - day - HOUR])
+    logs.load(far, NOON, recorded=[cut - day, NOON])
+    read: list[str] = []
+    count = Rewriter._count
+
+    def counting(self: Rewriter, file: SelectedFile, schema: Any) -> tuple[int, int]:
+        read.append(file.path)
+        return count(self, file, schema)
+
+    monkeypatch.setattr(Rewriter, "_count", counting)
+    assert drop_old(logs.paths.main, NOON - cut, now=NOON)[1] == OldRows(2, 0, 0)
+    assert (logs.offsets, read) == ([2, 3], [])
 
 
 @pytest.mark.parametrize("parted", [None, ["topic"]])

@@ -112,6 +112,45 @@ def test_records_removed_before_the_first_commit_are_not_passed_in_silence() -> 
     assert "3 offsets from 2 on" in moving.stop.detail
 
 
+def test_a_retry_before_the_first_commit_passes_nothing_over() -> None:
+    """Offsets 0 and 1 were fetched, and Kafka here took nothing; when it does, retention has removed 0 to 4."""
+    moving = partition()
+    moving.take(found(encoded(0, [record(0), record(1)]), 2))
+    moving.halt("target-unavailable", "it has no leader")
+    moving.stop = None
+    moving.rewind()
+    moving.out_of_range(5, 9)
+    assert moving.stop is not None
+    assert (moving.stop.kind, moving.position) == ("records-removed", 0)
+    assert "5 offsets from 0 on" in moving.stop.detail
+
+
+def test_records_removed_from_a_log_that_was_empty_when_its_copy_began_are_missed() -> None:
+    moving = partition()
+    moving.take(found(b"", 0))
+    moving.out_of_range(5, 9)
+    assert moving.stop is not None
+    assert moving.stop.kind == "records-removed"
+
+
+def test_a_retry_begins_where_the_copy_began() -> None:
+    moving = partition()
+    moving.out_of_range(5, 9)
+    moving.take(found(encoded(5, [record(5)]), 9))
+    moving.rewind()
+    assert (moving.stop, moving.position) == (None, 5)
+
+
+def test_markers_and_aborted_records_before_the_first_commit_are_no_loss() -> None:
+    moving = partition()
+    moving.take(
+        found(encoded(0, [record(0), record(1)], producer=7) + control(2, 7, commit=False), 3, aborted=[(7, 0)])
+    )
+    moving.rewind()
+    moving.out_of_range(3, 3)
+    assert (moving.stop, moving.position) == (None, 3)
+
+
 def test_an_original_that_is_older_than_its_mirror_begins_at_its_first_record() -> None:
     moving = partition()
     for first in (5, 7):

@@ -66,6 +66,23 @@ async def test_a_partition_that_metadata_shows_to_take_nothing_costs_no_transact
         assert len(world.producers) == 1
 
 
+async def test_a_lane_that_opens_again_before_the_first_commit_passes_nothing_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first commit fails, and retention in the remote removes the records before the next one."""
+    monkeypatch.setattr(health, "_LOOK_S", 0)
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.unavailable[TOPIC, 0] = "it has no leader"
+        world.link.write(0, 2)
+        await until(lambda: world.stops() == {0: "target-unavailable"} and len(world.producers) > 1)
+        del world.unavailable[TOPIC, 0]
+        world.targets.health.accept([(TOPIC, 0)])
+        world.lane.retry_stops()
+        world.partition(0).out_of_range(5, 9)
+        assert world.stops() == {0: "records-removed"}
+
+
 async def test_the_lane_waits_for_its_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checkpoints have no other place: no partition is to blame."""
     world = MirrorWorld()

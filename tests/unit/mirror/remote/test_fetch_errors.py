@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 from aiokafka import errors
 from logferry.gateway.kafka import error_codes
+from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_requests import FetchedPartition, FetchRequest, FetchResponse
 from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
@@ -217,3 +219,24 @@ async def test_a_broker_that_does_not_answer_is_not_forgotten_when_another_one_d
         await until(lambda: fault.ended_ms is not None)
         assert link.fault is fault
         assert link._fetchers[2, False].asked_at is None
+
+
+async def test_where_a_copy_begins_is_reported_if_the_remote_removed_earlier_records(
+    link: RemoteCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker: Any = link.kafka
+    ranges = {EARLIEST: 5, LATEST: 9}
+
+    async def offset(topic: str, number: int, time_ms: int) -> int:
+        return ranges[time_ms]
+
+    broker.offset = offset
+    with running(link):
+        (partition,) = follow(link, 1)
+        await until(lambda: link._fetchers)
+        answers(link, 0, error_codes.OFFSET_OUT_OF_RANGE)
+        await until(lambda: partition.position == 5)
+    assert partition.stop is None
+    (said,) = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    facts = {"topic": "dc1.t", "partition": 0, "dc": "dc1", "first": 5}
+    assert said == {"time": said["time"], "level": "warning", "event": "copy_begins_later", **facts}
