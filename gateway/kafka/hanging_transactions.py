@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+import sys
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ _PREPARE_COMMIT, _PREPARE_ABORT = 2, 3
 _FETCH_BYTES: Final = 1 << 20
 _STILL_ENDING: Final = "Kafka has not ended a transaction in it"
 MAY_NOT_DESCRIBE: Final = "its producers cannot be described: grant Read on the topic"
-# The log is searched for the producer id of a transaction that has been open for so long: longer than any may be.
+# Else the log is searched for the producer id of a transaction that has been open for so long: longer than any may be.
 _LONG_OPEN_MS: Final = 60_000
 _PRODUCERS_ANSWER: Final = schema(
     "throttle_time_ms:int32 topics[topic:text partitions[partition:int32 error_code:int16 error_message:text "
@@ -132,7 +133,8 @@ async def complete_hanging(
     known = {producer.producer_id: producer for producer in producers}
     opened, missed = await _open_transactions(kafka, lane, only)
     repair = _Repair(kafka, lane, missed)
-    before_ms = kafka.clock.now_ms() - _LONG_OPEN_MS
+    # Right after a fence (no ``only``), nothing of the lane can be in flight, however young it is.
+    before_ms = kafka.clock.now_ms() - _LONG_OPEN_MS if only is not None else sys.maxsize
     foreign = [open_ for open_ in opened if open_.producer_id not in known and open_.producer_id not in ending]
     looks = any(open_.last_ms < before_ms for open_ in foreign)
     for open_ in opened:

@@ -96,11 +96,18 @@ async def test_a_newer_owners_transaction_is_never_ended() -> None:
     assert kafka.marked == []
 
 
-async def test_a_transaction_of_an_earlier_producer_id_of_the_lane_is_found() -> None:
+@pytest.mark.parametrize(
+    ("last_ms", "only", "marked"),
+    [(NOW_MS, None, True), (LONG_AGO_MS, {("dc1.t", 0)}, True), (NOW_MS, {("dc1.t", 0)}, False)],
+    ids=["after the fence", "long ago", "it may be in flight"],
+)
+async def test_a_transaction_of_an_earlier_producer_id_of_the_lane_is_found(
+    last_ms: int, only: set[tuple[str, int]] | None, marked: bool
+) -> None:
     log = ((1000, 8, COMMIT, ID), (2000, 1, COMMIT, ID))
-    kafka = OnePartition((1000, 7, LONG_AGO_MS), log=log)
-    assert await complete(kafka, 2) == {}
-    assert kafka.marked == [(1000, 8, True)]
+    kafka = OnePartition((1000, 7, last_ms), log=log)
+    assert await complete(kafka, 2, only=only) == {}
+    assert kafka.marked == [(1000, 8, True)] * marked
 
 
 async def test_a_later_producer_id_of_the_lane_is_a_newer_owners() -> None:
