@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SRC := gateway mirror loaders client ops tests
-# Tests that need nothing but Python run in two processes; the others share a Kafka.
+# Tests that need nothing but Python run in two processes. So do the others where there are two cores: the tests of a file
+# stay together, and each process has its own Kafka.
+PAIRED := $(shell test "$$(nproc 2>/dev/null || echo 1)" -gt 1 && printf '%s' '-n 2 --dist loadfile')
 ALONE := -n 2 tests/unit tests/model
-BESIDE := tests/integration tests/crash
+BESIDE := $(PAIRED) tests/integration tests/crash
 
 .PHONY: help setup demo up push-client check format test test-all test-long docs reference bench soak clean
 .DEFAULT_GOAL := help
@@ -53,7 +55,7 @@ test-all: setup ## every test but the long ones; CI runs this
 	$(BIN)/pytest -m 'not long' $(BESIDE)
 
 test-long: setup ## every test, including the long ones
-	$(BIN)/pytest
+	$(BIN)/pytest $(PAIRED)
 
 docs: $(STAMP) ## build the documentation into site/; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file ops/mkdocs.yml
