@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SRC := gateway mirror loaders client ops tests
-# Tests that need nothing but Python run in two processes. So do the others where there are two cores: the tests of a file
-# stay together, and each process has its own Kafka.
+# Tests that need nothing but Python run in two processes. So do those against Kafka and Spark where there are two cores:
+# the tests of a file stay together, and each process has its own Kafka. Crash tests load the machine by themselves.
 PAIRED := $(shell test "$$(nproc 2>/dev/null || echo 1)" -gt 1 && printf '%s' '-n 2 --dist loadfile')
 ALONE := -n 2 tests/unit tests/model
-BESIDE := $(PAIRED) tests/integration tests/crash
+BESIDE := $(PAIRED) tests/integration
+CRASH := tests/crash
 
 .PHONY: help setup demo up push-client check format test test-all test-long docs reference bench soak clean
 .DEFAULT_GOAL := help
@@ -53,9 +54,12 @@ test: setup ## unit, model, and the main way of each feature (ten minutes)
 test-all: setup ## every test but the long ones; CI runs this
 	$(BIN)/pytest -m 'not long' $(ALONE)
 	$(BIN)/pytest -m 'not long' $(BESIDE)
+	$(BIN)/pytest -m 'not long' $(CRASH)
 
 test-long: setup ## every test, including the long ones
-	$(BIN)/pytest $(PAIRED)
+	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest $(BESIDE)
+	$(BIN)/pytest $(CRASH)
 
 docs: $(STAMP) ## build the documentation into site/; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file ops/mkdocs.yml
