@@ -37,7 +37,6 @@ class Reader:
         self._beside = mode == "beside"
         self._consumer, self._topic, self._urls = consumer, topic, urls
         self._store = sqlite3.connect(store, timeout=30, isolation_level=None)
-        self._store.execute("pragma journal_mode = wal")
         self._store.executescript(SCHEMA)
         self._session, self._generation = "", -1
         self._waiting: list[Frame] = []

@@ -46,7 +46,8 @@ class Readers:
         self.store = folder / f"{mode}.db"
         command = [sys.executable, str(_PROGRAM), mode, str(self.store), self.consumer, topic, *urls]
         self.children = [Child(f"{mode}-{n}", command, folder / f"{mode}-{n}.log") for n in range(2)]
-        self._ask("select 1")
+        # Here and not in the readers: of two that switch at once, SQLite refuses one without a wait.
+        self._ask("pragma journal_mode = wal")
 
     def rows(self) -> list[tuple[int, int, int, str, int, bytes]]:
         """(reader, partition, offset, source, seqno, digest) in the order in which they were stored."""
