@@ -81,12 +81,11 @@ async def test_the_lane_stops_alone_and_is_repaired(kafka: KafkaCluster, topic_n
 
 
 async def first_offset(kafka: KafkaCluster, topic: str, partition: int) -> int:
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap)
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
         tp = TopicPartition(topic, partition)
         consumer.assign([tp])
-        await consumer.seek_to_beginning(tp)
         return int((await consumer.getone()).offset)
     finally:
         await consumer.stop()

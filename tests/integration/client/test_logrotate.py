@@ -109,11 +109,11 @@ class Host:
 
 async def stored(bootstrap: str, topic: str) -> list[bytes]:
     lines: list[bytes] = []
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
+    options = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, **options)
     await consumer.start()
     try:
         consumer.assign([TopicPartition(topic, 0)])
-        await consumer.seek_to_beginning()
         ends = await consumer.end_offsets(consumer.assignment())
         while any([await consumer.position(partition) < end for partition, end in ends.items()]):
             for records in (await consumer.getmany(timeout_ms=500)).values():

@@ -68,12 +68,11 @@ async def test_positions_come_along(stack: Stack, tmp_path: Path) -> None:
 async def where(cluster: KafkaCluster, value: bytes) -> int:
     """The offset of the record there."""
     async with asyncio.timeout(60):
-        reader = AIOKafkaConsumer(bootstrap_servers=cluster.bootstrap, isolation_level="read_committed")
-        async with reader:
+        options = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+        async with AIOKafkaConsumer(bootstrap_servers=cluster.bootstrap, **options) as reader:
             while True:
                 try:
                     reader.assign([_PARTITION])
-                    await reader.seek_to_beginning(_PARTITION)
                     found = await reader.getmany(timeout_ms=1000)
                 except (AssertionError, ValueError):
                     continue
