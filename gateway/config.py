@@ -349,7 +349,7 @@ class Config(ServiceConfig):
     max_seqno_jump: Annotated[int, Field(ge=1)] | None = None
     """A seqno that is more than so far above the recorded one is rejected; default: no limit."""
     session_lapse_s: Annotated[float, Field(ge=0, le=86_400)] = 900
-    """A write session that is silent for so many seconds has ended: callers with other tokens may open one then."""
+    """A write session that is silent for so many seconds has ended: others may open one, or write without it."""
     quotas: list[QuotaSettings] = []
     """Limits of the rate of writing by topic."""
     worker_hosts: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = None

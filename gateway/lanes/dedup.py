@@ -21,8 +21,12 @@ chunk, no heartbeat, no opening. The number of a session is no secret, so it giv
 | opening by an administrator of the topic | a new session | a new session | a new session |
 
 * A source without a session, or whose session was opened without a token, is everybody's who may write the topic.
-* Without tokens, and among those who share one, one rule remains: where a session was
-  opened, a chunk outside of it that jumps needs ``prev``. A mistaken seqno would silence the source.
+* Without tokens, and among those who share one, the number counts. Once a chunk or heartbeat came with it, no chunk is
+  recorded without it while the session lives (``superseded``); duplicates are acknowledged. A new session may be opened
+  at once. After its silence, a chunk without the number ends the session.
+* A heartbeat needs no number: it silences nobody. With or without, it keeps the session alive.
+* A session that was only opened, for its facts, excludes nobody; but a chunk outside of it that jumps needs ``prev``. A
+  mistaken seqno would silence the source.
 * Decided in the lane, in the order of its transaction, by the brokers' time: if that is ahead, the session ends
   early and another token may open; if it is behind, another token waits.
 """
@@ -48,6 +52,7 @@ from logferry.gateway.contract.source_state import (
 )
 from logferry.gateway.limits import FairShare
 
+SESSION_LAPSE_MS: Final = 900_000  # by default
 # A chunk outside of the session may be so far above the recorded seqno, or above zero, without ``prev``: one TiB.
 MAX_UNCHAINED_JUMP: Final = 1 << 40
 
@@ -70,6 +75,19 @@ def refuse_write(state: SourceState, session: int | None, token: str | None) -> 
         return None
     newer = f"the newest is {state.session}" if state.session else "none is open"
     return Refusal("superseded", f"session {session} is not the source's session; {newer}", state.recorded)
+
+
+def refuse_outside(state: SourceState, session: int | None, now_ms: int, lapse_ms: int) -> Refusal | None:
+    """Why no chunk may be recorded now without the session's number; None: it may."""
+    left_ms = state.alive_ms + lapse_ms - now_ms
+    if session or not state.is_used or left_ms <= 0:
+        return None
+    number, left_s = state.session, -(-min(left_ms, lapse_ms) // 1000)
+    detail = (
+        f"session {number} writes the source; it ends when it is silent for another {left_s} s. Send "
+        f"session={number}, or open a session: that ends it at once"
+    )
+    return Refusal("superseded", detail, state.recorded)
 
 
 def refuse_opening(
@@ -127,16 +145,18 @@ def decide_write(
     now_ms: int,
     max_jump: int | None = None,
     token: str | None = None,
+    lapse_ms: int = SESSION_LAPSE_MS,
 ) -> Advance | Refusal:
     """The rule of a chunk, for all chunks of one request: all are taken or none.
 
     ``state`` is what is recorded, or a fresh one for a source that is not known yet. ``max_jump``: a seqno so far
     above the recorded one (of the first chunk: above its ``prev``) is refused, since it would silence its source.
-    ``token``: the name of the caller's.
+    ``token``: the name of the caller's. ``lapse_ms``: a session that was silent for so long excludes nobody.
     """
     refusal = refuse_write(state, session, token)
     if refusal is not None:
         return refusal
+    excluded = refuse_outside(state, session, now_ms, lapse_ms)
     recorded, base = state.recorded, state.base
     fresh: list[Chunk] = []
     last = -1
@@ -145,13 +165,15 @@ def decide_write(
         if seqno <= last:
             return Refusal("out-of-order", f"chunk {number}: seqno {seqno} follows {last}", state.recorded)
         last = seqno
-        if recorded is None:
-            base = prev
-        elif seqno <= recorded:
+        if recorded is not None and seqno <= recorded:
             if base is not None and seqno <= base:
                 detail = f"chunk {number}: seqno {seqno} lies before the first recorded chunk, which follows {base}"
                 return Refusal("gap", detail, state.recorded)
             continue
+        if excluded is not None:
+            return excluded
+        if recorded is None:
+            base = prev
         elif prev is not None and prev != recorded:
             kind = "gap" if prev > recorded else "overlap"
             return Refusal(kind, f"chunk {number}: prev {prev}, but {recorded} is recorded", state.recorded)
@@ -164,18 +186,27 @@ def decide_write(
             return Refusal("bad-request", f"chunk {number}: {jumps}", state.recorded)
         recorded = seqno
         fresh.append(chunk)
+    if session:
+        state = use_session(state)
+    elif fresh and state.is_used:
+        # It was silent and has ended: its writer must not take for its own what it does not know of.
+        state = open_session(state, now_ms, state.token)
     if not fresh:
         return Advance(state, fresh, len(chunks))
-    after = SourceState(
-        state.topic_id, state.partition, recorded, base, state.session, now_ms, _unfinished(state), state.token
-    )
+    topic_id, partition, _, _, number, _, _, owner, is_used = state
+    after = SourceState(topic_id, partition, recorded, base, number, now_ms, _unfinished(state), owner, is_used)
     return Advance(after, fresh, len(chunks) - len(fresh))
+
+
+def use_session(state: SourceState) -> SourceState:
+    """The state after a chunk or heartbeat with the number of its session."""
+    return state if state.is_used else state._replace(is_used=True)
 
 
 def open_session(state: SourceState, now_ms: int, token: str | None = None) -> SourceState:
     """A new session, of the token: its number is above every earlier one, also above those of an expired state."""
     number = max(state.session + 1, now_ms)
-    return state._replace(session=number, written_ms=now_ms, heartbeat=_unfinished(state), token=token)
+    return state._replace(session=number, written_ms=now_ms, heartbeat=_unfinished(state), token=token, is_used=False)
 
 
 def _unfinished(state: SourceState) -> Heartbeat | None:

@@ -21,6 +21,7 @@ from logferry.gateway.contract.names import partition_of
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.kafka.types import Record, TopicFacts
 from logferry.gateway.lanes.dedup import (
+    SESSION_LAPSE_MS,
     Refusal,
     SourceTable,
     beat,
@@ -28,6 +29,7 @@ from logferry.gateway.lanes.dedup import (
     open_session,
     refuse_opening,
     refuse_write,
+    use_session,
     weight,
 )
 
@@ -120,7 +122,7 @@ class Draft:
     table: SourceTable
     now_ms: int
     max_seqno_jump: int | None = None
-    session_lapse_ms: int = 900_000
+    session_lapse_ms: int = SESSION_LAPSE_MS
     refused: Callable[[str, int], str | None] = lambda _topic, _partition: None
     chunks: dict[tuple[str, int], list[tuple[bytes, Chunk]]] = field(default_factory=dict)
     states: dict[bytes, bytes | None] = field(default_factory=dict)
@@ -147,7 +149,8 @@ class Draft:
             return self._open(request, state)
         if isinstance(request, RecordHeartbeat):
             return self._beat(request, state)
-        verdict = decide_write(state, request.chunks, request.session, self.now_ms, self.max_seqno_jump, request.token)
+        limits = (self.max_seqno_jump, request.token, self.session_lapse_ms)
+        verdict = decide_write(state, request.chunks, request.session, self.now_ms, *limits)
         if isinstance(verdict, Refusal):
             return verdict, source in self._sources
         span = None
@@ -156,9 +159,10 @@ class Draft:
             if why is not None:
                 detail = f"partition {verdict.state.partition} of {source.topic} takes nothing now: {why}"
                 return Refusal("kafka-unavailable", detail, None), False
-            self._put(request.topic, source, verdict.state)
             span = self._append(source, verdict.state.partition, verdict.chunks)
             self.size_bytes += request.size_bytes
+        if verdict.state is not state:
+            self._put(request.topic, source, verdict.state)
         outcome = WriteOutcome(verdict.state, len(verdict.chunks), verdict.duplicates, span)
         return outcome, source in self._sources
 
@@ -192,7 +196,7 @@ class Draft:
         refusal = refuse_write(state, request.session, request.token)
         if refusal is not None:
             return refusal, request.source in self._sources
-        after = beat(state, request.heartbeat)
+        after = beat(use_session(state) if request.session else state, request.heartbeat)
         self._put(request.topic, request.source, after)
         return HeartbeatOutcome(after), True
 

@@ -14,7 +14,14 @@ from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal
-from logferry.gateway.lanes.transaction import Draft, ForgetOutcome, Outcome, SessionOutcome, WriteOutcome
+from logferry.gateway.lanes.transaction import (
+    Draft,
+    ForgetOutcome,
+    HeartbeatOutcome,
+    Outcome,
+    SessionOutcome,
+    WriteOutcome,
+)
 
 TOPIC = "dc1.t"
 WINDOW = 3
@@ -28,8 +35,9 @@ class Violated(AssertionError):
 class Attempt:
     """One request on its way.
 
-    ``kind``: ``write`` (without chunks the opening of a session), ``beat``, ``forget``, or ``theft``: a ``write`` with
-    another token than the source's.
+    ``kind``: ``write`` (without chunks the opening of a session), ``beat``, ``forget``, ``theft``: a ``write`` with
+    another token than the source's, or ``outside``: a ``write`` without the number of the source's session, which is
+    used, and with its token.
 
     ``opening``: the request that opened its session; ``since``: the topic's incarnation when it was sent.
     """
@@ -49,7 +57,8 @@ class Attempt:
 class Log:
     """What Kafka holds. ``incarnations``: of the topic, each a list of (source, partition, chunk); no chunk: forgotten.
 
-    ``openings``: the newest session of a source in an incarnation; ``late``: a commit that is still on the wire.
+    ``openings``: the newest session of a source in an incarnation; ``used``: those whose number came with a chunk or
+    heartbeat since; ``late``: a commit that is still on the wire.
     """
 
     facts: TopicFacts = field(default_factory=lambda: TopicFacts(TOPIC, b"%16d" % 0, 2, 1 << 20))
@@ -58,6 +67,7 @@ class Log:
     recorded: list[Attempt] = field(default_factory=list)
     epoch: int = 0
     openings: dict[tuple[int, SourceIdentity], Attempt] = field(default_factory=dict)
+    used: set[tuple[int, SourceIdentity]] = field(default_factory=set)
     late: tuple[Draft, list[tuple[Attempt, Outcome]], list[bytes]] | None = None
 
     def fences(self, epoch: int) -> bool:
@@ -75,10 +85,15 @@ class Log:
             opened = self.openings.get((len(self.incarnations), source))
             # After the source was forgotten, it may have become the other token's.
             is_stolen = opened is not None and opened.kind == attempt.kind == "theft"
+            if attempt.kind == "outside" and isinstance(outcome, WriteOutcome) and outcome.written:
+                raise Violated(f"recorded without the number of the session, which is used: {attempt.chunks}")
+            if attempt.session is not None and isinstance(outcome, WriteOutcome | HeartbeatOutcome):
+                self.used.add((len(self.incarnations), source))
             if isinstance(outcome, SessionOutcome):
                 if attempt.kind == "theft" and opened is not None and not is_stolen:
                     raise Violated(f"another token opened a session of {source}, whose session lives")
                 self.openings[len(self.incarnations), source] = attempt
+                self.used.discard((len(self.incarnations), source))
             if isinstance(outcome, ForgetOutcome):
                 self._forget(source)
                 attempt.appended = True
@@ -106,6 +121,7 @@ class Log:
                 attempt.appended = False
         self.incarnations[-1].append((source, -1, None))
         self.openings.pop((len(self.incarnations), source), None)
+        self.used.discard((len(self.incarnations), source))
 
     def living(self) -> list[tuple[SourceIdentity, int, Chunk]]:
         """What is recorded of sources since they were forgotten last, in the present topic, the newest first."""

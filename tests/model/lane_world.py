@@ -19,6 +19,7 @@ from logferry.gateway.lanes.dedup import Refusal, SourceTable
 from logferry.gateway.lanes.group_commit import PendingRequests
 from logferry.gateway.lanes.transaction import (
     Draft,
+    ForgetOutcome,
     ForgetSource,
     OpenSession,
     Outcome,
@@ -34,6 +35,7 @@ RETENTION_MS = 20
 # No session lapses: its silence is not what is examined here.
 _LAPSE_MS = 1 << 40
 _STOLEN = Chunk(10_000, None, 1, {}, b"of another token")
+_OUTSIDE = Chunk(10_000, None, 1, {}, b"without the number")
 
 
 class Worker:
@@ -87,6 +89,9 @@ class Worker:
         while self.queue and count:
             count -= 1
             attempt = self.queue.popleft()
+            if attempt.kind == "outside" and not self._is_used(attempt.client.source):
+                self.world.answer(attempt, "fail")
+                continue
             request = self._request(attempt)
             outcome, must_wait = draft.add(request)
             if must_wait:
@@ -104,6 +109,13 @@ class Worker:
                     draft.expire(key, self.world.now_ms - RETENTION_MS)
                     self.expired += [key] if key in draft.states else []
         self.draft = None if draft.is_empty() else draft
+
+    def _is_used(self, source: SourceIdentity) -> bool:
+        """Where it is not, whoever comes without the session's number is as good as its opener: who would notice?"""
+        log = self.world.log
+        ended = (SessionOutcome, ForgetOutcome)
+        is_ended = any(one.client.source == source and isinstance(outcome, ended) for one, outcome in self.in_flight)
+        return (len(log.incarnations), source) in log.used and not is_ended
 
     def finish(self, how: str) -> None:
         """Ends the transaction: ``commit``, ``answer-lost``, ``commit-lost``, ``commit-late``, ``failed`` or
@@ -313,6 +325,14 @@ class World:
             session, chunks = ((None, [_STOLEN]), (client.session, [_STOLEN]), (None, []))[b // 2 % 3]
             theft = Attempt(client, None, session, chunks, since, heard=False, kind="theft")
             self.workers[b % 2].submit(theft)
+
+    def outside(self, a: int, b: int) -> None:
+        """A writer with the source's token, and without the number of its session, which is used."""
+        used = [client for client in self.clients if (len(self.log.incarnations), client.source) in self.log.used]
+        if used:
+            client, since = used[a % len(used)], len(self.log.incarnations) - 1
+            attempt = Attempt(client, None, None, [_OUTSIDE], since, heard=False, kind="outside")
+            self.workers[b % 2].submit(attempt)
 
     def _alone(self, a: int, b: int, kind: str) -> None:
         client = self.clients[a % len(self.clients)]

@@ -40,6 +40,7 @@ FAULTS = (
     "forget",
     "pass_time",
     "steal",
+    "outside",
 )
 Step = tuple[str, int, int]
 
@@ -192,6 +193,8 @@ GUARDS: list[Any] = [
     (transaction, "open_session", same_session),
     (dedup, "_is_foreign", lambda state, token: False),
     (transaction, "refuse_opening", lambda *state, **admin: None),
+    (dedup, "refuse_outside", lambda *state: None),
+    (dedup, "use_session", lambda state: state),
     (transaction, "resolve", refusals_stand),
     (transaction, "resolve", lambda outcome, replayed: True),
     (transaction, "resolve", lambda outcome, replayed: False),

@@ -29,6 +29,7 @@ def no_deduplication() -> None:
         now_ms: int,
         max_jump: int | None = None,
         token: str | None = None,
+        lapse_ms: int = 0,
     ) -> Advance | Refusal:
         after = state._replace(recorded=max(chunks[-1].seqno, state.recorded or 0), written_ms=now_ms)
         return Advance(after, chunks, 0)

@@ -283,5 +283,10 @@ async def test_only_the_newest_session_writes(workers: Gateway, topic: str) -> N
     await write_many(workers, topic, chained(0, 5), expect=200)
     refused = await write_many(workers, topic, chained(5, 6), f"?session={older}", expect=409)
     assert refused.problem == "superseded"
-    await write(workers, topic, "a", "seqno=20")  # without a session: allowed and unprotected
+    refused = await write(workers, topic, "a", "seqno=20", expect=409)  # the session was used, and lives
+    assert refused.problem == "superseded"
+    assert f"session={newer}" in refused.document["detail"]
+    await workers.ask("POST", source_path(topic, "a", "/heartbeat"), json={"position": 10})
+    await open_session(workers, topic, "a")
+    await write(workers, topic, "a", "seqno=20")  # one that was opened for its facts alone excludes nobody
     assert [row[:2] for row in await log_of(workers, topic) if row[0] == "a"] == [("a", 10), ("a", 20)]

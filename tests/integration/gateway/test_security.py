@@ -112,7 +112,12 @@ async def test_a_session_is_authority_over_its_source(gateway: Gateway) -> None:
         assert (status, document["type"].rpartition("/")[2]) == (400, "bad-request")
     status, document, _ = await gateway.ask("POST", f"{writes}10&prev=0&session={session}", SECRET["own"], data=b"mine")
     assert (status, document["written"], document["recorded_seqno"]) == (200, 1, 10)
-    status, document, _ = await gateway.ask("POST", f"{writes}20&prev=10", SECRET["own"], data=b"also mine")
+    # Now the session is used by its number: its own token needs it, too.
+    for query in ("20", "20&prev=10", f"{highest}&prev=10"):
+        status, document, _ = await gateway.ask("POST", writes + query, SECRET["own"], data=b"mistake")
+        assert (status, document["type"].rpartition("/")[2]) == (409, "superseded")
+    query = f"20&prev=10&session={session}"
+    status, document, _ = await gateway.ask("POST", writes + query, SECRET["own"], data=b"also mine")
     assert (status, document["written"]) == (200, 1)
     status, _, _ = await gateway.ask("DELETE", source, SECRET["admin"])
     assert status == 200

@@ -44,6 +44,7 @@ class Lane:
 
     def __init__(self) -> None:
         self.table = SourceTable()
+        self.token: str | None = None
 
     def asked(self, request: Request, now_ms: int = NOW) -> Outcome:
         (outcome,) = committed(self.table, request, now_ms=now_ms)
@@ -119,10 +120,16 @@ def test_who_may_open_a_session(lane: Lane, token: str | None, is_admin: bool, s
         assert 0 < outcome.retry_after_s <= LAPSE // 1000
 
 
-def test_a_session_lives_by_its_heartbeats_and_its_chunks(lane: Lane) -> None:
-    assert isinstance(lane.asked(beating("own", NOW + LAPSE - 1), NOW + LAPSE - 1), HeartbeatOutcome)
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_session_lives_by_its_heartbeats_and_its_chunks(lane: Lane, is_used: bool) -> None:
+    """For other tokens also by those without its number, where it was only opened."""
+    if not is_used:
+        lane.asked(opening("own"))
+    session = lane.state.session if is_used else None
+    assert isinstance(lane.asked(beating("own", NOW + LAPSE - 1, session), NOW + LAPSE - 1), HeartbeatOutcome)
     assert kind(lane.asked(opening("other"), NOW + 2 * LAPSE - 2)) == "source-in-use"
-    assert kind(lane.asked(write(12, 10, token="own"), NOW + 2 * LAPSE - 2)) == "WriteOutcome"
+    written = lane.asked(write(12, 10, session=session, token="own"), NOW + 2 * LAPSE - 2)
+    assert kind(written) == "WriteOutcome"
     assert kind(lane.asked(opening("other"), NOW + 3 * LAPSE - 3)) == "source-in-use"
     assert kind(lane.asked(opening("other"), NOW + 3 * LAPSE - 2)) == "SessionOutcome"
 
@@ -183,6 +190,127 @@ def test_decided_within_the_transaction() -> None:
     refused, must_wait = draft.add(write(HUGE, token="other"))
     assert (kind(refused), must_wait) == ("superseded", True)
     assert not draft.chunks
+
+
+# ---- those who share a token, or have none -------------------------------------------------------------------
+
+
+@pytest.fixture(params=[None, "own"])
+def used(request: pytest.FixtureRequest) -> Lane:
+    """The caller's token, or none, has a session that was used by its number, up to 500."""
+    lane = Lane()
+    lane.token = request.param
+    lane.asked(opening(lane.token))
+    first = WriteChunks(TOPIC, WEB, lane.state.session, [Chunk(500, 400, None, {}, b"x")], 1, lane.token)
+    assert isinstance(lane.asked(first), WriteOutcome)
+    return lane
+
+
+def test_while_a_session_writes_nothing_is_written_without_its_number(used: Lane) -> None:
+    before, token = used.state, used.token
+    for now in (NOW, NOW + LAPSE - 1, NOW - MONTH):
+        for request in (
+            write(10**12, token=token),
+            write(HUGE, 500, token=token),
+            write(501, 500, token=token),
+            lane_requests.write(WEB, (500, None), (501, None), token=token),
+        ):
+            refusal = used.asked(request, now)
+            assert kind(refusal) == "superseded"
+            assert isinstance(refusal, Refusal)
+            assert f"session={before.session}" in refusal.detail
+            assert "open a session" in refusal.detail
+            assert refusal.recorded == 500
+    assert used.state == before
+    written = used.asked(write(501, 500, session=before.session, token=token))
+    assert isinstance(written, WriteOutcome)
+    assert (written.written, written.duplicates) == (1, 0)
+
+
+def test_the_refusal_says_when_the_session_lapses(used: Lane) -> None:
+    refusal = used.asked(write(501, token=used.token), NOW + 100_000)
+    assert isinstance(refusal, Refusal)
+    assert "800 s" in refusal.detail
+
+
+def test_what_is_recorded_is_a_duplicate_with_and_without_the_number(used: Lane) -> None:
+    before = used.state
+    same = used.asked(write(500, 400, token=used.token))
+    assert isinstance(same, WriteOutcome)
+    assert (same.written, same.duplicates) == (0, 1)
+    assert kind(used.asked(write(400, token=used.token))) == "gap"
+    assert used.state == before
+
+
+def test_the_token_may_open_a_session_at_once(used: Lane) -> None:
+    before = used.state.session
+    assert kind(used.asked(opening(used.token))) == "SessionOutcome"
+    assert kind(used.asked(write(501, 500, session=before, token=used.token))) == "superseded"
+    # Opened, and not used yet: who opened it for the facts may write without it.
+    assert kind(used.asked(write(501, 500, token=used.token))) == "WriteOutcome"
+    assert kind(used.asked(beating(used.token, NOW))) == "HeartbeatOutcome"
+
+
+@pytest.mark.parametrize("use", ["chunk", "duplicate", "heartbeat", "nothing"])
+def test_a_session_is_used_by_its_number_alone(use: str) -> None:
+    lane = Lane()
+    lane.asked(write(10))
+    lane.asked(opening(None))
+    number = lane.state.session
+    uses: dict[str, Request] = {
+        "chunk": write(11, session=number),
+        "duplicate": write(10, session=number),
+        "heartbeat": beating(None, NOW, number),
+        "nothing": write(11),
+    }
+    lane.asked(uses[use])
+    assert kind(lane.asked(write(12))) == ("WriteOutcome" if use == "nothing" else "superseded")
+    assert lane.state.recorded == (12 if use == "nothing" else 10 if use in ("duplicate", "heartbeat") else 11)
+    assert kind(lane.asked(write(13, session=number))) == "WriteOutcome"
+
+
+def test_a_chunk_without_the_number_ends_a_session_that_is_silent(used: Lane) -> None:
+    number, token = used.state.session, used.token
+    # A duplicate keeps no session alive.
+    assert kind(used.asked(write(500, token=token), NOW + LAPSE - 1)) == "WriteOutcome"
+    assert kind(used.asked(write(501, token=token), NOW + LAPSE)) == "WriteOutcome"
+    # Its writer does not know of 501, and must not take it for its own.
+    assert kind(used.asked(write(501, session=number, token=token), NOW + LAPSE)) == "superseded"
+    assert kind(used.asked(write(502, token=token), NOW + LAPSE)) == "WriteOutcome"
+    assert used.state.token == token
+
+
+@pytest.mark.parametrize("has_number", [True, False])
+def test_its_heartbeats_and_chunks_keep_a_used_session_alive(used: Lane, has_number: bool) -> None:
+    """A heartbeat needs no number: a program may give it with its chunks alone."""
+    number, token = used.state.session, used.token
+    beaten = used.asked(beating(token, NOW + LAPSE - 1, number if has_number else None), NOW + LAPSE - 1)
+    assert kind(beaten) == "HeartbeatOutcome"
+    assert kind(used.asked(write(501, token=token), NOW + 2 * LAPSE - 2)) == "superseded"
+    assert kind(used.asked(write(501, session=number, token=token), NOW + 2 * LAPSE - 2)) == "WriteOutcome"
+    assert kind(used.asked(write(502, token=token), NOW + 3 * LAPSE - 3)) == "superseded"
+    assert kind(used.asked(write(502, token=token), NOW + 3 * LAPSE - 2)) == "WriteOutcome"
+
+
+def test_a_session_that_lapsed_is_resumed_where_nobody_came_in_between(used: Lane) -> None:
+    number = used.state.session
+    assert kind(used.asked(write(501, session=number, token=used.token), NOW + MONTH)) == "WriteOutcome"
+    assert kind(used.asked(write(502, token=used.token), NOW + MONTH)) == "superseded"
+
+
+def test_a_forgotten_source_has_no_session(used: Lane) -> None:
+    used.asked(ForgetSource(TOPIC, WEB))
+    assert kind(used.asked(write(1))) == "WriteOutcome"
+
+
+def test_a_use_earlier_in_the_transaction_counts() -> None:
+    table = SourceTable()
+    (opened,) = committed(table, opening(None))
+    assert isinstance(opened, SessionOutcome)
+    draft = Draft(table, NOW)
+    assert draft.add(write(1, session=opened.state.session))[1]
+    refused, must_wait = draft.add(write(10**12))
+    assert (kind(refused), must_wait) == ("superseded", True)
 
 
 def test_the_time_that_is_left_is_rounded_up() -> None:

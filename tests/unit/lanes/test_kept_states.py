@@ -17,8 +17,9 @@ STATES = st.builds(
     MAYBE,
     I64 | st.integers(0, 2**48),
     I64 | st.integers(0, 2**48),
-    st.none() | st.builds(Heartbeat, I64, MAYBE, MAYBE, MAYBE, st.booleans()),
+    st.none() | st.builds(Heartbeat, st.integers(1, 2**63 - 1), MAYBE, MAYBE, MAYBE, st.booleans()),
     st.none() | st.from_regex(r"[a-zA-Z0-9._-]{1,64}", fullmatch=True),
+    st.booleans(),
 )
 
 
@@ -42,3 +43,15 @@ def test_many_topics() -> None:
     for topic_id in ids:
         source = SourceIdentity(f"dc1.{topic_id.hex()}", None, "s")
         assert table.get(source, topic_id) == SourceState(topic_id, 3, 9, 0, 7, 8)
+
+
+def test_workers_of_earlier_versions_read_a_state_whose_session_was_used() -> None:
+    """They refuse unknown flags of a state and stop the lane; of a heartbeat they pass over them."""
+    state = SourceState(bytes(16), 3, 9, 0, 7, 8, token="own", is_used=True)
+    raw = state.encode()
+    assert raw[0] == 1
+    assert raw[1] == 1 | 2 | 4 | 8  # recorded, base, heartbeat, token: those that they know
+    # A heartbeat of the time 0, with nothing in it: no source was ever heard of so early.
+    assert raw[54:-3] == bytes([16]) + bytes(32)
+    # What they write back says nothing of the use, and no heartbeat of the time 0 comes out of it.
+    assert SourceState.decode(raw[:54] + bytes(33) + b"own") == state._replace(is_used=False)
