@@ -46,19 +46,15 @@ class ReadApi:
         dc, _ = split_topic(topic)
         wanted = _read(call, topic, dc)
         media_type, encode = page.encoder(call.request.headers.get("Accept", ""))
-        self._check_room(call, 1)
-        found, cursor = await self._page(wanted, "cursor" in call.query)
-        size_bytes = sum(len(row[-1]) + _ROW_BYTES for row in found.rows)
-        self._check_room(call, size_bytes)
-        self.room.take(call.caller.name, size_bytes)
+        held = page.HeldBytes(self.room, call.caller.name)
         try:
+            held.settle(1)
+            found, cursor = await self._page(wanted, "cursor" in call.query, held)
+            size_bytes = sum(len(row[-1]) + _ROW_BYTES for row in found.rows)
+            held.settle(size_bytes)
             return await self._answer(call, wanted, found, cursor, (media_type, encode, size_bytes))
         finally:
-            self.room.give(call.caller.name, size_bytes)
-
-    def _check_room(self, call: Call, size_bytes: int) -> None:
-        if self.room.room(call.caller.name) < size_bytes:
-            raise Problem("overloaded", f"{self.room.used} bytes of reads wait for their readers; try again later")
+            held.settle(0)
 
     async def _answer(
         self,
@@ -83,11 +79,13 @@ class ReadApi:
             return web.Response(body=body, headers=headers)
         return await written(call.request, body, headers, self.config.limits.session_stall_s)
 
-    async def _page(self, wanted: page.ReadRequest, by_cursor: bool) -> tuple[page.PartitionPage, int | None]:
+    async def _page(
+        self, wanted: page.ReadRequest, by_cursor: bool, held: page.HeldBytes
+    ) -> tuple[page.PartitionPage, int | None]:
         """The page, and the position after it in the original partition; None: for a copy that no mirror wrote."""
         limits, tp = self.config.limits, (wanted.topic, wanted.partition)
         if wanted.dc == self.config.dc:
-            found = await page.read_page(self.kafka, limits, wanted)
+            found = await page.read_page(self.kafka, limits, wanted, held)
             return found, found.next_offset
         if by_cursor:
             original = int(wanted.offset or 0)
@@ -96,7 +94,7 @@ class ReadApi:
                 # The reader is ahead of this copy, so there is nothing new for it here.
                 return page.PartitionPage([], (await self.translation.checkpoint(tp)).local_next), original
             wanted = replace(wanted, offset=here)
-        found = await page.read_page(self.kafka, limits, wanted)
+        found = await page.read_page(self.kafka, limits, wanted, held)
         try:
             if found.last_offset is None and by_cursor:
                 return found, original

@@ -22,6 +22,7 @@ from logferry.gateway.contract.chunk import MSGPACK, NDJSON, bin_head
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
+from logferry.gateway.limits import FairShare
 from logferry.gateway.reading.assignment import undecodable, unknown_topic
 from logferry.gateway.reading.formats import KEYS, PLAIN, Row, media_type, row_object, row_of
 
@@ -29,6 +30,8 @@ from logferry.gateway.reading.formats import KEYS, PLAIN, Row, media_type, row_o
 _USUAL_RATIO: Final = 5
 _LEAST_FETCH: Final = 1 << 16
 _FULL: Final = 0.5
+# Of what is free, one read takes such a part at most.
+_SHARE: Final = 4
 _INLINE_RECORDS: Final = 50
 # Beside the data of a row.
 _ROW_BYTES: Final = 30
@@ -65,13 +68,40 @@ class PartitionPage:
     last_offset: int | None = None
 
 
-async def read_page(kafka: KafkaClient, limits: Limits, wanted: ReadRequest) -> PartitionPage:
+@dataclass(slots=True)
+class HeldBytes:
+    """What one read holds of the room of all. Whoever made it settles it at 0 at the end, however the read ends."""
+
+    room: FairShare
+    token: str | None
+    bytes: int = 0
+
+    def grow(self, wanted: int) -> int:
+        """Takes up to so many more, a part of what is free so that others find some, too; 0: there is no room."""
+        free = int(self.room.room(self.token)) // _SHARE
+        more = min(wanted, free) if free >= min(wanted, _LEAST_FETCH) else 0
+        self.room.take(self.token, more)
+        self.bytes += more
+        return more
+
+    def settle(self, size_bytes: int) -> None:
+        """Holds exactly so many. Raises Problem ``overloaded`` where that is more, and there is no room for it."""
+        if size_bytes > self.bytes and size_bytes - self.bytes > self.room.room(self.token):
+            raise self.problem()
+        self.room.give(self.token, self.bytes - size_bytes)
+        self.bytes = size_bytes
+
+    def problem(self) -> Problem:
+        return Problem("overloaded", f"{self.room.used} bytes of reads wait for their readers; try again later")
+
+
+async def read_page(kafka: KafkaClient, limits: Limits, wanted: ReadRequest, held: HeldBytes) -> PartitionPage:
     """At least one chunk if there is one that passes the filters within the wait, at most about ``max_bytes``.
 
     Raises Problem ``unknown-topic`` or ``out-of-range``, and ``kafka-unavailable`` where Kafka gives damaged records.
     """
     try:
-        return await _collect(kafka, limits, wanted, await _start(kafka, wanted))
+        return await _collect(kafka, limits, wanted, await _start(kafka, wanted), held)
     except errors.UnknownTopicOrPartitionError:
         raise await _not_found(kafka, wanted) from None
     except errors.OffsetOutOfRangeError:
@@ -103,16 +133,26 @@ async def _start(kafka: KafkaClient, wanted: ReadRequest) -> int:
     return await kafka.offset(wanted.topic, wanted.partition, LATEST if wanted.offset == "latest" else EARLIEST)
 
 
-async def _collect(kafka: KafkaClient, limits: Limits, wanted: ReadRequest, position: int) -> PartitionPage:
+async def _collect(
+    kafka: KafkaClient, limits: Limits, wanted: ReadRequest, position: int, held: HeldBytes
+) -> PartitionPage:
+    """A small fetch looks for data, or waits for some; what is fetched beyond is taken of the room before."""
     deadline = time.monotonic() + min(wanted.wait_ms, limits.read_wait_ms) / 1000
     max_bytes = min(wanted.max_bytes, limits.read_bytes)
     rows: list[Row] = []
     last_offset: int | None = None
-    fetches = 0
+    fetches, at_end = 0, True
     while True:
-        fetches += 1
-        wait_ms = 0 if rows else max(0, int((deadline - time.monotonic()) * 1000))
-        room = max_bytes - _size(rows)
+        wait_ms, room = 0, min(max_bytes, _LEAST_FETCH)
+        if at_end:
+            wait_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        else:
+            fetches += 1
+            room = held.grow(max(1, max_bytes - _size(rows)))
+            if not room:
+                if rows:
+                    return PartitionPage(rows, position, last_offset)
+                raise held.problem()
         max_fetch = max(_LEAST_FETCH, room // _USUAL_RATIO)
         tp = wanted.topic, wanted.partition
         try:
@@ -125,9 +165,10 @@ async def _collect(kafka: KafkaClient, limits: Limits, wanted: ReadRequest, posi
             last_offset = fetched.records[-1].offset
         is_small = len(fetched.records) <= _INLINE_RECORDS
         rows += _rows(fetched.records, wanted) if is_small else await asyncio.to_thread(_rows, fetched.records, wanted)
-        position = fetched.next_offset
+        held.settle(_size(rows))
+        position, at_end = fetched.next_offset, fetched.at_end
         is_full = fetches >= _USUAL_RATIO or _size(rows) >= max_bytes * _FULL
-        if (rows and (is_full or fetched.at_end)) or (fetched.at_end and time.monotonic() >= deadline):
+        if (rows and (is_full or at_end)) or (at_end and time.monotonic() >= deadline):
             return PartitionPage(rows, position, last_offset)
 
 
