@@ -121,13 +121,14 @@ class _Lag(Collector):
 
 @dataclass(frozen=True, slots=True)
 class MirrorApi:
-    """The handlers, created when the worker starts."""
+    """The handlers, created when the worker starts. ``risks``: what was found in Kafka's settings then."""
 
     config: MirrorConfig
     ownership: Ownership[MirrorLane]
     links: dict[str, RemoteCluster]
     budget: MemoryBudget
     targets: TargetTopics
+    risks: list[str]
     admission: Admission = field(default_factory=lambda: Admission(LIMITS))
 
     def add_to(self, routes: Routes) -> None:
@@ -151,7 +152,7 @@ class MirrorApi:
                 "links": [_link(link, [p for p in partitions if p.dc == dc]) for dc, link in self.links.items()],
                 "partitions": [_partition(partition) for partition in partitions],
                 "unaltered": dict(sorted(self.targets.unaltered.items())),
-                "warnings": self.config.warnings,
+                "warnings": [*self.config.warnings, *self.risks],
             }
         )
 

@@ -16,6 +16,7 @@ from aiohttp import web
 from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError
 from logferry.gateway.api import schemas
+from logferry.gateway.api.forwarding import is_worker
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
 from logferry.gateway.http.admission import Quotas
@@ -33,12 +34,13 @@ from prometheus_client import Gauge
 
 _DEADLINE_S: Final = 2.0
 _EXAMPLES: Final = 10
+_STRANGER: Final = "stranger.invalid:1"
 _KAFKAS_OWN: Final = ("__transaction_state", "__consumer_offsets")
 
 
 @dataclass(frozen=True, slots=True)
 class StatusApi:
-    """The handlers; created when the worker starts."""
+    """The handlers; created when the worker starts. ``risks``: what was found in Kafka's settings then."""
 
     config: Config
     kafka: KafkaClient
@@ -46,6 +48,7 @@ class StatusApi:
     ownership: Ownership[Lane]
     quotas: Quotas
     sessions: SessionRegistry
+    risks: list[str]
     started_ms: int = field(default_factory=now_ms)
 
     def add_to(self, routes: Routes) -> None:
@@ -81,7 +84,7 @@ class StatusApi:
                     for topic, why in self.topics.weak().items()
                 ),
             ],
-            warnings=[*warnings(self.config, self.kafka.clock), *self.sessions.warnings()],
+            warnings=[*warnings(self.config, self.kafka.clock), *self.sessions.warnings(), *self.risks],
             limits=self._limits(lanes),
             throttled=[
                 schemas.ThrottledStatus(
@@ -129,6 +132,12 @@ class StatusApi:
 def warnings(config: Config, clock: BrokerClock) -> list[str]:
     """Risks of the configuration that an operator may have accepted, and clocks that differ."""
     found = config.warnings
+    # With an authority of their own, strangers have no certificate.
+    is_verified = config.tls is not None and config.tls.ca is not None
+    scheme = "http" if config.tls is None else "https"
+    if config.tokens and not is_verified and is_worker(config, f"{scheme}://{_STRANGER}"):
+        what = f"whoever may join the group {config.group} in Kafka can get tokens of callers"
+        found.append(f"{what}: list the hosts of all workers in worker_hosts")
     return found if clock.warning is None else [*found, clock.warning]
 
 

@@ -60,14 +60,14 @@ class LaneSettings(Protocol):
     def lane(self, number: int, /) -> LaneIdentity: ...
 
 
-async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ...]) -> None:
+async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ...]) -> list[str]:
     """Creates the state topic if it is missing, then checks it, the transaction log, and the topics to write to.
 
-    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. Raises
-    WeakKafka or ConfigError, naming the setting.
+    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. Returns
+    risks for the status, each with a remedy. Raises WeakKafka or ConfigError, naming the setting.
     """
     check_abilities(await kafka.abilities())
-    await _check_brokers(kafka, config)
+    risks = await _check_brokers(kafka, config)
     topic = config.state_topic
     if await create_topic(kafka, config, topic, _STATE_CONFIGS):
         log.event("state_topic_created", topic=topic, lanes=config.lanes)
@@ -78,6 +78,7 @@ async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ..
     present = [name for name in (await kafka.describe()).topics if name.startswith(written)] if written else []
     for name in (topic, "__transaction_state", *present):
         await _known_everywhere(partial(_check_durability, kafka, config, name))
+    return risks
 
 
 async def _known_everywhere(ask: Callable[[], Awaitable[_T]]) -> _T:
@@ -104,13 +105,13 @@ def check_abilities(brokers: dict[str, BrokerAbilities]) -> None:
             )
 
 
-async def _check_brokers(kafka: KafkaClient, config: LaneSettings) -> None:
-    """Raises WeakKafka; a setting that is only risky, or that may not be read, is logged."""
+async def _check_brokers(kafka: KafkaClient, config: LaneSettings) -> list[str]:
+    """The risks. Raises WeakKafka; a setting that is only risky, or that may not be read, is logged."""
     try:
         brokers = await kafka.broker_settings()
     except errors.KafkaError as error:
         log.event("broker_settings_hidden", reason=repr(error))
-        return
+        return []
     for node, settings in sorted(brokers.items()):
         if settings.get(_VERIFICATION) == "false" and "partition-verification" not in config.accept_weak_kafka:
             raise WeakKafka(
@@ -118,8 +119,11 @@ async def _check_brokers(kafka: KafkaClient, config: LaneSettings) -> None:
                 'Set it, or accept it by name: accept_weak_kafka = ["partition-verification"]'
             )
     creating = [node for node, settings in sorted(brokers.items()) if settings.get(_AUTO_CREATE) == "true"]
-    if creating:
-        log.event("topics_created_by_use", brokers=creating, setting=f"{_AUTO_CREATE}=true")
+    if not creating:
+        return []
+    log.event("topics_created_by_use", brokers=creating, setting=f"{_AUTO_CREATE}=true")
+    remedy = f"set {_AUTO_CREATE}=false on the brokers, then restart this service"
+    return [f"a deleted topic may come back, empty and weak, as Kafka creates topics that are asked for: {remedy}"]
 
 
 async def create_topic(kafka: KafkaClient, config: LaneSettings, topic: str, settings: dict[str, str]) -> bool:

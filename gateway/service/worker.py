@@ -56,7 +56,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
 async def _parts(
     config: Config, worker: int, quotas: Quotas, url: str, kafka: KafkaClient, gate: Gate, stack: AsyncExitStack
 ) -> Parts[Lane]:
-    await preflight.check(kafka, config, ())
+    risks = await preflight.check(kafka, config, ())
     await compare_clocks(kafka)
     topics = TopicCatalog(kafka, config)
     ownership = Ownership(config, url, kafka, partial(Lane, config=config, kafka=kafka, topics=topics))
@@ -73,7 +73,7 @@ async def _parts(
             SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
-            StatusApi(config, kafka, topics, ownership, quotas, sessions).add_to,
+            StatusApi(config, kafka, topics, ownership, quotas, sessions, risks).add_to,
             HealthApi(ownership, REGISTRY).add_to,
         ),
     )

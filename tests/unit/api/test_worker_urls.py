@@ -8,6 +8,8 @@ from unittest.mock import Mock
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from logferry.gateway.api.forwarding import Forwarding, is_worker
+from logferry.gateway.api.status import warnings
+from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Admission
@@ -46,6 +48,27 @@ def config(settings: dict[str, Any]) -> Config:
 def test_what_can_be_a_worker(settings: dict[str, Any], good: list[str], bad: list[str]) -> None:
     assert [url for url in good if not is_worker(config(settings), url)] == []
     assert [url for url in bad if is_worker(config(settings), url)] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        (PUBLIC, True),
+        ({**PUBLIC, "listen": "127.0.0.1:80"}, True),  # behind a proxy, its workers on any host
+        (TLS, True),
+        (
+            {**PUBLIC, "tls": {"certificate": "c.pem", "key": "k.pem", "ca": "ca.pem"}},
+            False,
+        ),  # strangers have no certificate of it
+        (LISTED, False),
+        ({"tokens": TOKENS}, False),  # loopback alone
+        ({"listen": "10.0.0.1:80", "anonymous": True}, False),
+    ],
+)
+def test_that_any_host_may_get_tokens_is_named(settings: dict[str, Any], warned: bool) -> None:
+    assert (
+        any("worker_hosts" in text.partition(": ")[2] for text in warnings(config(settings), BrokerClock())) == warned
+    )
 
 
 async def test_a_token_is_not_sent_to_another() -> None:

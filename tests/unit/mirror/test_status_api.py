@@ -65,7 +65,7 @@ async def serving(lane: Lane, patch: pytest.MonkeyPatch, **settings: Any) -> Asy
     )
     world.targets.unaltered["dc1.t"] = "retention.ms: no right"
     world.links["dc1"].topics = dict(world.there.topics)
-    MirrorApi(world.config, ownership, world.links, world.budget, world.targets).add_to(routes)
+    MirrorApi(world.config, ownership, world.links, world.budget, world.targets, ["topics: a remedy"]).add_to(routes)
     client: TestClient[Any, Any] = TestClient(RawTestServer(routes))
     async with client:
         yield client
@@ -81,6 +81,11 @@ async def test_an_operator_resumes(client: TestClient[Any, Any], lane: Lane) -> 
     async with client.post("/v1/resume", data=BODY, headers=JSON) as answer:
         assert answer.status == 200
     assert lane.resumed == [(("dc1.t", 0), 7)]
+
+
+async def test_the_status_names_risks_of_kafkas_settings(client: TestClient[Any, Any]) -> None:
+    async with client.get("/v1/status") as answer:
+        assert "topics: a remedy" in (await answer.json())["warnings"]
 
 
 def test_metrics_are_computed_while_lanes_follow_other_partitions() -> None:

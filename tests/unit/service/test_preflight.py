@@ -80,7 +80,7 @@ class Lanes:
 
 async def test_a_broker_that_lags_behind_in_its_metadata_is_asked_again() -> None:
     kafka = LaggingKafka(lagging_answers=7)
-    checked: Awaitable[None] = check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ("dc1.",))
+    checked: Awaitable[object] = check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ("dc1.",))
     await checked
     assert kafka.left == 0
 
@@ -98,8 +98,11 @@ async def test_a_broker_that_verifies_no_transactions_is_refused_unless_accepted
 async def test_brokers_that_create_topics_by_themselves_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     kafka = LaggingKafka(lagging_answers=0)
     kafka.settings["auto.create.topics.enable"] = "true"
-    await check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ())
+    (risk,) = await check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ())
     assert '"topics_created_by_use", "brokers": [1]' in capsys.readouterr().err
+    assert "auto.create.topics.enable" in risk.partition(": ")[2]
+    kafka.settings["auto.create.topics.enable"] = "false"
+    assert await check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ()) == []
 
 
 async def test_settings_that_may_not_be_read_are_no_reason_to_refuse(
