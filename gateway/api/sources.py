@@ -42,6 +42,7 @@ from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
+from logferry.gateway.lanes.source_order import sort_key
 from logferry.gateway.lanes.transaction import (
     ForgetOutcome,
     ForgetSource,
@@ -109,25 +110,21 @@ def refused(refusal: Refusal) -> Problem:
 async def first_rows(
     lanes: Iterable[Lane],
     topic: str,
+    prefix: str,
     after: str,
     size: int,
     wanted: Callable[[str], bool],
     counts: Callable[[SourceState], bool],
 ) -> list[dict[str, Any]]:
-    """The first rows after a sort key. As soon as there are enough, the states of sources behind them are not read."""
-    after_id = after.partition(" ")[0]
+    """The first rows of ids with the prefix, after a sort key. Of each lane no more is read than that."""
+    start = quote(prefix, safe="")
     first: list[tuple[str, SourceIdentity, SourceState]] = []
-
-    def wants(source_id: str) -> bool:
-        name = quote(source_id, safe="")
-        # The id of ``after`` itself may belong to a source of the previous page.
-        is_inside = name >= after_id and (len(first) < size or name <= first[-1][0])
-        return is_inside and wanted(source_id)
-
     for lane in lanes:
-        async for source, state in lane.sources(topic, wants):
-            key = _key(source.source_id, source.partition_key)
-            if key > after and counts(state):
+        async for source, state in lane.sources(topic, max(after, start)):
+            key = sort_key(source.source_id, source.partition_key)
+            if not key.startswith(start) or (len(first) == size and key > first[-1][0]):
+                break
+            if key > after and wanted(source.source_id) and counts(state):
                 insort(first, (key, source, state), key=itemgetter(0))
                 del first[size:]
     return [_row(source, state) for _, source, state in first]
@@ -308,12 +305,12 @@ class SourcesApi:
         before_ms = None if idle_for_ms is None else self.topics.clock.now_ms() - idle_for_ms
 
         def wanted(source_id: str) -> bool:
-            return source_id.startswith(prefix) and call.caller.may_see_source(topic, source_id)
+            return call.caller.may_see_source(topic, source_id)
 
         def counts(state: SourceState) -> bool:
             return state.topic_id == facts.id and (before_ms is None or state.alive_ms < before_ms)
 
-        rows = await first_rows(lanes.values(), topic, after, _PAGE + 1, wanted, counts)
+        rows = await first_rows(lanes.values(), topic, prefix, after, _PAGE + 1, wanted, counts)
         if FORWARDED in call.request.headers:
             return json_response({"sources": rows, "lanes": sorted(lanes)})
         covered = set(lanes)
@@ -346,12 +343,7 @@ def _row(source: SourceIdentity, state: SourceState) -> dict[str, Any]:
 
 
 def _sort_key(row: dict[str, Any]) -> str:
-    return _key(row["source_id"], row["partition_key"])
-
-
-def _key(source_id: str, key: str | None) -> str:
-    """The sort key of a source: its id, then its partition key; escaped, so that the two cannot run together."""
-    return quote(source_id, safe="") + ("" if key is None else " " + quote(key, safe=""))
+    return sort_key(row["source_id"], row["partition_key"])
 
 
 def _check_durable(facts: TopicFacts) -> None:

@@ -238,10 +238,12 @@ def weight(key: bytes) -> int:
 class SourceTable:
     """The committed states of one lane, kept as in the state topic: a million sources must fit.
 
-    ``shares``: how many sources there are, by the token of each.
+    ``shares``: how many sources there are, by the token of each. ``added``: the keys of those that came since the order
+    of lists took them over; None: there is no order.
     """
 
     shares: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
+    added: list[bytes] | None = None
     _states: dict[bytes, bytes] = field(default_factory=dict)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
     _pins: dict[tuple[str, str], tuple[bytes, int, int]] = field(default_factory=dict)
@@ -273,8 +275,12 @@ class SourceTable:
             self.shares.take(after.decode() or None, weight(key))
         if raw is None:
             self._states.pop(key, None)
-        else:
-            self._states[key] = raw
+            return
+        self._states[key] = raw
+        if kept is None and self.added is not None:
+            self.added.append(key)
+            if len(self.added) > len(self._states):
+                self.added = None
 
     def _apply_pin(self, source: SourceIdentity, is_new: bool, raw: bytes | None) -> None:
         pin = (source.topic, source.key)

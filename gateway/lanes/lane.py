@@ -35,6 +35,7 @@ from logferry.gateway.lanes.dedup import Refusal, SourceTable
 from logferry.gateway.lanes.group_commit import Answered, GroupCommit, PendingRequest, PendingRequests
 from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
 from logferry.gateway.lanes.replay import replay_states
+from logferry.gateway.lanes.source_order import SourceOrder
 from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
 from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import LANES, count_written
@@ -57,6 +58,7 @@ class Lane(LaneLifecycle[GroupCommit]):
     topics: TopicCatalog
     metrics: ClassVar = LANES
     table: SourceTable = field(default_factory=SourceTable)
+    _order: SourceOrder | None = None
     _waiting: PendingRequests = field(default_factory=PendingRequests)
     _expired: deque[bytes] = field(default_factory=deque)
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
@@ -117,22 +119,17 @@ class Lane(LaneLifecycle[GroupCommit]):
             self._expired = deque(islice(found, at_once))
             self._wake.set()
 
-    async def sources(
-        self, topic: str, wants: Callable[[str], bool]
-    ) -> AsyncIterator[tuple[SourceIdentity, SourceState]]:
-        """The sources of a topic whose id is wanted, in no order. Raises Problem while the lane does not serve."""
+    async def sources(self, topic: str, start: str) -> AsyncIterator[tuple[SourceIdentity, SourceState]]:
+        """The sources of a topic from a sort key on, in that order. Raises Problem while the lane does not serve."""
         if self.state != "serving":
             raise Problem("not-owner-yet", f"lane {self.number} is {self.state}: {self.why}")
-        table, turns = self.table, Turns()
-        prefixes = (b"s%s\0" % topic.encode(), b"k%s\0" % topic.encode())
-        for count, key in enumerate(table.state_keys()):
-            if key.startswith(prefixes):
-                source = SourceIdentity.of_state_key(key)
-                state = table.read(key) if wants(source.source_id) else None
-                if state is not None:
-                    yield source, state
-            if count % _LOOK == 0 and turns.over:
-                await turns.give()
+        if self._order is None or self._order.table is not self.table:
+            self._order = SourceOrder(self.table)
+        order = self._order
+        async for key in order.walk(topic, start):
+            state = order.table.read(key)
+            if state is not None:
+                yield SourceIdentity.of_state_key(key), state
 
     # ---- for `LaneLifecycle` ----------------------------------------------------------------------------------------
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from logferry.gateway.api.sources import _sort_key, first_rows
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.lanes import source_order
+
+from tests.unit.lanes.test_lane_draft import serving_lane
 
 ID = b"i" * 16
 SIZE = 20
@@ -18,30 +24,36 @@ def state(topic_id: bytes = ID) -> SourceState:
     return SourceState(topic_id, 0, None, None, 0, 1)
 
 
-class FakeLane:
-    """A lane's table; ``read`` counts the states that were read."""
-
-    def __init__(self, sources: list[tuple[SourceIdentity, SourceState]]) -> None:
-        self._sources, self.read = sources, 0
-
-    async def sources(
-        self, _topic: str, wants: Callable[[str], bool]
-    ) -> AsyncIterator[tuple[SourceIdentity, SourceState]]:
-        for source, found in self._sources:
-            if wants(source.source_id):
-                self.read += 1
-                yield source, found
-
-
 def lanes_of(names: list[tuple[str, str | None, bytes]]) -> list[Any]:
-    lanes = [FakeLane([]), FakeLane([])]
+    lanes = [serving_lane() for _ in range(2)]
     for number, (source_id, key, topic_id) in enumerate(names):
-        lanes[number % 2]._sources.append((SourceIdentity("dc1.t", key, source_id), state(topic_id)))
+        add(lanes[number % 2], SourceIdentity("dc1.t", key, source_id), state(topic_id))
     return lanes
 
 
-async def page_of(lanes: list[Any], after: str) -> list[Any]:
-    return await first_rows(lanes, "dc1.t", after, SIZE, lambda _: True, lambda found: found.topic_id == ID)
+def add(lane: Any, source: SourceIdentity, found: SourceState | None) -> None:
+    lane.table.apply(source.state_key(), None if found is None else found.encode())
+
+
+async def page_of(lanes: list[Any], after: str, prefix: str = "") -> list[Any]:
+    return await first_rows(lanes, "dc1.t", prefix, after, SIZE, lambda _: True, lambda found: found.topic_id == ID)
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The state keys that were looked at."""
+    looked = list[bytes]()
+
+    def counted(look: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        def counting(raw: bytes) -> Any:
+            looked.append(raw)
+            return look(raw)
+
+        return counting
+
+    monkeypatch.setattr(SourceIdentity, "of_state_key", counted(SourceIdentity.of_state_key))
+    monkeypatch.setattr(source_order, "_place", counted(source_order._place))
+    return looked
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -66,15 +78,70 @@ async def test_pages_are_complete_and_in_order(seed: int) -> None:
     assert set(found) == set(expected), seed
 
 
-async def test_the_states_behind_a_full_page_are_not_read() -> None:
-    lanes = lanes_of([(f"web{number:05}", None, ID) for number in range(10_000)])
-    rows = await page_of(lanes, "web00500")
-    assert [row["source_id"] for row in rows] == [f"web{number:05}" for number in range(501, 501 + SIZE)]
-    assert sum(lane.read for lane in lanes) < 3 * SIZE
+IDS = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=1, max_size=6)
+
+
+@given(st.tuples(IDS, st.none() | IDS), st.tuples(IDS, st.none() | IDS))
+def test_sources_are_in_the_order_of_their_sort_keys(
+    one: tuple[str, str | None], other: tuple[str, str | None]
+) -> None:
+    places = [source_order._place(SourceIdentity("dc1.t", key, name).state_key()) for name, key in (one, other)]
+    keys = [source_order.sort_key(*names) for names in (one, other)]
+    assert (places[0] < places[1], places[0] == places[1]) == (keys[0] < keys[1], keys[0] == keys[1])
+    assert [source_order._start("dc1.t", key) for key in keys] == places
+
+
+async def test_a_page_costs_what_it_returns(looked_at: list[bytes]) -> None:
+    """Once they are in order: however many sources there are, also where some came or went."""
+    names = [f"web{number:05}" for number in range(10_000)]
+    lanes = lanes_of([(name, None, ID) for name in random.Random(1).sample(names, len(names))])
+    for lane in lanes:
+        add(lane, SourceIdentity("dc1.other", None, "web00600"), state())
+    await page_of(lanes, "")
+    for after, prefix, first in (("web00500", "", 501), ("web09990", "", 9991), ("", "web07", 7000), ("zz", "", None)):
+        looked_at.clear()
+        rows = await page_of(lanes, after, prefix)
+        expected = [] if first is None else names[first : first + SIZE]
+        assert [row["source_id"] for row in rows] == expected
+        assert len(looked_at) < 10 * SIZE
+    add(lanes[0], SourceIdentity("dc1.t", None, "web00500a"), state())
+    add(lanes[1], SourceIdentity("dc1.t", None, "web00502"), None)
+    add(lanes[0], SourceIdentity("dc1.t", None, "web00502"), None)
+    for _ in range(2):  # it goes, and comes again
+        add(lanes[0], SourceIdentity("dc1.t", None, "web00503x"), state())
+        add(lanes[0], SourceIdentity("dc1.t", None, "web00503x"), None)
+    add(lanes[0], SourceIdentity("dc1.t", None, "web00503x"), state())
+    looked_at.clear()
+    found = [row["source_id"] for row in await page_of(lanes, "web00500")]
+    assert found[:5] == ["web00500a", "web00501", "web00503", "web00503x", "web00504"]
+    assert len(found) == len(set(found)) == SIZE
+    assert len(looked_at) < 15 * SIZE
+
+
+async def test_forgotten_sources_do_not_stay_in_the_order() -> None:
+    (lane, _) = lanes = lanes_of([(f"web{number:05}", None, ID) for number in range(10_000)])
+    await page_of(lanes, "")
+    for number in range(0, 9_990, 2):
+        add(lane, SourceIdentity("dc1.t", None, f"web{number:05}"), None)
+    rows = await page_of([lane], "")
+    assert [row["source_id"] for row in rows] == [f"web{number:05}" for number in range(9_990, 10_000, 2)]
+    assert len(lane._order._keys) == 5
+
+
+async def test_sources_that_come_while_they_are_put_in_order_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = lanes_of([(f"web{number:05}", None, ID) for number in range(5_000)])
+    monkeypatch.setattr("logferry.gateway.turns._TURN_S", 0)
+    pages = [asyncio.create_task(page_of(lanes, after)) for after in ("", "web01000", "web02000")]
+    await asyncio.sleep(0)
+    add(lanes[0], SourceIdentity("dc1.t", None, "web00000a"), state())
+    add(lanes[1], SourceIdentity("dc1.t", None, "web01000a"), state())
+    await asyncio.gather(*pages)
+    assert [row["source_id"] for row in await page_of(lanes, "web00000")][:2] == ["web00000a", "web00001"]
+    assert [row["source_id"] for row in await page_of(lanes, "web01000")][:2] == ["web01000a", "web01001"]
 
 
 async def test_a_source_in_two_lanes_does_not_end_the_list() -> None:
     """As of a lane that moves: its states in the two may differ, and need no order."""
     lanes = lanes_of([("a", None, ID), ("a", None, ID)])
-    lanes[1]._sources = [(lanes[1]._sources[0][0], state()._replace(recorded=7))]
+    add(lanes[1], SourceIdentity("dc1.t", None, "a"), state()._replace(recorded=7))
     assert [row["recorded_seqno"] for row in await page_of(lanes, "")] == [None, 7]
