@@ -149,3 +149,12 @@ async def test_what_the_gateway_creates_carries_the_promise(
     assert {name: found[running.state_topic][name] for name in STATE} == STATE
     assert int(found[running.state_topic]["max.compaction.lag.ms"]) <= 86_400_000
     assert int(found[running.state_topic]["segment.ms"]) <= 86_400_000
+
+
+async def test_brokers_that_create_topics_by_use_are_a_risk_in_the_status(tmp_path: Path) -> None:
+    with (
+        KafkaCluster("creating", tmp_path / "kafka", settings={"auto.create.topics.enable": "true"}) as cluster,
+        gateway(cluster, tmp_path, "creating", 1) as running,
+    ):
+        (risk,) = (await running.ask("GET", "/v1/status")).document["warnings"]
+    assert "auto.create.topics.enable=false" in risk
