@@ -1,6 +1,6 @@
 """The order of a lane's sources in lists: by topic, then by source id and partition key, each escaped as in paths.
 
-It is made when somebody first asks, in turns, and kept: then a page costs what it returns, however many sources there
+It is made for the first list, in turns, and kept: then a page costs what it returns, however many sources there
 are. Sources that are forgotten stay in it until it is made again, so who reads it looks into the table, too.
 """
 
