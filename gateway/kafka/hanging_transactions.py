@@ -73,9 +73,14 @@ class WriteTxnMarkersRequest(
     "coordinator_epoch:int32]",
     answered="markers[producer_id:int64 topics[topic:text partitions[partition:int32 error_code:int16]]]",
 ):
-    def __init__(self, open_: OpenTransaction, *, committed: bool) -> None:
-        # Kafka's own markers have the epoch after that of the records.
-        ends = (open_.epoch + 1, committed, _by_topic([open_.tp]), max(0, open_.coordinator_epoch))
+    """A marker for the leader of a partition, which rejects one whose epoch is lower than that of its last batch.
+
+    Version 2 (KIP-1228, Kafka 4.3 and newer) can demand a higher epoch: then what was committed could not be saved
+    together with a batch of the running transaction.
+    """
+
+    def __init__(self, open_: OpenTransaction, epoch: int, *, committed: bool) -> None:
+        ends = (epoch, committed, _by_topic([open_.tp]), max(0, open_.coordinator_epoch))
         super().__init__([(open_.producer_id, *ends, {})])
 
 
@@ -146,11 +151,11 @@ async def complete_hanging(
                 continue  # the transaction in flight
             if open_.epoch > producer.epoch:
                 raise NewerOwner(f"{producer.transactional_id} has an open transaction of epoch {open_.epoch}")
-            await repair.end(producer.transactional_id, open_)
+            await repair.end(producer.transactional_id, open_, producer.epoch)
         elif looks and open_.last_ms < before_ms:
             owner = await repair.owner(known.values(), open_)
             if owner is not None:
-                await repair.end(owner, open_)
+                await repair.end(owner, open_, open_.epoch + 1)
     return missed
 
 
@@ -162,8 +167,14 @@ class _Repair:
     # Of each transactional id that was looked up.
     logs: dict[str, dict[tuple[int, int], bool]] = field(default_factory=dict)
 
-    async def end(self, transactional_id: str, open_: OpenTransaction) -> None:
-        """Writes the missing marker; the partition is ``missed`` if it takes none now."""
+    async def end(self, transactional_id: str, open_: OpenTransaction, present: int) -> None:
+        """Writes the missing marker; the partition is ``missed`` if it takes none now.
+
+        The leader may have taken a batch of the ``present`` epoch after it was asked, and holds both transactions as
+        one. What was committed is committed with that batch: the acknowledged records must not be lost. A marker of an
+        aborted one has the epoch after it, like Kafka's own. No transaction runs with that, for a fence follows an
+        abort, and raises the epoch twice: the leader rejects the marker, and the running transaction is not committed.
+        """
         topic, number = open_.tp
         committed = (await self._ends(transactional_id)).get((open_.producer_id, open_.epoch))
         if committed is None:
@@ -172,7 +183,8 @@ class _Repair:
                 f"epoch {open_.epoch}, and the transaction log does not hold its outcome; examine it with "
                 "kafka-transactions.sh and abort or commit it there"
             )
-        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest(open_, committed=committed))
+        epoch = present if committed else open_.epoch + 1
+        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest(open_, epoch, committed=committed))
         code = response.markers[0][1][0][1][0][1]
         if code in error_codes.RETRIABLE:
             self.missed[open_.tp] = _STILL_ENDING

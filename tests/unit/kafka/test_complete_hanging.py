@@ -75,11 +75,20 @@ async def complete(kafka: OnePartition, epoch: int, **options: Any) -> dict[tupl
     return await complete_hanging(kafka, LANE, [FencedProducer(ID, 2000, epoch)], **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("status", "committed"), [(COMMIT, True), (ABORT, False)])
-async def test_an_older_transaction_ends_as_the_log_says(status: int, committed: bool) -> None:
+@pytest.mark.parametrize(("status", "committed", "epoch"), [(COMMIT, True, 11), (ABORT, False, 8)])
+async def test_an_older_transaction_ends_as_the_log_says(status: int, committed: bool, epoch: int) -> None:
+    """A commit with the present epoch: the leader may have taken a batch of it meanwhile."""
     kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, status, ID),))
-    assert await complete(kafka, 9) == {}
-    assert kafka.marked == [(2000, 8, committed)]
+    assert await complete(kafka, 11) == {}
+    assert kafka.marked == [(2000, epoch, committed)]
+
+
+async def test_a_leader_that_took_a_batch_of_the_running_transaction_does_not_abort_it() -> None:
+    """It rejects the marker, and the running transaction is not committed: the two would end alike."""
+    kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, ABORT, ID),))
+    kafka.marker_code = error_codes.INVALID_PRODUCER_EPOCH
+    with pytest.raises(errors.KafkaError, match="InvalidProducerEpoch"):
+        await complete(kafka, 9, only={("dc1.t", 0)})
 
 
 async def test_the_transaction_in_flight_is_left_alone() -> None:
@@ -203,4 +212,4 @@ async def test_a_leader_that_was_replaced_while_it_was_frozen_is_not_believed(
     for _ in range(20):
         kafka = WasFrozen((2000, 7, NOW_MS), log=((2000, 8, COMMIT, ID),))
         assert await complete(kafka, 9) == {}
-        assert kafka.marked == [(2000, 8, True)]
+        assert kafka.marked == [(2000, 9, True)]
