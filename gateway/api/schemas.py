@@ -298,6 +298,17 @@ class RefusedStatus(WireModel):
     since_ms: Number | None
 
 
+class OpenTransactionStatus(WireModel):
+    """A transaction that is open for too long: readers get nothing of the partition from ``offset`` on."""
+
+    topic: str
+    partition: Number
+    offset: Number
+    producer_id: Number
+    epoch: Number
+    since_ms: Number
+
+
 class Status(WireModel):
     """One worker, and its view of the others: for the whole query each of ``group.members``.
 
@@ -316,6 +327,7 @@ class Status(WireModel):
     limits: dict[str, Usage]
     throttled: list[ThrottledStatus]
     refused: list[RefusedStatus] = []
+    open_transactions: list[OpenTransactionStatus] = []
     warnings: list[str] = []
 
 

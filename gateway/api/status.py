@@ -29,6 +29,7 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.metrics import CONNECTIONS, IN_FLIGHT, SESSIONS
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.gateway.topics.open_transactions import OpenTransactions
 from prometheus_client import Gauge
 
 _DEADLINE_S: Final = 2.0
@@ -46,6 +47,7 @@ class StatusApi:
     ownership: Ownership[Lane]
     quotas: Quotas
     sessions: SessionRegistry
+    open_transactions: OpenTransactions
     started_ms: int = field(default_factory=now_ms)
 
     def add_to(self, routes: Routes) -> None:
@@ -80,6 +82,17 @@ class StatusApi:
                     schemas.RefusedStatus(topic=topic, partition=None, why=why, since_ms=None)
                     for topic, why in self.topics.weak().items()
                 ),
+            ],
+            open_transactions=[
+                schemas.OpenTransactionStatus(
+                    topic=open_.tp[0],
+                    partition=open_.tp[1],
+                    offset=open_.first_offset,
+                    producer_id=open_.producer_id,
+                    epoch=open_.epoch,
+                    since_ms=now - int(age_s * 1000),
+                )
+                for open_, age_s in self.open_transactions.overdue()
             ],
             warnings=[*warnings(self.config, self.kafka.clock), *self.sessions.warnings()],
             limits=self._limits(lanes),

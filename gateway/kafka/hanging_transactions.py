@@ -21,7 +21,7 @@ import asyncio
 import random
 import struct
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,7 +99,10 @@ class DescribeTransactionsRequest(
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction that is open in a partition. ``epoch``: of its records. ``last_ms``: of its last batch."""
+    """A transaction that is open in a partition. ``epoch``: of its records. ``last_ms``: of its last batch.
+
+    ``first_offset``: where it begins in the partition; readers of committed records get nothing from there on.
+    """
 
     tp: TopicPartition
     leader: int
@@ -107,6 +110,7 @@ class OpenTransaction(NamedTuple):
     epoch: int
     coordinator_epoch: int
     last_ms: int
+    first_offset: int
 
 
 class FencedProducer(NamedTuple):
@@ -136,7 +140,9 @@ async def complete_hanging(
     to before they are checked again, each with the reason. Raises NewerOwner, KafkaError.
     """
     known = {producer.producer_id: producer for producer in producers}
-    opened, missed = await _open_transactions(kafka, lane, only)
+    topics = None if only is None else sorted({topic for topic, _ in only})
+    wanted = lane.may_write if only is None else lambda *tp: tp in only
+    opened, missed = await open_transactions(kafka, wanted, topics)
     repair = _Repair(kafka, lane, missed)
     # Right after a fence (no ``only``), nothing of the lane can be in flight, however young it is.
     before_ms = kafka.clock.now_ms() - _LONG_OPEN_MS if only is not None else sys.maxsize
@@ -222,13 +228,14 @@ class _Repair:
         return self.logs.setdefault(name, found)
 
 
-async def _open_transactions(
-    kafka: KafkaClient, lane: LaneIdentity, only: set[TopicPartition] | None
+async def open_transactions(
+    kafka: KafkaClient, wanted: Callable[[str, int], bool], topics: list[str] | None = None
 ) -> tuple[list[OpenTransaction], dict[TopicPartition, str]]:
-    leaders = await _leaders(kafka, None if only is None else sorted({topic for topic, _ in only}))
-    by_leader = grouped(
-        (leader, tp) for tp, leader in leaders.items() if (lane.may_write(*tp) if only is None else tp in only)
-    )
+    """Those in the wanted partitions of the topics (None: of all), and the partitions that cannot be examined, and why.
+
+    Raises KafkaError.
+    """
+    by_leader = await _by_leader(kafka, wanted, topics)
     missed = dict.fromkeys(by_leader.pop(-1, ()), "it has no leader")
     asked = (kafka.send(leader, DescribeProducersRequest(tps)) for leader, tps in by_leader.items())
     answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -245,8 +252,10 @@ async def _open_transactions(
     return opened, missed
 
 
-async def _leaders(kafka: KafkaClient, topics: list[str] | None) -> dict[TopicPartition, int]:
-    """The newest leader of each partition that two brokers know, if so many answer.
+async def _by_leader(
+    kafka: KafkaClient, wanted: Callable[[str, int], bool], topics: list[str] | None
+) -> dict[int, list[TopicPartition]]:
+    """The wanted partitions by the newest leader that two brokers know, if so many answer; -1: there is none.
 
     A broker that was frozen takes itself for the leader for a while, and knows no transaction of the present one.
     """
@@ -256,13 +265,16 @@ async def _leaders(kafka: KafkaClient, topics: list[str] | None) -> dict[TopicPa
             views.append(await asyncio.wait_for(kafka.described_by(node, topics), ELECTION_S))
         if len(views) > 2:
             break
-    return await asyncio.to_thread(_newest_leaders, views)
+    return await asyncio.to_thread(_newest_leaders, views, wanted)
 
 
-def _newest_leaders(views: Iterable[ClusterMetadata]) -> dict[TopicPartition, int]:
+def _newest_leaders(
+    views: Iterable[ClusterMetadata], wanted: Callable[[str, int], bool]
+) -> dict[int, list[TopicPartition]]:
     topics = (topic for view in views for topic in view.topics.values())
     known = sorted((p.leader_epoch, topic.name, p.partition, p.leader) for topic in topics for p in topic.partitions)
-    return {(name, number): leader for _, name, number, leader in known}
+    newest = {(name, number): leader for _, name, number, leader in known}
+    return grouped((leader, tp) for tp, leader in newest.items() if wanted(*tp))
 
 
 def _read_producers(leader: int, raw: BytesIO) -> tuple[list[OpenTransaction], dict[TopicPartition, str]]:
@@ -275,9 +287,9 @@ def _read_producers(leader: int, raw: BytesIO) -> tuple[list[OpenTransaction], d
                 missed[tp] = MAY_NOT_DESCRIBE
             elif code:
                 missed[tp] = f"its leader, broker {leader}, answers with error code {code}"
-            for producer_id, epoch, _sequence, last_ms, coordinator_epoch, open_since, _producer_tags in producers:
-                if open_since >= 0:
-                    opened.append(OpenTransaction(tp, leader, producer_id, epoch, coordinator_epoch, last_ms))
+            for producer_id, epoch, _sequence, last_ms, coordinator_epoch, first, _producer_tags in producers:
+                if first >= 0:
+                    opened.append(OpenTransaction(tp, leader, producer_id, epoch, coordinator_epoch, last_ms, first))
     return opened, missed
 
 

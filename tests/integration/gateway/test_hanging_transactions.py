@@ -150,7 +150,7 @@ async def test_a_batch_that_the_leader_took_after_it_was_asked_for_open_transact
             await leave_open(world, producer, 1)
             for number in (5,) if history == "committed before" else (5, 6, 7):
                 await producer.transact(world.draft(number, source=_IN_1))
-        seen = await hanging_transactions._open_transactions(world.kafka, producer.lane, {(world.facts.name, 0)})
+        seen = await hanging_transactions.open_transactions(world.kafka, lambda *tp: tp == (world.facts.name, 0))
         assert len(seen[0]) == 1
         ask, lost = producer._channels.ask, iter([True])
 
@@ -166,7 +166,7 @@ async def test_a_batch_that_the_leader_took_after_it_was_asked_for_open_transact
         parts = [p for p in producer._parts(world.draft(2, source=_IN_0)) if p.topic == world.facts.name]
         with monkeypatch.context() as patched:
             patched.setattr(producer._channels, "ask", lose_the_answer)
-            patched.setattr(hanging_transactions, "_open_transactions", look_before)
+            patched.setattr(hanging_transactions, "open_transactions", look_before)
             if history == "aborted":
                 with pytest.raises(NotCommitted, match="InvalidProducerEpoch"):
                     await producer.write(parts)

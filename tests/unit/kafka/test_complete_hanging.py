@@ -19,8 +19,8 @@ from logferry.gateway.kafka.hanging_transactions import (
     FencedProducer,
     NewerOwner,
     WriteTxnMarkersRequest,
-    _open_transactions,
     complete_hanging,
+    open_transactions,
 )
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.kafka.requests import _METADATA, read_metadata
@@ -175,7 +175,7 @@ async def test_the_loop_is_not_held_by_the_producers_of_many_partitions(producer
 
     kafka.send = send  # type: ignore[method-assign]
     began = time.thread_time()
-    opened, missed = await _open_transactions(kafka, LANE, None)  # type: ignore[arg-type]
+    opened, missed = await open_transactions(kafka, LANE.may_write)  # type: ignore[arg-type]
     held_s = time.thread_time() - began
     assert (len(opened), missed) == (10_000, {})
     assert {(found.producer_id, found.epoch) for found in opened} == {(2000, 9)}

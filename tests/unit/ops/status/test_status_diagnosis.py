@@ -11,6 +11,7 @@ from logferry.gateway.api.schemas import (
     GroupStatus,
     KafkaStatus,
     LaneStatus,
+    OpenTransactionStatus,
     PartitionsStatus,
     Status,
     ThrottledStatus,
@@ -113,6 +114,18 @@ SLOW = {"last_wait": WaitStatus(reason="a commit took long", began_ms=NOW_MS - 9
 MOVED = {"last_wait": WaitStatus(reason="taken over", began_ms=NOW_MS - 9000, ended_ms=NOW_MS - 8800)}
 THROTTLED = ThrottledStatus(scope="token", name="web", count=12, wait_s=3.0, last_ms=NOW_MS - 4000)
 
+
+def left_open(partition: int, offset: int, since_ms: int) -> OpenTransactionStatus:
+    return OpenTransactionStatus(
+        topic="dc1.x", partition=partition, offset=offset, producer_id=4711, epoch=5, since_ms=since_ms
+    )
+
+
+LEFT_OPEN = (
+    "producer id 4711, epoch 5: find its program by kafka-transactions.sh list, and let it end the transaction "
+    "or stop it; if it is gone, or the list lacks it: runbook, Hanging transactions"
+)
+
 CASES: dict[str, tuple[ServiceStatus, list[Diagnosis]]] = {
     "kafka is away for all": (
         service(worker(A, kafka=AWAY), worker(B, kafka=AWAY)),
@@ -141,6 +154,20 @@ CASES: dict[str, tuple[ServiceStatus, list[Diagnosis]]] = {
         [
             Diagnosis(True, "1 partition of Kafka without a leader", "dc1.x-0, dc1.x-1"),
             Diagnosis(False, "2 partitions of Kafka lack replicas in sync", "dc1.x-0, dc1.x-1"),
+        ],
+    ),
+    "a program leaves a transaction open in partitions of two workers": (
+        service(
+            worker(A, open_transactions=[left_open(0, 70, NOW_MS - 90_000)]),
+            worker(B, open_transactions=[left_open(1, 8, NOW_MS - 95_000)]),
+        ),
+        [
+            Diagnosis(
+                True,
+                "an open transaction hides the records of dc1.x-0 from offset 70, dc1.x-1 from offset 8",
+                LEFT_OPEN,
+                95.0,
+            )
         ],
     ),
     "a worker is silent, and so are its lanes": (
