@@ -27,7 +27,7 @@ _BY_LEVEL: Final = {
     """,
     "error": """
         worker_died refused_to_start cannot_listen kafka_away configuration_not_reloaded request_failed
-        partition_stopped lane_stopped
+        partition_stopped lane_stopped broker_too_weak
     """,
 }
 EVENTS: Final[dict[str, str]] = {name: level for level, names in _BY_LEVEL.items() for name in names.split()}

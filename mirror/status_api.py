@@ -17,6 +17,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service.processes import HealthApi
@@ -128,6 +129,7 @@ class MirrorApi:
     links: dict[str, RemoteCluster]
     budget: MemoryBudget
     targets: TargetTopics
+    kafka: KafkaClient
     admission: Admission = field(default_factory=lambda: Admission(LIMITS))
 
     def add_to(self, routes: Routes) -> None:
@@ -151,7 +153,7 @@ class MirrorApi:
                 "links": [_link(link, [p for p in partitions if p.dc == dc]) for dc, link in self.links.items()],
                 "partitions": [_partition(partition) for partition in partitions],
                 "unaltered": dict(sorted(self.targets.unaltered.items())),
-                "warnings": self.config.warnings,
+                "warnings": [*self.config.warnings, *filter(None, [self.kafka.weakness])],
             }
         )
 

@@ -59,7 +59,7 @@ async def _parts(
     joined = _Joined(config, url, kafka, remotes)
     ownership, links = joined.ownership, joined.links
     routes = Routes(gate)
-    MirrorApi(config, ownership, links, joined.budget, joined.targets).add_to(routes)
+    MirrorApi(config, ownership, links, joined.budget, joined.targets, kafka).add_to(routes)
     for link in links.values():
         ownership.run_in_background(link.run())
     ownership.run_in_background(joined.targets.health.watch(kafka, joined.targets.min_in_sync))

@@ -94,7 +94,11 @@ class StatusApi:
                 )
                 for open_, age_s in self.open_transactions.overdue()
             ],
-            warnings=[*warnings(self.config, self.kafka.clock), *self.sessions.warnings()],
+            warnings=[
+                *warnings(self.config, self.kafka.clock),
+                *filter(None, [self.kafka.weakness]),
+                *self.sessions.warnings(),
+            ],
             limits=self._limits(lanes),
             throttled=[
                 schemas.ThrottledStatus(

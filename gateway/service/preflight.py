@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -111,15 +111,20 @@ async def _check_brokers(kafka: KafkaClient, config: LaneSettings) -> None:
     except errors.KafkaError as error:
         log.event("broker_settings_hidden", reason=repr(error))
         return
+    check_verification(brokers, config.accept_weak_kafka)
+    creating = [node for node, settings in sorted(brokers.items()) if settings.get(_AUTO_CREATE) == "true"]
+    if creating:
+        log.event("topics_created_by_use", brokers=creating, setting=f"{_AUTO_CREATE}=true")
+
+
+def check_verification(brokers: Mapping[int, Mapping[str, str]], accepted: Sequence[str]) -> None:
+    """By the brokers' settings. Raises WeakKafka, naming the broker."""
     for node, settings in sorted(brokers.items()):
-        if settings.get(_VERIFICATION) == "false" and "partition-verification" not in config.accept_weak_kafka:
+        if settings.get(_VERIFICATION) == "false" and "partition-verification" not in accepted:
             raise WeakKafka(
                 f"Kafka's broker {node}: {_VERIFICATION}=false, needed is true: else it takes stray records. "
                 'Set it, or accept it by name: accept_weak_kafka = ["partition-verification"]'
             )
-    creating = [node for node, settings in sorted(brokers.items()) if settings.get(_AUTO_CREATE) == "true"]
-    if creating:
-        log.event("topics_created_by_use", brokers=creating, setting=f"{_AUTO_CREATE}=true")
 
 
 async def create_topic(kafka: KafkaClient, config: LaneSettings, topic: str, settings: dict[str, str]) -> bool:

@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.http.server import Server
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.ownership import LaneT, Ownership
-from logferry.gateway.service.preflight import connect_to_kafka
+from logferry.gateway.service.preflight import check_abilities, check_verification, connect_to_kafka
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -40,6 +40,7 @@ WRONG_USE: Final = 2
 SERVICE_AWAY: Final = 3
 _RESTART_S: Final = 1.0
 _REFUSED_S: Final = 4.0
+BROKERS_S: Final = 30.0
 
 _Config = TypeVar("_Config", bound=ServiceConfig)
 
@@ -172,6 +173,7 @@ async def serve_worker(
         await connect_to_kafka(kafka)
         parts = await make(url, kafka, gate, stack)
         ownership, routes = parts.ownership, parts.routes
+        ownership.run_in_background(watch_brokers(kafka, config.accept_weak_kafka))
         server = Server(routes, parts.limits)
         # Stopping goes from the end: the lanes move to other workers, waiting requests are forwarded to them, and only
         # then the owners are no longer followed.
@@ -192,6 +194,28 @@ async def serve_worker(
         routes.is_leaving = True
         log.event("worker_stopping", url=url)
     log.event("worker_stopped", url=url)
+
+
+async def watch_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
+    """Until cancelled: a broker may have been down when the worker started, or return with other settings."""
+    while True:
+        await asyncio.sleep(BROKERS_S)
+        await compare_brokers(kafka, accepted)
+
+
+async def compare_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
+    """Sets ``kafka.weakness`` by the brokers that answer; a new one is logged."""
+    try:
+        check_abilities(await kafka.abilities())
+        check_verification(await kafka.broker_settings(), accepted)
+    except WeakKafka as error:
+        before, kafka.weakness = kafka.weakness, f"a broker is too weak for exactly-once delivery: {error}"
+        if kafka.weakness != before:
+            log.event("broker_too_weak", reason=str(error))
+    except (KafkaError, OSError, TimeoutError):
+        return  # settings that may not be read were logged at the start
+    else:
+        kafka.weakness = None
 
 
 def _reload(

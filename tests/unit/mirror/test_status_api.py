@@ -63,9 +63,10 @@ async def serving(lane: Lane, patch: pytest.MonkeyPatch, **settings: Any) -> Asy
     world.links["dc1"] = RemoteCluster(
         world.config.remotes[0], world.there, world.config.limits, world.budget, frozenset(), AsyncMock()
     )
+    world.here.weakness = "a broker is too weak"
     world.targets.unaltered["dc1.t"] = "retention.ms: no right"
     world.links["dc1"].topics = dict(world.there.topics)
-    MirrorApi(world.config, ownership, world.links, world.budget, world.targets).add_to(routes)
+    MirrorApi(world.config, ownership, world.links, world.budget, world.targets, world.here).add_to(routes)
     client: TestClient[Any, Any] = TestClient(RawTestServer(routes))
     async with client:
         yield client
@@ -154,7 +155,9 @@ async def test_with_tokens_only_their_holders_see_and_resume(lane: Lane, monkeyp
             async with client.request(method, path, data=BODY, headers=known) as answer:
                 assert answer.status == 200, await answer.text()
                 if path == "/v1/status":
-                    assert (await answer.json())["unaltered"] == {"dc1.t": "retention.ms: no right"}
+                    document = await answer.json()
+                    assert document["unaltered"] == {"dc1.t": "retention.ms: no right"}
+                    assert "a broker is too weak" in document["warnings"]
     assert lane.resumed == [(("dc1.t", 0), 7)]
 
 

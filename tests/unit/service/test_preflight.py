@@ -13,6 +13,7 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import BrokerAbilities
 from logferry.gateway.service import preflight
 from logferry.gateway.service.preflight import LaneSettings, check, check_abilities
+from logferry.gateway.service.processes import compare_brokers
 
 _ENOUGH = BrokerAbilities(produce=13, end_txn=5, transactions=2)
 
@@ -68,6 +69,57 @@ class LaggingKafka:
             "unclean.leader.election.enable": "false",
         }
         return self._answer(lambda: dict.fromkeys(topics, settings))
+
+
+class ComingBrokers:
+    """``settings``: of the brokers that answer now; an exception is raised."""
+
+    def __init__(self) -> None:
+        self.weakness: str | None = None
+        self.settings: dict[int, dict[str, str]] | Exception = {1: self.of("true")}
+        self.known = {"a:9092": _ENOUGH}
+
+    @staticmethod
+    def of(verification: str) -> dict[str, str]:
+        return {"transaction.partition.verification.enable": verification}
+
+    async def abilities(self) -> dict[str, BrokerAbilities]:
+        return self.known
+
+    async def broker_settings(self) -> dict[int, dict[str, str]]:
+        if isinstance(self.settings, Exception):
+            raise self.settings
+        return self.settings
+
+
+async def look(kafka: ComingBrokers, *accepted: str) -> str | None:
+    await compare_brokers(cast(KafkaClient, kafka), accepted)
+    return kafka.weakness
+
+
+async def test_a_broker_that_comes_later_is_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
+    kafka = ComingBrokers()
+    assert await look(kafka) is None
+    kafka.settings = {1: kafka.of("true"), 2: kafka.of("false")}
+    for _ in range(2):
+        warning = await look(kafka)
+        assert warning is not None
+        assert warning.startswith("a broker is too weak for exactly-once delivery: Kafka's broker 2: ")
+    assert capsys.readouterr().err.count('"broker_too_weak"') == 1
+    assert await look(kafka, "partition-verification") is None
+    kafka.known["b:9092"] = _ENOUGH._replace(transactions=1)
+    assert "b:9092 is too old" in (await look(kafka) or "")
+
+
+@pytest.mark.parametrize("error", [errors.ClusterAuthorizationFailedError("no"), TimeoutError(), OSError()])
+async def test_while_nothing_is_answered_a_weak_broker_stays_named(error: Exception) -> None:
+    kafka = ComingBrokers()
+    kafka.settings = {2: kafka.of("false")}
+    warning = await look(kafka)
+    kafka.settings = error
+    assert await look(kafka) == warning
+    kafka.settings = {2: kafka.of("true")}
+    assert await look(kafka) is None
 
 
 class Lanes:
