@@ -85,20 +85,16 @@ class StatusApi:
             ],
             open_transactions=[
                 schemas.OpenTransactionStatus(
-                    topic=open_.tp[0],
-                    partition=open_.tp[1],
-                    offset=open_.first_offset,
-                    producer_id=open_.producer_id,
-                    epoch=open_.epoch,
+                    topic=one.tp[0],
+                    partition=one.tp[1],
+                    offset=one.first_offset,
+                    producer_id=one.producer_id,
+                    epoch=one.epoch,
                     since_ms=now - int(age_s * 1000),
                 )
-                for open_, age_s in self.open_transactions.overdue()
+                for one, age_s in self.open_transactions.overdue()
             ],
-            warnings=[
-                *warnings(self.config, self.kafka.clock),
-                *filter(None, [self.kafka.weakness]),
-                *self.sessions.warnings(),
-            ],
+            warnings=[*warnings(self.config, self.kafka.clock), *self.kafka.weak_brokers, *self.sessions.warnings()],
             limits=self._limits(lanes),
             throttled=[
                 schemas.ThrottledStatus(

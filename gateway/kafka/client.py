@@ -86,7 +86,7 @@ class KafkaClient:
         self.channels = BrokerConnections(self._client, options, client_id, _REQUEST_TIMEOUT_MS / 1000)
         self.clock = BrokerClock()
         self.cluster_id: str | None = None
-        self.weakness: str | None = None  # of a broker, by the last check of their settings
+        self.weak_brokers: list[str] = []  # why, by the last check of their settings
         self._leaders: dict[TopicPartition, int] = {}
         self._idle_waiting = _numbers(_WAITING_FETCHES)
         self._idle_immediate = _numbers(_IMMEDIATE_FETCHES)

@@ -37,6 +37,7 @@ from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.kafka.requests import ClusterMetadata, FlexibleRequest, read_answer, schema
 from logferry.gateway.kafka.types import LaneIdentity, grouped
 
+Wanted = Callable[[str, int], bool]
 _TRANSACTION_LOG: Final = "__transaction_state"
 # Version, producer id, epoch, time-out, status: the head of an entry, the same in versions 0 and 1.
 _ENTRY: Final = struct.Struct(">hqhib")
@@ -73,11 +74,7 @@ class WriteTxnMarkersRequest(
     "coordinator_epoch:int32]",
     answered="markers[producer_id:int64 topics[topic:text partitions[partition:int32 error_code:int16]]]",
 ):
-    """A marker for the leader of a partition, which rejects one whose epoch is lower than that of its last batch.
-
-    Version 2 (KIP-1228, Kafka 4.3 and newer) can demand a higher epoch: then what was committed could not be saved
-    together with a batch of the running transaction.
-    """
+    """A leader rejects one with an epoch below that of its last batch; version 2 may demand a higher one (KIP-1228)."""
 
     def __init__(self, open_: OpenTransaction, epoch: int, *, committed: bool) -> None:
         ends = (epoch, committed, _by_topic([open_.tp]), max(0, open_.coordinator_epoch))
@@ -99,10 +96,7 @@ class DescribeTransactionsRequest(
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction that is open in a partition. ``epoch``: of its records. ``last_ms``: of its last batch.
-
-    ``first_offset``: where it begins in the partition; readers of committed records get nothing from there on.
-    """
+    """A transaction that is open in a partition, from ``first_offset`` on. ``last_ms``: the time of its last batch."""
 
     tp: TopicPartition
     leader: int
@@ -176,10 +170,10 @@ class _Repair:
     async def end(self, transactional_id: str, open_: OpenTransaction, present: int) -> None:
         """Writes the missing marker; the partition is ``missed`` if it takes none now.
 
-        The leader may have taken a batch of the ``present`` epoch after it was asked, and holds both transactions as
-        one. What was committed is committed with that batch: the acknowledged records must not be lost. A marker of an
-        aborted one has the epoch after it, like Kafka's own. No transaction runs with that, for a fence follows an
-        abort, and raises the epoch twice: the leader rejects the marker, and the running transaction is not committed.
+        The leader may have taken a batch of the ``present`` epoch since it was asked, and holds both as one. What was
+        committed is committed with that batch: acknowledged records must not be lost. The marker of an aborted one has
+        the epoch after it, which none runs with, since a fence raises the epoch twice: the leader rejects it then, and
+        the running transaction is not committed.
         """
         topic, number = open_.tp
         committed = (await self._ends(transactional_id)).get((open_.producer_id, open_.epoch))
@@ -229,12 +223,9 @@ class _Repair:
 
 
 async def open_transactions(
-    kafka: KafkaClient, wanted: Callable[[str, int], bool], topics: list[str] | None = None
+    kafka: KafkaClient, wanted: Wanted, topics: list[str] | None = None
 ) -> tuple[list[OpenTransaction], dict[TopicPartition, str]]:
-    """Those in the wanted partitions of the topics (None: of all), and the partitions that cannot be examined, and why.
-
-    Raises KafkaError.
-    """
+    """Those in the wanted partitions of the topics (None: of all), and those that cannot be examined, and why."""
     by_leader = await _by_leader(kafka, wanted, topics)
     missed = dict.fromkeys(by_leader.pop(-1, ()), "it has no leader")
     asked = (kafka.send(leader, DescribeProducersRequest(tps)) for leader, tps in by_leader.items())
@@ -252,9 +243,7 @@ async def open_transactions(
     return opened, missed
 
 
-async def _by_leader(
-    kafka: KafkaClient, wanted: Callable[[str, int], bool], topics: list[str] | None
-) -> dict[int, list[TopicPartition]]:
+async def _by_leader(kafka: KafkaClient, wanted: Wanted, topics: list[str] | None) -> dict[int, list[TopicPartition]]:
     """The wanted partitions by the newest leader that two brokers know, if so many answer; -1: there is none.
 
     A broker that was frozen takes itself for the leader for a while, and knows no transaction of the present one.
@@ -268,9 +257,7 @@ async def _by_leader(
     return await asyncio.to_thread(_newest_leaders, views, wanted)
 
 
-def _newest_leaders(
-    views: Iterable[ClusterMetadata], wanted: Callable[[str, int], bool]
-) -> dict[int, list[TopicPartition]]:
+def _newest_leaders(views: Iterable[ClusterMetadata], wanted: Wanted) -> dict[int, list[TopicPartition]]:
     topics = (topic for view in views for topic in view.topics.values())
     known = sorted((p.leader_epoch, topic.name, p.partition, p.leader) for topic in topics for p in topic.partitions)
     newest = {(name, number): leader for _, name, number, leader in known}

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -197,25 +197,18 @@ async def serve_worker(
 
 
 async def watch_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
-    """Until cancelled: a broker may have been down when the worker started, or return with other settings."""
+    """Sets ``kafka.weak_brokers``: one may have been down when the worker started, or return with other settings."""
     while True:
         await asyncio.sleep(BROKERS_S)
-        await compare_brokers(kafka, accepted)
-
-
-async def compare_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
-    """Sets ``kafka.weakness`` by the brokers that answer; a new one is logged."""
-    try:
-        check_abilities(await kafka.abilities())
-        check_verification(await kafka.broker_settings(), accepted)
-    except WeakKafka as error:
-        before, kafka.weakness = kafka.weakness, f"a broker is too weak for exactly-once delivery: {error}"
-        if kafka.weakness != before:
-            log.event("broker_too_weak", reason=str(error))
-    except (KafkaError, OSError, TimeoutError):
-        return  # settings that may not be read were logged at the start
-    else:
-        kafka.weakness = None
+        with suppress(KafkaError, OSError, TimeoutError):  # what may not be read was logged at the start
+            try:
+                check_abilities(await kafka.abilities())
+                check_verification(await kafka.broker_settings(), accepted)
+                kafka.weak_brokers = []
+            except WeakKafka as error:
+                if str(error) not in kafka.weak_brokers:
+                    log.event("broker_too_weak", reason=str(error))
+                kafka.weak_brokers = [str(error)]
 
 
 def _reload(

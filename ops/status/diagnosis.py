@@ -150,11 +150,8 @@ def _open_transactions(service: ServiceStatus) -> Iterator[Diagnosis]:
         for one in worker.open_transactions:
             name = f"{one.topic}-{one.partition} from offset {one.offset}"
             reasons.add(name, f"producer id {one.producer_id}, epoch {one.epoch}", _since(worker, one.since_ms))
+    remedy = "find its program by kafka-transactions.sh list; if the list lacks it: runbook, Hanging transactions"
     for names, whose, for_s in reasons:
-        remedy = (
-            "find its program by kafka-transactions.sh list, and let it end the transaction or stop it; "
-            "if it is gone, or the list lacks it: runbook, Hanging transactions"
-        )
         what = f"an open transaction hides the records of {', '.join(sorted(names))}"
         yield Diagnosis(True, what, f"{whose}: {remedy}", for_s)
 

@@ -63,7 +63,8 @@ async def serving(lane: Lane, patch: pytest.MonkeyPatch, **settings: Any) -> Asy
     world.links["dc1"] = RemoteCluster(
         world.config.remotes[0], world.there, world.config.limits, world.budget, frozenset(), AsyncMock()
     )
-    world.here.weakness = "a broker is too weak"
+    world.links["dc1"].begun_later["dc1.t", 3] = 70
+    world.here.weak_brokers = ["a broker is too weak"]
     world.targets.unaltered["dc1.t"] = "retention.ms: no right"
     world.links["dc1"].topics = dict(world.there.topics)
     MirrorApi(world.config, ownership, world.links, world.budget, world.targets, world.here).add_to(routes)
@@ -157,7 +158,10 @@ async def test_with_tokens_only_their_holders_see_and_resume(lane: Lane, monkeyp
                 if path == "/v1/status":
                     document = await answer.json()
                     assert document["unaltered"] == {"dc1.t": "retention.ms: no right"}
-                    assert "a broker is too weak" in document["warnings"]
+                    assert document["warnings"][-2] == "a broker is too weak"
+                    assert document["warnings"][-1].startswith("the copy of dc1.t-3 begins at offset 70 of dc1: ")
+                if path == "/metrics":
+                    assert 'logferry_mirror_copies_begun_later{dc="dc1"} 1.0' in await answer.text()
     assert lane.resumed == [(("dc1.t", 0), 7)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,9 +12,8 @@ from aiokafka import errors
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import BrokerAbilities
-from logferry.gateway.service import preflight
+from logferry.gateway.service import preflight, processes
 from logferry.gateway.service.preflight import LaneSettings, check, check_abilities
-from logferry.gateway.service.processes import compare_brokers
 
 _ENOUGH = BrokerAbilities(produce=13, end_txn=5, transactions=2)
 
@@ -72,18 +72,20 @@ class LaggingKafka:
 
 
 class ComingBrokers:
-    """``settings``: of the brokers that answer now; an exception is raised."""
+    """``settings``: of the brokers that answer now; an exception is raised. ``looks``: how often they were asked."""
 
     def __init__(self) -> None:
-        self.weakness: str | None = None
+        self.weak_brokers: list[str] = []
         self.settings: dict[int, dict[str, str]] | Exception = {1: self.of("true")}
         self.known = {"a:9092": _ENOUGH}
+        self.looks = 0
 
     @staticmethod
     def of(verification: str) -> dict[str, str]:
         return {"transaction.partition.verification.enable": verification}
 
     async def abilities(self) -> dict[str, BrokerAbilities]:
+        self.looks += 1
         return self.known
 
     async def broker_settings(self) -> dict[int, dict[str, str]]:
@@ -91,35 +93,47 @@ class ComingBrokers:
             raise self.settings
         return self.settings
 
+    async def look(self, *accepted: str) -> list[str]:
+        """What is warned of after a whole look, and some of a second one."""
+        watching = asyncio.create_task(processes.watch_brokers(cast(KafkaClient, self), accepted))
+        self.looks = 0
+        async with asyncio.timeout(10):
+            while self.looks < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        watching.cancel()
+        return self.weak_brokers
 
-async def look(kafka: ComingBrokers, *accepted: str) -> str | None:
-    await compare_brokers(cast(KafkaClient, kafka), accepted)
-    return kafka.weakness
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> ComingBrokers:
+    monkeypatch.setattr(processes, "BROKERS_S", 0)
+    return ComingBrokers()
 
 
-async def test_a_broker_that_comes_later_is_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
-    kafka = ComingBrokers()
-    assert await look(kafka) is None
-    kafka.settings = {1: kafka.of("true"), 2: kafka.of("false")}
+async def test_a_broker_that_comes_later_is_checked_too(
+    brokers: ComingBrokers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await brokers.look() == []
+    brokers.settings = {1: brokers.of("true"), 2: brokers.of("false")}
     for _ in range(2):
-        warning = await look(kafka)
-        assert warning is not None
-        assert warning.startswith("a broker is too weak for exactly-once delivery: Kafka's broker 2: ")
+        (warning,) = await brokers.look()
+        assert warning.startswith("Kafka's broker 2: ")
     assert capsys.readouterr().err.count('"broker_too_weak"') == 1
-    assert await look(kafka, "partition-verification") is None
-    kafka.known["b:9092"] = _ENOUGH._replace(transactions=1)
-    assert "b:9092 is too old" in (await look(kafka) or "")
+    assert await brokers.look("partition-verification") == []
+    brokers.known["b:9092"] = _ENOUGH._replace(transactions=1)
+    (warning,) = await brokers.look()
+    assert "b:9092 is too old" in warning
 
 
 @pytest.mark.parametrize("error", [errors.ClusterAuthorizationFailedError("no"), TimeoutError(), OSError()])
-async def test_while_nothing_is_answered_a_weak_broker_stays_named(error: Exception) -> None:
-    kafka = ComingBrokers()
-    kafka.settings = {2: kafka.of("false")}
-    warning = await look(kafka)
-    kafka.settings = error
-    assert await look(kafka) == warning
-    kafka.settings = {2: kafka.of("true")}
-    assert await look(kafka) is None
+async def test_while_nothing_is_answered_a_weak_broker_stays_named(brokers: ComingBrokers, error: Exception) -> None:
+    brokers.settings = {2: brokers.of("false")}
+    warnings = await brokers.look()
+    assert len(warnings) == 1
+    brokers.settings = error
+    assert await brokers.look() == warnings
+    brokers.settings = {2: brokers.of("true")}
+    assert await brokers.look() == []
 
 
 class Lanes:

@@ -265,5 +265,6 @@ async def test_where_a_copy_begins_is_reported_if_the_remote_removed_earlier_rec
         await until(lambda: partition.position == 5)
     assert partition.stop is None
     (said,) = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert link.begun_later == {("dc1.t", 0): 5}
     facts = {"topic": "dc1.t", "partition": 0, "dc": "dc1", "first": 5}
     assert said == {"time": said["time"], "level": "warning", "event": "copy_begins_later", **facts}

@@ -122,8 +122,8 @@ def left_open(partition: int, offset: int, since_ms: int) -> OpenTransactionStat
 
 
 LEFT_OPEN = (
-    "producer id 4711, epoch 5: find its program by kafka-transactions.sh list, and let it end the transaction "
-    "or stop it; if it is gone, or the list lacks it: runbook, Hanging transactions"
+    "producer id 4711, epoch 5: find its program by kafka-transactions.sh list; "
+    "if the list lacks it: runbook, Hanging transactions"
 )
 
 CASES: dict[str, tuple[ServiceStatus, list[Diagnosis]]] = {
