@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from logferry.gateway.contract.names import MAX_SEQNO
+from logferry.gateway.topics.open_transactions import OverdueTransaction
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
@@ -298,17 +299,6 @@ class RefusedStatus(WireModel):
     since_ms: Number | None
 
 
-class OpenTransactionStatus(WireModel):
-    """A transaction that is open for too long: readers get nothing of the partition from ``offset`` on."""
-
-    topic: str
-    partition: Number
-    offset: Number
-    producer_id: Number
-    epoch: Number
-    since_ms: Number
-
-
 class Status(WireModel):
     """One worker, and its view of the others: for the whole query each of ``group.members``.
 
@@ -327,7 +317,7 @@ class Status(WireModel):
     limits: dict[str, Usage]
     throttled: list[ThrottledStatus]
     refused: list[RefusedStatus] = []
-    open_transactions: list[OpenTransactionStatus] = []
+    open_transactions: list[OverdueTransaction] = []
     warnings: list[str] = []
 
 

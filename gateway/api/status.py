@@ -83,17 +83,7 @@ class StatusApi:
                     for topic, why in self.topics.weak().items()
                 ),
             ],
-            open_transactions=[
-                schemas.OpenTransactionStatus(
-                    topic=one.tp[0],
-                    partition=one.tp[1],
-                    offset=one.first_offset,
-                    producer_id=one.producer_id,
-                    epoch=one.epoch,
-                    since_ms=now - int(age_s * 1000),
-                )
-                for one, age_s in self.open_transactions.overdue()
-            ],
+            open_transactions=list(self.open_transactions.overdue.values()),
             warnings=[*warnings(self.config, self.kafka.clock), *self.kafka.weak_brokers, *self.sessions.warnings()],
             limits=self._limits(lanes),
             throttled=[

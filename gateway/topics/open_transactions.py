@@ -17,8 +17,9 @@ from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.hanging_transactions import OpenTransaction, Wanted, open_transactions
+from logferry.gateway.kafka.hanging_transactions import Wanted, open_transactions
 from logferry.gateway.metrics import OLDEST_OPEN
+from pydantic import BaseModel
 
 # Ten thousand partitions take 230 ms of a worker's time, in a thread.
 LOOK_S: Final = 20.0
@@ -26,14 +27,24 @@ LOOK_S: Final = 20.0
 OVERDUE_S: Final = 60.0
 
 
+class OverdueTransaction(BaseModel):
+    """A transaction that is open for too long: readers get nothing of the partition from ``offset`` on."""
+
+    topic: str
+    partition: int
+    offset: int
+    producer_id: int
+    since_ms: int
+
+
 class OpenTransactions:
-    """``is_ours``: whether this worker looks at a partition now; asked in a thread, too."""
+    """``is_ours``: whether this worker looks at a partition now, for any thread. ``overdue``: at the last look."""
 
     def __init__(self, kafka: KafkaClient, is_ours: Wanted, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._kafka, self._is_ours, self._clock_s = kafka, is_ours, clock_s
-        # By partition and first offset: the transaction, and when it was seen first.
-        self._seen: dict[tuple[TopicPartition, int], tuple[OpenTransaction, float]] = {}
-        self._looked_s = clock_s()
+        # By partition, first offset and producer id: when it was seen first.
+        self._seen: dict[tuple[TopicPartition, int, int], float] = {}
+        self.overdue: dict[tuple[TopicPartition, int, int], OverdueTransaction] = {}
 
     async def watch(self) -> None:
         while True:
@@ -42,23 +53,22 @@ class OpenTransactions:
 
     async def look(self) -> None:
         """Where no broker answers, what was seen before remains."""
-        before = self._seen
+        before, known = self._seen, self.overdue
         try:
             opened, missed = await open_transactions(self._kafka, self._is_ours)
         except (errors.KafkaError, OSError, TimeoutError):
-            opened, missed = [], {tp: "" for tp, _ in before}
-        looked_s, self._looked_s = self._looked_s, self._clock_s()
-        self._seen = {key: seen for key, seen in before.items() if key[0] in missed and self._is_ours(*key[0])}
-        for open_ in opened:
-            key = open_.tp, open_.first_offset
-            self._seen[key] = open_, before.get(key, (open_, self._looked_s))[1]
-        OLDEST_OPEN.set(max((self._looked_s - since for _, since in self._seen.values()), default=0.0))
-        for open_, age_s in self.overdue():
-            if age_s - (self._looked_s - looked_s) < OVERDUE_S:
-                facts = {"topic": open_.tp[0], "partition": open_.tp[1], "offset": open_.first_offset}
-                log.event("transaction_open", **facts, producer_id=open_.producer_id)
-
-    def overdue(self) -> list[tuple[OpenTransaction, float]]:
-        """The transactions that are open for `OVERDUE_S`, and for how many seconds, by partition."""
-        ages = ((open_, self._looked_s - since) for open_, since in self._seen.values())
-        return sorted((one for one in ages if one[1] >= OVERDUE_S), key=lambda one: one[0].tp)
+            opened, missed = [], {tp: "" for tp, _, _ in before}
+        now_s, now_ms = self._clock_s(), time.time() * 1000
+        found = {(open_.tp, open_.first_offset, open_.producer_id) for open_ in opened}
+        found |= {key for key in before if key[0] in missed and self._is_ours(*key[0])}
+        self._seen = {key: before.get(key, now_s) for key in found}
+        OLDEST_OPEN.set(now_s - min(self._seen.values(), default=now_s))
+        late = ((key, now_s - since_s) for key, since_s in sorted(self._seen.items()) if now_s - since_s >= OVERDUE_S)
+        self.overdue = {
+            (tp, at, who): OverdueTransaction(
+                topic=tp[0], partition=tp[1], offset=at, producer_id=who, since_ms=int(now_ms - 1000 * age_s)
+            )
+            for (tp, at, who), age_s in late
+        }
+        for key in self.overdue.keys() - known.keys():
+            log.event("transaction_open", **self.overdue[key].model_dump())

@@ -149,7 +149,7 @@ def _open_transactions(service: ServiceStatus) -> Iterator[Diagnosis]:
     for worker in service.workers.values():
         for one in worker.open_transactions:
             name = f"{one.topic}-{one.partition} from offset {one.offset}"
-            reasons.add(name, f"producer id {one.producer_id}, epoch {one.epoch}", _since(worker, one.since_ms))
+            reasons.add(name, f"producer id {one.producer_id}", _since(worker, one.since_ms))
     remedy = "find its program by kafka-transactions.sh list; if the list lacks it: runbook, Hanging transactions"
     for names, whose, for_s in reasons:
         what = f"an open transaction hides the records of {', '.join(sorted(names))}"

@@ -28,8 +28,9 @@ from logferry.gateway.kafka.types import LaneIdentity
 
 ID, OTHER = "logferry.gateway.dc1.lane-3", "logferry.gateway.dc1.lane-4"
 LANE = LaneIdentity(3, ID, ("state", 3), lambda topic, _: topic == "dc1.t")
-NOW_MS = int(time.time() * 1000)
-LONG_AGO_MS = NOW_MS - 3_600_000
+# Other tests may run for minutes between the import of this module and its own.
+NOW_MS = int(time.time() * 1000) + 3_600_000
+LONG_AGO_MS = NOW_MS - 2 * 3_600_000
 COMMIT, ABORT = 2, 3
 STILL_ENDING = "Kafka has not ended a transaction in it"
 

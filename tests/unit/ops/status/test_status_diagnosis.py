@@ -11,7 +11,6 @@ from logferry.gateway.api.schemas import (
     GroupStatus,
     KafkaStatus,
     LaneStatus,
-    OpenTransactionStatus,
     PartitionsStatus,
     Status,
     ThrottledStatus,
@@ -20,6 +19,7 @@ from logferry.gateway.api.schemas import (
 )
 from logferry.gateway.api.status import partitions_status
 from logferry.gateway.kafka.requests import PartitionMetadata, TopicMetadata
+from logferry.gateway.topics.open_transactions import OverdueTransaction
 from logferry.ops.status import render
 from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, SilentWorker, diagnose
 from rich.console import Console
@@ -115,14 +115,12 @@ MOVED = {"last_wait": WaitStatus(reason="taken over", began_ms=NOW_MS - 9000, en
 THROTTLED = ThrottledStatus(scope="token", name="web", count=12, wait_s=3.0, last_ms=NOW_MS - 4000)
 
 
-def left_open(partition: int, offset: int, since_ms: int) -> OpenTransactionStatus:
-    return OpenTransactionStatus(
-        topic="dc1.x", partition=partition, offset=offset, producer_id=4711, epoch=5, since_ms=since_ms
-    )
+def left_open(partition: int, offset: int, since_ms: int) -> OverdueTransaction:
+    return OverdueTransaction(topic="dc1.x", partition=partition, offset=offset, producer_id=4711, since_ms=since_ms)
 
 
 LEFT_OPEN = (
-    "producer id 4711, epoch 5: find its program by kafka-transactions.sh list; "
+    "producer id 4711: find its program by kafka-transactions.sh list; "
     "if the list lacks it: runbook, Hanging transactions"
 )
 
