@@ -23,11 +23,11 @@ _BY_LEVEL: Final = {
         clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
         positions_not_carried partition_refused transaction_not_ended session_partition_damaged
         session_partition_leaderless
-        tokens_unencrypted consumer_shared target_not_altered copy_begins_later
+        tokens_unencrypted consumer_shared target_not_altered copy_begins_later transaction_open
     """,
     "error": """
         worker_died refused_to_start cannot_listen kafka_away configuration_not_reloaded request_failed
-        partition_stopped lane_stopped
+        partition_stopped lane_stopped broker_too_weak
     """,
 }
 EVENTS: Final[dict[str, str]] = {name: level for level, names in _BY_LEVEL.items() for name in names.split()}

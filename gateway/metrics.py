@@ -40,6 +40,10 @@ FORWARDS = _counter(
     "logferry_forwards_total", "Requests passed to the lane's owner, by redirect or forwarding", ["how"]
 )
 CLOCK_AHEAD = _gauge("logferry_clock_ahead_seconds", "How far this host's clock is ahead of the brokers' clock")
+OLDEST_OPEN = _gauge(
+    "logferry_oldest_open_transaction_seconds",
+    "Age of the oldest transaction that is open in this worker's share of the partitions; 0: none is",
+)
 LOOP_LAG = _histogram("logferry_event_loop_lag_seconds", "Delay of a timer in the event loop", buckets=_LAG)
 
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from aiokafka import errors
 from logferry.gateway import log
+from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_requests import FetchedPartition, FetchResponse, FetchSession
@@ -73,6 +74,8 @@ class RemoteCluster:
         self.fault: RemoteWait | None = None
         self.throttle: RemoteWait | None = None
         self.fetched_bytes = 0
+        # Copies without a checkpoint whose first records the remote had removed, and where they begin.
+        self.begun_later: dict[TopicPartition, int] = {}
         self._on_topics = on_topics
         self._followed: set[MirroredPartition] = set()
         self._fetchers: dict[tuple[int, bool], Fetcher] = {}
@@ -352,6 +355,7 @@ class Fetcher:
             partition.out_of_range(first, end)
             if partition.checkpoint is None and partition.position > before:
                 facts = {"topic": partition.topic, "partition": partition.number, "dc": partition.dc}
+                self._link.begun_later[tp] = first
                 log.event("copy_begins_later", **facts, first=first)
             elif partition.stop is None and partition.position == before:
                 # The broker asked is not the leader any more, or has not caught up.

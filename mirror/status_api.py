@@ -17,6 +17,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service.processes import HealthApi
@@ -91,8 +92,8 @@ def lag_of(partitions: Iterable[MirroredPartition]) -> Lag:
 class _Lag(Collector):
     """Lag and stops of this worker's partitions, computed when metrics are requested."""
 
-    def __init__(self, ownership: Ownership[MirrorLane]) -> None:
-        self._ownership = ownership
+    def __init__(self, ownership: Ownership[MirrorLane], links: dict[str, RemoteCluster]) -> None:
+        self._ownership, self._links = ownership, links
 
     def collect(self) -> Iterable[Metric]:
         gauge = partial(GaugeMetricFamily, labels=["dc"])
@@ -116,23 +117,26 @@ class _Lag(Collector):
             kinds = Counter(stop.kind for partition in found if (stop := partition.last_stop) is not None)
             for reason in STOPS:
                 stopped.add_metric([dc, reason], kinds[reason])
-        return [*lags, stopped]
+        later = gauge("logferry_mirror_copies_begun_later", "Copies whose first records the remote had removed")
+        for dc, link in self._links.items():
+            later.add_metric([dc], len(link.begun_later))
+        return [*lags, stopped, later]
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorApi:
-    """The handlers, created when the worker starts. ``risks``: what was found in Kafka's settings then."""
+    """The handlers, created when the worker starts."""
 
     config: MirrorConfig
     ownership: Ownership[MirrorLane]
     links: dict[str, RemoteCluster]
     budget: MemoryBudget
     targets: TargetTopics
-    risks: list[str]
+    kafka: KafkaClient
     admission: Admission = field(default_factory=lambda: Admission(LIMITS))
 
     def add_to(self, routes: Routes) -> None:
-        REGISTRY.register(_Lag(self.ownership))
+        REGISTRY.register(_Lag(self.ownership, self.links))
         HealthApi(self.ownership, REGISTRY).add_to(routes)
         routes.add("GET", "/v1/status", "status", self.status, Right.EVERYTHING)
         routes.add("POST", "/v1/resume", "resume", self.resume, Right.EVERYTHING)
@@ -152,9 +156,15 @@ class MirrorApi:
                 "links": [_link(link, [p for p in partitions if p.dc == dc]) for dc, link in self.links.items()],
                 "partitions": [_partition(partition) for partition in partitions],
                 "unaltered": dict(sorted(self.targets.unaltered.items())),
-                "warnings": [*self.config.warnings, *self.risks],
+                "warnings": [*self.config.warnings, *self.kafka.risks, *self._begun_later()],
             }
         )
+
+    def _begun_later(self) -> Iterable[str]:
+        for dc, link in self.links.items():
+            for (topic, number), first in sorted(link.begun_later.items()):
+                lost = "older records are gone there, and lost here if a worker restarted before the first commit"
+                yield f"the copy of {topic}-{number} begins at offset {first} of {dc}: {lost}"
 
     async def resume(self, call: Call) -> web.StreamResponse:
         """``{"topic", "partition", "from": "earliest" or an offset}``."""

@@ -48,7 +48,7 @@ async def _parts(
     config: MirrorConfig, url: str, kafka: KafkaClient, gate: Gate, stack: AsyncExitStack
 ) -> Parts[MirrorLane]:
     # First: it names the weakness where no topic can be created like ours.
-    risks = await preflight.check(kafka, config, (config.history_topic,))
+    await preflight.check(kafka, config, (config.history_topic,))
     await preflight.create_topic(kafka, config, config.history_topic, _HISTORY_CONFIGS)
     await preflight.wait_until_created(kafka, config.history_topic)
     remotes = []
@@ -59,7 +59,7 @@ async def _parts(
     joined = _Joined(config, url, kafka, remotes)
     ownership, links = joined.ownership, joined.links
     routes = Routes(gate)
-    MirrorApi(config, ownership, links, joined.budget, joined.targets, risks).add_to(routes)
+    MirrorApi(config, ownership, links, joined.budget, joined.targets, kafka).add_to(routes)
     for link in links.values():
         ownership.run_in_background(link.run())
     ownership.run_in_background(joined.targets.health.watch(kafka, joined.targets.min_in_sync))

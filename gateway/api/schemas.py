@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from logferry.gateway.contract.names import MAX_SEQNO
+from logferry.gateway.topics.open_transactions import OverdueTransaction
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
@@ -316,6 +317,7 @@ class Status(WireModel):
     limits: dict[str, Usage]
     throttled: list[ThrottledStatus]
     refused: list[RefusedStatus] = []
+    open_transactions: list[OverdueTransaction] = []
     warnings: list[str] = []
 
 

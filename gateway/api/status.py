@@ -30,6 +30,7 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.metrics import CONNECTIONS, IN_FLIGHT, SESSIONS
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.gateway.topics.open_transactions import OpenTransactions
 from prometheus_client import Gauge
 
 _DEADLINE_S: Final = 2.0
@@ -40,7 +41,7 @@ _KAFKAS_OWN: Final = ("__transaction_state", "__consumer_offsets")
 
 @dataclass(frozen=True, slots=True)
 class StatusApi:
-    """The handlers; created when the worker starts. ``risks``: what was found in Kafka's settings then."""
+    """The handlers; created when the worker starts."""
 
     config: Config
     kafka: KafkaClient
@@ -48,7 +49,7 @@ class StatusApi:
     ownership: Ownership[Lane]
     quotas: Quotas
     sessions: SessionRegistry
-    risks: list[str]
+    open_transactions: OpenTransactions
     started_ms: int = field(default_factory=now_ms)
 
     def add_to(self, routes: Routes) -> None:
@@ -84,7 +85,8 @@ class StatusApi:
                     for topic, why in self.topics.weak().items()
                 ),
             ],
-            warnings=[*warnings(self.config, self.kafka.clock), *self.sessions.warnings(), *self.risks],
+            open_transactions=list(self.open_transactions.overdue.values()),
+            warnings=[*warnings(self.config, self.kafka.clock), *self.kafka.risks, *self.sessions.warnings()],
             limits=self._limits(lanes),
             throttled=[
                 schemas.ThrottledStatus(

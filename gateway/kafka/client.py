@@ -86,6 +86,7 @@ class KafkaClient:
         self.channels = BrokerConnections(self._client, options, client_id, _REQUEST_TIMEOUT_MS / 1000)
         self.clock = BrokerClock()
         self.cluster_id: str | None = None
+        self.risks: list[str] = []  # of the brokers' settings, by the last check, each with a remedy
         self._leaders: dict[TopicPartition, int] = {}
         self._idle_waiting = _numbers(_WAITING_FETCHES)
         self._idle_immediate = _numbers(_IMMEDIATE_FETCHES)

@@ -21,7 +21,7 @@ import asyncio
 import random
 import struct
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.kafka.requests import ClusterMetadata, FlexibleRequest, read_answer, schema
 from logferry.gateway.kafka.types import LaneIdentity, grouped
 
+Wanted = Callable[[str, int], bool]
 _TRANSACTION_LOG: Final = "__transaction_state"
 # Version, producer id, epoch, time-out, status: the head of an entry, the same in versions 0 and 1.
 _ENTRY: Final = struct.Struct(">hqhib")
@@ -73,9 +74,10 @@ class WriteTxnMarkersRequest(
     "coordinator_epoch:int32]",
     answered="markers[producer_id:int64 topics[topic:text partitions[partition:int32 error_code:int16]]]",
 ):
-    def __init__(self, open_: OpenTransaction, *, committed: bool) -> None:
-        # Kafka's own markers have the epoch after that of the records.
-        ends = (open_.epoch + 1, committed, _by_topic([open_.tp]), max(0, open_.coordinator_epoch))
+    """A leader rejects one with an epoch below that of its last batch; version 2 may demand a higher one (KIP-1228)."""
+
+    def __init__(self, open_: OpenTransaction, epoch: int, *, committed: bool) -> None:
+        ends = (epoch, committed, _by_topic([open_.tp]), max(0, open_.coordinator_epoch))
         super().__init__([(open_.producer_id, *ends, {})])
 
 
@@ -94,7 +96,7 @@ class DescribeTransactionsRequest(
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction that is open in a partition. ``epoch``: of its records. ``last_ms``: of its last batch."""
+    """A transaction that is open in a partition, from ``first_offset`` on. ``last_ms``: the time of its last batch."""
 
     tp: TopicPartition
     leader: int
@@ -102,6 +104,7 @@ class OpenTransaction(NamedTuple):
     epoch: int
     coordinator_epoch: int
     last_ms: int
+    first_offset: int
 
 
 class FencedProducer(NamedTuple):
@@ -131,7 +134,9 @@ async def complete_hanging(
     to before they are checked again, each with the reason. Raises NewerOwner, KafkaError.
     """
     known = {producer.producer_id: producer for producer in producers}
-    opened, missed = await _open_transactions(kafka, lane, only)
+    topics = None if only is None else sorted({topic for topic, _ in only})
+    wanted = lane.may_write if only is None else lambda *tp: tp in only
+    opened, missed = await open_transactions(kafka, wanted, topics)
     repair = _Repair(kafka, lane, missed)
     # Right after a fence (no ``only``), nothing of the lane can be in flight, however young it is.
     before_ms = kafka.clock.now_ms() - _LONG_OPEN_MS if only is not None else sys.maxsize
@@ -146,11 +151,11 @@ async def complete_hanging(
                 continue  # the transaction in flight
             if open_.epoch > producer.epoch:
                 raise NewerOwner(f"{producer.transactional_id} has an open transaction of epoch {open_.epoch}")
-            await repair.end(producer.transactional_id, open_)
+            await repair.end(producer.transactional_id, open_, producer.epoch)
         elif looks and open_.last_ms < before_ms:
             owner = await repair.owner(known.values(), open_)
             if owner is not None:
-                await repair.end(owner, open_)
+                await repair.end(owner, open_, open_.epoch + 1)
     return missed
 
 
@@ -162,8 +167,14 @@ class _Repair:
     # Of each transactional id that was looked up.
     logs: dict[str, dict[tuple[int, int], bool]] = field(default_factory=dict)
 
-    async def end(self, transactional_id: str, open_: OpenTransaction) -> None:
-        """Writes the missing marker; the partition is ``missed`` if it takes none now."""
+    async def end(self, transactional_id: str, open_: OpenTransaction, present: int) -> None:
+        """Writes the missing marker; the partition is ``missed`` if it takes none now.
+
+        The leader may have taken a batch of the ``present`` epoch since it was asked, and holds both as one. What was
+        committed is committed with that batch: acknowledged records must not be lost. The marker of an aborted one has
+        the epoch after it, which none runs with, since a fence raises the epoch twice: the leader rejects it then, and
+        the running transaction is not committed.
+        """
         topic, number = open_.tp
         committed = (await self._ends(transactional_id)).get((open_.producer_id, open_.epoch))
         if committed is None:
@@ -172,7 +183,8 @@ class _Repair:
                 f"epoch {open_.epoch}, and the transaction log does not hold its outcome; examine it with "
                 "kafka-transactions.sh and abort or commit it there"
             )
-        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest(open_, committed=committed))
+        epoch = present if committed else open_.epoch + 1
+        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest(open_, epoch, committed=committed))
         code = response.markers[0][1][0][1][0][1]
         if code in error_codes.RETRIABLE:
             self.missed[open_.tp] = _STILL_ENDING
@@ -210,13 +222,11 @@ class _Repair:
         return self.logs.setdefault(name, found)
 
 
-async def _open_transactions(
-    kafka: KafkaClient, lane: LaneIdentity, only: set[TopicPartition] | None
+async def open_transactions(
+    kafka: KafkaClient, wanted: Wanted, topics: list[str] | None = None
 ) -> tuple[list[OpenTransaction], dict[TopicPartition, str]]:
-    leaders = await _leaders(kafka, None if only is None else sorted({topic for topic, _ in only}))
-    by_leader = grouped(
-        (leader, tp) for tp, leader in leaders.items() if (lane.may_write(*tp) if only is None else tp in only)
-    )
+    """Those in the wanted partitions of the topics (None: of all), and those that cannot be examined, and why."""
+    by_leader = await _by_leader(kafka, wanted, topics)
     missed = dict.fromkeys(by_leader.pop(-1, ()), "it has no leader")
     asked = (kafka.send(leader, DescribeProducersRequest(tps)) for leader, tps in by_leader.items())
     answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -233,8 +243,8 @@ async def _open_transactions(
     return opened, missed
 
 
-async def _leaders(kafka: KafkaClient, topics: list[str] | None) -> dict[TopicPartition, int]:
-    """The newest leader of each partition that two brokers know, if so many answer.
+async def _by_leader(kafka: KafkaClient, wanted: Wanted, topics: list[str] | None) -> dict[int, list[TopicPartition]]:
+    """The wanted partitions by the newest leader that two brokers know, if so many answer; -1: there is none.
 
     A broker that was frozen takes itself for the leader for a while, and knows no transaction of the present one.
     """
@@ -244,13 +254,14 @@ async def _leaders(kafka: KafkaClient, topics: list[str] | None) -> dict[TopicPa
             views.append(await asyncio.wait_for(kafka.described_by(node, topics), ELECTION_S))
         if len(views) > 2:
             break
-    return await asyncio.to_thread(_newest_leaders, views)
+    return await asyncio.to_thread(_newest_leaders, views, wanted)
 
 
-def _newest_leaders(views: Iterable[ClusterMetadata]) -> dict[TopicPartition, int]:
+def _newest_leaders(views: Iterable[ClusterMetadata], wanted: Wanted) -> dict[int, list[TopicPartition]]:
     topics = (topic for view in views for topic in view.topics.values())
     known = sorted((p.leader_epoch, topic.name, p.partition, p.leader) for topic in topics for p in topic.partitions)
-    return {(name, number): leader for _, name, number, leader in known}
+    newest = {(name, number): leader for _, name, number, leader in known}
+    return grouped((leader, tp) for tp, leader in newest.items() if wanted(*tp))
 
 
 def _read_producers(leader: int, raw: BytesIO) -> tuple[list[OpenTransaction], dict[TopicPartition, str]]:
@@ -263,9 +274,9 @@ def _read_producers(leader: int, raw: BytesIO) -> tuple[list[OpenTransaction], d
                 missed[tp] = MAY_NOT_DESCRIBE
             elif code:
                 missed[tp] = f"its leader, broker {leader}, answers with error code {code}"
-            for producer_id, epoch, _sequence, last_ms, coordinator_epoch, open_since, _producer_tags in producers:
-                if open_since >= 0:
-                    opened.append(OpenTransaction(tp, leader, producer_id, epoch, coordinator_epoch, last_ms))
+            for producer_id, epoch, _sequence, last_ms, coordinator_epoch, first, _producer_tags in producers:
+                if first >= 0:
+                    opened.append(OpenTransaction(tp, leader, producer_id, epoch, coordinator_epoch, last_ms, first))
     return opened, missed
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -60,14 +60,14 @@ class LaneSettings(Protocol):
     def lane(self, number: int, /) -> LaneIdentity: ...
 
 
-async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ...]) -> list[str]:
+async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ...]) -> None:
     """Creates the state topic if it is missing, then checks it, the transaction log, and the topics to write to.
 
-    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. Returns
-    risks for the status, each with a remedy. Raises WeakKafka or ConfigError, naming the setting.
+    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. Raises
+    WeakKafka or ConfigError, naming the setting.
     """
     check_abilities(await kafka.abilities())
-    risks = await _check_brokers(kafka, config)
+    await _check_brokers(kafka, config.accept_weak_kafka)
     topic = config.state_topic
     if await create_topic(kafka, config, topic, _STATE_CONFIGS):
         log.event("state_topic_created", topic=topic, lanes=config.lanes)
@@ -78,7 +78,6 @@ async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ..
     present = [name for name in (await kafka.describe()).topics if name.startswith(written)] if written else []
     for name in (topic, "__transaction_state", *present):
         await _known_everywhere(partial(_check_durability, kafka, config, name))
-    return risks
 
 
 async def _known_everywhere(ask: Callable[[], Awaitable[_T]]) -> _T:
@@ -105,25 +104,30 @@ def check_abilities(brokers: dict[str, BrokerAbilities]) -> None:
             )
 
 
-async def _check_brokers(kafka: KafkaClient, config: LaneSettings) -> list[str]:
-    """The risks. Raises WeakKafka; a setting that is only risky, or that may not be read, is logged."""
+async def _check_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
+    """Sets ``kafka.risks``. Raises WeakKafka; settings that may not be read are logged."""
     try:
         brokers = await kafka.broker_settings()
     except errors.KafkaError as error:
         log.event("broker_settings_hidden", reason=repr(error))
-        return []
+        return
+    kafka.risks = broker_risks(brokers, accepted)
+    if creating := [node for node, settings in sorted(brokers.items()) if settings.get(_AUTO_CREATE) == "true"]:
+        log.event("topics_created_by_use", brokers=creating, setting=f"{_AUTO_CREATE}=true")
+
+
+def broker_risks(brokers: Mapping[int, Mapping[str, str]], accepted: Sequence[str]) -> list[str]:
+    """What the brokers' settings risk, each with a remedy. Raises WeakKafka, naming the broker."""
     for node, settings in sorted(brokers.items()):
-        if settings.get(_VERIFICATION) == "false" and "partition-verification" not in config.accept_weak_kafka:
+        if settings.get(_VERIFICATION) == "false" and "partition-verification" not in accepted:
             raise WeakKafka(
                 f"Kafka's broker {node}: {_VERIFICATION}=false, needed is true: else it takes stray records. "
                 'Set it, or accept it by name: accept_weak_kafka = ["partition-verification"]'
             )
-    creating = [node for node, settings in sorted(brokers.items()) if settings.get(_AUTO_CREATE) == "true"]
-    if not creating:
+    if all(settings.get(_AUTO_CREATE) != "true" for settings in brokers.values()):
         return []
-    log.event("topics_created_by_use", brokers=creating, setting=f"{_AUTO_CREATE}=true")
-    remedy = f"set {_AUTO_CREATE}=false on the brokers, then restart this service"
-    return [f"a deleted topic may come back, empty and weak, as Kafka creates topics that are asked for: {remedy}"]
+    what = "a deleted topic may come back, empty and weak, as Kafka creates topics that are asked for"
+    return [f"{what}: set {_AUTO_CREATE}=false on the brokers"]
 
 
 async def create_topic(kafka: KafkaClient, config: LaneSettings, topic: str, settings: dict[str, str]) -> bool:

@@ -13,8 +13,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.http.server import Server
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.ownership import LaneT, Ownership
-from logferry.gateway.service.preflight import connect_to_kafka
+from logferry.gateway.service.preflight import broker_risks, check_abilities, connect_to_kafka
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -40,6 +40,7 @@ WRONG_USE: Final = 2
 SERVICE_AWAY: Final = 3
 _RESTART_S: Final = 1.0
 _REFUSED_S: Final = 4.0
+BROKERS_S: Final = 30.0
 
 _Config = TypeVar("_Config", bound=ServiceConfig)
 
@@ -172,6 +173,7 @@ async def serve_worker(
         await connect_to_kafka(kafka)
         parts = await make(url, kafka, gate, stack)
         ownership, routes = parts.ownership, parts.routes
+        ownership.run_in_background(watch_brokers(kafka, config.accept_weak_kafka))
         server = Server(routes, parts.limits)
         # Stopping goes from the end: the lanes move to other workers, waiting requests are forwarded to them, and only
         # then the owners are no longer followed.
@@ -192,6 +194,20 @@ async def serve_worker(
         routes.is_leaving = True
         log.event("worker_stopping", url=url)
     log.event("worker_stopped", url=url)
+
+
+async def watch_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
+    """Sets ``kafka.risks``: one broker may have been down when the worker started, or return with other settings."""
+    while True:
+        await asyncio.sleep(BROKERS_S)
+        with suppress(KafkaError, OSError, TimeoutError):  # what may not be read was logged at the start
+            try:
+                check_abilities(await kafka.abilities())
+                kafka.risks = broker_risks(await kafka.broker_settings(), accepted)
+            except WeakKafka as error:
+                if str(error) not in kafka.risks:
+                    log.event("broker_too_weak", reason=str(error))
+                kafka.risks = [str(error)]
 
 
 def _reload(

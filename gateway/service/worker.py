@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
@@ -21,6 +21,7 @@ from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
+from logferry.gateway.contract.names import lane_of
 from logferry.gateway.http.admission import Admission, Quotas
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
@@ -35,6 +36,7 @@ from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
+from logferry.gateway.topics.open_transactions import OpenTransactions
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -56,7 +58,7 @@ async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> No
 async def _parts(
     config: Config, worker: int, quotas: Quotas, url: str, kafka: KafkaClient, gate: Gate, stack: AsyncExitStack
 ) -> Parts[Lane]:
-    risks = await preflight.check(kafka, config, ())
+    await preflight.check(kafka, config, ())
     await compare_clocks(kafka)
     topics = TopicCatalog(kafka, config)
     ownership = Ownership(config, url, kafka, partial(Lane, config=config, kafka=kafka, topics=topics))
@@ -67,13 +69,15 @@ async def _parts(
     sessions = SessionRegistry(config, kafka, url)
     translation = OffsetTranslation(kafka, config.prefix, config.dc)
     remote_sources = RemoteSources(kafka, config.prefix, translation)
+    looks_at = partial(_looks_at, ownership.lanes, config.lanes, config.known_dcs | {config.prefix})
+    open_transactions = OpenTransactions(kafka, looks_at)
     routes = all_routes(
         gate,
         (
             SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
-            StatusApi(config, kafka, topics, ownership, quotas, sessions, risks).add_to,
+            StatusApi(config, kafka, topics, ownership, quotas, sessions, open_transactions).add_to,
             HealthApi(ownership, REGISTRY).add_to,
         ),
     )
@@ -84,12 +88,18 @@ async def _parts(
         retire_sources(ownership, kafka.clock, config.source_retention_ms),
         watch_clocks(kafka),
         topics.health.watch(kafka, topics.min_in_sync),
+        open_transactions.watch(),
         watch_loop(),
     ):
         ownership.run_in_background(work)
     if config.graphite is not None:
         ownership.run_in_background(send_to_graphite(config.graphite, config.dc, worker))
     return Parts(ownership, routes, config.limits, sessions.stop)
+
+
+def _looks_at(held: Collection[int], lanes: int, prefixes: frozenset[str], topic: str, partition: int) -> bool:
+    """The topics of all data centres, and logferry's own, divided among the workers by lane. For any thread."""
+    return topic.partition(".")[0] in prefixes and lane_of(f"{topic}-{partition}", lanes) in held
 
 
 async def expire_requests(ownership: Ownership[Lane]) -> None:

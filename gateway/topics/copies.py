@@ -115,7 +115,7 @@ class OffsetTranslation:
             found[:0] = block.ranges
             if block.ranges[0].local <= first or not block.pointers:
                 break
-            block = await self._block(tp, block.pointers[0])
+            block = await self._earlier(tp, block.pointers[0], block.number)
         return checkpoint, within(found, first, last)
 
     async def checkpoint(self, tp: TopicPartition) -> MirrorCheckpoint:
@@ -178,17 +178,26 @@ class OffsetTranslation:
         None: the offset is before the first record of all.
         """
         pointers = checkpoint.pointers
-        after = checkpoint.local_next if of_source else checkpoint.original.next_offset
+        number, after = checkpoint.blocks, checkpoint.local_next if of_source else checkpoint.original.next_offset
         while True:
             pointer, is_it = step_towards(pointers, offset, of_source=of_source)
             if pointer is None:
                 return None, after
-            block = await self._block(tp, pointer)
+            block = await self._earlier(tp, pointer, number)
             if block.source_id != checkpoint.original.id:
                 raise _gone(tp, offset)
             if is_it:
                 return block, after
-            pointers, after = block.pointers, pointer.local if of_source else pointer.source
+            number, pointers, after = block.number, block.pointers, pointer.local if of_source else pointer.source
+
+    async def _earlier(self, tp: TopicPartition, pointer: BlockPointer, number: int) -> HistoryBlock:
+        """The block before the one of this number: so each walk ends. Raises Problem ``kafka-unavailable``."""
+        block = await self._block(tp, pointer)
+        if block.number < number:
+            return block
+        where = f"{self._history_topic}-{mirror_lane_of(*tp, self._lanes)}"
+        detail = f"{where}: the history blocks of {tp[0]}-{tp[1]} near offset {pointer.offset} lead in a circle"
+        raise Problem("kafka-unavailable", detail)
 
     async def _block(self, tp: TopicPartition, pointer: BlockPointer) -> HistoryBlock:
         """Raises Problem ``kafka-unavailable`` where it is not there, or cannot be decoded."""

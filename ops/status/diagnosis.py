@@ -57,7 +57,7 @@ class Diagnosis:
 def diagnose(service: ServiceStatus) -> list[Diagnosis]:
     """All findings, the wrong ones first."""
     found = [*silent_workers(service.silent), *_kafka(service), *_lanes(service), *_refused(service), *_group(service)]
-    found += [*_limits(service), *_passing(service)]
+    found += [*_open_transactions(service), *_limits(service), *_passing(service)]
     found += warnings(text for worker in service.workers.values() for text in worker.warnings)
     return sorted(found, key=lambda finding: not finding.wrong)
 
@@ -142,6 +142,18 @@ def _refused(service: ServiceStatus) -> Iterator[Diagnosis]:
             reasons.add(name, refused.why, _since(worker, refused.since_ms))
     for names, why, for_s in reasons:
         yield Diagnosis(True, f"no writes to {', '.join(sorted(names))}", why, for_s)
+
+
+def _open_transactions(service: ServiceStatus) -> Iterator[Diagnosis]:
+    reasons = _Reasons()
+    for worker in service.workers.values():
+        for one in worker.open_transactions:
+            name = f"{one.topic}-{one.partition} from offset {one.offset}"
+            reasons.add(name, f"producer id {one.producer_id}", _since(worker, one.since_ms))
+    remedy = "find its program by kafka-transactions.sh list; if the list lacks it: runbook, Hanging transactions"
+    for names, whose, for_s in reasons:
+        what = f"an open transaction hides the records of {', '.join(sorted(names))}"
+        yield Diagnosis(True, what, f"{whose}: {remedy}", for_s)
 
 
 def warnings(texts: Iterable[str]) -> Iterator[Diagnosis]:

@@ -52,6 +52,7 @@ class MemoryCluster:
 
     def __init__(self, cluster_id: str, *topics: TopicMetadata) -> None:
         self.cluster_id = cluster_id
+        self.risks: list[str] = []
         self.topics = {one.name: one for one in topics}
         self.settings: dict[str, dict[str, str]] = {one.name: dict(SETTINGS) for one in topics}
         self.records: dict[TopicPartition, list[KafkaRecord]] = {}

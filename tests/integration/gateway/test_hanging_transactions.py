@@ -15,8 +15,9 @@ import pytest
 from aiokafka import errors
 from aiokafka.protocol.produce import ProduceRequest
 from logferry.gateway.contract.names import partition_of
-from logferry.gateway.kafka import transactional_producer
+from logferry.gateway.kafka import hanging_transactions, transactional_producer
 from logferry.gateway.kafka.record_batch import CODECS, Stamp, batches
+from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.lanes.group_commit import GroupCommit
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -128,3 +129,49 @@ async def test_a_broker_that_was_away_is_looked_at_in_all_that_was_written_to(
         await producer.write([part for part in producer._parts(draft) if part.topic == world.facts.name])
         await (await world.producer()).transact(world.draft(3, source=_IN_0))
         assert await world.committed(2) == [1, 3]
+
+
+@pytest.mark.parametrize("history", ["committed before", "committed earlier", "aborted"])
+async def test_a_batch_that_the_leader_took_after_it_was_asked_for_open_transactions(
+    careless: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, history: str
+) -> None:
+    """The answer to the batch is lost, and the leader holds the hanging transaction and the running one as one."""
+
+    async def look_away(*_: object, **__: object) -> dict[tuple[str, int], str]:
+        return {}
+
+    async with lane(careless, topic_name, partitions=2) as world:
+        if history == "aborted":
+            with monkeypatch.context() as patched:
+                patched.setattr(transactional_producer, "complete_hanging", look_away)
+                producer = await abort_without_a_marker(world)
+        else:
+            producer = await world.producer()
+            await leave_open(world, producer, 1)
+            for number in (5,) if history == "committed before" else (5, 6, 7):
+                await producer.transact(world.draft(number, source=_IN_1))
+        seen = await hanging_transactions.open_transactions(world.kafka, lambda *tp: tp == (world.facts.name, 0))
+        assert len(seen[0]) == 1
+        ask, lost = producer._channels.ask, iter([True])
+
+        async def lose_the_answer(node: int, question: Any, line: str = "") -> Any:
+            answer = await ask(node, question, line)
+            if next(lost, False):
+                raise errors.KafkaConnectionError("cut")
+            return answer
+
+        async def look_before(*_: object) -> Any:
+            return seen
+
+        parts = [p for p in producer._parts(world.draft(2, source=_IN_0)) if p.topic == world.facts.name]
+        with monkeypatch.context() as patched:
+            patched.setattr(producer._channels, "ask", lose_the_answer)
+            patched.setattr(hanging_transactions, "open_transactions", look_before)
+            if history == "aborted":
+                with pytest.raises(NotCommitted, match="InvalidProducerEpoch"):
+                    await producer.write(parts)
+            else:
+                await producer.write(parts)
+                await producer.commit()
+        await (await world.producer()).transact(world.draft(3, source=_IN_0))
+        assert await world.committed(1) == ([3] if history == "aborted" else [1, 2, 3])

@@ -65,7 +65,8 @@ async def test_settings_that_change_later_are_copied(world: World) -> None:
     """Among them a copy that an operator made too small: what it refused is written when it is as it must be."""
     await world.create(partitions=1, **{"retention.ms": "123456789"})
     await world.write(b"small")
-    small = ConfigResource(ConfigResourceType.TOPIC, world.topic, {"max.message.bytes": "1000"})
+    wrong = {"max.message.bytes": "1000", "message.timestamp.after.max.ms": "3600000"}
+    small = ConfigResource(ConfigResourceType.TOPIC, world.topic, wrong)
     with mirroring(world.mirror) as url:
         await world.state(url, "caught-up")
         await world.admin(world.here, "alter_configs", [small])
@@ -79,6 +80,7 @@ async def test_settings_that_change_later_are_copied(world: World) -> None:
         found = await settings_of(world.here, world.topic)
     assert found["retention.ms"] == "987654321"
     assert int(found["max.message.bytes"]) == 3_004_096
+    assert found["message.timestamp.after.max.ms"] == str(2**63 - 1)
     assert found["min.insync.replicas"] == (await settings_of(world.there, world.topic))["min.insync.replicas"]
 
 

@@ -19,8 +19,8 @@ from logferry.gateway.kafka.hanging_transactions import (
     FencedProducer,
     NewerOwner,
     WriteTxnMarkersRequest,
-    _open_transactions,
     complete_hanging,
+    open_transactions,
 )
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.kafka.requests import _METADATA, read_metadata
@@ -28,8 +28,9 @@ from logferry.gateway.kafka.types import LaneIdentity
 
 ID, OTHER = "logferry.gateway.dc1.lane-3", "logferry.gateway.dc1.lane-4"
 LANE = LaneIdentity(3, ID, ("state", 3), lambda topic, _: topic == "dc1.t")
-NOW_MS = int(time.time() * 1000)
-LONG_AGO_MS = NOW_MS - 3_600_000
+# Other tests may run for minutes between the import of this module and its own.
+NOW_MS = int(time.time() * 1000) + 3_600_000
+LONG_AGO_MS = NOW_MS - 2 * 3_600_000
 COMMIT, ABORT = 2, 3
 STILL_ENDING = "Kafka has not ended a transaction in it"
 
@@ -75,11 +76,20 @@ async def complete(kafka: OnePartition, epoch: int, **options: Any) -> dict[tupl
     return await complete_hanging(kafka, LANE, [FencedProducer(ID, 2000, epoch)], **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("status", "committed"), [(COMMIT, True), (ABORT, False)])
-async def test_an_older_transaction_ends_as_the_log_says(status: int, committed: bool) -> None:
+@pytest.mark.parametrize(("status", "committed", "epoch"), [(COMMIT, True, 11), (ABORT, False, 8)])
+async def test_an_older_transaction_ends_as_the_log_says(status: int, committed: bool, epoch: int) -> None:
+    """A commit with the present epoch: the leader may have taken a batch of it meanwhile."""
     kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, status, ID),))
-    assert await complete(kafka, 9) == {}
-    assert kafka.marked == [(2000, 8, committed)]
+    assert await complete(kafka, 11) == {}
+    assert kafka.marked == [(2000, epoch, committed)]
+
+
+async def test_a_leader_that_took_a_batch_of_the_running_transaction_does_not_abort_it() -> None:
+    """It rejects the marker, and the running transaction is not committed: the two would end alike."""
+    kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, ABORT, ID),))
+    kafka.marker_code = error_codes.INVALID_PRODUCER_EPOCH
+    with pytest.raises(errors.KafkaError, match="InvalidProducerEpoch"):
+        await complete(kafka, 9, only={("dc1.t", 0)})
 
 
 async def test_the_transaction_in_flight_is_left_alone() -> None:
@@ -166,7 +176,7 @@ async def test_the_loop_is_not_held_by_the_producers_of_many_partitions(producer
 
     kafka.send = send  # type: ignore[method-assign]
     began = time.thread_time()
-    opened, missed = await _open_transactions(kafka, LANE, None)  # type: ignore[arg-type]
+    opened, missed = await open_transactions(kafka, LANE.may_write)  # type: ignore[arg-type]
     held_s = time.thread_time() - began
     assert (len(opened), missed) == (10_000, {})
     assert {(found.producer_id, found.epoch) for found in opened} == {(2000, 9)}
@@ -203,4 +213,4 @@ async def test_a_leader_that_was_replaced_while_it_was_frozen_is_not_believed(
     for _ in range(20):
         kafka = WasFrozen((2000, 7, NOW_MS), log=((2000, 8, COMMIT, ID),))
         assert await complete(kafka, 9) == {}
-        assert kafka.marked == [(2000, 8, True)]
+        assert kafka.marked == [(2000, 9, True)]

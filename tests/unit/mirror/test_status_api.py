@@ -63,9 +63,11 @@ async def serving(lane: Lane, patch: pytest.MonkeyPatch, **settings: Any) -> Asy
     world.links["dc1"] = RemoteCluster(
         world.config.remotes[0], world.there, world.config.limits, world.budget, frozenset(), AsyncMock()
     )
+    world.links["dc1"].begun_later["dc1.t", 3] = 70
+    world.here.risks = ["topics: a remedy"]
     world.targets.unaltered["dc1.t"] = "retention.ms: no right"
     world.links["dc1"].topics = dict(world.there.topics)
-    MirrorApi(world.config, ownership, world.links, world.budget, world.targets, ["topics: a remedy"]).add_to(routes)
+    MirrorApi(world.config, ownership, world.links, world.budget, world.targets, world.here).add_to(routes)
     client: TestClient[Any, Any] = TestClient(RawTestServer(routes))
     async with client:
         yield client
@@ -159,7 +161,12 @@ async def test_with_tokens_only_their_holders_see_and_resume(lane: Lane, monkeyp
             async with client.request(method, path, data=BODY, headers=known) as answer:
                 assert answer.status == 200, await answer.text()
                 if path == "/v1/status":
-                    assert (await answer.json())["unaltered"] == {"dc1.t": "retention.ms: no right"}
+                    document = await answer.json()
+                    assert document["unaltered"] == {"dc1.t": "retention.ms: no right"}
+                    assert document["warnings"][-2] == "topics: a remedy"
+                    assert document["warnings"][-1].startswith("the copy of dc1.t-3 begins at offset 70 of dc1: ")
+                if path == "/metrics":
+                    assert 'logferry_mirror_copies_begun_later{dc="dc1"} 1.0' in await answer.text()
     assert lane.resumed == [(("dc1.t", 0), 7)]
 
 

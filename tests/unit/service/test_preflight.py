@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from aiokafka import errors
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import BrokerAbilities
-from logferry.gateway.service import preflight
+from logferry.gateway.service import preflight, processes
 from logferry.gateway.service.preflight import LaneSettings, check, check_abilities
 
 _ENOUGH = BrokerAbilities(produce=13, end_txn=5, transactions=2)
@@ -33,6 +34,7 @@ class LaggingKafka:
 
     def __init__(self, lagging_answers: int) -> None:
         self.left = lagging_answers
+        self.risks: list[str] = []
         self.settings = {"transaction.partition.verification.enable": "true", "auto.create.topics.enable": "false"}
         partition = SimpleNamespace(leader=1, replicas=[1, 2, 3])
         self.view = SimpleNamespace(name="state", partitions=[partition])
@@ -70,6 +72,74 @@ class LaggingKafka:
         return self._answer(lambda: dict.fromkeys(topics, settings))
 
 
+class ComingBrokers:
+    """``settings``: of the brokers that answer now; an exception is raised. ``looks``: how often they were asked."""
+
+    def __init__(self) -> None:
+        self.risks: list[str] = []
+        self.settings: dict[int, dict[str, str]] | Exception = {1: self.of("true")}
+        self.known = {"a:9092": _ENOUGH}
+        self.looks = 0
+
+    @staticmethod
+    def of(verification: str) -> dict[str, str]:
+        return {"transaction.partition.verification.enable": verification}
+
+    async def abilities(self) -> dict[str, BrokerAbilities]:
+        self.looks += 1
+        return self.known
+
+    async def broker_settings(self) -> dict[int, dict[str, str]]:
+        if isinstance(self.settings, Exception):
+            raise self.settings
+        return self.settings
+
+    async def look(self, *accepted: str) -> list[str]:
+        """What is warned of after a whole look, and some of a second one."""
+        watching = asyncio.create_task(processes.watch_brokers(cast(KafkaClient, self), accepted))
+        self.looks = 0
+        async with asyncio.timeout(10):
+            while self.looks < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        watching.cancel()
+        return self.risks
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> ComingBrokers:
+    monkeypatch.setattr(processes, "BROKERS_S", 0)
+    return ComingBrokers()
+
+
+async def test_a_broker_that_comes_later_is_checked_too(
+    brokers: ComingBrokers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await brokers.look() == []
+    brokers.settings = {1: brokers.of("true"), 2: brokers.of("false")}
+    for _ in range(2):
+        (warning,) = await brokers.look()
+        assert warning.startswith("Kafka's broker 2: ")
+    assert capsys.readouterr().err.count('"broker_too_weak"') == 1
+    assert await brokers.look("partition-verification") == []
+    brokers.settings[3] = {"auto.create.topics.enable": "true"}
+    (warning,) = await brokers.look("partition-verification")
+    assert warning.startswith("a deleted topic may come back")
+    brokers.known["b:9092"] = _ENOUGH._replace(transactions=1)
+    (warning,) = await brokers.look()
+    assert "b:9092 is too old" in warning
+
+
+@pytest.mark.parametrize("error", [errors.ClusterAuthorizationFailedError("no"), TimeoutError(), OSError()])
+async def test_while_nothing_is_answered_a_weak_broker_stays_named(brokers: ComingBrokers, error: Exception) -> None:
+    brokers.settings = {2: brokers.of("false")}
+    warnings = await brokers.look()
+    assert len(warnings) == 1
+    brokers.settings = error
+    assert await brokers.look() == warnings
+    brokers.settings = {2: brokers.of("true")}
+    assert await brokers.look() == []
+
+
 class Lanes:
     state_topic, lanes = "state", 1
     accept_weak_kafka: tuple[str, ...] = ()
@@ -80,8 +150,7 @@ class Lanes:
 
 async def test_a_broker_that_lags_behind_in_its_metadata_is_asked_again() -> None:
     kafka = LaggingKafka(lagging_answers=7)
-    checked: Awaitable[object] = check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ("dc1.",))
-    await checked
+    await check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ("dc1.",))
     assert kafka.left == 0
 
 
@@ -98,11 +167,13 @@ async def test_a_broker_that_verifies_no_transactions_is_refused_unless_accepted
 async def test_brokers_that_create_topics_by_themselves_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     kafka = LaggingKafka(lagging_answers=0)
     kafka.settings["auto.create.topics.enable"] = "true"
-    (risk,) = await check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ())
+    await check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ())
+    (risk,) = kafka.risks
     assert '"topics_created_by_use", "brokers": [1]' in capsys.readouterr().err
     assert "auto.create.topics.enable" in risk.partition(": ")[2]
     kafka.settings["auto.create.topics.enable"] = "false"
-    assert await check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ()) == []
+    await check(cast(KafkaClient, kafka), cast(LaneSettings, Lanes()), ())
+    assert kafka.risks == []
 
 
 async def test_settings_that_may_not_be_read_are_no_reason_to_refuse(

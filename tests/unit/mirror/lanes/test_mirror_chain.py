@@ -14,6 +14,7 @@ from logferry.gateway.contract.mirror_state import (
     OriginalPosition,
     checkpoint_key,
 )
+from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.topics.copies import OffsetTranslation
@@ -133,3 +134,34 @@ async def test_a_history_block_that_cannot_be_decoded_stops_only_what_needs_it(d
     blocks[0] = blocks[0]._replace(value=NUMBERED)
     assert await translation.to_here(("dc1.t", 0), 5) == 5
     assert await chains.origin(partition(), batches(5)) == lanes_chain.ChainOrigin(FIRST, [OffsetRange(5, 5, 1)])
+
+
+@pytest.mark.parametrize("circle", ["to itself", "to a later one"])
+async def test_a_history_whose_pointers_lead_in_a_circle_stops_only_what_follows_them(
+    circle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, history = "logferry.mirror.dc2.state", "logferry.mirror.dc2.pairs"
+    there = in_memory("there", topic(state, 1), topic(history, 1))
+    key, first, second = checkpoint_key("dc1.t", 0), BlockPointer(0, 3, 0), BlockPointer(1, 11, 10)
+    of_first, of_second = ((), second) if circle == "to itself" else ((second,), first)
+    raw = [
+        HistoryBlock(FIRST, 0, of_first, (OffsetRange(3, 0, 8),)).encode(),
+        HistoryBlock(FIRST, 1, (of_second,), (OffsetRange(11, 10, 10),)).encode(),
+    ]
+    end = replace(THERE, local_next=20, blocks=2, pointers=(second,))
+    there.records[state, 0] = [KafkaRecord(0, 0, key, end.encode(), [])]
+    there.records[history, 0] = [KafkaRecord(at, 0, key, block, []) for at, block in enumerate(raw)]
+    translation, read = OffsetTranslation(there, "logferry", "dc2"), list[int]()
+    block = OffsetTranslation._block
+
+    async def counted(self: OffsetTranslation, tp: TopicPartition, pointer: BlockPointer) -> HistoryBlock:
+        read.append(pointer.offset)
+        assert len(read) < 100
+        return await block(self, tp, pointer)
+
+    monkeypatch.setattr(OffsetTranslation, "_block", counted)
+    with pytest.raises(Problem, match=rf"kafka-unavailable: {history}-0: .* of dc1.t-0 .* in a circle"):
+        await translation.to_here(("dc1.t", 0), 1)
+    with pytest.raises(Problem, match="in a circle"):
+        await translation.originals(("dc1.t", 0), -1, 15)
+    assert await translation.to_here(("dc1.t", 0), 15) == 14

@@ -97,6 +97,14 @@ async def test_a_copy_takes_records_of_any_time() -> None:
     assert settings["message.timestamp.before.max.ms"] == settings["message.timestamp.after.max.ms"] == longest
 
 
+async def test_a_copy_that_exists_takes_records_of_any_time_from_the_first_look_on(clock: SimpleNamespace) -> None:
+    there, here = MemoryCluster("there", topic("dc1.a", 1)), Altered(topic("dc1.a", 1))
+    times = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+    assert [here.settings["dc1.a"][name] for name in times] == ["3600000"] * 2
+    await TargetTopics(cast(KafkaClient, here)).ensure(cast(KafkaClient, there), there.topics)
+    assert [here.settings["dc1.a"][name] for name in times] == [str(2**63 - 1)] * 2
+
+
 def test_a_copy_may_take_more_than_its_original_and_keeps_what_is_its_own() -> None:
     original = {**SETTINGS, "max.message.bytes": "1000", "retention.ms": "5", "leader.replication.throttled.rate": "9"}
     copy = {**settings_of_copy(original), "min.insync.replicas": "2", "leader.replication.throttled.rate": "1"}

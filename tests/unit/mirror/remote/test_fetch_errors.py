@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_requests import FetchedPartition, FetchRequest, FetchResponse
 from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
+from logferry.mirror import remote
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import StopReason
 from logferry.mirror.lanes.stops import RetriedStops
@@ -113,6 +115,31 @@ async def test_an_error_that_passes_moves_the_partition_to_its_leader(link: Remo
         assert (first.stop, second.stop, link.fault) == (None, None, None)
         assert [batch.base for batch in first.waiting] == [0, 1]
         assert 2 in asked
+
+
+async def test_topics_are_described_less_and_less_often_while_brokers_name_other_leaders(
+    link: RemoteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Describing all topics is costly, and the answer to each fetch asks for it: counted by a clock of the test."""
+    broker: Any = link.kafka
+    pauses: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        pauses.append(delay_s)
+        await asyncio.sleep(0)
+
+    async def ask(*_: object) -> FetchResponse:
+        await asyncio.sleep(0)
+        code = error_codes.NOT_LEADER_OR_FOLLOWER
+        return FetchResponse(0, 7, [FetchedPartition(_ID, 0, code, -1, -1, -1, [], memoryview(b""), None)])
+
+    broker.ask = ask
+    monkeypatch.setattr(remote, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    with running(link):
+        follow(link, 1)
+        await until(lambda: sum(pauses) >= 20 or broker.looks > 100)
+    assert pauses[:7] == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+    assert broker.looks <= len(pauses) + 1
 
 
 def test_a_stop_that_comes_again_keeps_its_time() -> None:
@@ -238,5 +265,6 @@ async def test_where_a_copy_begins_is_reported_if_the_remote_removed_earlier_rec
         await until(lambda: partition.position == 5)
     assert partition.stop is None
     (said,) = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert link.begun_later == {("dc1.t", 0): 5}
     facts = {"topic": "dc1.t", "partition": 0, "dc": "dc1", "first": 5}
     assert said == {"time": said["time"], "level": "warning", "event": "copy_begins_later", **facts}

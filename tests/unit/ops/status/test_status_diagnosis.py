@@ -19,6 +19,7 @@ from logferry.gateway.api.schemas import (
 )
 from logferry.gateway.api.status import partitions_status
 from logferry.gateway.kafka.requests import PartitionMetadata, TopicMetadata
+from logferry.gateway.topics.open_transactions import OverdueTransaction
 from logferry.ops.status import render
 from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, SilentWorker, diagnose
 from rich.console import Console
@@ -113,6 +114,16 @@ SLOW = {"last_wait": WaitStatus(reason="a commit took long", began_ms=NOW_MS - 9
 MOVED = {"last_wait": WaitStatus(reason="taken over", began_ms=NOW_MS - 9000, ended_ms=NOW_MS - 8800)}
 THROTTLED = ThrottledStatus(scope="token", name="web", count=12, wait_s=3.0, last_ms=NOW_MS - 4000)
 
+
+def left_open(partition: int, offset: int, since_ms: int) -> OverdueTransaction:
+    return OverdueTransaction(topic="dc1.x", partition=partition, offset=offset, producer_id=4711, since_ms=since_ms)
+
+
+LEFT_OPEN = (
+    "producer id 4711: find its program by kafka-transactions.sh list; "
+    "if the list lacks it: runbook, Hanging transactions"
+)
+
 CASES: dict[str, tuple[ServiceStatus, list[Diagnosis]]] = {
     "kafka is away for all": (
         service(worker(A, kafka=AWAY), worker(B, kafka=AWAY)),
@@ -141,6 +152,20 @@ CASES: dict[str, tuple[ServiceStatus, list[Diagnosis]]] = {
         [
             Diagnosis(True, "1 partition of Kafka without a leader", "dc1.x-0, dc1.x-1"),
             Diagnosis(False, "2 partitions of Kafka lack replicas in sync", "dc1.x-0, dc1.x-1"),
+        ],
+    ),
+    "a program leaves a transaction open in partitions of two workers": (
+        service(
+            worker(A, open_transactions=[left_open(0, 70, NOW_MS - 90_000)]),
+            worker(B, open_transactions=[left_open(1, 8, NOW_MS - 95_000)]),
+        ),
+        [
+            Diagnosis(
+                True,
+                "an open transaction hides the records of dc1.x-0 from offset 70, dc1.x-1 from offset 8",
+                LEFT_OPEN,
+                95.0,
+            )
         ],
     ),
     "a worker is silent, and so are its lanes": (
