@@ -199,8 +199,8 @@ def _originals(moving: TableMove, entry: LedgerEntry, positions: Sequence[Range]
     if unknown := sorted({r.topic for r in lacking if r.key not in told and r.end > 0}):
         raise CannotMove(
             f"{moving.paths.main}: the positions of {', '.join(unknown)} are known as offsets of {entry.dc} only, and "
-            f"the mirror there cannot translate them{problem}: bring the Kafka of {entry.dc} back, or give the topics up "
-            "with --reset TOPIC=forget"
+            f"the mirror there cannot translate them{problem}: bring the Kafka of {entry.dc} back, or give the topics "
+            "up with --reset TOPIC=forget"
         )
     return have
 
