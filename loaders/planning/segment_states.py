@@ -286,7 +286,7 @@ def _condition(segment: Segment, check: WatermarkCheck, batch: int, rules: Segme
 
 def usually_has_rows(segments: Mapping[datetime, Segment], now: datetime, rules: SegmentRules) -> bool:
     """Whether `_STEADY` of the segments of a day, or of the last seven longer ones, have rows: those before the newest
-    one with rows. Segments before the first known one are not counted; fewer than `_FEWEST` show nothing.
+    one with rows. Segments before the first known one are not counted; fewer than `_FEWEST`, or hours, show nothing.
     """
     newest = max((start for start, segment in segments.items() if segment.rows and start <= now), default=None)
     if newest is None:
@@ -295,7 +295,8 @@ def usually_has_rows(segments: Mapping[datetime, Segment], now: datetime, rules:
     many = min((newest - min(segments)) // step, max(_DAY_S // rules.window_s, _LONGER))
     before = (segments.get(newest - i * step) for i in range(1, many + 1))
     with_rows = sum(segment is not None and segment.rows > 0 for segment in before)
-    return many >= _FEWEST and with_rows >= _STEADY * many
+    is_known = many >= _FEWEST and many * step >= _FEWEST * timedelta(hours=1)
+    return is_known and with_rows >= _STEADY * many
 
 
 def _differs(before: Segment, after: Segment) -> bool:

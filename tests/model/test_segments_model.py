@@ -242,6 +242,8 @@ def rows_in(window_s: int, *share: int) -> dict[datetime, Segment]:
         (3600, [*[0] * 23, 1], False),
         (3600, [1] * 7, True),
         (3600, [1] * 6, False),
+        (10, [1] * 2160, False),
+        (10, [1] * 2161, True),
         (7200, [1] * 13, True),
         (86400, [1] * 8, True),
         (86400, [*[0] * 30, *[1, 1, 1, 1, 0, 0, 1], 1], False),
@@ -252,7 +254,7 @@ def rows_in(window_s: int, *share: int) -> dict[datetime, Segment]:
     ],
 )
 def test_a_table_that_usually_has_rows(window_s: int, share: list[int], is_enough: bool):
-    """Three quarters of a day's segments before the newest one with rows, or of the last seven; of six at least."""
+    """Three quarters of a day's segments before the newest one with rows, or of the last seven; six hours at least."""
     rules = RULES._replace(window_s=window_s)
     rows = rows_in(window_s, *share)
     # A clock that is ahead, and segments without rows since.
