@@ -87,9 +87,11 @@ class SegmentSettings(Strict):
     late_wait_s: Annotated[float, Field(ge=0, le=86_400)] = 3600.0
     """Seconds without new rows before a segment closes, counted after the low watermark passed its end."""
     max_wait_s: Annotated[float, Field(ge=0, le=7 * 86_400)] = 12 * 3600.0
-    """Upper bound in seconds of that wait, and of the wait for sources after all of them fell silent at once."""
+    """Upper bound in seconds of that wait, and of the wait for sources that fell silent together, unless most did."""
     source_idle_s: Annotated[float, Field(ge=1, le=7 * 86_400)] = 900.0
     """A source without a chunk or heartbeat for this many seconds no longer holds segments open."""
+    silent_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Share of the sources with heartbeats that hold segments open if they fall silent together (1: more than half)."""
     success: Path | None = None
     """Folder in which each READY segment gets a folder with a file `_SUCCESS`."""
     webhook: str | None = None
@@ -97,7 +99,7 @@ class SegmentSettings(Strict):
 
     @property
     def rules(self) -> SegmentRules:
-        return SegmentRules(self.window_s, self.late_wait_s, self.max_wait_s, self.source_idle_s)
+        return SegmentRules(self.window_s, self.late_wait_s, self.max_wait_s, self.source_idle_s, self.silent_share)
 
 
 class TableJob(Strict):

@@ -10,7 +10,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine, Iterable
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
@@ -46,6 +45,7 @@ class MirrorOffsets:
         self._kafka: KafkaClient | None = None
         self._translation: OffsetTranslation | None = None
         self._no_mirror_until = 0.0
+        self.problem = ""
 
     def close(self) -> None:
         with self._lock:
@@ -61,14 +61,17 @@ class MirrorOffsets:
     def originals(self, ranges: Iterable[Range], within_s: float) -> list[OriginOffset]:
         """The originals of the ends of ranges of copies; ends that are unknown by then are missing.
 
-        Never raises: the caller may ask again later.
+        Never raises: the caller may ask again later. ``problem``: why Kafka did not answer, else empty.
         """
+        self.problem = ""
         wanted = list(ranges)
         if not wanted or time.monotonic() < self._no_mirror_until:
             return []
         found: list[OriginOffset] = []
-        with suppress(KafkaUnavailable):
+        try:
             self._call(self._originals(wanted, found, within_s), within_s + _DEADLINE_S)
+        except KafkaUnavailable as error:
+            self.problem = str(error)
         return found
 
     def here(self, positions: Iterable[OriginOffset]) -> dict[TopicPartition, PositionAnswer]:

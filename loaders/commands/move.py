@@ -189,16 +189,18 @@ def _originals(moving: TableMove, entry: LedgerEntry, positions: Sequence[Range]
     Raises CannotMove.
     """
     have, lacking = position_plan.known_originals(positions, entry.dc, Ledger(moving.paths.ledger).entries())
+    problem = ""
     if lacking and entry.origin is not None:
         there = moving.loader.kafka_of(entry.dc, entry.origin.bootstrap_servers)
         with closing(MirrorOffsets(there, moving.prefix, entry.dc)) as offsets:
             have += offsets.originals(lacking, _ORIGINALS_S)
+            problem = offsets.problem and f" ({offsets.problem}; [other_kafka.{entry.dc}] sets the connection)"
     told = {original.key for original in have}
     if unknown := sorted({r.topic for r in lacking if r.key not in told and r.end > 0}):
         raise CannotMove(
             f"{moving.paths.main}: the positions of {', '.join(unknown)} are known as offsets of {entry.dc} only, and "
-            f"the mirror there cannot translate them: bring the Kafka of {entry.dc} back, or give the topics up with "
-            "--reset TOPIC=forget"
+            f"the mirror there cannot translate them{problem}: bring the Kafka of {entry.dc} back, or give the topics "
+            "up with --reset TOPIC=forget"
         )
     return have
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from logferry.loaders.planning.source_facts import LowWatermark, utc_text
+from logferry.loaders.planning.source_facts import SILENT_SHARE, LowWatermark, utc_text
 
 ACTIVE: Final = "ACTIVE"
 IMMUTABLE: Final = "IMMUTABLE"
@@ -57,8 +57,10 @@ _SETTLED: Final = (READY, DROPPED)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_S: Final = 86_400
-# Longer segments do not show whether rows come all day.
-_LONGEST_STEADY_S: Final = 3600
+# Of how many segments how large a share has rows where silence is not usual.
+_LONGER: Final = 7
+_FEWEST: Final = 6
+_STEADY: Final = 0.75
 
 # Up to so many empty segments between others are listed; a longer silence has none.
 GAP_SEGMENTS: Final = 48
@@ -71,6 +73,7 @@ class SegmentRules(NamedTuple):
     late_wait_s: float = 3600.0
     max_wait_s: float = 12 * 3600.0
     source_idle_s: float = 900.0
+    silent_share: float = SILENT_SHARE
 
     def start_of(self, event: datetime) -> datetime:
         """The start of the event's segment; segments are counted from 1970 on, in UTC."""
@@ -281,14 +284,19 @@ def _condition(segment: Segment, check: WatermarkCheck, batch: int, rules: Segme
     return CONFIRMED if is_later else WAITED
 
 
-def had_rows_all_day(segments: Mapping[datetime, Segment], now: datetime, rules: SegmentRules) -> bool:
-    """Whether all segments of the day before the newest one with rows have rows, too; False for long segments."""
+def usually_has_rows(segments: Mapping[datetime, Segment], now: datetime, rules: SegmentRules) -> bool:
+    """Whether `_STEADY` of the segments of a day, or of the last seven longer ones, have rows: those before the newest
+    one with rows. Segments before the first known one are not counted; fewer than `_FEWEST`, or hours, show nothing.
+    """
     newest = max((start for start, segment in segments.items() if segment.rows and start <= now), default=None)
-    if newest is None or rules.window_s > _LONGEST_STEADY_S:
+    if newest is None:
         return False
     step = timedelta(seconds=rules.window_s)
-    before = (segments.get(newest - i * step) for i in range(1, _DAY_S // rules.window_s + 1))
-    return all(segment is not None and segment.rows > 0 for segment in before)
+    many = min((newest - min(segments)) // step, max(_DAY_S // rules.window_s, _LONGER))
+    before = (segments.get(newest - i * step) for i in range(1, many + 1))
+    with_rows = sum(segment is not None and segment.rows > 0 for segment in before)
+    is_known = many >= _FEWEST and many * step >= _FEWEST * timedelta(hours=1)
+    return is_known and with_rows >= _STEADY * many
 
 
 def _differs(before: Segment, after: Segment) -> bool:

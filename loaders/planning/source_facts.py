@@ -8,15 +8,16 @@ All times but those of events and watermarks are the gateways'. Which sources co
 
     live            a chunk or heartbeat less than ``source_idle_s`` ago
     owing           the gateway has recorded more of it than is loaded, and Kafka may still have it
-    silent together more than half of the sources with heartbeats stopped within ``source_idle_s``, this one too
-    silent at once  no source was seen for ``source_idle_s``, and this one stopped within that of the last one; so long
-                    as ``hold_s`` at most
+    silent together it has heartbeats, and within ``source_idle_s`` stopped with so many others that have: more than
+                    those seen since, for any time; or ``share`` of all these and `FEWEST`, for ``hold_s`` at most
+    silent at once  no source was seen for ``source_idle_s``, and this one stopped within that of the last one, in a
+                    table that usually has rows: as if it had sent all that is older than ``hold_s``
     far behind      its mark is `FAR_BEHIND` or more before it was last seen: it holds up the event times after its mark
                     for that long, and none later, as its clock may be wrong
     others          hold up nothing: finished, excluded, silent alone, or nothing of it is loaded and Kafka has no more
 
 A program that writes without heartbeats may be done when it is silent. So its silence counts only together with that of
-all others, only where the table had rows all day before (the caller sets ``hold_s`` then), and not permanently.
+all others, only where the table usually has rows (``is_steady``), and not permanently.
 """
 
 from __future__ import annotations
@@ -114,6 +115,9 @@ def possible_copies(known: KnownSources, batch: KnownSources) -> dict[SourceKey,
 
 
 FAR_BEHIND: Final = timedelta(days=7)
+# Fewer than these may be switched off together.
+FEWEST: Final = 4
+SILENT_SHARE: Final = 0.25
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d)?)?)?Z?")
 
 
@@ -164,7 +168,7 @@ class LowWatermark(NamedTuple):
     """``at`` None: unknown, because nothing is known of one source. ``waits_for``: the source that holds it back; None:
     no source that counts is behind ``at``, which is the time of the check. ``far_behind``: sources that hold up old
     segments only. ``sources``: all of the check, ``silent`` of which are neither live nor finished. ``together``: as
-    many as fell silent together, and count.
+    many as fell silent together, and count. ``limit_s``: for how long the one that is waited for does; None: any time.
     """
 
     at: datetime | None
@@ -173,6 +177,7 @@ class LowWatermark(NamedTuple):
     sources: int = 0
     silent: int = 0
     together: int = 0
+    limit_s: float | None = None
 
     def is_past(self, end: datetime) -> bool:
         return self.at is not None and self.at >= end and not any(source.holds_up(end) for source in self.far_behind)
@@ -190,40 +195,57 @@ class LowWatermark(NamedTuple):
             return f"{source}, {at}: more is recorded than loaded"
         seen = held_by.last_seen
         said = f"{source}, {at}" + (f", last seen at {utc_text(seen)}" if seen is not None else "")
-        return f"{said}: {self.together} of {self.sources} sources fell silent together" if self.together else said
+        if not self.together:
+            return said
+        limit = "" if self.limit_s is None else f"; held for {self.limit_s:,.0f} s at most"
+        return f"{said}: {self.together} of {self.sources} sources fell silent together{limit}"
 
 
-def low_watermark(sources: Iterable[SourceView], now: datetime, idle_s: float, hold_s: float = 0.0) -> LowWatermark:
-    """The minimum over the sources that count. ``now``: by the gateways' clock. ``hold_s``: after all sources fell
-    silent at once, they count for so long; 0 where silence is usual.
+def low_watermark(
+    sources: Iterable[SourceView],
+    now: datetime,
+    idle_s: float,
+    hold_s: float = 0.0,
+    share: float = SILENT_SHARE,
+    *,
+    is_steady: bool = False,
+) -> LowWatermark:
+    """The minimum over the sources that count. ``now``: by the gateways' clock. ``idle_s``, ``hold_s``, ``share``: see
+    above. ``is_steady``: the table usually has rows.
     """
-    views, idle = list(sources), timedelta(seconds=idle_s)
-    watched = [view for view in views if not view.finished and not view.is_lost]
-    beating = [view for view in watched if view.beat is not None]
-    together = _silent_together(_seen(beating), now, idle)
-    together |= _silent_at_once(_seen(watched), now, idle, timedelta(seconds=hold_s))
+    views, idle, hold = list(sources), timedelta(seconds=idle_s), timedelta(seconds=hold_s)
+    watched = [view for view in views if not view.finished and not (view.is_lost and view.mark is None)]
+    most, many = _silent_together(_seen(view for view in watched if view.beat is not None), now, idle, hold, share)
+    at_once = _silent_at_once(_seen(watched), now, idle) - most - many if is_steady else set()
+    together = most | many | at_once
     found = LowWatermark(now, None, sources=len(views), together=len(together))
     far_behind: list[SourceView] = []
     silent = 0
     for source in views:
+        key = source.topic, source.source_id
         if not source.owes:
             if source.finished or source.last_seen is None:
                 continue
             is_silent = now - source.last_seen >= idle
             silent += is_silent
-            if is_silent and (source.topic, source.source_id) not in together:
+            if is_silent and key not in together:
                 continue
         mark = source.mark
         if source.is_far_behind:
             far_behind.append(source)
-        elif mark is None and not source.is_lost:
-            found = found._replace(at=None, waits_for=source)
+            continue
+        if key in at_once and not source.owes:
+            mark = newest(mark, now - hold)
+        limit_s = None if key in most or source.owes or key not in together else hold_s
+        if mark is None and not source.is_lost:
+            found = found._replace(at=None, waits_for=source, limit_s=limit_s)
         elif mark is not None and found.at is not None and mark < found.at:
-            found = found._replace(at=mark, waits_for=source)
+            found = found._replace(at=mark, waits_for=source, limit_s=limit_s)
     return found._replace(far_behind=tuple(far_behind), silent=silent)
 
 
 _Seen = list[tuple[datetime, tuple[str, str]]]
+_Keys = set[tuple[str, str]]
 
 
 def _seen(views: Iterable[SourceView]) -> _Seen:
@@ -231,23 +253,27 @@ def _seen(views: Iterable[SourceView]) -> _Seen:
     return sorted((at, (view.topic, view.source_id)) for view in views if (at := view.last_seen) is not None)
 
 
-def _silent_together(seen: _Seen, now: datetime, idle: timedelta) -> set[tuple[str, str]]:
-    """The sources that stopped within one ``idle`` of each other, wherever these are more than those seen since."""
+def _silent_together(seen: _Seen, now: datetime, idle: timedelta, hold: timedelta, share: float) -> tuple[_Keys, _Keys]:
+    """The sources that stopped within one ``idle`` of each other: more than those seen since; or many."""
     times = [at for at, _ in seen]
     first_live = bisect_right(times, now - idle)
-    found: set[tuple[str, str]] = set()
-    covered = 0
+    most: _Keys = set()
+    many: _Keys = set()
+    covered = {id(most): 0, id(many): 0}
     for start in range(first_live):
         stop = min(bisect_left(times, times[start] + idle), first_live)
-        if stop - start > len(seen) - stop:
-            found.update(source for _, source in seen[max(start, covered) : stop])
-            covered = stop
-    return found
+        stopped, rest = stop - start, len(seen) - stop
+        is_many = stopped >= max(FEWEST, share * (stopped + rest)) and now - times[stop - 1] < hold
+        if stopped > rest or is_many:
+            found = most if stopped > rest else many
+            found.update(source for _, source in seen[max(start, covered[id(found)]) : stop])
+            covered[id(found)] = stop
+    return most, many
 
 
-def _silent_at_once(seen: _Seen, now: datetime, idle: timedelta, hold: timedelta) -> set[tuple[str, str]]:
-    """The sources that stopped within ``idle`` of the last one; none before ``idle`` and after ``hold``."""
-    if not seen or not idle <= now - seen[-1][0] < hold:
+def _silent_at_once(seen: _Seen, now: datetime, idle: timedelta) -> _Keys:
+    """The sources that stopped within ``idle`` of the last one, if that is silent."""
+    if not seen or now - seen[-1][0] < idle:
         return set()
     return {source for at, source in seen if seen[-1][0] - at < idle}
 

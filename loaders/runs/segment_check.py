@@ -40,7 +40,7 @@ from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, Stora
 from logferry.loaders.planning import source_facts
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
-from logferry.loaders.planning.segment_states import READY, Segment, WatermarkCheck, check_segments, had_rows_all_day
+from logferry.loaders.planning.segment_states import READY, Segment, WatermarkCheck, check_segments, usually_has_rows
 from logferry.loaders.planning.source_facts import KnownSources, SourceKey, SourceView, newest, utc_text
 from logferry.loaders.storage.side_tables import known_before, read_excluded, read_segments, save_check, segments_before
 
@@ -106,9 +106,10 @@ def finish_check(
     passed = {place for place, end in check.ends.items() if at.get(place, -1) >= end}
     views = source_views(known, check.reported, check.topics, passed)
     segments = segments_before(paths, last + 1, run, rules)
-    hold_s = rules.max_wait_s if had_rows_all_day(segments, check.began, rules) else 0.0
+    is_steady = usually_has_rows(segments, check.began, rules)
     counted = source_facts.without(views, read_excluded(paths.excluded))
-    low = source_facts.low_watermark(counted, check.began, rules.source_idle_s, hold_s)
+    silence = (rules.source_idle_s, rules.max_wait_s, rules.silent_share)
+    low = source_facts.low_watermark(counted, check.began, *silence, is_steady=is_steady)
     found = WatermarkCheck(check.began, low)
     save_check(paths.segments, found)
     changes = check_segments(segments, found, last + 1, rules)

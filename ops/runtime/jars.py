@@ -1,12 +1,13 @@
 """Fetches the jars of Kafka, MirrorMaker and Spark once per user, with the Ivy that pyspark ships.
 
-``jar_pins.toml`` names each of them. A set of jars is a folder in the cache whose name contains the hash of its list.
-Guarantees:
+``jar_pins.toml`` names each of them, ``jar_pins.sha256`` holds their hashes (as `sha256sum` writes them). A set of jars
+is a folder in the cache whose name contains the hash of its list. Guarantees:
 
 * The folder is complete or absent: it is built under another name and renamed in one step, with a manifest (name,
-  size, SHA-256) in it.
-* Names and sizes are compared on each use. A folder that does not match its manifest is reported as damaged, never
-  used, and fetched again.
+  size, time of the last change, SHA-256) in it.
+* Only files with the pinned hashes are used, whatever the repository. Each is hashed after it was fetched, and again
+  when its size or time differs from the manifest. A folder that does not fit is reported as damaged, never used, and
+  fetched again.
 * One process fetches, others wait for it, by a file lock that the kernel drops when the holder dies.
 * An interrupted fetch resumes: Ivy's own cache is kept until the set is complete. Ivy verifies each file against
   the repository's checksums.
@@ -29,7 +30,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,18 +63,22 @@ _DEPENDENCY = '<dependency org="{}" name="{}" rev="{}" transitive="false" conf="
 
 
 class JarSet(NamedTuple):
-    """A list of jars, ``organisation:module:revision``, and the name of its folder."""
+    """A list of jars, ``organisation:module:revision``, and the name of its folder. ``sha256``: by file name."""
 
     name: str
     coordinates: tuple[str, ...]
+    sha256: Mapping[str, str]
 
 
 def _pinned_sets() -> Iterator[JarSet]:
     pins = tomllib.loads(Path(__file__).with_name("jar_pins.toml").read_text(encoding="utf-8"))
+    hashes = Path(__file__).with_name("jar_pins.sha256").read_text(encoding="utf-8").splitlines()
+    sha256 = {name: digest for digest, name in map(str.split, hashes)}
     for pinned in pins.values():
         lines = [line.split() for line in pinned["jars"].strip().splitlines()]
         coordinates = tuple(f"{organisation}:{jar}" for organisation, *jars in lines for jar in jars)
-        yield JarSet(pinned["name"], coordinates)
+        files = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in coordinates]
+        yield JarSet(pinned["name"], coordinates, {file: sha256[file] for file in files})
 
 
 KAFKA, MIRROR_MAKER, SPARK = _pinned_sets()
@@ -99,9 +105,11 @@ def spark_environment() -> dict[str, str]:
 
 
 def fetch_jars(wanted: JarSet) -> list[Path]:
-    """The jars of a set, from the cache or fetched now. Raises Unavailable when they cannot be fetched."""
+    """The jars of a set, from the cache or fetched now. Raises Unavailable when they cannot be fetched, or what was
+    fetched has other hashes.
+    """
     folder = jar_folder(wanted)
-    jars, damage = _stored(folder)
+    jars, damage = _stored(wanted, folder)
     if damage:
         _say(f"{damage}; fetching {wanted.name} again")
     if not jars:
@@ -112,9 +120,9 @@ def fetch_jars(wanted: JarSet) -> list[Path]:
             except BlockingIOError:
                 _say(f"waiting for another process that fetches {folder.name}")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _stored(folder)[0]:  # no other process fetched it meanwhile
+            if not _stored(wanted, folder)[0]:  # no other process fetched it meanwhile
                 _fetch(wanted, folder)
-        jars, damage = _stored(folder)
+        jars, damage = _stored(wanted, folder)
         if damage:
             raise Unavailable(damage)
     return jars
@@ -125,20 +133,52 @@ def jar_folder(wanted: JarSet) -> Path:
     return cache_dir() / "jars" / f"{wanted.name}-{digest}"
 
 
-def _stored(folder: Path) -> tuple[list[Path], str]:
+def _stored(wanted: JarSet, folder: Path) -> tuple[list[Path], str]:
     """The jars by their manifest; none if it is missing, or if the folder differs from it, with the difference."""
     try:
-        sizes = {entry["name"]: entry["bytes"] for entry in json.loads((folder / _MANIFEST).read_text("utf-8"))}
+        found = {one["name"]: one for one in json.loads((folder / _MANIFEST).read_text("utf-8"))}
+        if found.keys() != wanted.sha256.keys():
+            return [], f"{folder / _MANIFEST} lists other jars"
+        sizes = {name: int(one["bytes"]) for name, one in found.items()}
     except FileNotFoundError:
         return [], ""
     except (ValueError, TypeError, KeyError):
         return [], f"{folder / _MANIFEST} cannot be read"
     jars = [folder / name for name in sizes]
+    hashed = False
     for jar in jars:
-        found = jar.stat().st_size if jar.exists() else 0
-        if found != sizes[jar.name]:
-            return [], f"{jar} has {found} bytes instead of {sizes[jar.name]}"
+        stat = jar.stat() if jar.exists() else None
+        if stat is None or stat.st_size != sizes[jar.name]:
+            return [], f"{jar} has {stat.st_size if stat else 0} bytes instead of {sizes[jar.name]}"
+        noted = found[jar.name]
+        if (noted.get("mtime_ns"), noted.get("sha256")) != (stat.st_mtime_ns, wanted.sha256[jar.name]):
+            hashed = True
+            if (digest := _sha256(jar)) != wanted.sha256[jar.name]:
+                return [], f"{jar} has the SHA-256 {digest} instead of {wanted.sha256[jar.name]}"
+    if hashed:
+        # The next use hashes again where this cannot be written.
+        with suppress(OSError):
+            _write_manifest(wanted, folder, jars)
     return jars, ""
+
+
+def _sha256(jar: Path) -> str:
+    with jar.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_manifest(wanted: JarSet, folder: Path, jars: Sequence[Path]) -> None:
+    """For jars that have the pinned hashes. Raises OSError."""
+    manifest = [
+        {"name": jar.name, "bytes": at.st_size, "mtime_ns": at.st_mtime_ns, "sha256": wanted.sha256[jar.name]}
+        for jar, at in ((jar, jar.stat()) for jar in jars)
+    ]
+    new = folder / f"{_MANIFEST}.{os.getpid()}"
+    with new.open("w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(folder / _MANIFEST)
 
 
 def _fetch(wanted: JarSet, folder: Path) -> None:
@@ -158,14 +198,16 @@ def _fetch(wanted: JarSet, folder: Path) -> None:
     jars = sorted(new.glob("*.jar"))
     if len(jars) != len(wanted.coordinates):
         raise Unavailable(f"Ivy fetched {len(jars)} of the {len(wanted.coordinates)} jars of {wanted.name}; see {work}")
-    manifest = [
-        {"name": jar.name, "bytes": jar.stat().st_size, "sha256": hashlib.sha256(jar.read_bytes()).hexdigest()}
-        for jar in jars
-    ]
-    with (new / _MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    for jar in jars:
+        if (digest := _sha256(jar)) != wanted.sha256.get(jar.name):
+            # Ivy would bring what it has kept.
+            shutil.rmtree(work)
+            raise Unavailable(
+                f"{jar.name} has the SHA-256 {digest}, but {wanted.name} needs {wanted.sha256.get(jar.name)}. It was "
+                "removed: ask who changed it in the repository. LOGFERRY_IVY_SETTINGS names another repository, and "
+                "LOGFERRY_SPARK_JARS other jars for Spark, which are not checked."
+            )
+    _write_manifest(wanted, new, jars)
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
     shutil.rmtree(work)

@@ -1,12 +1,13 @@
 """Segments against a world in which everything is known: which rows each source has written and not yet told.
 
 Sources write lines of event times that mostly rise; they lag, fall silent, die, come back, send heartbeats or none, and
-some begin above seqno 0. Several tables are loaded from one topic: from the original or from a copy that lags, from the
-first chunk on or created when Kafka has removed some. What must hold is said without the rules' own words: READY never
-comes while a live source has rows of that window still to come, while those that fell silent together have some, nor
-while the original has some that a table may still get. Counts are those of the rows, every window ends READY once all
-others are finished, and a version becomes READY once. Some sources have a clock of 1970, of another month or of a far
-future, and of some Kafka has lost what was recorded: they hold up nothing.
+some begin above seqno 0. Those of one rack fall silent together. Several tables are loaded from one topic: from the
+original or from a copy that lags, from the first chunk on or created when Kafka has removed some. What must hold is
+said without the rules' own words: READY never comes while a live source has rows of that window still to come, while
+those that fell silent together have some, of all or of a rack, nor while the original has some that a table may still
+get. Counts are those of the rows, every window ends READY once all others are finished, and a version becomes READY
+once. Some sources have a clock of 1970, of another month or of a far future, and of some Kafka has lost what was
+recorded: they hold up nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from logferry.loaders.planning.segment_states import (
     WatermarkCheck,
     add_rows,
     check_segments,
-    had_rows_all_day,
+    usually_has_rows,
 )
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, SourceView, low_watermark, merged
 from logferry.loaders.runs.segment_check import ReportedSource, source_views
@@ -121,8 +122,9 @@ class Table:
         reported = {s.key: s.report() for s in world.sources if s.heard() is not None}
         passed = set() if self.is_copy else {TopicPartition(TOPIC, p) for p in PARTITIONS}
         views = [*world.strange, *world.wrong_clocks(), *source_views(self.known, reported, [TOPIC], passed)]
-        hold_s = RULES.max_wait_s if had_rows_all_day(self.segments, world.now, RULES) else 0.0
-        low = low_watermark(views, world.now, RULES.source_idle_s, hold_s)
+        is_steady = usually_has_rows(self.segments, world.now, RULES)
+        silence = (RULES.source_idle_s, RULES.max_wait_s, RULES.silent_share)
+        low = low_watermark(views, world.now, *silence, is_steady=is_steady)
         changed = check_segments(self.segments, WatermarkCheck(world.now, low), self.batch, RULES)
         for start, segment in changed.items():
             if segment.state == READY:
@@ -151,7 +153,7 @@ class Table:
         Nor has Kafka any of such a source, alive or not, that are not loaded and may still be.
         """
         end, now = RULES.end_of(start), self.world.now
-        waited_for = self.world.silent_together() | self.silent_at_once()
+        waited_for = self.world.silent_together() | self.silent_at_once(end)
         events = {key: facts.event for key, facts in self.known.items() if facts.event is not None}
         for source in self.world.sources:
             heard, event = source.heard(), events.get(source.key)
@@ -166,14 +168,16 @@ class Table:
                 is_told = event is not None and event >= end
                 assert RULES.start_of(chunk.event) != start or is_told, (chunk, start)
 
-    def silent_at_once(self) -> set[str]:
-        """Those heard of in the last 15 minutes before an outage that began less than two hours ago.
+    def silent_at_once(self, end: datetime) -> set[str]:
+        """Those heard of in the last 15 minutes before an outage, for a window that ended less than two hours ago.
 
-        None, if the table has no rows of some hour of the day before it.
+        None, if the table has no rows in more than a quarter of the hours of the day before it, or in six hours.
         """
         now, last = self.world.now, self.world.reached
         newest = max((start for start in self.rows if start <= now), default=now)
-        if not IDLE <= now - last < HOLD or any(newest - n * HOUR not in self.rows for n in range(1, 25)):
+        before = [newest - n * HOUR for n in range(1, 25) if newest - n * HOUR >= min(self.segments)]
+        is_usual = len(before) >= 6 and 4 * sum(hour in self.rows for hour in before) >= 3 * len(before)
+        if now - last < IDLE or now - end >= HOLD or not is_usual:
             return set()
         self.world.held_at_once += 1
         return {s.name for s in self.world.sources if (at := s.heard()) is not None and last - at < IDLE}
@@ -186,13 +190,16 @@ class World:
         self.dice = dice
         self.now = self.reached = BEGIN
         self.sources = [Source(f"s{i}", i % 2 == 0, i // 2 % 2, 5000 if i > 3 else -1) for i in range(6)]
+        # The hosts of one rack, and others.
+        self.sources += [Source(f"r{i}", True, i % 2, -1) for i in range(4)]
+        self.sources += [Source(f"b{i}", True, i % 2, -1) for i in range(3)]
         # What a check sees besides; none of it may matter.
         self.strange = [
             SourceView(TOPIC, "lost", None, BEGIN - timedelta(days=9), is_lost=True),
             SourceView(TOPIC, "beats and lost", None, BEGIN, BEGIN + timedelta(days=99), is_lost=True),
         ]
-        self.is_out = False
-        self.held_at_once = 0
+        self.is_out = self.is_rack_out = False
+        self.held_at_once = self.held_racks = 0
         self.log: dict[int, list[Chunk]] = {p: [] for p in PARTITIONS}
         self.kept = dict.fromkeys(PARTITIONS, 0)
         self.tables = [Table(self, is_copy=False), Table(self, is_copy=True)]
@@ -231,12 +238,18 @@ class World:
         return [SourceView(TOPIC, name, event, self.reached) for name, event in years.items()]
 
     def silent_together(self) -> set[str]:
-        """Those of which more stopped in the same 15 minutes than were seen later, said one by one."""
+        """Those of which more stopped in the same 15 minutes than were seen later, said one by one. Or at least four,
+        a quarter of all of these, less than two hours ago.
+        """
         last = {s.name: s.heard() or BEGIN for s in self.sources if s.beat is not None and not s.is_finished}
         found: set[str] = set()
         for first in last.values():
             stopped = {name for name, at in last.items() if first <= at < first + IDLE and self.now - at >= IDLE}
-            if len(stopped) > len([at for at in last.values() if at >= first]) - len(stopped):
+            many = len([at for at in last.values() if at >= first])
+            if 2 * len(stopped) > many:
+                found |= stopped
+            elif 4 <= len(stopped) >= many / 4 and self.now - max(last[name] for name in stopped) < HOLD:
+                self.held_racks += 1
                 found |= stopped
         return found
 
@@ -247,12 +260,14 @@ class World:
         # Nobody reaches the gateway for hours.
         if dice.random() < (0.2 if self.is_out else 0.02):
             self.is_out = not self.is_out
+        if dice.random() < (0.1 if self.is_rack_out else 0.02):
+            self.is_rack_out = not self.is_rack_out
         if not self.is_out:
             self.reached = self.now
         for source in self.sources:
             if dice.random() < 0.5:
                 self.write(source)
-            if self.is_out:
+            if self.is_out or (self.is_rack_out and source.name.startswith("r")):
                 continue
             if dice.random() < 0.4:
                 self.send(source)

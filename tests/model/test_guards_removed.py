@@ -204,9 +204,44 @@ GUARDS = [
     Guard(
         "sources that fall silent together hold a segment",
         "loaders/planning/source_facts.py",
-        "        if stop - start > len(seen) - stop:\n",
-        "        if False:\n",
+        "if stopped > rest or is_many:",
+        "if False:",
         "tests/model/test_segments_model.py tests/unit/loaders",
+    ),
+    Guard(
+        "a rack that falls silent holds a segment",
+        "loaders/planning/source_facts.py",
+        "        if stopped > rest or is_many:",
+        "        if stopped > rest:",
+        "tests/model/test_segments_model.py",
+    ),
+    Guard(
+        "a rack holds a segment for the longest wait alone",
+        "loaders/planning/source_facts.py",
+        " and now - times[stop - 1] < hold",
+        "",
+        "tests/model/test_segments_model.py",
+    ),
+    Guard(
+        "all that fall silent in a table of usual rows hold a segment",
+        "loaders/planning/source_facts.py",
+        "idle) - most - many if is_steady else set()",
+        "idle) - most - many if False else set()",
+        "tests/model/test_segments_model.py",
+    ),
+    Guard(
+        "each segment of an outage waits the longest wait",
+        "loaders/planning/source_facts.py",
+        "mark = newest(mark, now - hold)",
+        "mark = now",
+        "tests/model/test_segments_model.py",
+    ),
+    Guard(
+        "a table with an empty segment usually has rows",
+        "loaders/planning/segment_states.py",
+        "_STEADY: Final = 0.75",
+        "_STEADY: Final = 1.0",
+        "tests/model/test_segments_model.py",
     ),
 ]
 

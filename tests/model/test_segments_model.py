@@ -16,7 +16,7 @@ from logferry.loaders.planning.segment_states import (
     WatermarkCheck,
     add_rows,
     check_segments,
-    had_rows_all_day,
+    usually_has_rows,
 )
 from logferry.loaders.planning.source_facts import LowWatermark, SourceView, low_watermark, without
 
@@ -39,18 +39,20 @@ def test_a_stream_of_late_silent_and_dying_sources(seed: int):
 
 
 def test_the_world_has_what_the_rules_are_for():
-    """Chunks that a copy never gets, tables that begin late, and outages that all sources share."""
+    """Chunks that a copy never gets, tables that begin late, and outages that all sources share, or those of a rack."""
     worlds = [live_to_the_end(seed) for seed in range(5)]
     rows = [[sum(map(len, table.rows.values())) for table in world.tables] for world in worlds]
     assert any(copy < original for original, copy, *_ in rows)
     assert all(late < original for original, _, *both in rows for late in both)
     assert any(world.held_at_once for world in worlds)
+    assert any(world.held_racks for world in worlds)
 
 
 # ---- the rules one by one -----------------------------------------------------------------------------------
 
 START = BEGIN
 END = BEGIN + timedelta(hours=1)
+HOLD_S = 12 * 3600.0
 
 
 def at(minutes: float) -> datetime:
@@ -155,35 +157,110 @@ def test_the_low_watermark(case: str):
     assert low_watermark(views, at(100), RULES.source_idle_s).at == want
 
 
+def rack(many: int, others: int, silent_since: float = 80) -> list[SourceView]:
+    """So many sources with heartbeats fell silent at that minute, with lines since minute 30; the others live."""
+    silent = [SourceView("t", f"a{n}", at(30), at(40), beat=at(silent_since)) for n in range(many)]
+    return silent + [SourceView("t", f"b{n}", at(95), at(95), beat=at(99)) for n in range(others)]
+
+
+@pytest.mark.parametrize(
+    ("many", "others", "share", "is_held"),
+    [
+        (10, 10, 0.25, True),
+        (5, 15, 0.25, True),
+        (4, 16, 0.25, False),
+        (4, 16, 0.2, True),
+        (3, 7, 0.25, False),
+        (4, 4, 0.25, True),
+        (10, 10, 1.0, False),
+        (11, 10, 1.0, True),
+    ],
+)
+def test_a_share_that_falls_silent_together(many: int, others: int, share: float, is_held: bool):
+    """A rack of ten among twenty holds its hours; three hosts of ten that were switched off do not."""
+    low = low_watermark(rack(many, others), at(100), 900, HOLD_S, share)
+    assert (low.at, low.together) == ((at(30), many) if is_held else (at(95), 0))
+
+
+def test_a_share_is_held_for_the_longest_wait():
+    """Hosts that were retired hold up nothing for ever; most of the sources do until somebody decides."""
+    views, last = rack(10, 10), at(80) + timedelta(seconds=HOLD_S - 1)
+    live = [view._replace(beat=last, event=last, recorded=last) for view in views[10:]]
+    low = low_watermark([*views[:10], *live], last, 900, HOLD_S)
+    assert (low.at, low.together) == (at(30), 10)
+    assert low.why() == (
+        "waits for a0 in t, at 2026-11-20T08:30:00Z, last seen at 2026-11-20T09:20:00Z: "
+        "10 of 20 sources fell silent together; held for 43,200 s at most"
+    )
+    low = low_watermark([*views[:10], *live], last + timedelta(seconds=1), 900, HOLD_S)
+    assert (low.at, low.together, low.silent) == (last, 0, 10)
+    assert low_watermark(rack(11, 10), at(30 * 24 * 60), 900, HOLD_S).at == at(30)
+    slowly = [view._replace(beat=at(8 * n), recorded=at(8 * n)) for n, view in enumerate(rack(10, 10))]
+    assert low_watermark(slowly, at(100), 900, HOLD_S).together == 0, "one by one"
+    assert low_watermark(without(views, ["a*"]), at(100), 900, HOLD_S).at == at(95)
+
+
 def test_sources_that_are_silent_at_once():
     """After an hour of silence of all: those count that stopped in the same quarter of an hour as the last one."""
     views = [SourceView("t", "s", at(30), at(31)), SourceView("t", "r", at(39), at(40))]
     views += [SourceView("t", "early", at(10), at(20)), SourceView("t", "done", at(10), at(40), finished=True)]
     views.append(SourceView("t", "lost", None, at(41), is_lost=True))
     idle, hold = RULES.source_idle_s, 3600.0
-    low = low_watermark(views, at(99), idle, hold)
+    low = low_watermark(views, at(89), idle, hold, is_steady=True)
     assert (low.at, low.together) == (at(30), 2)
-    assert low.why().endswith("2 of 5 sources fell silent together")
-    assert low_watermark(views, at(100), idle, hold).at == at(100), "for so long only"
-    assert low_watermark(views, at(99), idle).at == at(99)
+    assert low.why().endswith("2 of 5 sources fell silent together; held for 3,600 s at most")
+    assert low_watermark(views, at(99), idle).at == at(99), "silence is usual here"
     live = SourceView("t", "live", at(98), at(98))
-    assert low_watermark([*views, live], at(99), idle, hold).at == at(98), "not all"
-    assert low_watermark(views, at(54), idle, hold).at == at(39), "not yet: the one that stopped first is silent alone"
+    assert low_watermark([*views, live], at(99), idle, hold, is_steady=True).at == at(98), "not all"
+    low = low_watermark(views, at(54), idle, hold, is_steady=True)
+    assert low.at == at(39), "not yet: the one that stopped first is silent alone"
 
 
-@pytest.mark.parametrize(("window_s", "is_enough"), [(900, True), (3600, True), (7200, False)])
-def test_a_table_with_rows_all_day(window_s: int, is_enough: bool):
+def test_each_hour_of_an_outage_waits_the_longest_wait():
+    """Neither do all hours since wait for ever, nor is one of them READY as soon as the first hours have waited."""
+    views = [SourceView("t", f"s{n}", at(30), at(31)) for n in range(3)]
+    for minutes in (120, 600, 60 * 24 * 9):
+        low = low_watermark(views, at(minutes), RULES.source_idle_s, 3600, is_steady=True)
+        assert (low.at, low.silent, low.together) == (at(minutes - 60), 3, 3)
+        assert not low.is_past(at(minutes - 59))
+
+
+def rows_in(window_s: int, *share: int) -> dict[datetime, Segment]:
+    """Segments of this length up to START, the newest last, with rows where it says 1."""
+    starts = [START - timedelta(seconds=n * window_s) for n in reversed(range(len(share)))]
+    return {start: segment(start=start, rows=rows) for start, rows in zip(starts, share, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("window_s", "share", "is_enough"),
+    [
+        (3600, [1] * 25, True),
+        (900, [1] * 97, True),
+        (3600, [1] * 24 + [0, 1], True),
+        (3600, [*([1, 1, 1, 0] * 6), 1], True),
+        (3600, [*([1, 1, 0] * 8), 1], False),
+        (3600, [*[0] * 23, 1], False),
+        (3600, [1] * 7, True),
+        (3600, [1] * 6, False),
+        (10, [1] * 2160, False),
+        (10, [1] * 2161, True),
+        (7200, [1] * 13, True),
+        (86400, [1] * 8, True),
+        (86400, [*[0] * 30, *[1, 1, 1, 1, 0, 0, 1], 1], False),
+        (86400, [*[0] * 30, *[1, 1, 1, 1, 1, 1, 0], 1], True),
+        (7 * 86400, [1] * 8, True),
+        (3600, [0] * 25, False),
+        (3600, [], False),
+    ],
+)
+def test_a_table_that_usually_has_rows(window_s: int, share: list[int], is_enough: bool):
+    """Three quarters of a day's segments before the newest one with rows, or of the last seven; six hours at least."""
     rules = RULES._replace(window_s=window_s)
-    starts = [START - timedelta(seconds=n * window_s) for n in range(86400 // window_s + 1)]
-    rows = {start: segment(start=start) for start in starts}
-    # A clock that is ahead, and hours without rows since.
+    rows = rows_in(window_s, *share)
+    # A clock that is ahead, and segments without rows since.
     rows[START + 90 * HOUR] = segment(start=START + 90 * HOUR)
     rows[START + 3 * HOUR] = segment(start=START + 3 * HOUR, rows=0)
-    assert had_rows_all_day(rows, START + 5 * HOUR, rules) is is_enough
-    without_one = {**rows, starts[7]: segment(start=starts[7], rows=0)}
-    assert not had_rows_all_day(without_one, START + 5 * HOUR, rules)
-    assert not had_rows_all_day({start: rows[start] for start in starts[:-1]}, START + 5 * HOUR, rules)
-    assert not had_rows_all_day({}, START, rules)
+    assert usually_has_rows(rows, START + 5 * HOUR, rules) is is_enough
 
 
 def test_an_outage_of_weeks_is_no_wrong_clock():

@@ -315,7 +315,7 @@ class World:
             "path": str(self.table),
             "topics": [f"*.{TOPIC}"],
             "parser": {"format": "json", "columns": COLUMNS, "event_time": event_time},
-            "segments": {"window_s": WINDOW_S, "late_wait_s": _LATE_WAIT_S, "source_idle_s": IDLE_S},
+            "segments": {"window_s": WINDOW_S, "late_wait_s": _LATE_WAIT_S, "source_idle_s": IDLE_S, "max_wait_s": 120},
         }
         settings = {
             "dc": DCS[0],

@@ -5,11 +5,12 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -169,10 +170,36 @@ def test_an_excluded_source_and_lost_records_do_not_hold_up_a_table(tmp_path: Pa
     assert finish_check(job, paths, 0, "run", check, [position]) is None
 
 
-def test_sources_without_heartbeats_hold_a_table_that_had_rows_all_day(tmp_path: Path):
-    """All of them fell silent at once: an outage, for `max_wait_s` at most."""
+def test_sources_without_heartbeats_hold_a_table_that_usually_has_rows(tmp_path: Path):
+    """All of them fell silent at once: an outage. Each hour waits for `max_wait_s` after its end at most."""
+    job, paths, rows = _hourly(tmp_path, {})
+    facts = {SourceKey("dc1.a", f"s{n}"): SourceFacts(0, 5, NOW - 40 * MINUTE, NOW - 45 * MINUTE) for n in range(3)}
+    add_sources(paths.sources, 0, "run", facts)
+    assert _low(job, paths, 0, 0) == _low(job, paths, 0, 11) == NOW - 45 * MINUTE
+    assert _low(job, paths, 0, 12) == NOW
+    assert _low(job, paths, 0, 60) == NOW + timedelta(hours=48)
+    add_sources(paths.sources, 1, "run", {})
+    for batch, (many, want) in enumerate([(1, NOW - 45 * MINUTE), (7, NOW)], 1):
+        add_sources(paths.sources, batch, "run", {})
+        empty = [row._replace(state=DROPPED, rows=0, batch=batch) for row in rows[7 : 7 + many]]
+        put_segments(paths.segments, batch, "run", empty)
+        assert _low(job, paths, batch, 0) == want, f"{many} of the hours had no rows"
+
+
+@pytest.mark.parametrize(("settings", "held"), [({}, True), ({"silent_share": 0.6}, False), ({"max_wait_s": 0}, False)])
+def test_a_rack_of_ten_holds_a_table_of_twenty_hosts(tmp_path: Path, settings: dict[str, float], held: bool):
+    """Half of the hosts with heartbeats fell silent, the others live."""
+    job, paths, _ = _hourly(tmp_path, settings)
+    seen = {SourceKey("dc1.a", f"s{n}"): NOW - (20 if n < 10 else 1) * MINUTE for n in range(20)}
+    add_sources(paths.sources, 0, "run", {key: SourceFacts(0, 5, at, at) for key, at in seen.items()})
+    reported = {key: ReportedSource(5, at, at, at) for key, at in seen.items()}
+    assert _low(job, paths, 0, 0, reported) == NOW - (20 if held else 1) * MINUTE
+
+
+def _hourly(tmp_path: Path, settings: dict[str, float]) -> tuple[TableJob, TablePaths, list[Segment]]:
+    """A table with rows in each of the last 25 hours."""
     job = TableJob.model_validate(
-        {"path": tmp_path / "t", "topics": ["dc1.a"], "parser": {"format": "access"}, "segments": {}}
+        {"path": tmp_path / "t", "topics": ["dc1.a"], "parser": {"format": "access"}, "segments": settings}
     )
     paths = TablePaths.of(job.path)
     create_segments(paths.segments, SegmentRules())
@@ -180,22 +207,20 @@ def test_sources_without_heartbeats_hold_a_table_that_had_rows_all_day(tmp_path:
     hours = [NOW - timedelta(hours=n) for n in range(1, 26)]
     rows = [Segment(at, 1, ACTIVE, 1, 9, at, at, 0, None, at, None, 0) for at in hours]
     put_segments(paths.segments, 0, "run", rows)
-    facts = {SourceKey("dc1.a", f"s{n}"): SourceFacts(0, 5, NOW - 40 * MINUTE, NOW - 45 * MINUTE) for n in range(3)}
-    add_sources(paths.sources, 0, "run", facts)
+    return job, paths, rows
 
-    def low(hours: float) -> datetime | None:
-        check = SegmentCheck(NOW + timedelta(hours=hours), ("dc1.a",), {}, {}, "")
-        done = finish_check(job, paths, 0, "run", check, [])
-        return None if done is None else done.check.low.at
 
-    assert low(0) == low(11) == NOW - 45 * MINUTE
-    assert low(12) == NOW + timedelta(hours=12)
-    add_sources(paths.sources, 1, "run", {})
-    put_segments(paths.segments, 1, "run", [rows[7]._replace(state=DROPPED, rows=0, batch=1)])
-    check = SegmentCheck(NOW, ("dc1.a",), {}, {}, "")
-    done = finish_check(job, paths, 1, "run", check, [])
-    assert done is not None
-    assert done.check.low.at == NOW, "an hour had no rows"
+def _low(
+    job: TableJob,
+    paths: TablePaths,
+    last: int,
+    hours: float,
+    reported: Mapping[SourceKey, ReportedSource] = MappingProxyType({}),
+) -> datetime | None:
+    """The low watermark of a check after so many hours."""
+    check = SegmentCheck(NOW + timedelta(hours=hours), ("dc1.a",), reported, {}, "")
+    done = finish_check(job, paths, last, "run", check, [])
+    return None if done is None else done.check.low.at
 
 
 def _report(seqno: int) -> ReportedSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,11 @@ from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime import jars, java
 from logferry.ops.runtime.jars import KAFKA, MIRROR_MAKER, SPARK, JarSet
 
-WANTED = JarSet("small", ("org.one:first:1.0", "org.two:second:2.1"))
+PINNED = {
+    f"{name}.jar": hashlib.sha256(name.partition("-")[0].encode() * 1000).hexdigest()
+    for name in ("first-1.0", "second-2.1")
+}
+WANTED = JarSet("small", ("org.one:first:1.0", "org.two:second:2.1"), PINNED)
 
 # Says its version; as Ivy it notes the run, then writes the two jars to where `-retrieve` points.
 STAND_IN = """#!{python}
@@ -35,7 +40,8 @@ if pathlib.Path("{home}/drops-one").exists():
 pattern = arguments[arguments.index("-retrieve") + 1]
 for name, revision in (("first", "1.0"), ("second", "2.1")):
     place = pattern.replace("[artifact]", name).replace("[revision]", revision).replace("[ext]", "jar")
-    pathlib.Path(place).write_bytes(name.encode() * 1000)
+    said = pathlib.Path("{home}/forged")
+    pathlib.Path(place).write_bytes(said.read_bytes() if said.exists() else name.encode() * 1000)
 """
 
 
@@ -68,14 +74,94 @@ def test_fetched_once_then_from_the_cache(home: Path) -> None:
 
 def test_the_manifest_holds_names_sizes_and_hashes(home: Path) -> None:
     first, second = jars.fetch_jars(WANTED)
-    manifest = json.loads((first.parent / "manifest.json").read_text())
-    assert manifest == [
-        {"name": jar.name, "bytes": jar.stat().st_size, "sha256": hashlib.sha256(jar.read_bytes()).hexdigest()}
+    assert manifest_of(first) == [
+        {
+            "name": jar.name,
+            "bytes": jar.stat().st_size,
+            "mtime_ns": jar.stat().st_mtime_ns,
+            "sha256": hashlib.sha256(jar.read_bytes()).hexdigest(),
+        }
         for jar in (first, second)
     ]
 
 
-@pytest.mark.parametrize("harm", ["cut", "missing", "manifest"])
+def manifest_of(jar: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((jar.parent / "manifest.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the default", "a repository of one's own"])
+def test_a_file_with_another_hash_is_never_taken(home: Path, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is not kept: the next attempt asks the repository again."""
+    if own:
+        monkeypatch.setenv("LOGFERRY_IVY_SETTINGS", str(home / "settings.xml"))
+    (home / "forged").write_bytes(b"forged")
+    with pytest.raises(Unavailable) as caught:
+        jars.fetch_jars(WANTED)
+    for part in (
+        "first-1.0.jar",
+        hashlib.sha256(b"forged").hexdigest(),
+        PINNED["first-1.0.jar"],
+        "LOGFERRY_IVY",
+    ):
+        assert part in str(caught.value)
+    assert runs(home) == 1, "another attempt would bring the same"
+    assert not jars.jar_folder(WANTED).exists()
+    assert list(jars.jar_folder(WANTED).parent.rglob("*.jar")) == []
+    (home / "forged").unlink()
+    assert jars.fetch_jars(WANTED)[0].read_bytes() == b"first" * 1000
+
+
+def test_a_jar_of_another_content_in_the_cache_is_fetched_again(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of the same size, as somebody would replace it."""
+    first, _ = jars.fetch_jars(WANTED)
+    forged = b"tsrif" * 1000
+    first.write_bytes(forged)
+    jars.fetch_jars(WANTED)
+    said = capfd.readouterr().err
+    for part in (str(first), hashlib.sha256(forged).hexdigest(), PINNED[first.name], "fetching small again"):
+        assert part in said
+    assert first.read_bytes() == b"first" * 1000
+
+
+def test_a_manifest_does_not_vouch_for_another_hash(home: Path) -> None:
+    """Each field fits the file, but not the pinned hash."""
+    first, _ = jars.fetch_jars(WANTED)
+    first.write_bytes(b"forged")
+    facts = {"name": first.name, "bytes": 6, "mtime_ns": first.stat().st_mtime_ns}
+    facts["sha256"] = hashlib.sha256(b"forged").hexdigest()
+    (first.parent / "manifest.json").write_text(json.dumps([facts, manifest_of(first)[1]]))
+    assert jars.fetch_jars(WANTED)[0].read_bytes() == b"first" * 1000
+
+
+@pytest.mark.parametrize("since", ["copied", "manifest without times"])
+def test_hashes_are_computed_once(home: Path, since: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a folder of an earlier version, or one that was copied from another host."""
+    hashed: list[str] = []
+    plain = jars._sha256
+
+    def noted(jar: Path) -> str:
+        hashed.append(jar.name)
+        return plain(jar)
+
+    monkeypatch.setattr(jars, "_sha256", noted)
+    first, second = jars.fetch_jars(WANTED)
+    assert hashed == [first.name, second.name]
+    jars.fetch_jars(WANTED)
+    assert len(hashed) == 2
+    if since == "copied":
+        os.utime(first, ns=(5, 5))
+    else:
+        old = [{name: one[name] for name in ("name", "bytes", "sha256")} for one in manifest_of(first)]
+        (first.parent / "manifest.json").write_text(json.dumps(old))
+    many = 1 if since == "copied" else 2
+    for _ in range(2):
+        assert jars.fetch_jars(WANTED) == [first, second]
+        assert len(hashed) == 2 + many
+    assert runs(home) == 1
+
+
+@pytest.mark.parametrize("harm", ["cut", "missing", "manifest", "unlisted"])
 def test_damage_is_logged_and_fetched_again(home: Path, capfd: pytest.CaptureFixture[str], harm: str) -> None:
     first, _ = jars.fetch_jars(WANTED)
     capfd.readouterr()
@@ -83,12 +169,14 @@ def test_damage_is_logged_and_fetched_again(home: Path, capfd: pytest.CaptureFix
         first.write_bytes(b"half")
     elif harm == "missing":
         first.unlink()
+    elif harm == "unlisted":
+        (first.parent / "manifest.json").write_text(json.dumps(manifest_of(first)[:1]))
     else:
         (first.parent / "manifest.json").write_text('[{"na')
     jars.fetch_jars(WANTED)
     said = capfd.readouterr().err
     assert "fetching small again" in said
-    assert str(first.parent if harm == "manifest" else first) in said
+    assert str(first.parent if harm in ("manifest", "unlisted") else first) in said
     assert first.read_bytes() == b"first" * 1000
     assert runs(home) == 2
 
@@ -111,7 +199,7 @@ def test_a_repository_that_drops_a_request_is_asked_again(home: Path, capfd: pyt
 
 
 def test_a_set_that_is_not_whole_is_not_taken(home: Path) -> None:
-    three = JarSet("three", (*WANTED.coordinates, "org.three:third:3.0"))
+    three = JarSet("three", (*WANTED.coordinates, "org.three:third:3.0"), {**PINNED, "third-3.0.jar": "0" * 64})
     with pytest.raises(Unavailable, match="2 of the 3 jars"):
         jars.fetch_jars(three)
     assert not jars.jar_folder(three).exists()
@@ -132,3 +220,12 @@ def test_each_pinned_jar_has_its_own_file_name(pinned: JarSet) -> None:
     parts = [coordinate.split(":") for coordinate in pinned.coordinates]
     assert all(len(part) == 3 and all(part) for part in parts)
     assert len({f"{name}-{revision}" for _, name, revision in parts}) == len(parts)
+    assert pinned.sha256.keys() == {f"{name}-{revision}.jar" for _, name, revision in parts}
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in pinned.sha256.values())
+
+
+def test_no_hash_is_left_of_a_jar_that_is_not_pinned() -> None:
+    lines = (Path(jars.__file__).with_name("jar_pins.sha256")).read_text().splitlines()
+    names = [line.split()[1] for line in lines]
+    assert names == sorted(set(names))
+    assert set(names) == {name for pinned in (KAFKA, MIRROR_MAKER, SPARK) for name in pinned.sha256}
