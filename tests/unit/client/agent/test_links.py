@@ -161,6 +161,7 @@ def test_a_link_that_is_turned_between_the_search_and_the_opening_is_refused(
     client.write("logs/real", b"harmless\n")
     link = client.root / "logs" / "x.log"
     link.symlink_to("real")
+
     def search_then_turn(*arguments: Any) -> Any:
         found = find_by_entry(*arguments)
         link.unlink()
