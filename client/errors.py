@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class LogferryError(Exception):
     """The base of all errors of `logferry.client`."""
@@ -69,3 +71,19 @@ class Full(LogferryError, TimeoutError):
 
 class Closed(LogferryError):
     """The writer or reader is closed, or belongs to the process that this one was forked from: open another one."""
+
+
+class OwnProcess:
+    """The process that made a writer or reader; its connections, threads and tasks are not in one forked since."""
+
+    def __init__(self, remedy: str) -> None:
+        self._pid, self._remedy = os.getpid(), remedy
+
+    @property
+    def is_here(self) -> bool:
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raises `Closed`. Call it before a lock is taken: a thread of the parent may hold it."""
+        if not self.is_here:
+            raise Closed(f"the process was forked since: open {self._remedy}")

@@ -25,7 +25,7 @@ _BY_LEVEL = {
     """,
     WARNING: """
         file-limit nothing-matches file-gone source-over gateway-forgot nul-hole recut smaller gateway-away
-        data-centre-left state-copied source-expired link-refused gateway-silent writer-unclosed
+        data-centre-left state-copied source-expired link-refused gateway-silent writer-unclosed token-unencrypted
     """,
     ERROR: """
         metrics-unusable file-missing file-unreadable deleted-dropped source-stopped refused gateway-timeout

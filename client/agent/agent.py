@@ -31,7 +31,6 @@ from logferry.client.transport.source_request import NextStep, Outcome, shows_li
 
 REMEMBER_EVERY_S = 5.0
 STATUS_EVERY_S = 5.0
-PAGE_EVERY_S = 1.0
 CREDENTIALS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
 END_GRACE_S = 5.0
@@ -255,7 +254,7 @@ def run(
 ) -> int:
     """The main loop; returns the exit status."""
     agent = Agent(config, checkpoint, time.monotonic())
-    next_tick = next_page = next_read = 0.0
+    next_tick = next_read = 0.0
     exit_status: int | None = None
     while exit_status is None and not signals.end:
         now = time.monotonic()
@@ -267,9 +266,8 @@ def run(
             if credentials.read(is_asked):
                 agent.watch.wake_all(now)
             next_read = now + CREDENTIALS_EVERY_S
-        if page is not None and now >= next_page:
-            page.text = agent.metrics(now)
-            next_page = now + PAGE_EVERY_S
+        if page is not None:
+            page.refresh(now, agent.metrics)
         for source, job in agent.jobs(now, workers.free):
             workers.start(source, job)
         dc = agent.centres.probe(now) if workers.may_probe else None

@@ -3,7 +3,8 @@
 Invariants
 * One request is under way at a time; a batch does not change until its outcome is known.
 * The gateway decides where a source resumes: at a session's ``recorded_seqno`` (nothing recorded: 0). But one that was
-  last heard of a day ago, and of which nothing is known any more, has expired: it resumes at the checkpoint's position.
+  silent for a day, or nearly as long as the gateway retains sources, and of which nothing is known any more, has
+  expired: it resumes at the checkpoint's position.
 * What one data centre acknowledged is not sent to another one. There a source resumes at the end of what it knows to be
   acknowledged anywhere (``entry.since``), once that is on the disk; and a batch whose outcome is unknown is sent there
   unchanged, so that its copies are equal.
@@ -27,7 +28,7 @@ from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.schedule import NEVER, HeartbeatReport, HeartbeatSchedule, PushJob, SourceStatus, WaitClock
 from logferry.client.events import log_event
 from logferry.client.files.batches import BatchLayout, BatchReader
-from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry
+from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry, expires_ms
 from logferry.client.files.chunking import FileBatch, Limits
 from logferry.client.files.identity import attribute, digest, fingerprint, printable
 from logferry.client.files.rotation import WantedCopy
@@ -68,6 +69,7 @@ class FileSource:
         self._session: int | None = None
         self._url: str | None = None
         self._failures = self._asked_ms = 0
+        self._expires_ms = EXPIRED_AFTER_MS
         self._not_before = self._direct_from = 0.0
         self._superseded_at: float | None = None
         self._progress = WaitClock()
@@ -197,6 +199,7 @@ class FileSource:
         self._recorded = recorded = outcome.answer.recorded_seqno
         if job.batch is None:
             self._session, self._at = outcome.answer.session, job.dc
+            self._expires_ms = expires_ms(outcome.answer.source_retention_ms)
             log_event("session", source=self.name, session=self._session, recorded=recorded, url=self._url)
             if self.tail is None and self._is_sent():
                 self.home, self._is_sure = job.dc, True
@@ -229,7 +232,7 @@ class FileSource:
         But never before the position at which it came to this data centre: that part is in another one. And the
         checkpoint's word counts where the gateway forgot the source because it was silent.
         """
-        is_old = 0 < self.entry.heard_ms <= self._asked_ms - EXPIRED_AFTER_MS
+        is_old = 0 < self.entry.heard_ms <= self._asked_ms - self._expires_ms
         if recorded is None and is_old and self.entry.position > self.entry.since:
             log_event("source-expired", source=self.name, acknowledged=self.entry.position)
             self.entry.since, self.unsaved = self.entry.position, True

@@ -4,8 +4,8 @@
 state folder every few seconds, as a whole and without fsync: it describes the present. The lock of the folder, not
 the file, shows whether a client runs.
 
-``--metrics-port`` serves metrics for Prometheus on the loopback interface. The main thread renders the page every
-second; a request gets the last page and touches nothing of the client.
+``--metrics-port`` serves metrics for Prometheus on the loopback interface. A request waits until the main thread has
+rendered the page, which asks every source: at most once a second, and never while nobody scrapes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from logferry.client.files.rotation import CompressedFile
 from logferry.gateway.contract.names import visible
 
 FILE = "status.json"
+PAGE_EVERY_S = 1.0
+PAGE_PATIENCE_S = 5.0  # then a request gets the last page: the main thread may hang on a file system
 _SHOWN_FIRST = 40
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SUMS = {
@@ -188,7 +190,10 @@ class MetricsPage:
     def __init__(self, port: int) -> None:
         import http.server  # takes memory, and few clients serve a page
 
-        self.text = ""
+        self.is_asked = False
+        self._text = ""
+        self._rendered = threading.Event()
+        self._next = 0.0
         page = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -196,8 +201,9 @@ class MetricsPage:
 
             def do_GET(self) -> None:
                 found = self.path.partition("?")[0] == "/metrics"
-                body = page.text.encode() if found else b"only /metrics is served here\n"
-                self.send_response(200 if found else 404)
+                text = page._current() if found else "only /metrics is served here\n"
+                body = (text or "the client has not answered yet\n").encode()
+                self.send_response((200 if text else 503) if found else 404)
                 self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -209,6 +215,20 @@ class MetricsPage:
         self._server = http.server.HTTPServer(("127.0.0.1", port), Handler)
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
+    def refresh(self, now: float, render: Callable[[float], str]) -> None:
+        """Renders the page if a request waits for it; called by the main thread in every round."""
+        if self.is_asked and now >= self._next:
+            self._next, self.is_asked = now + PAGE_EVERY_S, False
+            self._text = render(now)
+            self._rendered.set()
+
+    def _current(self) -> str:
+        self._rendered.clear()
+        self.is_asked = True
+        self._rendered.wait(PAGE_PATIENCE_S)
+        return self._text
+
     def close(self) -> None:
+        self._rendered.set()
         self._server.shutdown()
         self._server.server_close()

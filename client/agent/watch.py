@@ -17,7 +17,15 @@ from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.discover import COMPRESSED, FileKey, find_files, find_moved, folder_is_on, leads_out, missing
+from logferry.client.files.discover import (
+    COMPRESSED,
+    FileKey,
+    find_by_entry,
+    find_moved,
+    folder_is_on,
+    leads_out,
+    missing,
+)
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
@@ -186,7 +194,9 @@ class Watch:
 
     def _discover(self, now: float) -> None:
         began = time.perf_counter()
-        found = self._find()
+        entries = [(files.patterns, files.exclude, files.link_roots) for files in self._config.files]
+        numbered = find_by_entry(entries, self._config.state_dir)
+        found = {key: (path, self._config.files[number]) for key, (path, number) in numbered.items()}
         for key, entry in () if self._started else self._known.rest():
             if key not in found and not os.path.lexists(entry.last_path) and find_moved(entry.last_path, key) is None:
                 self._take_up_copy(entry, now)  # before it is found as an unknown file
@@ -215,15 +225,6 @@ class Watch:
         self._started = True
         pause_s = max(self._config.linger_s, (time.perf_counter() - began) / DISCOVERY_SHARE)
         self._next_discovery = now + pause_s
-
-    def _find(self) -> dict[FileKey, tuple[str, FileGroup]]:
-        """Each file belongs to the first entry of the configuration that it fits."""
-        found: dict[FileKey, tuple[str, FileGroup]] = {}
-        for files in self._config.files:
-            of_files = files.patterns, self._config.state_dir, files.exclude, files.link_roots
-            for key, path in find_files(*of_files).items():
-                found.setdefault(key, (path, files))
-        return found
 
     def _first_time(self, any_found: bool, now: float) -> None:
         """Files that the patterns do not show: they were renamed or removed while the client was down."""

@@ -101,6 +101,7 @@ class AsyncReader:
     @property
     def position(self) -> Position:
         """As `Reader.position`."""
+        self._core.process.check()
         return self._core.position
 
     async def cursors(self, timeout_s: float | None = None) -> Cursors:
@@ -117,6 +118,7 @@ class AsyncReader:
     @property
     def is_over(self) -> bool:
         """As `Reader.is_over`."""
+        self._core.process.check()
         return self._core.is_over
 
     async def commit(self, timeout_s: float | None = None) -> None:
@@ -125,6 +127,8 @@ class AsyncReader:
 
     async def close(self) -> None:
         """As `Reader.close`."""
+        if not self._core.process.is_here:
+            return  # its connections and tasks are those of the parent
         self._core.is_closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -138,6 +142,7 @@ class AsyncReader:
 
     async def _run(self, steps: Steps[_T]) -> _T:
         """The result of the steps. Raises what they raise."""
+        self._core.process.check()
         advance: Callable[[], Step] = partial(next, steps)
         try:
             while True:

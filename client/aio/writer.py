@@ -32,7 +32,7 @@ class AsyncWriter(WriterFace):
         self._progress = requests.Change()
 
     def __del__(self) -> None:
-        if getattr(self, "_http", None) is not None and not self._core.is_closed:
+        if getattr(self, "_http", None) is not None and not self._core.is_closed and self._core.process.is_here:
             name, lost = self._core.address.source_id, self._core.unrecorded
             text = f"the writer of {name} was not closed: {lost} chunks are lost"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
@@ -60,6 +60,7 @@ class AsyncWriter(WriterFace):
     @property
     def recorded_seqno(self) -> int | None:
         """As `Writer.recorded_seqno`, but it does not open: None before `open`, too."""
+        self._core.process.check()
         return self._core.window.recorded
 
     async def write(
@@ -87,6 +88,7 @@ class AsyncWriter(WriterFace):
 
     async def close(self, timeout_s: float | None = None) -> None:
         """As `Writer.close`."""
+        self._core.process.check()
         try:
             if not self._core.is_closed:
                 await self.flush(timeout_s)
@@ -94,6 +96,8 @@ class AsyncWriter(WriterFace):
             await self._end()
 
     async def _end(self) -> None:
+        if not self._core.process.is_here:
+            return  # its connections and tasks are those of the parent
         self._core.is_closed = True
         self._progress.notify()
         tasks, self._tasks = self._tasks, []
@@ -104,10 +108,12 @@ class AsyncWriter(WriterFace):
             await self._http.close()
 
     async def _wait(self, waits: Waits) -> None:
+        self._core.process.check()
         for seconds in waits:
             await self._progress.wait(seconds)
 
     def _start(self) -> None:
+        self._core.process.check()
         self._core.check()
         if not self._tasks:
             self._http = requests.session(self._ca_file)

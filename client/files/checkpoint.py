@@ -267,6 +267,14 @@ class Checkpoint:
             log_event("state-corrupt", file=path, reason=error)
 
 
+def expires_ms(source_retention_ms: int | None) -> int:
+    """For how long a source must be silent to be expired, at a gateway that retains sources so long; None: unknown.
+
+    A tenth less, because an entry gets its time after the answer: some seconds, or until a full disk has room again.
+    """
+    return EXPIRED_AFTER_MS if source_retention_ms is None else min(EXPIRED_AFTER_MS, source_retention_ms * 9 // 10)
+
+
 def owned(path: str, flags: int) -> int:
     """The opener of files that no other user may write, whatever the umask is."""
     return os.open(path, flags, 0o644)

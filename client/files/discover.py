@@ -51,6 +51,22 @@ def find_files(
     return names
 
 
+def find_by_entry(
+    entries: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str]]], skip_folder: str
+) -> dict[FileKey, tuple[str, int]]:
+    """Each file with its path, and the number of the first entry that fits and out of which no link leads it.
+
+    ``entries``: patterns, exclude and roots, as of `find_files`. A file that links lead out of all has the last one.
+    """
+    found: dict[FileKey, tuple[str, int]] = {}
+    for number, (patterns, exclude, roots) in enumerate(entries):
+        for key, path in find_files(patterns, skip_folder, exclude, roots).items():
+            other, first = found.setdefault(key, (path, number))
+            if first != number and leads_out(other, os.path.realpath(other), entries[first][0], entries[first][2]):
+                found[key] = path, number
+    return found
+
+
 def left_out(patterns: Sequence[str], skip_folder: str, exclude: Sequence[str], roots: Sequence[str]) -> dict[str, str]:
     """Paths that match a pattern and that `find_files` leaves out, with the reason. Folders are not listed."""
     taken = set(find_files(patterns, skip_folder, exclude, roots).values())

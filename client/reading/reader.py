@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from logferry.client.errors import Closed, LogferryError
+from logferry.client.errors import LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, ReaderRequests, RetryLater, error_of, page_of
@@ -80,7 +80,6 @@ class Reader:
             follow=follow, max_chunks=max_chunks, gzip=gzip, page_bytes=page_bytes, connections=connections,
         )  # fmt: skip
         self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
-        self._pid = os.getpid()
         self._requests = ReaderRequests(options, self._dialer)
         self._on_revoked = on_revoked or (lambda: None)
         self._changed = threading.Condition(threading.Lock())
@@ -104,7 +103,6 @@ class Reader:
 
         Raises `Rejected`, and `Unknown` after ``timeout_s`` (None: waits without limit).
         """
-        self._check_process()
         self._run(self._core.opening(deadline_of(timeout_s)))
 
     def __iter__(self) -> Iterator[ReceivedChunk]:
@@ -137,7 +135,7 @@ class Reader:
 
         Empty before `open`.
         """
-        self._check_process()
+        self._core.process.check()
         with self._changed:
             return self._core.position
 
@@ -162,7 +160,7 @@ class Reader:
     @property
     def is_over(self) -> bool:
         """No more chunks will come: the end, or ``max_chunks``, is reached."""
-        self._check_process()
+        self._core.process.check()
         with self._changed:
             return self._core.is_over
 
@@ -176,7 +174,7 @@ class Reader:
 
     def close(self) -> None:
         """Ends the requests under way and commits nothing. Calling it again is safe."""
-        if os.getpid() != self._pid:
+        if not self._core.process.is_here:
             return  # its connections are those of the parent
         with self._changed:
             self._core.is_closed = True
@@ -188,11 +186,6 @@ class Reader:
             thread.join(_JOIN_S)
         self._requests.close()
 
-    def _check_process(self) -> None:
-        """Before any lock is taken: a thread that is not in this process may hold it."""
-        if os.getpid() != self._pid:
-            raise Closed("the process was forked since: open a reader of its own")
-
     # ---- steps -----------------------------------------------------------------------------------------------
 
     def _run(self, steps: Steps[_T], requests: ReaderRequests | None = None) -> _T:
@@ -200,7 +193,7 @@ class Reader:
 
         ``requests``: those of a thread; None: of the caller.
         """
-        self._check_process()
+        self._core.process.check()
         advance: Callable[[], Step] = partial(next, steps)
         try:
             while True:

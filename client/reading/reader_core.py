@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple, TypeVar, Union
 
-from logferry.client.errors import Closed, LogferryError, OutOfRange, Superseded, Unknown
+from logferry.client.errors import Closed, LogferryError, OutOfRange, OwnProcess, Superseded, Unknown
 from logferry.client.reading.decode import Line, ReceivedChunk
 from logferry.client.reading.prefetch import GroupMembership, PartitionScheduler, PartitionsRevoked, has_news
 from logferry.client.reading.requests import (
@@ -119,6 +119,7 @@ class ReaderCore:
     def __init__(self, options: ReaderOptions, drop_copies: bool, notify: Callable[[], None]) -> None:
         self.options = options
         self.notify = notify
+        self.process = OwnProcess("a reader of its own")
         self.is_closed = False
         self.failure: LogferryError | None = None
         self._left = options.max_chunks

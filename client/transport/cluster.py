@@ -18,7 +18,7 @@ from pathlib import Path
 
 from logferry.client.events import log_event
 from logferry.client.transport.connections import Dialer
-from logferry.gateway.contract.names import check_token, check_url, origin_of
+from logferry.gateway.contract.names import check_token, check_url, is_plain, origin_of
 
 RETRY_S = (0.1, 10.0)  # first and longest pause
 TROUBLE_AFTER_S = 5.0  # so long a request may fail before it is logged
@@ -26,6 +26,19 @@ TROUBLE_EVERY_S = 60.0
 BACK_TO_FIRST_S = 60.0
 USER_AGENT = "logferry-client"
 ANSWER_TIMEOUT_S = 40.0  # of the library: a little more than the gateway gives itself
+
+
+_named: set[object] = set()
+
+
+def bearer(token: str, url: str) -> dict[str, str]:
+    """The header with the token for a request to ``url``. A gateway that it reaches in plain text is logged, once."""
+    origin = origin_of(url)
+    if origin not in _named and is_plain(url) and origin is not None:
+        _named.add(origin)
+        why = "the token crosses the network in plain text: give the gateway TLS and its URL with https"
+        log_event("token-unencrypted", url="{}://{}:{}".format(*origin), why=why)
+    return {"Authorization": f"Bearer {token}"}
 
 
 class GatewayCluster:
@@ -69,7 +82,7 @@ class GatewayCluster:
         """The header with the token, where ``url`` may see it."""
         if self.token is None or origin_of(url) not in self._own:
             return {}
-        return {"Authorization": f"Bearer {self.token}"}
+        return bearer(self.token, url)
 
 
 def cluster_of(urls: str | Iterable[str], token: str | None) -> GatewayCluster:

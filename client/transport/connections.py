@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Union
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from logferry.gateway.contract.names import is_this_host
+
 CONNECT_TIMEOUT_S = 5.0
 _PIN = re.compile(r"[0-9a-f]{64}\Z")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def check_pin(text: str) -> str:
@@ -85,7 +86,7 @@ class Dialer:
 
     def _proxy_of(self, url: SplitResult) -> SplitResult | None:
         given = self._proxies.get(url.scheme)
-        if not given or (url.hostname or "") in _LOOPBACK or _is_near(url, self._proxies.get("no", "")):
+        if not given or is_this_host(url.hostname or "") or _is_near(url, self._proxies.get("no", "")):
             return None
         return urlsplit(given if "://" in given else f"http://{given}")
 

@@ -45,6 +45,7 @@ class GatewayAnswer(NamedTuple):
     session: int | None = None
     url: str | None = None
     retry_after_s: float = 0.0
+    source_retention_ms: int | None = None
 
     def __str__(self) -> str:
         return f"{self.status or 'no answer'}{' ' if self.type else ''}{self.type}: {self.detail}"
@@ -92,7 +93,7 @@ def read_answer(reply: Reply, opens: bool) -> GatewayAnswer:
         if status == 200:
             return GatewayAnswer(NO_ANSWER, detail=f"not a gateway's answer: {body[:200]!r}")
         content = {}
-    recorded = content.get("recorded_seqno")
+    recorded, retention_ms = content.get("recorded_seqno"), content.get("source_retention_ms")
     return GatewayAnswer(
         status,
         type=problem_kind(content),
@@ -101,6 +102,7 @@ def read_answer(reply: Reply, opens: bool) -> GatewayAnswer:
         session=content.get("session"),
         url=content["url"] if isinstance(content.get("url"), str) else None,
         retry_after_s=_retry_after_s(headers.get("retry-after"), received_s),
+        source_retention_ms=retention_ms if isinstance(retention_ms, int) and retention_ms > 0 else None,
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
-from logferry.client.errors import Closed, Full, LogferryError, Unknown
+from logferry.client.errors import Closed, Full, LogferryError, OwnProcess, Unknown
 from logferry.client.events import log_event
 from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, TroubleLog, cluster_of, deadline_of, left_s
 from logferry.client.transport.connections import Connections, Dialer, proxies_of
@@ -39,6 +39,7 @@ class WriterCore:
     def __init__(self, address: SourceAddress, attributes: dict[str, str], gzip: bool, limits: Limits) -> None:
         self.address, self._attributes, self._gzip = address, attributes, gzip
         self.window = SendWindow(limits)
+        self.process = OwnProcess("a writer of its own, for another source")
         self.is_closed = False
         self._trouble = TroubleLog(f"writer of {address.source_id}")
 
@@ -190,7 +191,6 @@ class Writer(WriterFace):
         self._progress = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._connections: list[Connections] = []
-        self._pid = os.getpid()
         self.ends_with_process = True
 
     def __enter__(self) -> Writer:
@@ -282,7 +282,7 @@ class Writer(WriterFace):
 
     def _end_unclosed(self) -> None:
         """At the end of the process."""
-        if os.getpid() != self._pid or not self.ends_with_process or self._core.is_closed:
+        if not self._core.process.is_here or not self.ends_with_process or self._core.is_closed:
             return
         unrecorded = self._core.unrecorded
         with suppress(LogferryError):
@@ -294,6 +294,8 @@ class Writer(WriterFace):
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
     def _end(self) -> None:
+        if not self._core.process.is_here:
+            return  # its lock, connections and threads are those of the parent
         _started.discard(self)
         with self._lock:
             self._core.is_closed = True
@@ -367,7 +369,5 @@ class Writer(WriterFace):
         return None
 
     def _own_lock(self) -> threading.Lock:
-        """Raises `Closed` before a lock is taken that a thread of the parent may hold."""
-        if os.getpid() != self._pid:
-            raise Closed("the process was forked since: open a writer of its own, for another source")
+        self._core.process.check()
         return self._lock

@@ -56,7 +56,8 @@ class ChunksWritten(WireModel):
 class SourceDescription(WireModel):
     """``url``: the worker that owns the source's lane, or that answers for another data centre. Nulls: not known.
 
-    ``mirrored_seqno``, with ``dc``: the seqno up to which the source is mirrored here.
+    ``mirrored_seqno``, with ``dc``: the seqno up to which the source is mirrored here. ``source_retention_ms``, of
+    a new session: a source that is silent for so long is forgotten.
     """
 
     source_id: str
@@ -66,6 +67,7 @@ class SourceDescription(WireModel):
     recorded_seqno: Number | None
     url: str
     mirrored_seqno: Number | None = None
+    source_retention_ms: Number | None = None
 
 
 class SourceForgotten(SourceDescription):

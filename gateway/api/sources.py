@@ -271,7 +271,8 @@ class SourcesApi:
             self.admission.release(reserved)
         if isinstance(answered.outcome, Refusal):
             raise refused(answered.outcome)
-        return json_response(described(source, cast(SessionOutcome, answered.outcome).state, self.ownership.url))
+        facts_now = described(source, cast(SessionOutcome, answered.outcome).state, self.ownership.url)
+        return json_response({**facts_now, "source_retention_ms": self.config.source_retention_ms})
 
     async def _heartbeat(self, call: Call, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
         call.knows_only("partition_key", "session")

@@ -19,6 +19,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Also those that turn the direction of writing, and what is no UTF-8.
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_THIS_HOST = re.compile(r"localhost|::1|127(?:\.[0-9]{1,3}){3}")
+
 # A Kafka topic by its full name, and the number of one of its partitions.
 TopicPartition = tuple[str, int]
 
@@ -135,6 +137,17 @@ def origin_of(url: str) -> tuple[str, str, int] | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
     return parts.scheme, parts.hostname, port
+
+
+def is_this_host(host: str) -> bool:
+    """Whether the name or address is of the loopback interface."""
+    return _THIS_HOST.fullmatch(host) is not None
+
+
+def is_plain(url: str) -> bool:
+    """Whether what is sent to ``url`` can be read on the network: HTTP without TLS, and to another host."""
+    origin = origin_of(url)
+    return origin is not None and origin[0] == "http" and not is_this_host(origin[1])
 
 
 def check_url(url: object, where: str) -> None:

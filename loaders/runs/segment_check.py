@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from logferry.client.transport.cluster import bearer
 from logferry.client.transport.connections import Connections, Dialer, NoResponse, proxies_of
 from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, GatewayClock, Loader
@@ -216,7 +217,7 @@ def _moment(ms: int | None) -> datetime | None:
 
 def _pages(gateway: GatewayAccess, topic: str, times: list[timedelta]) -> Iterator[dict[str, Any]]:
     """``times`` receives how far the gateway's clock is ahead. Without a topic of that name there are no sources."""
-    headers = {} if gateway.token_file is None else {"Authorization": f"Bearer {_token(gateway.token_file)}"}
+    token = None if gateway.token_file is None else _token(gateway.token_file)
     ca_file = None if gateway.ca_file is None else str(gateway.ca_file)
     try:
         dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
@@ -224,7 +225,7 @@ def _pages(gateway: GatewayAccess, topic: str, times: list[timedelta]) -> Iterat
         raise GatewayUnavailable(f"{ca_file}: {error}") from None
     path, after = f"/v1/topics/{quote(topic, safe='')}/sources", ""
     with closing(Connections(_TIMEOUT_S, dialer, _LARGEST_PAGE_BYTES)) as connections:
-        while page := _get(connections, gateway.urls, path + after, headers, times):
+        while page := _get(connections, gateway.urls, path + after, token, times):
             yield from page["sources"]
             if not page.get("next"):
                 return
@@ -232,7 +233,7 @@ def _pages(gateway: GatewayAccess, topic: str, times: list[timedelta]) -> Iterat
 
 
 def _get(
-    connections: Connections, urls: Sequence[str], path: str, headers: dict[str, str], times: list[timedelta]
+    connections: Connections, urls: Sequence[str], path: str, token: str | None, times: list[timedelta]
 ) -> dict[str, Any] | None:
     """The answer of the first URL that gives one; None: there is no such topic. Redirects are not followed: the request
     carries a token.
@@ -241,6 +242,7 @@ def _get(
     for url in urls:
         asked = datetime.now(UTC)
         try:
+            headers = {} if token is None else bearer(token, url)
             reply = connections.exchange(url.rstrip("/") + path, headers, None, "GET")
             ahead = difference(reply.headers.get("date"), asked, datetime.now(UTC))
             if reply.status == 200:

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"logferry audit: {visible(str(problem))}", file=sys.stderr)
         return problem.exit_status
     if args.json:
-        print(json.dumps(report.as_dict(), ensure_ascii=False))
+        print(json.dumps(report.as_dict()).replace("\x7f", "\\u007f"))
     elif isinstance(report, MirrorReport):
         for found in report.partitions:
             if found.wrong is not None:

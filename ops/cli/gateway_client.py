@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 from typing import Any, Final
 
-from logferry.client.transport.cluster import read_token
+from logferry.client.transport.cluster import bearer, read_token
 from logferry.gateway.contract.names import check_token, check_url
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
@@ -76,7 +76,7 @@ class GatewayClient:
         self.url, self.is_encrypted = url.rstrip("/"), url.lower().startswith("https:")
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
+            self._headers |= bearer(token, self.url)
         try:
             context = ssl.create_default_context(cafile=ca_file)
         except (OSError, ssl.SSLError) as error:

@@ -75,6 +75,7 @@ class FakeGateway:
         self.is_away = False
         self.is_one_of_many = False  # other data centres may hold what is not recorded here
         self.prev_always = True
+        self.source_retention_ms: int | None = None  # as sessions name it; None: an older gateway, which does not
         self.largest_chunk_bytes = LARGEST_CHUNK_BYTES
         self._lock = threading.Lock()
 
@@ -137,11 +138,13 @@ class FakeGateway:
 
     def _open(self, stored: Stored) -> dict[str, object]:
         stored.session += 1
+        more = {} if self.source_retention_ms is None else {"source_retention_ms": self.source_retention_ms}
         return {
             "session": stored.session,
             "partition": 0,
             "recorded_seqno": stored.recorded,
             "url": self.other_url,
+            **more,
         }
 
     def _beat(self, stored: Stored, query: dict[str, list[str]], body: bytes) -> dict[str, object]:

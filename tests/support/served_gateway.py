@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 class Gateway:
-    """Workers on 127.0.0.1. ``tables``: TOML that follows the plain settings; ``data_centre`` is the one it serves.
+    """Workers on ``host``. ``tables``: TOML that follows the plain settings; ``data_centre`` is the one it serves.
 
     Use as ``async with``: entering returns when every worker owns its lanes.
     """
@@ -37,16 +37,17 @@ class Gateway:
         scheme: str = "http",
         verify: ssl.SSLContext | bool = True,
         settings: Mapping[str, Setting] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.folder, self.file = folder, folder / "gateway.toml"
         self.prefix = f"logferry-{os.getpid()}-{next(_numbers)}"
         port = free_block(workers)
-        self.urls = [f"{scheme}://127.0.0.1:{port + worker}" for worker in range(workers)]
+        self.urls = [f"{scheme}://{host}:{port + worker}" for worker in range(workers)]
         self._verify = verify
         self._settings: dict[str, Setting] = {
             "dc": "dc1",
             "data_centres": ["dc1", "dc2"],
-            "listen": f"127.0.0.1:{port}",
+            "listen": f"{host}:{port}",
             "workers": workers,
             "lanes": 4,
             "prefix": self.prefix,

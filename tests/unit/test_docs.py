@@ -18,9 +18,10 @@ import logferry.client
 import pytest
 from logferry.client import events as push_events
 from logferry.client.agent import config as push_config
+from logferry.client.transport.source_request import GatewayAnswer, NextStep, next_step
 from logferry.gateway import log as service_log
 from logferry.gateway.config import Config as GatewayConfig
-from logferry.gateway.errors import PROBLEMS
+from logferry.gateway.errors import PROBLEMS, Problem
 from logferry.loaders.config import Config as LoaderConfig
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.config import AuditConfig
@@ -291,6 +292,29 @@ def test_the_page_of_events_has_every_event_with_its_level() -> None:
     listed = table_rows("log-events.md")
     assert {name: cells[0] for name, cells in listed.items()} == {**service_log.EVENTS, **push}
     assert [name for name, (_, meaning, action) in listed.items() if not (meaning and action)] == []
+
+
+# What the table "Outcome of a write" says of an attempt → what a sender of ours may make of it.
+_ATTEMPTS = {
+    "recorded, or duplicates": {NextStep.ADVANCE},
+    "not recorded": {NextStep.WAIT},
+    "rejected, not recorded": {NextStep.REFUSED, NextStep.SMALLER, NextStep.RECUT, NextStep.REOPEN},
+    "unknown": {NextStep.AGAIN},
+}
+
+
+def test_the_interface_has_every_kind_with_its_status_and_the_outcome_of_every_status() -> None:
+    text = (DOCS / "reference" / "http-api.md").read_text(encoding="utf-8")
+    outcomes, kinds = text.partition("### Outcome of a write")[2].partition("### Kinds")[::2]
+    listed = re.findall(r"^\| `([a-z-]+)` \| ([0-9]{3}) \| \S.* \| \S.* \|$", kinds.partition("Further keys")[0], re.M)
+    assert {kind: int(status) for kind, status in listed} == {kind: status for kind, (status, _) in PROBLEMS.items()}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in outcomes.splitlines() if line.startswith("|")]
+    by_status = {status: row for row in rows[2:] for status in re.findall(r"\b[0-9]xx|\b[0-9]{3}", row[0])}
+    for kind, status in [*((kind, status) for kind, (status, _) in PROBLEMS.items()), ("", 200), ("", 502), ("", 418)]:
+        _, attempt, retry_after, _ = by_status.get(str(status)) or by_status[f"{status // 100}xx"]
+        assert next_step(GatewayAnswer(status, kind)) in _ATTEMPTS[attempt], (status, kind)
+        if kind and status != PROBLEMS["quota"][0]:  # its wait depends on the rate
+            assert (Problem(kind, "why").retry_after_s is not None) == (retry_after == "yes"), (status, kind)
 
 
 def test_the_page_of_problems_has_every_kind_with_its_status() -> None:

@@ -265,6 +265,7 @@ async def test_a_session_returns_the_position_to_continue_from(workers: Gateway,
         "partition": partition_of("a", 4),
         "recorded_seqno": None,
         "url": workers.urls[await workers.owner("a")],
+        "source_retention_ms": 14 * 86_400_000,
     }
     await write(workers, topic, "a", f"seqno=10&session={first['session']}", worker=worker)
     second = await open_session(workers, topic, "a", worker=1 - worker)

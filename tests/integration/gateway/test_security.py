@@ -229,6 +229,17 @@ async def test_who_loses_its_right_is_not_read_to_any_longer(gateway: Gateway, t
     assert (await gateway.ask("GET", "/v1/topics", SECRET["reader"]))[0] == 401
 
 
+@pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", 0), ("127.0.0.2", 1)])
+async def test_a_worker_whose_tokens_are_not_encrypted_says_so_at_its_start(
+    kafka: KafkaCluster, tmp_path: Path, host: str, warns: int
+) -> None:
+    """Any address but the three names of loopback counts as one that others reach."""
+    async with Gateway(tmp_path, kafka.bootstrap, 1, entries("admin"), host=host) as gateway:
+        said = [json.loads(line) for line in gateway.said().splitlines() if "tokens_unencrypted" in line]
+        assert [(one["event"], one["level"]) for one in said] == [("tokens_unencrypted", "warning")] * warns
+        assert all(one["listen"].startswith(host) for one in said)
+
+
 async def test_metrics_name_no_source_and_no_token(gateway: Gateway) -> None:
     await gateway.ask("POST", chunk("web1%2Fvery-special"), SECRET["writer"], data=b"x\n")
     assert (await gateway.ask("GET", "/metrics"))[0] == 401

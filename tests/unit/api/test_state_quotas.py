@@ -1,4 +1,5 @@
-"""Sessions and heartbeats leave a state in Kafka and in memory: they count in quotas, with the bytes of their keys."""
+"""Sessions and heartbeats leave a state in Kafka and in memory: they count in quotas, with the bytes of their keys, and
+the body of a heartbeat is small."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
+from aiohttp.web import BaseRequest
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
@@ -51,10 +53,10 @@ class World:
         return Call(request, path.split("/"), query, self.caller)
 
 
-async def answered(world: World, last: str, **query: str) -> str:
+async def answered(world: World, last: str, body: bytes | None = None, **query: str) -> str:
     """The kind of the problem that the handler answers with."""
     [handler] = [route.handler for route in world.routes.declared if route.path.endswith(last)]
-    call = world.call(last, b"{}" if last == "heartbeat" else b"", **query)
+    call = world.call(last, (b"{}" if last == "heartbeat" else b"") if body is None else body, **query)
     with pytest.raises(Problem) as caught:
         await handler(call)
     return caught.value.kind
@@ -74,6 +76,19 @@ async def test_the_bytes_of_keys_count_in_the_lane(last: str, query: dict[str, s
     sizes = []
     for key in ("k", "k" * 500):
         world = World()
-        assert await answered(world, last, partition_key=key, **query) == "superseded"
+        assert await answered(world, last, None, partition_key=key, **query) == "superseded"
         sizes.append(world.submitted[0].size_bytes)
     assert sizes[1] - sizes[0] == 499
+
+
+@pytest.mark.parametrize(("size", "kind"), [(4096, "superseded"), (4097, "too-large"), (4 << 20, "too-large")])
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_a_heartbeat_has_at_most_4_kib(
+    size: int, kind: str, is_declared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its head does not say how long it is."""
+    if not is_declared:
+        monkeypatch.setattr(BaseRequest, "content_length", None)
+    world = World()
+    assert await answered(world, "heartbeat", b'{"position": 1' + b" " * (size - 15) + b"}") == kind
+    assert len(world.submitted) == (kind == "superseded")

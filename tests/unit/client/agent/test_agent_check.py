@@ -123,3 +123,17 @@ def test_one_of_a_newer_version_is_named(check: Any, tmp_path: Path) -> None:
     newer = (tmp_path / "state" / FILE).read_bytes().replace(b'"version": 7', b'"version": 8')
     (tmp_path / "state" / FILE).write_bytes(newer)
     assert check("*.log") == (2, [])
+
+
+@pytest.mark.parametrize("options", [(), ("--exclude", "*.log")])
+def test_a_name_that_is_no_utf_8_and_one_that_steers_the_terminal(
+    check: Any, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    for name in (b"\xff\x1b[2J.log", "\x9b2J\u202e.log".encode()):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"line\n")
+    status, lines = check(options=options)
+    assert status == (1 if options else 0)
+    assert [line.split(":")[0].split(" ->")[0][6:] for line in lines[:2]] == [
+        "\\x9b2J\\u202e.log",
+        "\\udcff\\x1b[2J.log",
+    ]

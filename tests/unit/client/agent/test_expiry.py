@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS
 
+HOUR_MS = 3_600_000
+
 
 def forget(gateway: Any) -> None:
     """The topic still has the chunks; the state is gone."""
@@ -43,6 +45,38 @@ def test_an_expired_source_resumes_at_the_checkpoints_position(
     client.restart()  # also when it was heard of only now, and nothing new is recorded
     client.settle()
     assert sorted(client.stored()) == [b"one\ntwo\n", b"unchanged\n"]
+
+
+@pytest.mark.parametrize(
+    ("retention_ms", "silent_ms", "is_expired"),
+    [
+        (6 * HOUR_MS, 12 * HOUR_MS, True),
+        (6 * HOUR_MS, 6 * HOUR_MS - 10_000, True),  # the checkpoint is written some seconds after the answer
+        (6 * HOUR_MS, 5 * HOUR_MS, False),
+        (14 * EXPIRED_AFTER_MS, 12 * HOUR_MS, False),
+        (None, 12 * HOUR_MS, False),
+    ],
+)
+@pytest.mark.parametrize("client", [{"once": True}], indirect=True)
+def test_a_source_expires_by_the_retention_that_the_gateway_names(
+    client: Any,
+    gateway: Any,
+    caplog: pytest.LogCaptureFixture,
+    retention_ms: int | None,
+    silent_ms: int,
+    is_expired: bool,
+) -> None:
+    gateway.source_retention_ms = retention_ms
+    client.write("a.log", b"one\n")
+    client.settle()
+    for line in (b"two\n", b"three\n"):
+        silent_for(client, silent_ms)
+        forget(gateway)
+        gateway.is_one_of_many = True
+        client.write("a.log", line)
+        client.settle()
+    assert client.stored() == [b"one\ntwo\nthree\n" if is_expired else b"one\none\ntwo\none\ntwo\nthree\n"]
+    assert ("source-expired" in caplog.text, "gateway-forgot" in caplog.text) == (is_expired, not is_expired)
 
 
 def test_a_client_killed_after_it_asked_still_knows_that_the_source_expired(client: Any, gateway: Any) -> None:

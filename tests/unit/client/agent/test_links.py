@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from logferry.client.agent.config import Config, FileGroup, parse
-from logferry.client.files.discover import leads_out
+from logferry.client.files.discover import find_by_entry, leads_out
 from logferry.client.files.identity import HEAD_BYTES
 
 
@@ -113,6 +113,31 @@ def test_a_link_of_another_user_hides_no_file(client: Any) -> None:
     assert source.entry.path == str(client.root / "home/b/logs/x.log")
 
 
+@pytest.mark.parametrize("later", ["the file itself", "the link, allowed", "neither"])
+@pytest.mark.parametrize("once", [False, True])
+def test_a_refused_link_hides_no_file_of_a_later_entry(
+    client: Any, secret: Path, once: bool, later: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = (str(client.root / "logs" / "*.log"),)
+    (client.root / "logs" / "x.log").symlink_to(secret)
+    client.write("logs/own.log", b"own\n")
+    entries = {
+        "the file itself": FileGroup((str(secret.parent / "*.log"),), "later"),
+        "the link, allowed": FileGroup(logs, "later", link_roots=(str(secret.parent),)),
+        "neither": FileGroup(logs, "later"),
+    }
+    client.config = client.config._replace(files=(FileGroup(logs, "t"), entries[later]), once=once)
+    client.gateway.topics.add("later")
+    client.restart()
+    client.settle()
+    client.restart()
+    client.settle()
+    sent = {(stored.topic, stored.content()) for stored in client.gateway.sources.values() if stored.chunks}
+    is_hidden = later == "neither"
+    assert sent == {("t", b"own\n"), *(() if is_hidden else [("later", b"root:secret\n")])}
+    assert ("link-refused" in caplog.text, bool(client.agent.failures())) == (is_hidden, is_hidden)
+
+
 def test_a_link_into_a_folder_that_is_allowed_is_followed(client: Any, secret: Path) -> None:
     (client.root / "logs" / "x.log").symlink_to(secret)
     following(client, str(secret.parent))
@@ -136,15 +161,14 @@ def test_a_link_that_is_turned_between_the_search_and_the_opening_is_refused(
     client.write("logs/real", b"harmless\n")
     link = client.root / "logs" / "x.log"
     link.symlink_to("real")
-    search = client.agent.watch._find
 
-    def search_then_turn() -> Any:
-        found = search()
+    def search_then_turn(*arguments: Any) -> Any:
+        found = find_by_entry(*arguments)
         link.unlink()
         link.symlink_to(secret)
         return found
 
-    monkeypatch.setattr(client.agent.watch, "_find", search_then_turn)
+    monkeypatch.setattr("logferry.client.agent.watch.find_by_entry", search_then_turn)
     client.settle()
     assert client.stored() == []
 

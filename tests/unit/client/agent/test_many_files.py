@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from logferry.client.agent.agent import run
 from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
+from logferry.client.agent.status import MetricsPage
+from logferry.client.agent.workers import Workers
 from logferry.client.files.checkpoint import FILE
 from logferry.client.files.rotation import Suspects
 from logferry.client.files.tail import FileTail
+from logferry.client.transport.cluster import Credentials, GatewayCluster
+from logferry.client.transport.connections import Dialer
+from logferry.ops.stack.processes import free_ports
+
+from tests.support.fake_gateway import FakeGateway, Served
 
 QUIET = 200
 SILENT = pytest.mark.parametrize("client", [{"heartbeat_s": 0.0}], indirect=True)
@@ -131,3 +144,67 @@ def test_with_once_every_source_is_asked_a_few_times_whether_it_is_done(
         rounds += 1
     assert rounds >= QUIET // 5  # as five requests fit into a round
     assert len(calls) <= 12 * QUIET
+
+
+@pytest.mark.parametrize("client", [{"once": True}], indirect=True)
+def test_metrics_that_nobody_asks_for_cost_nothing(
+    client: Any, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main loop, from the first file to the end of the last one."""
+    for number in range(QUIET):
+        client.write(f"{number}.log", b"line\n")
+    calls = counted(monkeypatch, FileSource, "status")
+    clusters, dialer, signals = [], Dialer(None), SimpleNamespace(end=False, reread=False)
+    client.agent.close()
+    with Served(gateway) as served, closing(MetricsPage(*free_ports(1))) as page:
+        clusters.append(GatewayCluster([served.url], None))
+        workers = Workers(client.config.threads, clusters, False, dialer)
+        credentials = Credentials(clusters, [None], dialer, None)
+        assert run(client.config, client.checkpoint, signals, workers, credentials, page) == 0  # type: ignore[arg-type]
+        workers.close(5.0)
+    assert len(client.stored()) == QUIET
+    assert calls == []
+    client.checkpoint.close()
+    client.begin()
+
+
+@SILENT
+def test_metrics_ask_every_source_once_a_scrape_and_at_most_once_a_second(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_quiet_files(client)
+    calls = counted(monkeypatch, FileSource, "status")
+    (port,) = free_ports(1)
+
+    def scrape() -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            body: bytes = answer.read()
+        return body
+
+    with closing(MetricsPage(port)) as page, ThreadPoolExecutor(1) as thread:
+        for number in (1, 2):
+            scraped = thread.submit(scrape)
+            while not scraped.done():
+                page.refresh(100.0 * number, client.agent.metrics)
+            assert b'logferry_push_files{topic="t"} %d\n' % (QUIET + 1) in scraped.result()
+            assert len(calls) == number * (QUIET + 1)
+        scraped = thread.submit(scrape)
+        while not page.is_asked:
+            pass
+        page.refresh(200.5, client.agent.metrics)
+        assert len(calls) == 2 * (QUIET + 1)
+        page.refresh(201.0, client.agent.metrics)
+        assert scraped.result()
+        assert len(calls) == 3 * (QUIET + 1)
+
+
+def test_a_client_that_hangs_shows_its_last_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or 503, before there are any: a scrape does not hang with it."""
+    monkeypatch.setattr("logferry.client.agent.status.PAGE_PATIENCE_S", 0.0)
+    (port,) = free_ports(1)
+    with closing(MetricsPage(port)) as page:
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60)
+        page.refresh(0.0, lambda now: f"at {now}\n")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            assert answer.read() == b"at 0.0\n"

@@ -62,9 +62,12 @@ def test_a_problem_is_read() -> None:
 
 
 def test_a_session_is_read() -> None:
-    body = b'{"session": 7, "partition": 3, "recorded_seqno": null, "url": "http://w"}'
+    body = b'{"session": 7, "partition": 3, "recorded_seqno": null, "url": "http://w", "source_retention_ms": 9}'
     answer = read(200, {}, body, opens=True)
     assert (answer.session, answer.recorded_seqno, answer.url) == (7, None, "http://w")
+    assert answer.source_retention_ms == 9
+    for odd in (b"null", b"0", b"-1", b'"9"', b"[]"):
+        assert read(200, {}, body.replace(b"9", odd), opens=True).source_retention_ms is None
 
 
 @pytest.mark.parametrize("opens", [True, False])

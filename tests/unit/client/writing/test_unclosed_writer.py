@@ -1,4 +1,4 @@
-"""Writers that a program forgot to close, and writers and readers whose gateway never answers: both are told."""
+"""Writers that a program forgot to close, and a writer whose gateway never answers: both are named."""
 
 from __future__ import annotations
 

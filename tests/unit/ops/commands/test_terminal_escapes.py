@@ -106,6 +106,24 @@ def test_an_audit_of_a_mirror_shows_control_characters_escaped(
     assert capsys.readouterr().out.startswith(f"dc1.t-0: {SEEN}\n")
 
 
+def test_an_audit_as_json_has_them_escaped_as_json_does_also_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name of a file that is no UTF-8, too, which a pipe cannot take as it is."""
+
+    async def audited(*_: object) -> MirrorReport:
+        found = PartitionFinding("dc1.t", 0)
+        found.wrong = EVIL + "\udcff"
+        return MirrorReport("dc1", "dc2", [found])
+
+    monkeypatch.setattr(audit_command, "_mirror_report", audited)
+    assert audit_command.main(["--mirror", "dc1:dc2", "--json"]) == 1
+    text = capsys.readouterr().out
+    assert not any(sign in text for sign in SIGNS)
+    (partition,) = json.loads(text)["partitions"]
+    assert partition["wrong"] == EVIL + "\udcff"
+
+
 def test_the_commands_of_tables_show_control_characters_escaped() -> None:
     pytest.importorskip("pyspark")
     from logferry.loaders.runs.table_runner import Reporter
