@@ -27,7 +27,7 @@ from logferry.loaders.storage.side_tables import LeftOutChunk
 from logferry.ops.audit.compare.proven_file import ProvenTable
 from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown, totals
+from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown
 from logferry.ops.audit.log.partition import LogSide, PartitionLog
 from logferry.ops.audit.log.read import Centre, offset_at
 from logferry.ops.audit.tables import rows as table_rows
@@ -70,8 +70,11 @@ async def begin_comparison(
         for topic in sorted(name for name in named - ids.keys() if name.startswith(f"{home}.")):
             detail = "the topic does not exist any more: its rows cannot be compared"
             findings.add(Finding("loaded-topic-gone", topic, detail, refutes=False))
-    all_dcs = dict.fromkeys(entry.dc for entry in entries)
-    loaded = {dc: table_rows.ranges_elsewhere(entries, last, dc) for dc in all_dcs}
+    loaded = {}
+    for dc in dict.fromkeys(entry.dc for entry in entries):
+        # Of a data centre whose Kafka is not read, the ledger's own ids count.
+        said = {r.topic: r.topic_id for entry in entries if entry.dc == dc for r in entry.ranges}
+        loaded[dc] = table_rows.check_ledger("", entries, last, last, dc, said, Findings())
     loaded[home] = table_rows.check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
     found = TableComparison(tables, loaded, home, moved, _valid_proof(tables, home, moved, proven, findings), findings)
     firsts: dict[TopicPartition, tuple[str, int]] = {}
@@ -152,8 +155,7 @@ class TableComparison:
         covers = loaded.covers(place)
         if self.moved:
             # Everything before the end, from whichever data centre it was read.
-            covers = Ranges()
-            covers.add(self.begins.get(place, 0), loaded.end(place))
+            covers = Ranges.of([(self.begins.get(place, 0), loaded.end(place))])
         wanted = covers.minus(self.proven.seen.get(place, Ranges()))
         # Without newly loaded chunks, those not loaded yet were counted by earlier audits.
         before = 0 if wanted else self.proven.not_loaded.get(place, 0)
@@ -191,23 +193,16 @@ class TableComparison:
         """The first seqno of each source that any audit read."""
         if not self.moved:
             return None
-        found = {
-            Cell(*place, source_id): seqno
-            for place, side in self.sides.items()
-            for source_id, seqno in side.firsts.items()
-        }
-        return {**found, **(self.proven.firsts or {})}
+        sides = self.sides.items()
+        found = {Cell(*place, name): seqno for place, side in sides for name, seqno in side.firsts.items()}
+        return found | (self.proven.firsts or {})
 
     # ---- the rows' side ------------------------------------------------------------------------------------------
 
     def compare(self, advance: Callable[[int, int], None]) -> None:
         """Reads the table's new files and compares. Raises Unavailable."""
-        new = {
-            Cell(*place, source_id): tally
-            for place, side in self.sides.items()
-            for source_id, tally in side.tallies.items()
-            if tally
-        }
+        sides = self.sides.items()
+        new = {Cell(*place, name): tally for place, side in sides for name, tally in side.tallies.items() if tally}
         there = self.tables.files()
         known = {file: facts for file, facts in self.proven.files.items() if there.get(file) == facts.stat}
         gone = {file: facts for file, facts in self.proven.files.items() if file not in known}
@@ -219,9 +214,9 @@ class TableComparison:
             self.rows = _plus(self.proven.cells, fresh)
             self.bad = _differing(expected, self.rows)
         else:
-            compared = totals(facts.compared for facts in self.files.values())
+            compared = sum((facts.compared for facts in self.files.values()), Tally())
             self.rows = expected
-            if compared != totals(expected.values()):
+            if compared != sum(expected.values(), Tally()):
                 fresh = {}
                 self.files = self._facts(there.keys(), there, fresh, advance)
                 self.rows = pooled(fresh, expected.__contains__)
@@ -255,11 +250,10 @@ class TableComparison:
 
     def dropped(self, place: TopicPartition) -> Ranges:
         """The offsets whose rows may have been dropped."""
-        found = Ranges()
+        loaded = self.loaded[self.home]
         if self.moved and table_rows.last_drop(self.tables.entries, self.tables.last) >= 0:
-            found.add(0, self.loaded[self.home].end(place))
-            return found
-        return self.loaded[self.home].dropped.get(place, found)
+            return Ranges.of([(0, loaded.end(place))])
+        return loaded.dropped.get(place, Ranges())
 
     def accept(self, cell: Cell) -> None:
         """Accepts the rows of a source although they are fewer than its lines."""
@@ -286,7 +280,7 @@ class TableComparison:
             compared=sum(one.compared.lines for one in facts),
             not_comparable=sum(one.left for one in facts),
             not_loaded=sum(side.not_loaded for side in self.sides.values()),
-            hash=shown(totals(one.compared for one in facts).digest),
+            hash=shown(sum((one.compared for one in facts), Tally()).digest),
             segments=tuple(self.segments()),
         )
 
@@ -313,7 +307,7 @@ def left_out_digest(notes: Iterable[LeftOutChunk], seen: Mapping[TopicPartition,
 
 
 def _plus(one: Mapping[Cell, Tally], other: Mapping[Cell, Tally]) -> dict[Cell, Tally]:
-    return {cell: one.get(cell, Tally()).plus(other.get(cell, Tally())) for cell in one.keys() | other.keys()}
+    return {cell: one.get(cell, Tally()) + other.get(cell, Tally()) for cell in one.keys() | other.keys()}
 
 
 def _differing(expected: Mapping[Cell, Tally], rows: Mapping[Cell, Tally]) -> dict[Cell, tuple[Tally, Tally]]:
