@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from logferry.gateway.config import ConfigError
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
@@ -30,7 +31,7 @@ from logferry.gateway.tls import kafka_options
 from logferry.ops.audit.compare.mirror_copy import CopyComparison, MirrorReport
 from logferry.ops.audit.compare.pinpoint import Pinpointer
 from logferry.ops.audit.compare.proven_file import ProvenState, read_state_file, write_state_file
-from logferry.ops.audit.compare.report import ReadReport, Report, SourceCopy, SourceReport, TableAuditReport
+from logferry.ops.audit.compare.report import BREAKS, ReadReport, Report, SourceCopy, SourceReport, TableAuditReport
 from logferry.ops.audit.compare.table import TableComparison, begin_comparison
 from logferry.ops.audit.config import AuditConfig, CopySettings
 from logferry.ops.audit.digests.findings import Finding, Findings
@@ -68,7 +69,7 @@ async def audit(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     async with AsyncExitStack() as stack:
-        tables = [TableReader.open(path) for path in dict.fromkeys(path.absolute() for path in config.tables)]
+        tables = [TableReader(path) for path in dict.fromkeys(path.absolute() for path in config.tables)]
         kafka = await stack.enter_async_context(connected(options))
         views = (await kafka.describe()).topics
         dc = config.dc or only_dc(views, config.prefix)
@@ -176,24 +177,15 @@ class _Audit:
     def _source_report(
         self, log: PartitionLog, source_id: str, chain: Chain, copied: Mapping[Cell, list[SourceCopy]]
     ) -> SourceReport:
-        cell, breaks = Cell(log.topic, log.partition, source_id), chain.breaks
+        cell = Cell(log.topic, log.partition, source_id)
         rows = sum(one.rows[cell].lines for one in self.comparisons if cell in one.rows)
+        counts: dict[str, Any] = {name: chain.breaks.get(kind, 0) for kind, name in BREAKS.items()}
         return SourceReport(
-            topic=log.topic,
-            source_id=source_id,
-            partition=log.partition,
-            chunks=chain.chunks,
-            lines=chain.lines,
-            size_bytes=chain.size_bytes,
-            base=chain.base,
-            first=chain.first,
-            last=chain.last,
+            *(log.topic, source_id, log.partition, chain.chunks, chain.lines, chain.size_bytes),
+            *(chain.base, chain.first, chain.last),
             is_cut=log.is_cut and not chain.head_seen,
             rows=rows if self.comparisons else None,
-            gaps=breaks.get("gap", 0),
-            overlaps=breaks.get("overlap", 0),
-            doubles=breaks.get("double", 0),
-            out_of_order=breaks.get("out-of-order", 0),
+            **counts,
             hash=shown(chain.digest),
             copies=tuple(copied.get(cell, ())),
         )

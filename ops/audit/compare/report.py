@@ -11,6 +11,8 @@ from logferry.ops.audit.log.original_files import FileReport
 
 JSON_SOURCES: Final = 1000
 JSON_SEGMENTS: Final = 1000
+# The kinds of breaks, and the fields with their counts.
+BREAKS: Final = {"gap": "gaps", "overlap": "overlaps", "double": "doubles", "out-of-order": "out_of_order"}
 
 
 class SourceCopy(NamedTuple):
