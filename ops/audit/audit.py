@@ -195,14 +195,7 @@ class _Audit:
         sources = self.states.sources()
         logs = {(centre.dc, place): log for centre in self.centres.values() for place, log in centre.logs.items()}
         partitions = {place: log.to_state(sources) for place, log in logs.items()}
-        tables = dict(self.proven.tables)
-        for comparison in self.comparisons:
-
-            def is_retired(cell: Cell, home: str = comparison.home) -> bool:
-                partition = partitions.get((home, cell.place))
-                return partition is not None and cell.source_id not in partition.chains
-
-            tables[comparison.path] = comparison.to_state(is_retired)
+        tables = self.proven.tables | {found.path: found.to_state(partitions) for found in self.comparisons}
         for (_, place), copy in self.copies.items():
             own = partitions.get((self.here.dc, place))
             chains = own.chains if own is not None else {}
@@ -259,11 +252,8 @@ class _Audit:
 
     async def _read_logs(self, centre: Centre) -> None:
         """Reads each partition from the first offset that is needed."""
-        spans = {}
-        for place, log in centre.logs.items():
-            begin = max(log.reading_from(self.originals.concerns), log.span.start)
-            spans[place] = min(begin, log.span.end), log.span.end
-
+        logs = centre.logs.items()
+        spans = {place: (log.reading_from(self.originals.concerns), log.span.end) for place, log in logs}
         reading = self._read(centre.kafka, "log", spans, lambda place, *span: centre.logs[place].overtaken(*span))
         async for place, fetched in reading:
             log = centre.logs[place]

@@ -22,13 +22,12 @@ from typing import Any
 
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry
-from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.side_tables import LeftOutChunk
 from logferry.ops.audit.compare.proven_file import ProvenTable
 from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown
-from logferry.ops.audit.log.partition import LogSide, PartitionLog
+from logferry.ops.audit.log.partition import LogSide, PartitionLog, ProvenPartition
 from logferry.ops.audit.log.read import Centre, offset_at
 from logferry.ops.audit.tables import rows as table_rows
 from logferry.ops.audit.tables.rows import FileFacts, FileId, LoadedRanges, RowClassifier, pooled
@@ -261,14 +260,30 @@ class TableComparison:
         del self.bad[cell]
 
     def segments(self) -> list[SegmentReport]:
-        """Compares the rows of each segment with the segment table. Raises Unavailable."""
-        if self.tables.segment_s is None:
-            return []
-        segments: dict[int, Tally] = {}
-        for facts in self.files.values():
+        """Compares the rows of each segment with the segment table, in order of time. Raises Unavailable."""
+        actual: dict[int, Tally] = {}
+        for facts in self.files.values() if self.tables.segment_s is not None else ():
             for start, tally in facts.segments.items():
-                add_to(segments, start, tally)
-        return compare_segments(self.path, segments, self.tables.segments(), self.findings)
+                add_to(actual, start, tally)
+        segments, reports = self.tables.segments(), list[SegmentReport]()
+        for start in sorted(actual.keys() | segments.keys()):
+            tally, segment = actual.get(start, Tally()), segments.get(start)
+            name = _name(start)
+            stated = (0, 0) if segment is None else (segment.rows, segment.bytes)
+            if segment is None:
+                detail = f"segment {name}: {tally.lines} rows, but the segment table does not list the segment"
+                self.findings.add(Finding("segment-missing", self.path, detail, count=tally.lines))
+            elif (tally.lines, tally.size_bytes) != stated:
+                detail = (
+                    f"segment {name}: the table has {tally.lines} rows of {tally.size_bytes} bytes, the segment table "
+                    f"states {segment.rows} of {segment.bytes}"
+                )
+                self.findings.add(
+                    Finding("segment-differs", self.path, detail, count=abs(tally.lines - stated[0]) or 1)
+                )
+            head = (name, "", 0) if segment is None else (name, segment.state, segment.version)
+            reports.append(SegmentReport(*head, tally.lines, tally.size_bytes, shown(tally.digest), *stated))
+        return reports
 
     def report(self) -> TableAuditReport:
         """Raises Unavailable."""
@@ -284,13 +299,15 @@ class TableComparison:
             segments=tuple(self.segments()),
         )
 
-    def to_state(self, retired: Callable[[Cell], bool]) -> ProvenTable:
-        """The proof that the next audit resumes from. ``retired``: sources without any record left in the log."""
+    def to_state(self, logs: Mapping[tuple[str, TopicPartition], ProvenPartition]) -> ProvenTable:
+        """The proof that the next audit resumes from. ``logs``: the proof of the partitions that were read; their other
+        sources have no record left."""
         if self.bad:
             return self.proven
         cells = {cell: tally for cell, tally in self.expected.items() if tally}
         if not self.moved:
-            cells = pooled(cells, lambda cell: not retired(cell))
+            read = {place: log.chains for (dc, place), log in logs.items() if dc == self.home}
+            cells = pooled(cells, lambda cell: cell.place not in read or cell.source_id in read[cell.place])
         not_loaded = {place: side.not_loaded for place, side in self.sides.items()}
         head = (self.tables.id, self.tables.last, self.home, self._firsts())
         notes = left_out_digest(self.tables.left_out, self.seen)
@@ -314,30 +331,6 @@ def _differing(expected: Mapping[Cell, Tally], rows: Mapping[Cell, Tally]) -> di
     nothing = Tally()
     pairs = {cell: (expected.get(cell, nothing), rows.get(cell, nothing)) for cell in expected.keys() | rows.keys()}
     return {cell: pair for cell, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def compare_segments(
-    table: str, actual: Mapping[int, Tally], segments: Mapping[int, Segment], findings: Findings
-) -> list[SegmentReport]:
-    """In order of time. ``actual``: of the rows; ``segments``: of the segment table; by their start in Unix seconds."""
-    reports = []
-    for start in sorted(actual.keys() | segments.keys()):
-        tally, segment = actual.get(start, Tally()), segments.get(start)
-        name = _name(start)
-        if segment is None:
-            detail = f"segment {name}: {tally.lines} rows, but the segment table does not list the segment"
-            findings.add(Finding("segment-missing", table, detail, count=tally.lines))
-        elif (tally.lines, tally.size_bytes) != (segment.rows, segment.bytes):
-            detail = (
-                f"segment {name}: the table has {tally.lines} rows of {tally.size_bytes} bytes, the segment table "
-                f"states {segment.rows} of {segment.bytes}"
-            )
-            findings.add(Finding("segment-differs", table, detail, count=abs(tally.lines - segment.rows) or 1))
-        actually = (tally.lines, tally.size_bytes, shown(tally.digest))
-        stated = (0, 0) if segment is None else (segment.rows, segment.bytes)
-        state, version = ("", 0) if segment is None else (segment.state, segment.version)
-        reports.append(SegmentReport(name, state, version, *actually, *stated))
-    return reports
 
 
 def _name(start: int) -> str:

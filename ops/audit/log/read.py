@@ -143,10 +143,9 @@ def only_dc(views: Views, prefix: str) -> str:
     begin, end = f"{prefix}.gateway.", ".state"
     found = _named(views, begin, end)
     mirrored_to = [dc for dc in _named(views, f"{prefix}.mirror.", end) if dc in found]
-    if len(found) > 1 and len(mirrored_to) == 1:
-        return mirrored_to[0]
-    if len(found) == 1:
-        return found[0]
+    for dcs in (found, mirrored_to):
+        if len(dcs) == 1:
+            return dcs[0]
     if not found:
         raise UsageError(f"this Kafka has no state topic {begin}<dc>{end}; check --bootstrap and the prefix")
     raise UsageError(f"this Kafka serves the gateways of {', '.join(found)}; select one with --dc")
