@@ -40,7 +40,7 @@ from logferry.ops.audit.log.agreement import SourceStates, compare_topics
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
 from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
-from logferry.ops.audit.log.read import Centre, audited_topics, committed, connected, log_ends, only_dc, state_topic_of
+from logferry.ops.audit.log.read import Centre, audited_topics, committed, connected, only_dc, state_topic_of
 from logferry.ops.audit.tables.table_reader import TableReader
 from logferry.ops.cli.problems import Unavailable, UsageError
 
@@ -212,7 +212,7 @@ class _Audit:
         starts, fences = await kafka.offsets(places, EARLIEST), await kafka.offsets(places, LATEST)
         if centre is self.here:
             await self._read_states()
-        ends = await log_ends(kafka, places)
+        ends = await kafka.offsets(places, LATEST, committed=False)
         self._prepare(centre, {place: AuditSpan(starts[place], fences[place], ends[place]) for place in places})
         await self._read_logs(centre)
         existing = await _existing_topics(centre)
@@ -222,7 +222,7 @@ class _Audit:
     async def _read_states(self) -> None:
         kafka, states = self.here.kafka, self.states
         places = [(states.topic, lane) for lane in range(states.lanes)]
-        starts, ends = await kafka.offsets(places, EARLIEST), await log_ends(kafka, places)
+        starts, ends = await kafka.offsets(places, EARLIEST), await kafka.offsets(places, LATEST, committed=False)
         spans = {place: (starts[place], ends[place]) for place in places}
         async for (_, lane), fetched in self._read(kafka, "states", spans, lambda *_: None):
             for record in fetched.records if fetched is not None else ():
