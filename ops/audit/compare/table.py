@@ -14,7 +14,7 @@ each line a row, is proven before. So the digest of a segment is one of lines of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -224,13 +224,12 @@ class TableComparison:
 
     def _facts(
         self,
-        wanted: Iterable[FileId],
+        wanted: Collection[FileId],
         there: Mapping[FileId, Any],
         cells: dict[Cell, Tally],
         advance: Callable[[int, int], None],
     ) -> dict[FileId, FileFacts]:
         classifier = RowClassifier(self.loaded, self.home, self.seen, self.tables.last, self._firsts())
-        wanted = set(wanted)
         found: dict[FileId, FileFacts] = {}
         for file, rows in self.tables.read(wanted):
             found[file] = classifier.take(file, there[file], rows, cells)
