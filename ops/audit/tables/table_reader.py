@@ -80,7 +80,7 @@ class TableReader:
 
     def files(self) -> dict[FileId, FileStat]:
         """All files of both tables. Raises Unavailable."""
-        found: dict[FileId, FileStat] = {}
+        found = {}
         for file, table, _, _ in self._fragments():
             with readable(table):
                 folder = self.paths.main if file.table == MAIN else self.paths.quarantine
