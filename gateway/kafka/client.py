@@ -212,14 +212,18 @@ class KafkaClient:
         return (await self._with_leader(topic, partition, ask))[topic, partition]
 
     async def offsets(
-        self, partitions: list[TopicPartition], time_ms: int, give_up_s: float | None = None
+        self, partitions: list[TopicPartition], time_ms: int, give_up_s: float | None = None, *, committed: bool = True
     ) -> dict[TopicPartition, int]:
-        """`offset` of many partitions; waits for those that are not there yet, and without a leader ``give_up_s``."""
-        return await self._ask_leaders(partitions, partial(self._offsets_at, time_ms), _AT_ONCE, give_up_s=give_up_s)
+        """`offset` of many partitions; waits for those that are not there yet, and without a leader ``give_up_s``.
+        ``committed`` False: the end includes open transactions."""
+        ask = partial(self._offsets_at, time_ms, isolation=_READ_COMMITTED if committed else 0)
+        return await self._ask_leaders(partitions, ask, _AT_ONCE, give_up_s=give_up_s)
 
-    async def _offsets_at(self, time_ms: int, node: int, led: list[TopicPartition]) -> dict[TopicPartition, int]:
+    async def _offsets_at(
+        self, time_ms: int, node: int, led: list[TopicPartition], isolation: int = _READ_COMMITTED
+    ) -> dict[TopicPartition, int]:
         by_topic = grouped((topic, (number, time_ms)) for topic, number in led)
-        response = await self._client.send(node, OffsetRequest(-1, _READ_COMMITTED, list(by_topic.items())))
+        response = await self._client.send(node, OffsetRequest(-1, isolation, list(by_topic.items())))
         found = {}
         for topic, answers in response.topics:
             for number, code, _timestamp, offset in answers:

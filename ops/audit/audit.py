@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from logferry.gateway.config import ConfigError
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
@@ -30,7 +31,7 @@ from logferry.gateway.tls import kafka_options
 from logferry.ops.audit.compare.mirror_copy import CopyComparison, MirrorReport
 from logferry.ops.audit.compare.pinpoint import Pinpointer
 from logferry.ops.audit.compare.proven_file import ProvenState, read_state_file, write_state_file
-from logferry.ops.audit.compare.report import ReadReport, Report, SourceCopy, SourceReport, TableAuditReport
+from logferry.ops.audit.compare.report import BREAKS, ReadReport, Report, SourceCopy, SourceReport, TableAuditReport
 from logferry.ops.audit.compare.table import TableComparison, begin_comparison
 from logferry.ops.audit.config import AuditConfig, CopySettings
 from logferry.ops.audit.digests.findings import Finding, Findings
@@ -39,7 +40,7 @@ from logferry.ops.audit.log.agreement import SourceStates, compare_topics
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
 from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
-from logferry.ops.audit.log.read import Centre, audited_topics, committed, connected, log_ends, only_dc, state_topic_of
+from logferry.ops.audit.log.read import Centre, audited_topics, committed, connected, only_dc, state_topic_of
 from logferry.ops.audit.tables.table_reader import TableReader
 from logferry.ops.cli.problems import Unavailable, UsageError
 
@@ -68,7 +69,7 @@ async def audit(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     async with AsyncExitStack() as stack:
-        tables = [TableReader.open(path) for path in dict.fromkeys(path.absolute() for path in config.tables)]
+        tables = [TableReader(path) for path in dict.fromkeys(path.absolute() for path in config.tables)]
         kafka = await stack.enter_async_context(connected(options))
         views = (await kafka.describe()).topics
         dc = config.dc or only_dc(views, config.prefix)
@@ -176,24 +177,15 @@ class _Audit:
     def _source_report(
         self, log: PartitionLog, source_id: str, chain: Chain, copied: Mapping[Cell, list[SourceCopy]]
     ) -> SourceReport:
-        cell, breaks = Cell(log.topic, log.partition, source_id), chain.breaks
+        cell = Cell(log.topic, log.partition, source_id)
         rows = sum(one.rows[cell].lines for one in self.comparisons if cell in one.rows)
+        counts: dict[str, Any] = {name: chain.breaks.get(kind, 0) for kind, name in BREAKS.items()}
         return SourceReport(
-            topic=log.topic,
-            source_id=source_id,
-            partition=log.partition,
-            chunks=chain.chunks,
-            lines=chain.lines,
-            size_bytes=chain.size_bytes,
-            base=chain.base,
-            first=chain.first,
-            last=chain.last,
+            *(log.topic, source_id, log.partition, chain.chunks, chain.lines, chain.size_bytes),
+            *(chain.base, chain.first, chain.last),
             is_cut=log.is_cut and not chain.head_seen,
             rows=rows if self.comparisons else None,
-            gaps=breaks.get("gap", 0),
-            overlaps=breaks.get("overlap", 0),
-            doubles=breaks.get("double", 0),
-            out_of_order=breaks.get("out-of-order", 0),
+            **counts,
             hash=shown(chain.digest),
             copies=tuple(copied.get(cell, ())),
         )
@@ -203,14 +195,7 @@ class _Audit:
         sources = self.states.sources()
         logs = {(centre.dc, place): log for centre in self.centres.values() for place, log in centre.logs.items()}
         partitions = {place: log.to_state(sources) for place, log in logs.items()}
-        tables = dict(self.proven.tables)
-        for comparison in self.comparisons:
-
-            def is_retired(cell: Cell, home: str = comparison.home) -> bool:
-                partition = partitions.get((home, cell.place))
-                return partition is not None and cell.source_id not in partition.chains
-
-            tables[comparison.path] = comparison.to_state(is_retired)
+        tables = self.proven.tables | {found.path: found.to_state(partitions) for found in self.comparisons}
         for (_, place), copy in self.copies.items():
             own = partitions.get((self.here.dc, place))
             chains = own.chains if own is not None else {}
@@ -227,7 +212,7 @@ class _Audit:
         starts, fences = await kafka.offsets(places, EARLIEST), await kafka.offsets(places, LATEST)
         if centre is self.here:
             await self._read_states()
-        ends = await log_ends(kafka, places)
+        ends = await kafka.offsets(places, LATEST, committed=False)
         self._prepare(centre, {place: AuditSpan(starts[place], fences[place], ends[place]) for place in places})
         await self._read_logs(centre)
         existing = await _existing_topics(centre)
@@ -237,7 +222,7 @@ class _Audit:
     async def _read_states(self) -> None:
         kafka, states = self.here.kafka, self.states
         places = [(states.topic, lane) for lane in range(states.lanes)]
-        starts, ends = await kafka.offsets(places, EARLIEST), await log_ends(kafka, places)
+        starts, ends = await kafka.offsets(places, EARLIEST), await kafka.offsets(places, LATEST, committed=False)
         spans = {place: (starts[place], ends[place]) for place in places}
         async for (_, lane), fetched in self._read(kafka, "states", spans, lambda *_: None):
             for record in fetched.records if fetched is not None else ():
@@ -267,11 +252,8 @@ class _Audit:
 
     async def _read_logs(self, centre: Centre) -> None:
         """Reads each partition from the first offset that is needed."""
-        spans = {}
-        for place, log in centre.logs.items():
-            begin = max(log.reading_from(self.originals.concerns), log.span.start)
-            spans[place] = min(begin, log.span.end), log.span.end
-
+        logs = centre.logs.items()
+        spans = {place: (log.reading_from(self.originals.concerns), log.span.end) for place, log in logs}
         reading = self._read(centre.kafka, "log", spans, lambda place, *span: centre.logs[place].overtaken(*span))
         async for place, fetched in reading:
             log = centre.logs[place]

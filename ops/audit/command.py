@@ -35,11 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         with progress(console) as advance:
-            report: Report | MirrorReport
-            if args.mirror is not None:
-                report = asyncio.run(_mirror_report(args, advance))
-            else:
-                report = asyncio.run(_report(args, advance))
+            report = asyncio.run(_report(args, advance))
     except CommandError as problem:
         print(f"logferry audit: {visible(str(problem))}", file=sys.stderr)
         return problem.exit_status
@@ -55,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     return EXACT if report.exact else REFUTED
 
 
-async def _report(args: argparse.Namespace, advance: ProgressCallback) -> Report:
+async def _report(args: argparse.Namespace, advance: ProgressCallback) -> Report | MirrorReport:
+    if args.mirror is not None:
+        return await _mirror_report(args, advance)
     config = _configuration(args)
     if args.full and config.state_file is None:
         raise UsageError("--full: applies only with --state-file; without it every audit is a full one")

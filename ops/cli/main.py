@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import os
 import sys
 from typing import NamedTuple
@@ -89,14 +90,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def usage() -> str:
     """The help of ``logferry`` itself: 24 lines of at most 80 columns."""
-    lines, group = ["usage: logferry COMMAND [OPTION ...]"], ""
-    for name, command in COMMANDS.items():
-        if not command.group:
-            continue
-        if command.group != group:
-            group = command.group
-            lines.append(f"{group}:")
-        lines.append(f"  {name:<9} {command.summary}")
+    lines = ["usage: logferry COMMAND [OPTION ...]"]
+    for group, commands in itertools.groupby(COMMANDS.items(), lambda item: item[1].group):
+        if group:
+            lines += [f"{group}:", *(f"  {name:<9} {command.summary}" for name, command in commands)]
     lines.append("More: logferry COMMAND --help, logferry completion bash, logferry --version")
     return "\n".join(lines)
 

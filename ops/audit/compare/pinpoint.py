@@ -6,7 +6,7 @@ time, and with them the rows at these offsets. So memory does not grow with the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Final
@@ -98,7 +98,9 @@ class Pinpointer:
             suspects = {offset for offset, missing in some if missing > 0 and offset in dropped}
             others = [offset for offset, _ in some if offset not in suspects][: self.budget]
             self.budget -= len(others)
-            rows = part.grouped([*suspects, *others])
+            rows: dict[int, list[ChunkRows]] = {offset: [] for offset in (*suspects, *others)}
+            for offset, row in part.rows(rows.keys()) if rows else ():
+                rows[offset].append(row)
             for offset, missing in some:
                 named = await self._chunk_findings(part.place, offset, rows[offset]) if offset in rows else None
                 if offset in suspects and named is not None and all(one.kind == "missing-row" for one in named):
@@ -202,13 +204,6 @@ class _OffsetRange:
             offset = None if row.is_whole_record else self.places.get(row.identity)
             if offset is not None and (offsets is None or offset in offsets):
                 yield offset, row
-
-    def grouped(self, offsets: Sequence[int]) -> dict[int, list[ChunkRows]]:
-        """The rows of these chunks, by offset. Raises Unavailable."""
-        rows: dict[int, list[ChunkRows]] = {offset: [] for offset in offsets}
-        for offset, row in self.rows(rows.keys()) if rows else ():
-            rows[offset].append(row)
-        return rows
 
 
 def _unexplained(comparison: TableComparison, cell: Cell, expected: Tally, rows: Tally) -> Finding:

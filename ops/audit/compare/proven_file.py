@@ -117,9 +117,7 @@ def read_state_file(file: Path, scope: dict[str, Any]) -> ProvenState:
         raise _unusable(file, f"not a state file of logferry audit; {remedy}") from None
     if form != FORMAT:
         raise _unusable(file, f"format {form!r} is not supported, this version writes {FORMAT!r}; {remedy}")
-    digest = sha256()
-    for line in lines[:-1]:
-        digest.update(line)
+    digest = sha256(memoryview(text)[: len(text) - len(lines[-1])])
     if lines[-1] != json.dumps(digest.hexdigest()).encode():
         raise _unusable(file, f"damaged (wrong checksum); {remedy}")
     try:

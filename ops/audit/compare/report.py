@@ -11,6 +11,8 @@ from logferry.ops.audit.log.original_files import FileReport
 
 JSON_SOURCES: Final = 1000
 JSON_SEGMENTS: Final = 1000
+# The kinds of breaks, and the fields with their counts.
+BREAKS: Final = {"gap": "gaps", "overlap": "overlaps", "double": "doubles", "out-of-order": "out_of_order"}
 
 
 class SourceCopy(NamedTuple):
@@ -144,10 +146,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: at most `JSON_SOURCES` sources, the worst first."""
-        tables = []
-        for table in self.tables:
-            segments = [{**segment._asdict(), "equal": segment.equal} for segment in table.segments[-JSON_SEGMENTS:]]
-            tables.append({**table._asdict(), "segments": segments})
+        tables = [table._asdict() for table in self.tables]
+        for table in tables:
+            table["segments"] = [{**one._asdict(), "equal": one.equal} for one in table["segments"][-JSON_SEGMENTS:]]
         worst = self.worst_first()[:JSON_SOURCES]
         return {
             "verdict": self.verdict,

@@ -14,7 +14,7 @@ each line a row, is proven before. So the digest of a segment is one of lines of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -22,13 +22,12 @@ from typing import Any
 
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry
-from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.side_tables import LeftOutChunk
 from logferry.ops.audit.compare.proven_file import ProvenTable
 from logferry.ops.audit.compare.report import SegmentReport, TableAuditReport
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown, totals
-from logferry.ops.audit.log.partition import LogSide, PartitionLog
+from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add_to, identity_of, shown
+from logferry.ops.audit.log.partition import LogSide, PartitionLog, ProvenPartition
 from logferry.ops.audit.log.read import Centre, offset_at
 from logferry.ops.audit.tables import rows as table_rows
 from logferry.ops.audit.tables.rows import FileFacts, FileId, LoadedRanges, RowClassifier, pooled
@@ -70,8 +69,11 @@ async def begin_comparison(
         for topic in sorted(name for name in named - ids.keys() if name.startswith(f"{home}.")):
             detail = "the topic does not exist any more: its rows cannot be compared"
             findings.add(Finding("loaded-topic-gone", topic, detail, refutes=False))
-    all_dcs = dict.fromkeys(entry.dc for entry in entries)
-    loaded = {dc: table_rows.ranges_elsewhere(entries, last, dc) for dc in all_dcs}
+    loaded = {}
+    for dc in dict.fromkeys(entry.dc for entry in entries):
+        # Of a data centre whose Kafka is not read, the ledger's own ids count.
+        said = {r.topic: r.topic_id for entry in entries if entry.dc == dc for r in entry.ranges}
+        loaded[dc] = table_rows.check_ledger("", entries, last, last, dc, said, Findings())
     loaded[home] = table_rows.check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
     found = TableComparison(tables, loaded, home, moved, _valid_proof(tables, home, moved, proven, findings), findings)
     firsts: dict[TopicPartition, tuple[str, int]] = {}
@@ -152,8 +154,7 @@ class TableComparison:
         covers = loaded.covers(place)
         if self.moved:
             # Everything before the end, from whichever data centre it was read.
-            covers = Ranges()
-            covers.add(self.begins.get(place, 0), loaded.end(place))
+            covers = Ranges.of([(self.begins.get(place, 0), loaded.end(place))])
         wanted = covers.minus(self.proven.seen.get(place, Ranges()))
         # Without newly loaded chunks, those not loaded yet were counted by earlier audits.
         before = 0 if wanted else self.proven.not_loaded.get(place, 0)
@@ -191,23 +192,16 @@ class TableComparison:
         """The first seqno of each source that any audit read."""
         if not self.moved:
             return None
-        found = {
-            Cell(*place, source_id): seqno
-            for place, side in self.sides.items()
-            for source_id, seqno in side.firsts.items()
-        }
-        return {**found, **(self.proven.firsts or {})}
+        sides = self.sides.items()
+        found = {Cell(*place, name): seqno for place, side in sides for name, seqno in side.firsts.items()}
+        return found | (self.proven.firsts or {})
 
     # ---- the rows' side ------------------------------------------------------------------------------------------
 
     def compare(self, advance: Callable[[int, int], None]) -> None:
         """Reads the table's new files and compares. Raises Unavailable."""
-        new = {
-            Cell(*place, source_id): tally
-            for place, side in self.sides.items()
-            for source_id, tally in side.tallies.items()
-            if tally
-        }
+        sides = self.sides.items()
+        new = {Cell(*place, name): tally for place, side in sides for name, tally in side.tallies.items() if tally}
         there = self.tables.files()
         known = {file: facts for file, facts in self.proven.files.items() if there.get(file) == facts.stat}
         gone = {file: facts for file, facts in self.proven.files.items() if file not in known}
@@ -219,9 +213,9 @@ class TableComparison:
             self.rows = _plus(self.proven.cells, fresh)
             self.bad = _differing(expected, self.rows)
         else:
-            compared = totals(facts.compared for facts in self.files.values())
+            compared = sum((facts.compared for facts in self.files.values()), Tally())
             self.rows = expected
-            if compared != totals(expected.values()):
+            if compared != sum(expected.values(), Tally()):
                 fresh = {}
                 self.files = self._facts(there.keys(), there, fresh, advance)
                 self.rows = pooled(fresh, expected.__contains__)
@@ -230,13 +224,12 @@ class TableComparison:
 
     def _facts(
         self,
-        wanted: Iterable[FileId],
+        wanted: Collection[FileId],
         there: Mapping[FileId, Any],
         cells: dict[Cell, Tally],
         advance: Callable[[int, int], None],
     ) -> dict[FileId, FileFacts]:
         classifier = RowClassifier(self.loaded, self.home, self.seen, self.tables.last, self._firsts())
-        wanted = set(wanted)
         found: dict[FileId, FileFacts] = {}
         for file, rows in self.tables.read(wanted):
             found[file] = classifier.take(file, there[file], rows, cells)
@@ -255,11 +248,10 @@ class TableComparison:
 
     def dropped(self, place: TopicPartition) -> Ranges:
         """The offsets whose rows may have been dropped."""
-        found = Ranges()
+        loaded = self.loaded[self.home]
         if self.moved and table_rows.last_drop(self.tables.entries, self.tables.last) >= 0:
-            found.add(0, self.loaded[self.home].end(place))
-            return found
-        return self.loaded[self.home].dropped.get(place, found)
+            return Ranges.of([(0, loaded.end(place))])
+        return loaded.dropped.get(place, Ranges())
 
     def accept(self, cell: Cell) -> None:
         """Accepts the rows of a source although they are fewer than its lines."""
@@ -267,14 +259,30 @@ class TableComparison:
         del self.bad[cell]
 
     def segments(self) -> list[SegmentReport]:
-        """Compares the rows of each segment with the segment table. Raises Unavailable."""
-        if self.tables.segment_s is None:
-            return []
-        segments: dict[int, Tally] = {}
-        for facts in self.files.values():
+        """Compares the rows of each segment with the segment table, in order of time. Raises Unavailable."""
+        actual: dict[int, Tally] = {}
+        for facts in self.files.values() if self.tables.segment_s is not None else ():
             for start, tally in facts.segments.items():
-                add_to(segments, start, tally)
-        return compare_segments(self.path, segments, self.tables.segments(), self.findings)
+                add_to(actual, start, tally)
+        segments, reports = self.tables.segments(), list[SegmentReport]()
+        for start in sorted(actual.keys() | segments.keys()):
+            tally, segment = actual.get(start, Tally()), segments.get(start)
+            name = _name(start)
+            stated = (0, 0) if segment is None else (segment.rows, segment.bytes)
+            if segment is None:
+                detail = f"segment {name}: {tally.lines} rows, but the segment table does not list the segment"
+                self.findings.add(Finding("segment-missing", self.path, detail, count=tally.lines))
+            elif (tally.lines, tally.size_bytes) != stated:
+                detail = (
+                    f"segment {name}: the table has {tally.lines} rows of {tally.size_bytes} bytes, the segment table "
+                    f"states {segment.rows} of {segment.bytes}"
+                )
+                self.findings.add(
+                    Finding("segment-differs", self.path, detail, count=abs(tally.lines - stated[0]) or 1)
+                )
+            head = (name, "", 0) if segment is None else (name, segment.state, segment.version)
+            reports.append(SegmentReport(*head, tally.lines, tally.size_bytes, shown(tally.digest), *stated))
+        return reports
 
     def report(self) -> TableAuditReport:
         """Raises Unavailable."""
@@ -286,17 +294,19 @@ class TableComparison:
             compared=sum(one.compared.lines for one in facts),
             not_comparable=sum(one.left for one in facts),
             not_loaded=sum(side.not_loaded for side in self.sides.values()),
-            hash=shown(totals(one.compared for one in facts).digest),
+            hash=shown(sum((one.compared for one in facts), Tally()).digest),
             segments=tuple(self.segments()),
         )
 
-    def to_state(self, retired: Callable[[Cell], bool]) -> ProvenTable:
-        """The proof that the next audit resumes from. ``retired``: sources without any record left in the log."""
+    def to_state(self, logs: Mapping[tuple[str, TopicPartition], ProvenPartition]) -> ProvenTable:
+        """The proof that the next audit resumes from. ``logs``: the proof of the partitions that were read; their other
+        sources have no record left."""
         if self.bad:
             return self.proven
         cells = {cell: tally for cell, tally in self.expected.items() if tally}
         if not self.moved:
-            cells = pooled(cells, lambda cell: not retired(cell))
+            read = {place: log.chains for (dc, place), log in logs.items() if dc == self.home}
+            cells = pooled(cells, lambda cell: cell.place not in read or cell.source_id in read[cell.place])
         not_loaded = {place: side.not_loaded for place, side in self.sides.items()}
         head = (self.tables.id, self.tables.last, self.home, self._firsts())
         notes = left_out_digest(self.tables.left_out, self.seen)
@@ -313,37 +323,13 @@ def left_out_digest(notes: Iterable[LeftOutChunk], seen: Mapping[TopicPartition,
 
 
 def _plus(one: Mapping[Cell, Tally], other: Mapping[Cell, Tally]) -> dict[Cell, Tally]:
-    return {cell: one.get(cell, Tally()).plus(other.get(cell, Tally())) for cell in one.keys() | other.keys()}
+    return {cell: one.get(cell, Tally()) + other.get(cell, Tally()) for cell in one.keys() | other.keys()}
 
 
 def _differing(expected: Mapping[Cell, Tally], rows: Mapping[Cell, Tally]) -> dict[Cell, tuple[Tally, Tally]]:
     nothing = Tally()
     pairs = {cell: (expected.get(cell, nothing), rows.get(cell, nothing)) for cell in expected.keys() | rows.keys()}
     return {cell: pair for cell, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def compare_segments(
-    table: str, actual: Mapping[int, Tally], segments: Mapping[int, Segment], findings: Findings
-) -> list[SegmentReport]:
-    """In order of time. ``actual``: of the rows; ``segments``: of the segment table; by their start in Unix seconds."""
-    reports = []
-    for start in sorted(actual.keys() | segments.keys()):
-        tally, segment = actual.get(start, Tally()), segments.get(start)
-        name = _name(start)
-        if segment is None:
-            detail = f"segment {name}: {tally.lines} rows, but the segment table does not list the segment"
-            findings.add(Finding("segment-missing", table, detail, count=tally.lines))
-        elif (tally.lines, tally.size_bytes) != (segment.rows, segment.bytes):
-            detail = (
-                f"segment {name}: the table has {tally.lines} rows of {tally.size_bytes} bytes, the segment table "
-                f"states {segment.rows} of {segment.bytes}"
-            )
-            findings.add(Finding("segment-differs", table, detail, count=abs(tally.lines - segment.rows) or 1))
-        actually = (tally.lines, tally.size_bytes, shown(tally.digest))
-        stated = (0, 0) if segment is None else (segment.rows, segment.bytes)
-        state, version = ("", 0) if segment is None else (segment.state, segment.version)
-        reports.append(SegmentReport(name, state, version, *actually, *stated))
-    return reports
 
 
 def _name(start: int) -> str:

@@ -18,7 +18,6 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from hashlib import blake2b
 from itertools import groupby
 from typing import Final, NamedTuple, TypeVar
@@ -51,7 +50,7 @@ class Tally:
     size_bytes: int = 0
     digest: int = 0
 
-    def plus(self, other: Tally) -> Tally:
+    def __add__(self, other: Tally) -> Tally:
         digest = (self.digest + other.digest) % MODULUS
         return Tally(self.lines + other.lines, self.size_bytes + other.size_bytes, digest)
 
@@ -204,11 +203,7 @@ def shown(digest: int) -> str:
 
 
 def add_to(tallies: dict[K, Tally], key: K, tally: Tally) -> None:
-    tallies[key] = tallies[key].plus(tally) if key in tallies else tally
-
-
-def totals(tallies: Iterable[Tally]) -> Tally:
-    return reduce(Tally.plus, tallies, Tally())
+    tallies[key] = tallies[key] + tally if key in tallies else tally
 
 
 # ---- chunk by chunk ----------------------------------------------------------------------------------------------
@@ -262,6 +257,18 @@ class Ranges:
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]]) -> Ranges:
+        """Merges these [start, end), of which some may be empty."""
+        found = cls()
+        for low, high in sorted(pair for pair in pairs if pair[0] < pair[1]):
+            if found.ends and low <= found.ends[-1]:
+                found.ends[-1] = max(high, found.ends[-1])
+            else:
+                found.starts.append(low)
+                found.ends.append(high)
+        return found
+
     def __contains__(self, offset: int) -> bool:
         index = bisect_right(self.starts, offset) - 1
         return index >= 0 and offset < self.ends[index]
@@ -273,41 +280,27 @@ class Ranges:
 
     def add(self, start: int, end: int) -> None:
         """Merges the range in."""
-        if start >= end:
-            return
-        pairs = sorted([*self, (start, end)])
-        self.starts, self.ends = [], []
-        for low, high in pairs:
-            if self.ends and low <= self.ends[-1]:
-                self.ends[-1] = max(high, self.ends[-1])
-            else:
-                self.starts.append(low)
-                self.ends.append(high)
+        merged = Ranges.of([*self, (start, end)])
+        self.starts, self.ends = merged.starts, merged.ends
 
     def minus(self, other: Ranges) -> Ranges:
         """The numbers in these ranges that are not in the others."""
-        found = Ranges()
+        found = []
         for at, end in self:
             for low, high in other:
                 if at < high and low < end:
-                    found.add(at, low)
+                    found.append((at, low))
                     at = max(at, high)
-            found.add(at, end)
-        return found
+            found.append((at, end))
+        return Ranges.of(found)
 
     def within(self, start: int, end: int) -> Ranges:
         """The part of them in [start, end)."""
-        found = Ranges()
-        for low, high in self:
-            found.add(max(low, start), min(high, end))
-        return found
+        return Ranges.of((max(low, start), min(high, end)) for low, high in self)
 
     def plus(self, other: Ranges) -> Ranges:
         """The numbers in either."""
-        found = Ranges(list(self.starts), list(self.ends))
-        for low, high in other:
-            found.add(low, high)
-        return found
+        return Ranges.of([*self, *other])
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(list(zip(self.starts, self.ends, strict=True)))

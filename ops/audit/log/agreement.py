@@ -55,18 +55,19 @@ class SourceStates:
         """A record that cannot be decoded, or that is stored in a lane other than its key's, is a finding."""
         if key == FENCE_KEY and value is None:
             return
+        where = f"{self.topic}-{lane}"
         try:
             source = SourceIdentity.of_state_key(key)
             if self.topics is not None and source.topic not in self.topics:
                 return
             state = None if value is None else SourceState.decode(value)
         except (ValueError, IndexError, struct.error) as error:
-            self._add("state-unreadable", lane, offset, None, str(error))
+            self.findings.add(Finding("state-unreadable", where, str(error), None, offset, offset))
             return
         owner = lane_of(source.key, self.lanes)
         if owner != lane:
             detail = f"a state in lane {lane}, but the key belongs to lane {owner}: two lanes may write this source"
-            self._add("state-in-wrong-lane", lane, offset, source.source_id, detail)
+            self.findings.add(Finding("state-in-wrong-lane", where, detail, source.source_id, offset, offset))
             return
         if state is None:
             self.by_topic.get(source.topic, {}).pop(key, None)
@@ -87,9 +88,6 @@ class SourceStates:
         known = [one for one in self.by_topic.get(topic, {}).values() if one.state.topic_id == topic_id]
         bases = {one.source.source_id: one.state.base for one in known}
         return ExpectedSources(bases, {name: bases for (of, name), bases in self.reborn.items() if of == topic})
-
-    def _add(self, kind: str, lane: int, offset: int, source_id: str | None, detail: str) -> None:
-        self.findings.add(Finding(kind, f"{self.topic}-{lane}", detail, source_id, offset, offset))
 
 
 def compare_topics(

@@ -106,12 +106,8 @@ class Chain:
         if self.forgotten is None:
             if reborn is None:
                 return
-            covered = Ranges()
-            covered.add(self.first - 1 if self.base is None else self.base, self.last)
-            self.forgotten = ForgottenSource([], covered)
-            for low, high in self.holes:
-                covered = covered.minus(Ranges([low], [high]))
-            self.forgotten.covered = covered
+            start = self.first - 1 if self.base is None else self.base
+            self.forgotten = ForgottenSource([], Ranges.of([(start, self.last)]).minus(Ranges.of(self.holes)))
         self.forgotten.bases = list((Counter(reborn or ()) - Counter(self.forgotten.used)).elements())
 
     def note(self, seqno: int, *, is_settled: bool) -> None:

@@ -59,20 +59,17 @@ class Pair:
         start = self.reached
         if self.by_position:
             start = chunk.seqno - len(chunk.data) if chunk.prev is None else chunk.prev
-        end = start + len(chunk.data)
         if not self.flaw and start > self.reached:
             self.flaw = f"the bytes {self.reached} to {start - 1} are not stored"
         if not self.flaw:
             there = original.read(start, len(chunk.data))
             self.digest = (self.digest + chunk_digest(chunk.seqno, there)) % MODULUS
             same = first_difference(there, chunk.data) if there != chunk.data else len(there)
+            self.equal_to = max(self.equal_to, start + same)
             if same < len(chunk.data):
-                self.equal_to = max(self.equal_to, start + same)
                 ends = f"the file ends at {start + same}, but more is stored" if same == len(there) else ""
                 self.flaw = ends or f"the first difference is at position {start + same}"
-            else:
-                self.equal_to = max(self.equal_to, end)
-        self.reached = max(self.reached, end)
+        self.reached = max(self.reached, start + len(chunk.data))
 
 
 @dataclass

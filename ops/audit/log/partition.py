@@ -198,13 +198,13 @@ class PartitionLog:
         return ProvenPartition(self.topic_id, self.reached, tail, findings, chains)
 
     def reading_from(self, concerns: Callable[[str], bool]) -> int:
-        """The first offset to read. ``concerns``: whether a source is read again from its beginning."""
+        """The first offset of the span to read. ``concerns``: whether a source is read again from its beginning."""
         self.again = frozenset(source_id for source_id in self.known if concerns(source_id))
         begins = [self.chains_from, *(side.wanted.start for side in self.sides if side.wanted)]
         begins += [self.chains[source_id].first_offset for source_id in self.again]
         if self.tail is not None:
             begins.append(self.tail.offset)
-        return min(begins)
+        return min(max(self.span.start, min(begins)), self.span.end)
 
     def take(self, records: Iterable[KafkaRecord]) -> None:
         """Takes the next records in offset order."""

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, errors, structs
+from aiokafka import errors
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
@@ -61,20 +61,6 @@ async def connected(options: dict[str, Any]) -> AsyncIterator[KafkaClient]:
     except (errors.KafkaError, TimeoutError, OSError) as error:
         where = options["bootstrap_servers"]
         raise Unavailable(f"Kafka at {where} cannot be read: {str(error) or type(error).__name__}") from error
-
-
-async def log_ends(kafka: KafkaClient, places: list[TopicPartition]) -> dict[TopicPartition, int]:
-    """The ends of partitions, open transactions included."""
-    options: dict[str, Any] = kafka.options
-    consumer = AIOKafkaConsumer(
-        client_id="logferry-audit", isolation_level="read_uncommitted", enable_auto_commit=False, **options
-    )
-    await consumer.start()
-    try:
-        found = await consumer.end_offsets([structs.TopicPartition(*place) for place in places]) if places else {}
-    finally:
-        await consumer.stop()
-    return {(place.topic, place.partition): end for place, end in found.items()}
 
 
 async def committed(
@@ -143,10 +129,9 @@ def only_dc(views: Views, prefix: str) -> str:
     begin, end = f"{prefix}.gateway.", ".state"
     found = _named(views, begin, end)
     mirrored_to = [dc for dc in _named(views, f"{prefix}.mirror.", end) if dc in found]
-    if len(found) > 1 and len(mirrored_to) == 1:
-        return mirrored_to[0]
-    if len(found) == 1:
-        return found[0]
+    for dcs in (found, mirrored_to):
+        if len(dcs) == 1:
+            return dcs[0]
     if not found:
         raise UsageError(f"this Kafka has no state topic {begin}<dc>{end}; check --bootstrap and the prefix")
     raise UsageError(f"this Kafka serves the gateways of {', '.join(found)}; select one with --dc")

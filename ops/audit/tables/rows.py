@@ -180,12 +180,6 @@ def _follow(
         findings.add(Finding("ledger-overlap", where, detail, first=r.start, last=earlier.end - 1))
 
 
-def ranges_elsewhere(entries: Sequence[LedgerEntry], last: int, dc: str) -> LoadedRanges:
-    """The loaded ranges with offsets of a data centre whose Kafka is not read."""
-    ids = {r.topic: r.topic_id for entry in entries if entry.dc == dc for r in entry.ranges}
-    return check_ledger("", entries, last, last, dc, ids, Findings())
-
-
 def last_drop(entries: Sequence[LedgerEntry], last: int) -> int:
     """The last batch that dropped old rows; -1: none did."""
     return max((entry.batch for entry in entries if entry.kind == DROP and entry.batch <= last), default=-1)
@@ -271,7 +265,7 @@ class RowClassifier:
                 add_to(facts.segments, row.segment, tally)
             kind = self.kind_of(row)
             if kind == "compared":
-                facts.compared = facts.compared.plus(tally)
+                facts.compared += tally
                 add_to(cells, row.cell, tally)
             elif kind == "left":
                 facts.left += number

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -24,7 +23,7 @@ from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.rewrite import text
-from logferry.loaders.storage.side_tables import LeftOutChunk, read_left_out, read_segments, segment_length
+from logferry.loaders.storage.side_tables import read_left_out, read_segments, segment_length
 from logferry.ops.audit.digests.sums import WHOLE_CHUNK, WHOLE_RECORD, ChunkLine
 from logferry.ops.audit.tables.rows import MAIN, QUARANTINE, ChunkRows, FileId, FileStat
 from logferry.ops.cli.problems import Unavailable
@@ -34,41 +33,30 @@ _STATE: Final = ("resolved", "since")
 _BATCH_ROWS: Final = 32_768
 
 
-@dataclass(frozen=True)
 class TableReader:
-    """``last``: the last batch in the main table. ``broken``: why the ledger cannot be read, else empty.
+    """``last``: the last batch in the main table; ``last_now``: as it was after the ledger was read. ``broken``: why
+    the ledger cannot be read, else empty.
 
     ``left_out``: chunks whose copy, which arrived by another data centre, is in the table. ``segment_s``: the length of
     the segments, None where there are none. ``whole_chunks``: a row is a chunk, not a line.
     """
 
-    paths: TablePaths
-    main: DeltaTable
-    quarantine: DeltaTable | None
-    last: int
-    last_now: int
-    entries: list[LedgerEntry]
-    broken: str
-    left_out: list[LeftOutChunk]
-    segment_s: int | None = None
-
-    @classmethod
-    def open(cls, path: Path) -> TableReader:
+    def __init__(self, path: Path) -> None:
         """Raises Unavailable if there is no table, or it cannot be read."""
-        paths = TablePaths.of(path)
+        self.paths = paths = TablePaths.of(path)
+        self.entries, self.broken = list[LedgerEntry](), ""
         try:
             main = open_table(paths.main)
             if main is None:
                 raise Unavailable(f"{paths.main}: no Delta table; check --table")
-            entries, broken = list[LedgerEntry](), ""
             try:
-                entries = read_ledger(paths.main)
+                self.entries = read_ledger(paths.main)
             except LedgerBroken as error:
-                broken = str(error)
-            last, quarantine = last_batch(main), open_table(paths.quarantine)
-            last_now, left_out = last_batch(open_table(paths.main)), read_left_out(paths.left_out, last)
-            segment_s = segment_length(paths.segments)
-            return cls(paths, main, quarantine, last, last_now, entries, broken, left_out, segment_s)
+                self.broken = str(error)
+            self.main, self.last, self.quarantine = main, last_batch(main), open_table(paths.quarantine)
+            self.last_now = last_batch(open_table(paths.main))
+            self.left_out = read_left_out(paths.left_out, self.last)
+            self.segment_s = segment_length(paths.segments)
         except (LoadError, ForeignTable) as error:
             raise Unavailable(str(error)) from error
 
@@ -92,7 +80,7 @@ class TableReader:
 
     def files(self) -> dict[FileId, FileStat]:
         """All files of both tables. Raises Unavailable."""
-        found: dict[FileId, FileStat] = {}
+        found = {}
         for file, table, _, _ in self._fragments():
             with readable(table):
                 folder = self.paths.main if file.table == MAIN else self.paths.quarantine

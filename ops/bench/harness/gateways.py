@@ -120,7 +120,11 @@ async def _run(urls: list[str], load: Load) -> LoadTally:
 
     async def write(source: int) -> None:
         path = f"/v1/topics/{load.topic}/sources/s-{source}"
-        connection = await _connect(await _find_owner(urls[source % len(urls)], path))
+        connection = await _connect(urls[source % len(urls)])
+        status, head, _ = await connection.ask(f"POST {path}/session", "X-Logferry-Redirect: 1\r\n")
+        if status == 307:  # another worker owns the source
+            connection.close()
+            connection = await _connect(_field(head, "location").split("/v1/", 1)[0])
         number = 0
         while time.perf_counter() < started + SECONDS:
             body = load.payloads[(source + number) % len(load.payloads)]
@@ -188,14 +192,6 @@ class _Connection:
 async def _connect(url: str) -> _Connection:
     parts = urlsplit(url)
     return _Connection(*await asyncio.open_connection(parts.hostname, parts.port, limit=_PAGE_BYTES))
-
-
-async def _find_owner(url: str, source: str) -> str:
-    """URL of the worker that owns the source of that path; follows one redirect."""
-    connection = await _connect(url)
-    status, head, _ = await connection.ask(f"POST {source}/session", "X-Logferry-Redirect: 1\r\n")
-    connection.close()
-    return _field(head, "location").split("/v1/", 1)[0] if status == 307 else url
 
 
 def _field(head: str, name: str) -> str:

@@ -76,7 +76,10 @@ class Program:
     def until(self, done: Callable[[], bool] | None = None, bound_s: float = 300.0) -> Self:
         """Watches it until ``done``, or until it ends. Raises RuntimeError when it fails or takes too long."""
         while not (done() if done else self._process.returncode is not None):
-            self._look()
+            with suppress(OSError, StopIteration):  # a process that is starting or ending has no value
+                self.peak_mb = peak_rss_mb(self.pid)
+                for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+                    self.children_peak_mb = max(self.children_peak_mb, peak_rss_mb(int(child)))
             if self._process.poll():
                 raise RuntimeError(f"{self._process.args!r} ended with {self._process.returncode}")
             if time.perf_counter() - self._began > bound_s:
@@ -91,12 +94,6 @@ class Program:
         self._process.kill()
         self._process.wait()
         return ended_cpu_s() - self._cpu_before_s
-
-    def _look(self) -> None:
-        with suppress(OSError, StopIteration):  # a process that is starting or ending has no value
-            self.peak_mb = peak_rss_mb(self.pid)
-            for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
-                self.children_peak_mb = max(self.children_peak_mb, peak_rss_mb(int(child)))
 
 
 def ended_cpu_s() -> float:

@@ -109,11 +109,8 @@ def mirror_10k_partitions_rss_mb() -> Figure:
 def _figure(unit: str, key: str, worst: Callable[[list[float]], float]) -> Figure:
     ours, theirs = _measured()
     ratio = worst([ours[f"{key}_{data.name}"] / theirs[f"{key}_{data.name}"] for data in _DATA])
-
-    def only(side: Side) -> Side:
-        return {of: value for of, value in side.items() if of.startswith((key, "until_first"))}
-
-    return Figure(unit, only(ours), only(theirs), _ROUNDS, round(ratio, 3))
+    keys = [of for of in ours if of.startswith((key, "until_first"))]
+    return Figure(unit, {of: ours[of] for of in keys}, {of: theirs[of] for of in keys}, _ROUNDS, round(ratio, 3))
 
 
 @cache

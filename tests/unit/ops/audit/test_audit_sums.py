@@ -20,7 +20,7 @@ spans = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=5)
 def tally(rows: list[tuple[str, int, int, int, bytes]]) -> Tally:
     found = Tally()
     for source_id, seqno, offset, number, text in rows:
-        found = found.plus(sum_of([ChunkLine(number, text, True)]).weighed(weight_of(source_id, seqno, offset)))
+        found += sum_of([ChunkLine(number, text, True)]).weighed(weight_of(source_id, seqno, offset))
     return found
 
 
@@ -41,7 +41,7 @@ def test_equal_exactly_when_the_rows_are_the_same(
 def test_sums_are_added_and_stored(
     one: list[tuple[str, int, int, int, bytes]], other: list[tuple[str, int, int, int, bytes]]
 ):
-    both = tally(one).plus(tally(other))
+    both = tally(one) + tally(other)
     assert both == tally(one + other)
     stored = TypeAdapter(Tally)
     assert stored.validate_json(stored.dump_json(both)) == both
