@@ -198,7 +198,7 @@ class Watch:
         numbered = find_by_entry(entries, self._config.state_dir)
         found = {key: (path, self._config.files[number]) for key, (path, number) in numbered.items()}
         for key, entry in () if self._started else self._known.rest():
-            if key not in found and not os.path.lexists(entry.last_path) and find_moved(entry.last_path, key) is None:
+            if key not in found and self._known.is_replaced(entry, now):
                 self._take_up_copy(entry, now)  # before it is found as an unknown file
         self._lost = KnownFiles((source.entry for key, source in self._live.items() if key not in found), False)
         for key, (path, files) in sorted(found.items(), key=lambda f: (f[0] not in self._known, copy_depth(f[1][0]))):

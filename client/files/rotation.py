@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logferry.client.files.checkpoint import CheckpointEntry
-from logferry.client.files.discover import FileKey, files_beside
+from logferry.client.files.discover import FileKey, files_beside, find_moved
 from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, Fingerprint, fingerprint
 from logferry.client.files.tail import ByteSource, FileChanged, FileTail
 
@@ -306,6 +306,22 @@ class KnownFiles:
         """The file is that of the entry with its device and inode."""
         entry = self._entries.get(tail.key)
         return entry is not None and not differs(tail, entry)
+
+    def is_replaced(self, entry: CheckpointEntry, now: float) -> bool:
+        """Nothing is under the path of the entry, or another file, and its own was not renamed beside it."""
+        moved = find_moved(entry.last_path, (entry.device, entry.inode))
+        if moved not in (None, entry.last_path, os.path.realpath(entry.last_path)):
+            return False
+        try:
+            tail = FileTail.open(entry.last_path, now)
+        except OSError:
+            return False  # unknown: nothing may begin elsewhere
+        if tail is None:
+            return not os.path.lexists(entry.last_path)
+        try:
+            return bool(differs(tail, entry)) and not self.intact_to(tail, entry)
+        finally:
+            tail.close()
 
     def remove(self, entry: CheckpointEntry) -> None:
         """Before its device and inode are changed."""

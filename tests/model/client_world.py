@@ -356,7 +356,7 @@ class ClientWorld:
             assert numbers, f"{name} holds what no file held: {stored.content()!r}"
             # Only what a power failure cut or zeroed may look like another file: then it is one that has no source yet.
             assert len(numbers) == 1 or any(self.all[number].losses for number in numbers), (name, numbers)
-            number = min(numbers, key=lambda each: (each in found, self.all[each].content != stored.content()))
+            number = min(numbers, key=lambda each: self.misfit(each, stored, each in found))
             incarnation = self.all[number]
             assert not begin or self.copies or incarnation.copies or incarnation.losses, f"{name} begins at {begin}"
             found.setdefault(number, {})[name] = (begin, position)
@@ -378,6 +378,11 @@ class ClientWorld:
             is_excused = self.copies or self.is_renumbered or incarnation.losses
             if spans and got < len(incarnation.content) and not is_excused:
                 assert self.told.over.issuperset(spans), f"{list(spans)}: {got} bytes, and nobody said so"
+
+    def misfit(self, number: int, stored: Stored, has_another: bool) -> tuple[bool, bool, bool]:
+        """Of several files with the same bytes, such as NUL bytes alone, the source is of one that must be there."""
+        incarnation = self.all[number]
+        return has_another, incarnation.content != stored.content(), incarnation.must is not None
 
 
 def begin_of(stored: Stored) -> int:

@@ -296,3 +296,34 @@ def test_truncated_while_the_host_was_rebooted_with_other_device_numbers(client:
     client.begin()
     client.settle()
     assert sorted(client.stored()) == sorted([text("sent", 100) + text("unsent", 5), b"two\n"])
+
+
+@pytest.mark.parametrize("lines", [1, 300])
+@pytest.mark.parametrize("is_renumbered", [False, True])
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_copied_and_truncated_or_removed_while_the_client_is_down(
+    client: Any, lines: int, is_renumbered: bool, is_recreated: bool
+) -> None:
+    """The copy fits the pattern; under the old name another file begins, or the same one on another device."""
+    client.write("a.log", text("first", lines))
+    client.settle()
+    assert client.agent.remember(client.now)
+    client.close()
+    if is_renumbered:
+        checkpoint = Checkpoint.open(client.root / "state")
+        for entry in checkpoint.entries.values():
+            entry.device += 1000
+        checkpoint.save()
+        checkpoint.close()
+    client.write("a.log", b"unsent\n")
+    copytruncate(client, "a.log", "a.log.1")
+    if is_recreated:
+        (client.root / "a.log").rename(client.root / "gone")
+        client.write("a.log", b"")
+        (client.root / "gone").unlink()
+    client.write("a.log", b"second\n")
+    client.begin()
+    client.settle()
+    client.restart()
+    client.settle()
+    assert sorted(client.stored()) == sorted([text("first", lines) + b"unsent\n", b"second\n"])
