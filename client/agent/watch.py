@@ -17,15 +17,7 @@ from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.discover import (
-    COMPRESSED,
-    FileKey,
-    find_by_entry,
-    find_moved,
-    folder_is_on,
-    leads_out,
-    missing,
-)
+from logferry.client.files.discover import FileKey, find_by_entry, find_moved, folder_is_on, leads_out, missing
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
@@ -268,9 +260,8 @@ class Watch:
         return True
 
     def _take_up_compressed(self, entry: CheckpointEntry) -> bool:
-        """Resumes in the ``.gz`` that it became while the client was down, unless such files are sources themselves."""
-        are_sources = any(pattern.endswith(COMPRESSED) for pattern in self._config.patterns)
-        reading = None if are_sources else find_gzip(entry)
+        """Resumes in the ``.gz`` that it became while the client was down."""
+        reading = find_gzip(entry, self._config.patterns)
         if reading is None:
             return False
         log_event("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)
@@ -342,6 +333,9 @@ class Watch:
         ):
             log_event("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
             self._over(entry)
+        if tail.key in self._live:  # it has the inode of the file whose copy it is, and continues it
+            tail.close()
+            return True
         self._start(tail, reason, files, intact)
         return True
 

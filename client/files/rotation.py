@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logferry.client.files.checkpoint import CheckpointEntry
-from logferry.client.files.discover import FileKey, files_beside, find_moved
+from logferry.client.files.discover import COMPRESSED, FileKey, files_beside, find_moved
 from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, Fingerprint, fingerprint
 from logferry.client.files.tail import ByteSource, FileChanged, FileTail
 
@@ -70,7 +70,7 @@ class WantedCopy(NamedTuple):
     def find(self, is_another: Callable[[FileTail], bool], now: float, once: bool) -> FileTail | None:
         """The copy beside the file, opened at the position."""
         beside = files_beside(self.path, lambda name, entry: name in originals(entry.name))
-        for path in beside if self.head.length else ():
+        for path in sorted(beside, key=copy_depth) if self.head.length else ():  # of a copy's copy is decided by it
             try:
                 tail = FileTail.open(path, now, once)
             except OSError:
@@ -258,13 +258,16 @@ class CompressedFile(ByteSource):
             raise OSError(5, f"damaged: {error}") from None
 
 
-def find_gzip(entry: CheckpointEntry) -> CompressedFile | None:
-    """The ``.gz`` beside the file that holds its bytes: the same head, and the same bytes before its position.
+def find_gzip(entry: CheckpointEntry, patterns: Iterable[str]) -> CompressedFile | None:
+    """The ``.gz`` beside the file that holds its bytes: the same head, and the same bytes before its position. None
+    also where such files are sources themselves, by the patterns.
 
     Reads the one that matches to its end, which takes seconds if it is large.
     """
     if not entry.position and entry.head.length < HEAD_BYTES:
         return None  # too few bytes of it are known
+    if any(pattern.endswith(COMPRESSED) for pattern in patterns):
+        return None
     for path in files_beside(entry.last_path, lambda _, candidate: candidate.name.endswith(".gz")):
         import gzip  # few clients need it, and it takes memory
 

@@ -327,3 +327,27 @@ def test_copied_and_truncated_or_removed_while_the_client_is_down(
     client.restart()
     client.settle()
     assert sorted(client.stored()) == sorted([text("first", lines) + b"unsent\n", b"second\n"])
+
+
+def test_a_copy_that_got_the_inode_of_its_original_is_sent_once(client: Any) -> None:
+    """A copy of a copy, made while the client was down and the original was gone."""
+    client.write("a.log", text("first", 300))
+    client.settle()
+    assert client.agent.remember(client.now)
+    original = (client.root / "a.log").stat().st_ino
+    client.close()
+    shutil.copyfile(client.root / "a.log", client.root / "a.log.1")
+    (client.root / "a.log").rename(client.root / "a.log.1.2")
+    content = (client.root / "a.log.1").read_bytes()
+    checkpoint = Checkpoint.open(client.root / "state")
+    for entry in checkpoint.entries.values():  # as a file system that uses the inode again shows it
+        entry.born_ns -= 1
+    checkpoint.save()
+    checkpoint.close()
+    os.truncate(client.root / "a.log.1", 0)
+    assert (client.root / "a.log.1.2").stat().st_ino == original
+    client.begin()
+    client.settle()
+    client.restart()
+    client.settle()
+    assert client.stored() == [content]
