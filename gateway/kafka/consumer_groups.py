@@ -45,9 +45,6 @@ class ConsumerGroupDescribeRequest(
 ):
     """Asks for a group of the newer protocol (KIP-848); DescribeGroups sees no members in such a group."""
 
-    def __init__(self, group: str) -> None:
-        super().__init__([group], False)
-
 
 class GroupOffsetsRequest(
     FlexibleRequest,
@@ -82,9 +79,7 @@ class ConsumerGroups:
 
     async def view(self, group: str) -> GroupState:
         async def ask(send: Send) -> GroupState:
-            response = await send(DescribeGroupsRequest([group]))
-            code, _group, state, _type, _protocol, members = response.groups[0][:6]
-            raise_for(code, group)
+            state, _kind, members = await _described(send, group)
             return GroupState(state, len(members))
 
         return await self._kafka.with_coordinator(group, ask)
@@ -93,14 +88,12 @@ class ConsumerGroups:
         """The client ids of the members, of either protocol; of a group that is none of consumers, its type."""
 
         async def ask(send: Send) -> list[str]:
-            response = await send(DescribeGroupsRequest([group]))
-            code, _group, _state, kind, _protocol, members = response.groups[0][:6]
-            raise_for(code, group)
+            _state, kind, members = await _described(send, group)
             if kind not in _CONSUMER_KINDS:
                 return [kind]
-            found = [client_id for _member, client_id in (member[:2] for member in members)]
+            found = [member[1] for member in members]
             try:
-                response = await send(ConsumerGroupDescribeRequest(group))
+                response = await send(ConsumerGroupDescribeRequest([group], False))
             except errors.IncompatibleBrokerVersion:
                 return found
             code, _message, _group, _state, _epoch, _assigned, _assignor, newer = response.groups[0][:8]
@@ -148,6 +141,13 @@ class ConsumerGroups:
             await self._kafka.with_coordinator(group, ask)
         except _REFUSED as error:
             raise CommitRefused(str(error)) from None
+
+
+async def _described(send: Send, group: str) -> tuple[str, str, list[Any]]:
+    """Its state, its type and its members: each with its id, its client id and others."""
+    code, _group, state, kind, _protocol, members = (await send(DescribeGroupsRequest([group]))).groups[0][:6]
+    raise_for(code, group)
+    return state, kind, members
 
 
 def _committed(response: Any, *, is_whole: bool = False) -> dict[str, Committed]:
