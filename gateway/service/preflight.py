@@ -178,15 +178,13 @@ def _check_state(config: LaneSettings, state: TopicMetadata, settings: dict[str,
             f"lanes: {config.lanes} is configured, but {state.name} has {len(state.partitions)} partitions; "
             "the number of lanes is fixed when the state topic is created"
         )
-    wrong = []
-    if settings["cleanup.policy"] != "compact":
-        wrong.append(f"cleanup.policy={settings['cleanup.policy']}, needed is compact")
-    if int(settings["segment.bytes"]) > _SEGMENT_BYTES:
-        wrong.append(f"segment.bytes={settings['segment.bytes']}, needed is at most {_SEGMENT_BYTES}")
-    if float(settings["min.cleanable.dirty.ratio"]) > 0.2:
-        wrong.append(f"min.cleanable.dirty.ratio={settings['min.cleanable.dirty.ratio']}, needed is at most 0.2")
-    if int(settings["delete.retention.ms"]) < _TOMBSTONES_MS:
-        wrong.append(f"delete.retention.ms={settings['delete.retention.ms']}, needed is at least {_TOMBSTONES_MS}")
+    needed: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+        ("cleanup.policy", lambda value: value == "compact", "compact"),
+        ("segment.bytes", lambda value: int(value) <= _SEGMENT_BYTES, f"at most {_SEGMENT_BYTES}"),
+        ("min.cleanable.dirty.ratio", lambda value: float(value) <= 0.2, "at most 0.2"),
+        ("delete.retention.ms", lambda value: int(value) >= _TOMBSTONES_MS, f"at least {_TOMBSTONES_MS}"),
+    )
+    wrong = [f"{name}={settings[name]}, needed is {what}" for name, fits, what in needed if not fits(settings[name])]
     if wrong:
         raise WeakKafka(f"{state.name}: " + "; ".join(wrong) + ". Set these on the topic and start again")
 
