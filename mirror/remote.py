@@ -21,7 +21,7 @@ from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.record_requests import FetchedPartition, FetchResponse, FetchSession
+from logferry.gateway.kafka.record_requests import FetchedPartition, FetchSession
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.gateway.lanes.lifecycle import now_ms
@@ -167,11 +167,6 @@ class RemoteCluster:
         if leader >= 0:
             (self._fetchers.get(of) or self._start(*of)).join(partition)
 
-    def has_news(self, partition: MirroredPartition) -> None:
-        """Records arrived: it moves to the busy fetcher."""
-        partition.is_quiet = False
-        self._assign(partition)
-
     def _start(self, node: int, is_quiet: bool) -> Fetcher:
         fetcher = self._fetchers[node, is_quiet] = Fetcher(self, node, is_quiet)
         task = asyncio.create_task(fetcher.run(), name=f"fetch-{self.remote.dc}-{node}{'-quiet' * is_quiet}")
@@ -269,7 +264,10 @@ class Fetcher:
                     await self._wanted.wait()
                     continue
                 try:
-                    fetched = await self._fetch()
+                    self.asked_at = self.asked_at or time.time()
+                    request = self._session.request(self._wait_ms, self._link.limits.fetch_bytes)
+                    fetched = await self._link.kafka.channels.ask(self._node, request, self._line)
+                    self.asked_at = None
                 except (errors.KafkaError, OSError, TimeoutError) as error:
                     self._session.lost()
                     wrong = f"does not answer: {error!r}"
@@ -303,14 +301,6 @@ class Fetcher:
             why = f"its rate limit is {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)"
             await link.wait_for(asyncio.sleep(wait_s), why)
 
-    async def _fetch(self) -> FetchResponse:
-        if self.asked_at is None:
-            self.asked_at = time.time()
-        request = self._session.request(self._wait_ms, self._link.limits.fetch_bytes)
-        answer = await self._link.kafka.channels.ask(self._node, request, self._line)
-        self.asked_at = None
-        return answer
-
     def _hand_over(self, found: FetchedPartition) -> None:
         partition = self.partitions.get(found.key)
         asked = self._session.asked.get(found.key)
@@ -325,7 +315,8 @@ class Fetcher:
             if size:
                 partition.heard_at = time.monotonic()
                 if partition.is_quiet:
-                    self._link.has_news(partition)
+                    partition.is_quiet = False
+                    self._link.follow(partition)  # it moves to the busy fetcher
                 else:
                     self.changed(partition)
         elif found.code == error_codes.OFFSET_OUT_OF_RANGE:
