@@ -230,8 +230,8 @@ class Fetcher:
         self.partitions: dict[TopicIdPartition, MirroredPartition] = {}
         self._session = FetchSession()
         self._wanted = asyncio.Event()
-        self._ranges: set[asyncio.Task[None]] = set()
-        self._looking: set[TopicIdPartition] = set()
+        # The look-ups of what the broker has of partitions whose position is outside of it.
+        self._looking: dict[TopicIdPartition, asyncio.Task[None]] = {}
 
     def join(self, partition: MirroredPartition) -> None:
         if self.partitions.get(partition.key) is not partition:
@@ -287,7 +287,7 @@ class Fetcher:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_RETRY_S)
         finally:
-            for task in self._ranges:
+            for task in self._looking.values():
                 task.cancel()
 
     async def _room(self) -> None:
@@ -320,11 +320,8 @@ class Fetcher:
                 else:
                     self.changed(partition)
         elif found.code == error_codes.OFFSET_OUT_OF_RANGE:
-            self._looking.add(partition.key)
+            self._looking[partition.key] = asyncio.create_task(self._range(partition))
             self.changed(partition)
-            task = asyncio.create_task(self._range(partition))
-            self._ranges.add(task)
-            task.add_done_callback(self._ranges.discard)
         elif found.code in _PASSING:
             self.leave(partition)
             self._link.refresh_soon()
@@ -353,7 +350,7 @@ class Fetcher:
                 self._link.refresh_soon()
                 await asyncio.sleep(_RETRY_S)
         finally:
-            self._looking.discard(partition.key)
+            self._looking.pop(partition.key, None)
             if self.partitions.get(partition.key) is partition:
                 self.changed(partition)
 

@@ -51,20 +51,9 @@ async def _parts(
     await preflight.check(kafka, config, (config.history_topic,))
     await preflight.create_topic(kafka, config, config.history_topic, _HISTORY_CONFIGS)
     await preflight.wait_until_created(kafka, config.history_topic)
-    remotes = []
-    for remote in config.remotes:
-        there = KafkaClient(kafka_options(remote.kafka), f"{config.group}-{remote.dc}")
-        stack.push_async_callback(there.close)
-        remotes.append((remote, there))
     targets = TargetTopics(kafka, config.accept_weak_kafka, alters=config.carry_settings)
     budget = MemoryBudget(config.limits.waiting_bytes)
-    # The remote mirrors must have the same prefix as this one.
-    histories = {
-        remote.dc: OffsetTranslation(there, config.prefix, remote.dc)
-        for remote, there in remotes
-        if set(remote.taken) != {remote.dc}
-    }
-    chains = ChainHistories(histories)
+    chains = ChainHistories({})
     links: dict[str, RemoteCluster] = {}
     make_lane = partial(
         MirrorLane, config=config, kafka=kafka, targets=targets, links=links, budget=budget, chains=chains
@@ -92,12 +81,18 @@ async def _parts(
         for lane in list(ownership.lanes.values()):
             lane.adopt(link, topics)
 
-    for remote, there in remotes:
+    for remote in config.remotes:
+        there = KafkaClient(kafka_options(remote.kafka), f"{config.group}-{remote.dc}")
+        stack.push_async_callback(there.close)
+        if set(remote.taken) != {remote.dc}:
+            # The mirror there must have the same prefix as this one.
+            chains.histories[remote.dc] = OffsetTranslation(there, config.prefix, remote.dc)
         sources = config.sources_of(remote)
-        link = links[remote.dc] = RemoteCluster(remote, there, config.limits, budget, sources, on_topics)
-        ownership.run_in_background(link.run())
+        links[remote.dc] = RemoteCluster(remote, there, config.limits, budget, sources, on_topics)
     routes = Routes(gate)
     MirrorApi(config, ownership, links, budget, targets, kafka).add_to(routes)
+    for link in links.values():
+        ownership.run_in_background(link.run())
     ownership.run_in_background(targets.health.watch(kafka, targets.min_in_sync))
     ownership.run_in_background(_retry_stops(ownership))
     if config.carry_positions:
