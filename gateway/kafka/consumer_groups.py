@@ -7,6 +7,8 @@ valid: it rejects one of a member whose generation has passed, and one without a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiokafka import errors
@@ -71,18 +73,15 @@ class GroupState(NamedTuple):
     members: int
 
 
+@dataclass(frozen=True, slots=True)
 class ConsumerGroups:
     """The consumer groups of one cluster. Every call may be repeated."""
 
-    def __init__(self, kafka: KafkaClient) -> None:
-        self._kafka = kafka
+    _kafka: KafkaClient
 
     async def view(self, group: str) -> GroupState:
-        async def ask(send: Send) -> GroupState:
-            state, _kind, members = await _described(send, group)
-            return GroupState(state, len(members))
-
-        return await self._kafka.with_coordinator(group, ask)
+        state, _kind, members = await self._kafka.with_coordinator(group, partial(_described, group=group))
+        return GroupState(state, len(members))
 
     async def client_ids(self, group: str) -> list[str]:
         """The client ids of the members, of either protocol; of a group that is none of consumers, its type."""
@@ -129,11 +128,8 @@ class ConsumerGroups:
         by_topic = grouped((topic, (number, offset, "")) for (topic, number), offset in offsets.items())
 
         async def ask(send: Send) -> None:
-            request = OffsetCommitRequest(
-                group, member.generation, member.id, _KEEP_AS_THE_BROKER_SAYS, list(by_topic.items())
-            )
-            response = await send(request)
-            for topic, partitions in response.topics:
+            fields = (group, *member, _KEEP_AS_THE_BROKER_SAYS, list(by_topic.items()))
+            for topic, partitions in (await send(OffsetCommitRequest(*fields))).topics:
                 for number, code in partitions:
                     raise_for(code, f"{topic}-{number} of {group}")
 
