@@ -199,7 +199,7 @@ class RemoteCluster:
             self.fault.ended_ms = now_ms()
             log.event("link_recovered", dc=self.remote.dc, after_ms=self.fault.ended_ms - self.fault.since_ms)
 
-    async def wait_for(self, limit: Awaitable[None], reason: str) -> None:
+    async def wait_for(self, limit: Awaitable[object], reason: str) -> None:
         """It waits by its own limits: for memory, or by its rate."""
         wait = self.throttle = RemoteWait(reason, now_ms(), is_fault=False)
         await limit
@@ -293,9 +293,9 @@ class Fetcher:
     async def _room(self) -> None:
         """Returns when memory and the remote's rate limit allow a fetch."""
         link = self._link
-        if link.budget.is_full:
+        if not link.budget.room.is_set():
             why = f"{link.budget.limit_bytes:,} bytes wait to be committed here (limits.waiting_bytes)"
-            await link.wait_for(link.budget.room(), why)
+            await link.wait_for(link.budget.room.wait(), why)
         wait_s = 0.0 if link.bucket is None else link.bucket.wait_s(time.monotonic())
         if wait_s > 0:
             why = f"its rate limit is {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)"
@@ -356,28 +356,23 @@ class Fetcher:
 
 
 class MemoryBudget:
-    """Bytes fetched and not committed. May exceed the limit by the fetches in flight when it was reached."""
+    """Bytes fetched and not committed. May exceed the limit by the fetches in flight when it was reached.
+
+    ``room``: set while there is some.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self.room = asyncio.Event()
+        self.room.set()
 
     def take(self, size_bytes: int) -> None:
         self.used_bytes += size_bytes
         if self.used_bytes >= self.limit_bytes:
-            self._room.clear()
+            self.room.clear()
 
     def give(self, size_bytes: int) -> None:
         self.used_bytes -= size_bytes
         if self.used_bytes < self.limit_bytes:
-            self._room.set()
-
-    async def room(self) -> None:
-        """Returns when there is room."""
-        await self._room.wait()
-
-    @property
-    def is_full(self) -> bool:
-        return not self._room.is_set()
+            self.room.set()
