@@ -72,12 +72,16 @@ async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ..
     if await create_topic(kafka, config, topic, _STATE_CONFIGS):
         log.event("state_topic_created", topic=topic, lanes=config.lanes)
     state = await wait_until_created(kafka, topic)
-    _check_state(config, state, (await _known_everywhere(lambda: kafka.configs([topic])))[topic])
+    _check_state(config, state, (await _known_everywhere(partial(kafka.configs, [topic])))[topic])
     await kafka.find_transaction_coordinator(config.lane(0).transactional_id)
     await wait_until_created(kafka, "__transaction_state")
     present = [name for name in (await kafka.describe()).topics if name.startswith(written)] if written else []
     for name in (topic, "__transaction_state", *present):
-        await _known_everywhere(partial(_check_durability, kafka, config, name))
+        view = await _known_everywhere(partial(kafka.describe_topic, name))
+        settings = await _known_everywhere(partial(kafka.configs, [name]))
+        found = weakness(view, settings[name], config.accept_weak_kafka)
+        if found is not None:
+            raise WeakKafka(found)
 
 
 async def _known_everywhere(ask: Callable[[], Awaitable[_T]]) -> _T:
@@ -187,14 +191,6 @@ def _check_state(config: LaneSettings, state: TopicMetadata, settings: dict[str,
     wrong = [f"{name}={settings[name]}, needed is {what}" for name, fits, what in needed if not fits(settings[name])]
     if wrong:
         raise WeakKafka(f"{state.name}: " + "; ".join(wrong) + ". Set these on the topic and start again")
-
-
-async def _check_durability(kafka: KafkaClient, config: LaneSettings, topic: str) -> None:
-    """Three replicas, two of them in sync, no unclean election."""
-    view = await kafka.describe_topic(topic)
-    found = weakness(view, (await kafka.configs([topic]))[topic], config.accept_weak_kafka)
-    if found is not None:
-        raise WeakKafka(found)
 
 
 class _Heard(logging.Handler):
