@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 from logferry.gateway.config import MIB, Dc, Dcs, KafkaSettings, Pattern, Rate, ServiceConfig, Strict, load_as
@@ -134,6 +134,5 @@ class MirrorConfig(ServiceConfig):
         return LaneIdentity(number, f"{self.group}.lane-{number}", (self.state_topic, number), may_write)
 
 
-def load(path: Path) -> MirrorConfig:
-    """Raises ConfigError."""
-    return load_as(MirrorConfig, path)
+# Reads the mirror's configuration. Raises ConfigError.
+load = partial(load_as, MirrorConfig)

@@ -21,7 +21,7 @@ from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.record_requests import FetchedPartition, FetchResponse, FetchSession
+from logferry.gateway.kafka.record_requests import FetchedPartition, FetchSession
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.gateway.lanes.lifecycle import now_ms
@@ -167,11 +167,6 @@ class RemoteCluster:
         if leader >= 0:
             (self._fetchers.get(of) or self._start(*of)).join(partition)
 
-    def has_news(self, partition: MirroredPartition) -> None:
-        """Records arrived: it moves to the busy fetcher."""
-        partition.is_quiet = False
-        self._assign(partition)
-
     def _start(self, node: int, is_quiet: bool) -> Fetcher:
         fetcher = self._fetchers[node, is_quiet] = Fetcher(self, node, is_quiet)
         task = asyncio.create_task(fetcher.run(), name=f"fetch-{self.remote.dc}-{node}{'-quiet' * is_quiet}")
@@ -204,7 +199,7 @@ class RemoteCluster:
             self.fault.ended_ms = now_ms()
             log.event("link_recovered", dc=self.remote.dc, after_ms=self.fault.ended_ms - self.fault.since_ms)
 
-    async def wait_for(self, limit: Awaitable[None], reason: str) -> None:
+    async def wait_for(self, limit: Awaitable[object], reason: str) -> None:
         """It waits by its own limits: for memory, or by its rate."""
         wait = self.throttle = RemoteWait(reason, now_ms(), is_fault=False)
         await limit
@@ -235,8 +230,8 @@ class Fetcher:
         self.partitions: dict[TopicIdPartition, MirroredPartition] = {}
         self._session = FetchSession()
         self._wanted = asyncio.Event()
-        self._ranges: set[asyncio.Task[None]] = set()
-        self._looking: set[TopicIdPartition] = set()
+        # The look-ups of what the broker has of partitions whose position is outside of it.
+        self._looking: dict[TopicIdPartition, asyncio.Task[None]] = {}
 
     def join(self, partition: MirroredPartition) -> None:
         if self.partitions.get(partition.key) is not partition:
@@ -269,7 +264,10 @@ class Fetcher:
                     await self._wanted.wait()
                     continue
                 try:
-                    fetched = await self._fetch()
+                    self.asked_at = self.asked_at or time.time()
+                    request = self._session.request(self._wait_ms, self._link.limits.fetch_bytes)
+                    fetched = await self._link.kafka.channels.ask(self._node, request, self._line)
+                    self.asked_at = None
                 except (errors.KafkaError, OSError, TimeoutError) as error:
                     self._session.lost()
                     wrong = f"does not answer: {error!r}"
@@ -289,27 +287,19 @@ class Fetcher:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_RETRY_S)
         finally:
-            for task in self._ranges:
+            for task in self._looking.values():
                 task.cancel()
 
     async def _room(self) -> None:
         """Returns when memory and the remote's rate limit allow a fetch."""
         link = self._link
-        if link.budget.is_full:
+        if not link.budget.room.is_set():
             why = f"{link.budget.limit_bytes:,} bytes wait to be committed here (limits.waiting_bytes)"
-            await link.wait_for(link.budget.room(), why)
+            await link.wait_for(link.budget.room.wait(), why)
         wait_s = 0.0 if link.bucket is None else link.bucket.wait_s(time.monotonic())
         if wait_s > 0:
             why = f"its rate limit is {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)"
             await link.wait_for(asyncio.sleep(wait_s), why)
-
-    async def _fetch(self) -> FetchResponse:
-        if self.asked_at is None:
-            self.asked_at = time.time()
-        request = self._session.request(self._wait_ms, self._link.limits.fetch_bytes)
-        answer = await self._link.kafka.channels.ask(self._node, request, self._line)
-        self.asked_at = None
-        return answer
 
     def _hand_over(self, found: FetchedPartition) -> None:
         partition = self.partitions.get(found.key)
@@ -325,15 +315,13 @@ class Fetcher:
             if size:
                 partition.heard_at = time.monotonic()
                 if partition.is_quiet:
-                    self._link.has_news(partition)
+                    partition.is_quiet = False
+                    self._link.follow(partition)  # it moves to the busy fetcher
                 else:
                     self.changed(partition)
         elif found.code == error_codes.OFFSET_OUT_OF_RANGE:
-            self._looking.add(partition.key)
+            self._looking[partition.key] = asyncio.create_task(self._range(partition))
             self.changed(partition)
-            task = asyncio.create_task(self._range(partition))
-            self._ranges.add(task)
-            task.add_done_callback(self._ranges.discard)
         elif found.code in _PASSING:
             self.leave(partition)
             self._link.refresh_soon()
@@ -362,34 +350,29 @@ class Fetcher:
                 self._link.refresh_soon()
                 await asyncio.sleep(_RETRY_S)
         finally:
-            self._looking.discard(partition.key)
+            self._looking.pop(partition.key, None)
             if self.partitions.get(partition.key) is partition:
                 self.changed(partition)
 
 
 class MemoryBudget:
-    """Bytes fetched and not committed. May exceed the limit by the fetches in flight when it was reached."""
+    """Bytes fetched and not committed. May exceed the limit by the fetches in flight when it was reached.
+
+    ``room``: set while there is some.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self.room = asyncio.Event()
+        self.room.set()
 
     def take(self, size_bytes: int) -> None:
         self.used_bytes += size_bytes
         if self.used_bytes >= self.limit_bytes:
-            self._room.clear()
+            self.room.clear()
 
     def give(self, size_bytes: int) -> None:
         self.used_bytes -= size_bytes
         if self.used_bytes < self.limit_bytes:
-            self._room.set()
-
-    async def room(self) -> None:
-        """Returns when there is room."""
-        await self._room.wait()
-
-    @property
-    def is_full(self) -> bool:
-        return not self._room.is_set()
+            self.room.set()

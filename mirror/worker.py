@@ -19,8 +19,8 @@ from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import Parts, serve_worker
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.copies import OffsetTranslation
-from logferry.mirror.config import MirrorConfig, Remote
-from logferry.mirror.lanes.chain import chain_histories, reject_cycles
+from logferry.mirror.config import MirrorConfig
+from logferry.mirror.lanes.chain import ChainHistories, reject_cycles
 from logferry.mirror.lanes.consumer_offsets import ConsumerOffsetSync
 from logferry.mirror.lanes.lane import MirrorLane
 from logferry.mirror.lanes.target_topics import TargetTopics
@@ -51,70 +51,55 @@ async def _parts(
     await preflight.check(kafka, config, (config.history_topic,))
     await preflight.create_topic(kafka, config, config.history_topic, _HISTORY_CONFIGS)
     await preflight.wait_until_created(kafka, config.history_topic)
-    remotes = []
+    targets = TargetTopics(kafka, config.accept_weak_kafka, alters=config.carry_settings)
+    budget = MemoryBudget(config.limits.waiting_bytes)
+    chains = ChainHistories({})
+    links: dict[str, RemoteCluster] = {}
+    make_lane = partial(
+        MirrorLane, config=config, kafka=kafka, targets=targets, links=links, budget=budget, chains=chains
+    )
+    ownership = Ownership(config, url, kafka, make_lane)
+    without_cycle = set[str]()
+
+    async def on_topics(link: RemoteCluster, topics: dict[str, TopicMetadata]) -> None:
+        """Each topic that a remote reports goes to the lanes that follow it."""
+        dc = link.remote.dc
+        try:
+            if link.kafka.cluster_id == kafka.cluster_id:
+                raise ConfigError(f"remote {dc}: this is the cluster of {config.dc} itself, a replication cycle")
+            try:
+                await targets.ensure(link.kafka, topics)
+            except (errors.KafkaError, OSError, TimeoutError) as error:
+                # The copies that exist are written all the same.
+                link.report_failure(f"the topics of {dc} cannot be created here: {error!r}")
+            if dc not in without_cycle:
+                await reject_cycles(chains, link.remote, topics, targets.known)
+                without_cycle.add(dc)
+        except (errors.KafkaError, OSError, TimeoutError) as error:
+            link.report_failure(f"whether {dc} mirrors topics from here cannot be read: {error!r}")
+            return
+        for lane in list(ownership.lanes.values()):
+            lane.adopt(link, topics)
+
     for remote in config.remotes:
         there = KafkaClient(kafka_options(remote.kafka), f"{config.group}-{remote.dc}")
         stack.push_async_callback(there.close)
-        remotes.append((remote, there))
-    joined = _Joined(config, url, kafka, remotes)
-    ownership, links = joined.ownership, joined.links
+        if set(remote.taken) != {remote.dc}:
+            # The mirror there must have the same prefix as this one.
+            chains.histories[remote.dc] = OffsetTranslation(there, config.prefix, remote.dc)
+        sources = config.sources_of(remote)
+        links[remote.dc] = RemoteCluster(remote, there, config.limits, budget, sources, on_topics)
     routes = Routes(gate)
-    MirrorApi(config, ownership, links, joined.budget, joined.targets, kafka).add_to(routes)
+    MirrorApi(config, ownership, links, budget, targets, kafka).add_to(routes)
     for link in links.values():
         ownership.run_in_background(link.run())
-    ownership.run_in_background(joined.targets.health.watch(kafka, joined.targets.min_in_sync))
+    ownership.run_in_background(targets.health.watch(kafka, targets.min_in_sync))
     ownership.run_in_background(_retry_stops(ownership))
     if config.carry_positions:
         translation = OffsetTranslation(kafka, config.prefix, config.dc)
         owns = partial(_carries, config, ownership)
-        ownership.run_in_background(ConsumerOffsetSync(kafka, links, translation, joined.chained, owns).run())
+        ownership.run_in_background(ConsumerOffsetSync(kafka, links, translation, chains, owns).run())
     return Parts(ownership, routes, LIMITS)
-
-
-class _Joined:
-    """The parts of a worker, and what joins them: each topic that a remote reports goes to the lanes that follow it."""
-
-    def __init__(
-        self, config: MirrorConfig, url: str, kafka: KafkaClient, remotes: list[tuple[Remote, KafkaClient]]
-    ) -> None:
-        self.config, self.kafka = config, kafka
-        self.targets = TargetTopics(kafka, config.accept_weak_kafka, alters=config.carry_settings)
-        self.budget = MemoryBudget(config.limits.waiting_bytes)
-        self.chained = chain_histories(config, remotes)
-        self.links: dict[str, RemoteCluster] = {}
-        make_lane = partial(
-            MirrorLane,
-            config=config,
-            kafka=kafka,
-            targets=self.targets,
-            links=self.links,
-            budget=self.budget,
-            chains=self.chained,
-        )
-        self.ownership = Ownership(config, url, kafka, make_lane)
-        for remote, there in remotes:
-            sources = config.sources_of(remote)
-            self.links[remote.dc] = RemoteCluster(remote, there, config.limits, self.budget, sources, self._on_topics)
-        self._without_cycle: set[str] = set()
-
-    async def _on_topics(self, link: RemoteCluster, topics: dict[str, TopicMetadata]) -> None:
-        dc = link.remote.dc
-        try:
-            if link.kafka.cluster_id == self.kafka.cluster_id:
-                raise ConfigError(f"remote {dc}: this is the cluster of {self.config.dc} itself, a replication cycle")
-            try:
-                await self.targets.ensure(link.kafka, topics)
-            except (errors.KafkaError, OSError, TimeoutError) as error:
-                # The copies that exist are written all the same.
-                link.report_failure(f"the topics of {dc} cannot be created here: {error!r}")
-            if dc not in self._without_cycle:
-                await reject_cycles(self.chained, link.remote, topics, self.targets.known)
-                self._without_cycle.add(dc)
-        except (errors.KafkaError, OSError, TimeoutError) as error:
-            link.report_failure(f"whether {dc} mirrors topics from here cannot be read: {error!r}")
-            return
-        for lane in list(self.ownership.lanes.values()):
-            lane.adopt(link, topics)
 
 
 def _carries(config: MirrorConfig, ownership: Ownership[MirrorLane], group: str) -> bool:

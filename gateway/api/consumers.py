@@ -168,9 +168,9 @@ class ConsumersApi:
         consumer = call.first("consumer")
         if not _CONSUMER.match(consumer):
             raise Malformed(f"consumer: {consumer[:200]!r} is not 1 to 200 of a-z A-Z 0-9 . _ -")
-        own = next((name for name in (f"{self.config.prefix}.", _OWN) if consumer.startswith(name)), None)
-        if own is not None:
-            raise Problem("conflict", f"names that begin with {own} are reserved for the groups of logferry itself")
+        for own in (f"{self.config.prefix}.", _OWN):
+            if consumer.startswith(own):
+                raise Problem("conflict", f"names that begin with {own} are reserved for the groups of logferry itself")
         if not call.caller.may_use(consumer):
             raise Problem("forbidden", f"the token {call.caller.name} does not have the right to use {consumer}")
         return consumer

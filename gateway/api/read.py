@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,7 +18,6 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.reading import page
-from logferry.gateway.reading.formats import Row
 from logferry.gateway.topics.copies import OffsetTranslation
 
 # Counted for each row beside its data: the work to encode it.
@@ -46,38 +44,27 @@ class ReadApi:
         dc, _ = split_topic(topic)
         wanted = _read(call, topic, dc)
         media_type, encode = page.encoder(call.request.headers.get("Accept", ""))
+        # The bytes of the answer count until the reader has taken it.
         held = page.HeldBytes(self.room, call.caller.name)
         try:
             held.settle(1)
             found, cursor = await self._page(wanted, "cursor" in call.query, held)
             size_bytes = sum(len(row[-1]) + _ROW_BYTES for row in found.rows)
             held.settle(size_bytes)
-            return await self._answer(call, wanted, found, cursor, (media_type, encode, size_bytes))
+            body = await computed(size_bytes, encode, found.rows)
+            READ_BYTES.labels(topic).inc(sum(len(row[-1]) for row in found.rows))
+            headers = {"Content-Type": media_type, "X-Next-Offset": str(found.next_offset), "Vary": "Accept-Encoding"}
+            coding = page.content_coding(call.request.headers.get("Accept-Encoding", ""))
+            if coding is not None and len(body) > page.SMALL_BYTES:
+                body = await asyncio.to_thread(page.compressed, body, coding)
+                headers["Content-Encoding"] = coding
+            if cursor is not None:
+                headers["X-Next-Cursor"] = str(Cursor(topic, wanted.partition, cursor))
+            if len(body) <= _BUFFERED_BYTES:
+                return web.Response(body=body, headers=headers)
+            return await written(call.request, body, headers, self.config.limits.session_stall_s)
         finally:
             held.settle(0)
-
-    async def _answer(
-        self,
-        call: Call,
-        wanted: page.ReadRequest,
-        found: page.PartitionPage,
-        cursor: int | None,
-        encoding: tuple[str, Callable[[list[Row]], bytes], int],
-    ) -> web.StreamResponse:
-        """The page, once the reader has taken it: its bytes count until then."""
-        topic, (media_type, encode, size_bytes) = wanted.topic, encoding
-        body = await computed(size_bytes, encode, found.rows)
-        READ_BYTES.labels(topic).inc(sum(len(row[-1]) for row in found.rows))
-        headers = {"Content-Type": media_type, "X-Next-Offset": str(found.next_offset), "Vary": "Accept-Encoding"}
-        coding = page.content_coding(call.request.headers.get("Accept-Encoding", ""))
-        if coding is not None and len(body) > page.SMALL_BYTES:
-            body = await asyncio.to_thread(page.compressed, body, coding)
-            headers["Content-Encoding"] = coding
-        if cursor is not None:
-            headers["X-Next-Cursor"] = str(Cursor(topic, wanted.partition, cursor))
-        if len(body) <= _BUFFERED_BYTES:
-            return web.Response(body=body, headers=headers)
-        return await written(call.request, body, headers, self.config.limits.session_stall_s)
 
     async def _page(
         self, wanted: page.ReadRequest, by_cursor: bool, held: page.HeldBytes
@@ -120,9 +107,8 @@ class ReadApi:
         tp = (topic, partition)
         translated: int | None = offset
         if start != end:
-            is_from_original = start == dc
-            found = self.translation.to_here if is_from_original else self.translation.to_original
-            translated = await found(tp, offset)
+            translate = self.translation.to_here if start == dc else self.translation.to_original
+            translated = await translate(tp, offset)
         if translated is None:
             reached = (await self.translation.checkpoint(tp)).original.next_offset
             raise Problem("behind", f"{topic}-{partition} is mirrored to offset {reached} so far")

@@ -59,6 +59,8 @@ class StatusApi:
         call.knows_only()
         kafka = await self._kafka()
         view, lanes, now = self.ownership.view, self.ownership.held(), now_ms()
+        refused = [(*tp, known.why, known.since_ms) for tp, known in sorted(self.topics.health.refused().items())]
+        weak = [(topic, None, why, None) for topic, why in self.topics.weak().items()]
         status = schemas.Status(
             version=version("logferry"),
             dc=self.config.dc,
@@ -76,14 +78,8 @@ class StatusApi:
             ),
             kafka=kafka,
             refused=[
-                *(
-                    schemas.RefusedStatus(topic=topic, partition=number, why=known.why, since_ms=known.since_ms)
-                    for (topic, number), known in sorted(self.topics.health.refused().items())
-                ),
-                *(
-                    schemas.RefusedStatus(topic=topic, partition=None, why=why, since_ms=None)
-                    for topic, why in self.topics.weak().items()
-                ),
+                schemas.RefusedStatus(topic=topic, partition=number, why=why, since_ms=since_ms)
+                for topic, number, why, since_ms in [*refused, *weak]
             ],
             open_transactions=list(self.open_transactions.overdue.values()),
             warnings=[*warnings(self.config, self.kafka.clock), *self.kafka.risks, *self.sessions.warnings()],

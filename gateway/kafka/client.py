@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
+from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol import admin
 from aiokafka.protocol.fetch import FetchRequest
@@ -339,9 +339,9 @@ class KafkaClient:
                     return await ask(partial(self._client.send, await self._client.coordinator_lookup(kind, name)))
                 await asyncio.sleep(_BACKOFF_S)
 
-    async def send(self, node: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
-        """The broker's answer to one request, asked once. ``group``: a connection of its own. Raises KafkaError."""
-        return await self._client.send(node, request, group=group)
+    async def send(self, node: int, request: Any) -> Any:
+        """The broker's answer to one request, asked once. Raises KafkaError."""
+        return await self._client.send(node, request)
 
     async def abilities(self) -> dict[str, BrokerAbilities]:
         """The abilities of the brokers that answer, by their address."""

@@ -7,6 +7,8 @@ valid: it rejects one of a member whose generation has passed, and one without a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiokafka import errors
@@ -45,9 +47,6 @@ class ConsumerGroupDescribeRequest(
 ):
     """Asks for a group of the newer protocol (KIP-848); DescribeGroups sees no members in such a group."""
 
-    def __init__(self, group: str) -> None:
-        super().__init__([group], False)
-
 
 class GroupOffsetsRequest(
     FlexibleRequest,
@@ -74,33 +73,26 @@ class GroupState(NamedTuple):
     members: int
 
 
+@dataclass(frozen=True, slots=True)
 class ConsumerGroups:
     """The consumer groups of one cluster. Every call may be repeated."""
 
-    def __init__(self, kafka: KafkaClient) -> None:
-        self._kafka = kafka
+    _kafka: KafkaClient
 
     async def view(self, group: str) -> GroupState:
-        async def ask(send: Send) -> GroupState:
-            response = await send(DescribeGroupsRequest([group]))
-            code, _group, state, _type, _protocol, members = response.groups[0][:6]
-            raise_for(code, group)
-            return GroupState(state, len(members))
-
-        return await self._kafka.with_coordinator(group, ask)
+        state, _kind, members = await self._kafka.with_coordinator(group, partial(_described, group=group))
+        return GroupState(state, len(members))
 
     async def client_ids(self, group: str) -> list[str]:
         """The client ids of the members, of either protocol; of a group that is none of consumers, its type."""
 
         async def ask(send: Send) -> list[str]:
-            response = await send(DescribeGroupsRequest([group]))
-            code, _group, _state, kind, _protocol, members = response.groups[0][:6]
-            raise_for(code, group)
+            _state, kind, members = await _described(send, group)
             if kind not in _CONSUMER_KINDS:
                 return [kind]
-            found = [client_id for _member, client_id in (member[:2] for member in members)]
+            found = [member[1] for member in members]
             try:
-                response = await send(ConsumerGroupDescribeRequest(group))
+                response = await send(ConsumerGroupDescribeRequest([group], False))
             except errors.IncompatibleBrokerVersion:
                 return found
             code, _message, _group, _state, _epoch, _assigned, _assignor, newer = response.groups[0][:8]
@@ -136,11 +128,8 @@ class ConsumerGroups:
         by_topic = grouped((topic, (number, offset, "")) for (topic, number), offset in offsets.items())
 
         async def ask(send: Send) -> None:
-            request = OffsetCommitRequest(
-                group, member.generation, member.id, _KEEP_AS_THE_BROKER_SAYS, list(by_topic.items())
-            )
-            response = await send(request)
-            for topic, partitions in response.topics:
+            fields = (group, *member, _KEEP_AS_THE_BROKER_SAYS, list(by_topic.items()))
+            for topic, partitions in (await send(OffsetCommitRequest(*fields))).topics:
                 for number, code in partitions:
                     raise_for(code, f"{topic}-{number} of {group}")
 
@@ -148,6 +137,13 @@ class ConsumerGroups:
             await self._kafka.with_coordinator(group, ask)
         except _REFUSED as error:
             raise CommitRefused(str(error)) from None
+
+
+async def _described(send: Send, group: str) -> tuple[str, str, list[Any]]:
+    """Its state, its type and its members: each with its id, its client id and others."""
+    code, _group, state, kind, _protocol, members = (await send(DescribeGroupsRequest([group]))).groups[0][:6]
+    raise_for(code, group)
+    return state, kind, members
 
 
 def _committed(response: Any, *, is_whole: bool = False) -> dict[str, Committed]:

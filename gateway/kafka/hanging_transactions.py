@@ -89,10 +89,7 @@ class DescribeTransactionsRequest(
     answered="throttle_time_ms:int32 states[error_code:int16 transactional_id:text state:text timeout_ms:int32 "
     "start_ms:int64 producer_id:int64 epoch:int16 topics[topic:text partitions:int32s]]",
 ):
-    """The state of a transactional id at its coordinator (KIP-664)."""
-
-    def __init__(self, transactional_id: str) -> None:
-        super().__init__([transactional_id])
+    """The states of transactional ids at their coordinator (KIP-664)."""
 
 
 class OpenTransaction(NamedTuple):
@@ -140,8 +137,6 @@ async def complete_hanging(
     repair = _Repair(kafka, lane, missed)
     # Right after a fence (no ``only``), nothing of the lane can be in flight, however young it is.
     before_ms = kafka.clock.now_ms() - _LONG_OPEN_MS if only is not None else sys.maxsize
-    foreign = [open_ for open_ in opened if open_.producer_id not in known and open_.producer_id not in ending]
-    looks = any(open_.last_ms < before_ms for open_ in foreign)
     for open_ in opened:
         producer = known.get(open_.producer_id)
         if open_.producer_id in ending:
@@ -152,7 +147,7 @@ async def complete_hanging(
             if open_.epoch > producer.epoch:
                 raise NewerOwner(f"{producer.transactional_id} has an open transaction of epoch {open_.epoch}")
             await repair.end(producer.transactional_id, open_, producer.epoch)
-        elif looks and open_.last_ms < before_ms:
+        elif open_.last_ms < before_ms:
             owner = await repair.owner(known.values(), open_)
             if owner is not None:
                 await repair.end(owner, open_, open_.epoch + 1)

@@ -101,9 +101,8 @@ class TransactionCoordinator:
         while True:
             answer = await self._ask(name, InitProducerIdRequest(name, TRANSACTION_TIMEOUT_MS), ENDING_S)
             if answer.error_code == error_codes.CONCURRENT_TRANSACTIONS:
-                [(code, _, state, _, _, producer_id, epoch, *_)] = (
-                    await self._ask(name, DescribeTransactionsRequest(name))
-                ).states
+                found = await self._ask(name, DescribeTransactionsRequest([name]))
+                [(code, _, state, _, _, producer_id, epoch, *_)] = found.states
                 # With an error the coordinator does not know the id, or does not answer for it now.
                 if not code and (state == _ABORTING or self._is_own_commit(name, state, producer_id, epoch)):
                     self.ending[name] = producer_id
@@ -132,14 +131,12 @@ class TransactionCoordinator:
                     self._nodes[name] = await self._client.coordinator_lookup(CoordinationType.TRANSACTION, name)
                 answer = await self._client.send(self._nodes[name], request)
                 code = answer.states[0][0] if hasattr(answer, "states") else answer.error_code
-                if code not in error_codes.RETRIABLE:
-                    return answer
-                if code != error_codes.CONCURRENT_TRANSACTIONS:
-                    self._nodes.pop(name, None)
-                    self.is_troubled = True
-                elif time.monotonic() > ends:
+                is_ending = code == error_codes.CONCURRENT_TRANSACTIONS
+                if code not in error_codes.RETRIABLE or (is_ending and time.monotonic() > ends):
                     return answer
             except PASSING:
+                is_ending = False
+            if not is_ending:
                 self._nodes.pop(name, None)
                 self.is_troubled = True
             await asyncio.sleep(pause)

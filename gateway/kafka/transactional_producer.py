@@ -114,7 +114,7 @@ class PartitionBatches:
     trouble: tuple[float, str] | None = None
 
     @property
-    def tp(self) -> tuple[str, int]:
+    def tp(self) -> TopicPartition:
         return self.topic, self.number
 
 
@@ -258,10 +258,11 @@ class TransactionalProducer:
             if failed or not by_leader:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_BACKOFF_S)
-            if failed:
-                await self._check_again(
-                    [part for part, produced in failed if produced.code != error_codes.CONCURRENT_TRANSACTIONS]
-                )
+            # Where a leader was away, the marker of the transaction before may be missing, and not only there: the
+            # same broker may lead the partitions that this transaction writes to next.
+            if troubled := {p.tp for p, found in failed if found.code != error_codes.CONCURRENT_TRANSACTIONS}:
+                self._leader_was_away = True
+                self._unchecked |= await self._complete_hanging(self._written | troubled)
 
     def _troubled(self, part: PartitionBatches, why: str, since: float | None = None) -> None:
         since = time.monotonic() if since is None else since
@@ -290,15 +291,6 @@ class TransactionalProducer:
             if why is not None:
                 self._troubled(part, why)
         return [part for part in parts if part.tp not in self._unchecked]
-
-    async def _check_again(self, troubled: list[PartitionBatches]) -> None:
-        """Checks again: where a leader was away, the marker of the transaction before may be missing.
-
-        Not only there: the same broker may lead the partitions that this transaction writes to next.
-        """
-        if troubled:
-            self._leader_was_away = True
-            self._unchecked |= await self._complete_hanging(self._written | {part.tp for part in troubled})
 
     async def _produce_to(self, leader: int, parts: list[PartitionBatches]) -> list[tuple[PartitionBatches, Produced]]:
         """Sends the batches of the parts, the next ones while the answers to others are awaited.

@@ -82,7 +82,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
         self.view = WorkerGroup()
         self._rebalances = 0
         self._assigned: frozenset[int] | None = None
-        self._membership: tuple[str, int] | None = None
+        self._membership: GroupMember | None = None
         self._changed = asyncio.Condition()
         self._refresh_now = asyncio.Event()
         self._running: dict[asyncio.Task[None], LaneT] = {}
@@ -181,8 +181,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
                     # A commit is fenced by the group's generation, which makes it a confirmation. Not by way of the
                     # consumer: it forgets its member id when a commit comes too late, joins as a new member, and the
                     # group waits for the old one.
-                    member = GroupMember(generation=membership[1], id=membership[0])
-                    await self._groups.commit(self._config.group, member, {(self._config.state_topic, lane): 0})
+                    await self._groups.commit(self._config.group, membership, {(self._config.state_topic, lane): 0})
                     if self._present_membership() == membership == self._membership:
                         return
             async with self._changed:
@@ -207,7 +206,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
         new = lanes - (self._assigned or frozenset())
         before, self._membership = self._membership, self._present_membership()
         self._assigned = lanes
-        if before is not None and self._membership != (before[0], before[1] + 1):
+        if before is not None and self._membership != before._replace(generation=before.generation + 1):
             for number in lanes - new:
                 self.lanes[number].invalidate()
         log.event("lanes_assigned", lanes=sorted(lanes), new=sorted(new), gone=sorted(gone))
@@ -220,10 +219,10 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
                 self._open(number)
         self._refresh_now.set()
 
-    def _present_membership(self) -> tuple[str, int]:
+    def _present_membership(self) -> GroupMember:
         """The member that the group knows this worker as, and the generation of its assignment."""
         coordinator = self._consumer._coordinator
-        return coordinator.member_id, coordinator.generation
+        return GroupMember(coordinator.generation, coordinator.member_id)
 
     def _open(self, number: int) -> None:
         nobody_had_it = self.view.rebalances >= 0 and number not in self.view.owners

@@ -49,21 +49,21 @@ async def lags(
 
     async def described(partition: TopicPartition) -> dict[str, Any]:
         offset, end = committed.get(partition), ends.get(partition)
-        if end is None:
-            unknown = dict.fromkeys(("first", "next", "lag_records", "lag_bytes", "lag_seconds"))
-            named = {"topic": partition[0], "partition": partition[1], "offset": offset}
-            return {**named, **unknown, "out_of_range": False}
-        first = firsts[partition]
-        position = max(first, first if offset is None else offset)
-        records, size_bytes, oldest_ms = await _unread(kafka, partition, position, end)
-        age_s = None if oldest_ms is None else max(0.0, round((kafka.clock.now_ms() - oldest_ms) / 1000, 3))
+        first = age_s = records = size_bytes = None
+        is_outside = False
+        if end is not None:
+            first = firsts[partition]
+            position = max(first, first if offset is None else offset)
+            is_outside = offset is not None and not first <= offset <= end
+            records, size_bytes, oldest_ms = await _unread(kafka, partition, position, end)
+            age_s = None if oldest_ms is None else max(0.0, round((kafka.clock.now_ms() - oldest_ms) / 1000, 3))
         return {
             "topic": partition[0],
             "partition": partition[1],
             "offset": offset,
             "first": first,
             "next": end,
-            "out_of_range": offset is not None and not first <= offset <= end,
+            "out_of_range": is_outside,
             "lag_records": records,
             "lag_bytes": size_bytes,
             "lag_seconds": age_s,

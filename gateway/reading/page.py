@@ -77,9 +77,11 @@ class HeldBytes:
     bytes: int = 0
 
     def grow(self, wanted: int) -> int:
-        """Takes up to so many more, a part of what is free so that others find some, too; 0: there is no room."""
+        """Takes up to so many more, a part of what is free so that others find some, too. Raises as `settle` does."""
         free = int(self.room.room(self.token)) // _SHARE
-        more = min(wanted, free) if free >= min(wanted, _LEAST_FETCH) else 0
+        if free < min(wanted, _LEAST_FETCH):
+            raise self._overloaded()
+        more = min(wanted, free)
         self.room.take(self.token, more)
         self.bytes += more
         return more
@@ -87,11 +89,11 @@ class HeldBytes:
     def settle(self, size_bytes: int) -> None:
         """Holds exactly so many. Raises Problem ``overloaded`` where that is more, and there is no room for it."""
         if size_bytes > self.bytes and size_bytes - self.bytes > self.room.room(self.token):
-            raise self.problem()
+            raise self._overloaded()
         self.room.give(self.token, self.bytes - size_bytes)
         self.bytes = size_bytes
 
-    def problem(self) -> Problem:
+    def _overloaded(self) -> Problem:
         return Problem("overloaded", f"{self.room.used} bytes of reads wait for their readers; try again later")
 
 
@@ -142,22 +144,18 @@ async def _collect(
     rows: list[Row] = []
     last_offset: int | None = None
     fetches, at_end = 0, True
+    tp = wanted.topic, wanted.partition
     while True:
         wait_ms, room = 0, min(max_bytes, _LEAST_FETCH)
-        if at_end:
-            wait_ms = max(0, int((deadline - time.monotonic()) * 1000))
-        else:
-            fetches += 1
-            room = held.grow(max(1, max_bytes - _size(rows)))
-            if not room:
-                if rows:
-                    return PartitionPage(rows, position, last_offset)
-                raise held.problem()
-        max_fetch = max(_LEAST_FETCH, room // _USUAL_RATIO)
-        tp = wanted.topic, wanted.partition
         try:
+            if at_end:
+                wait_ms = max(0, int((deadline - time.monotonic()) * 1000))
+            else:
+                fetches += 1
+                room = held.grow(max(1, max_bytes - _size(rows)))
+            max_fetch = max(_LEAST_FETCH, room // _USUAL_RATIO)
             fetched = await kafka.fetch(*tp, position, max_bytes=max_fetch, stop_bytes=room, wait_ms=wait_ms)
-        except CorruptBatch:
+        except (CorruptBatch, Problem):
             if rows:
                 return PartitionPage(rows, position, last_offset)
             raise

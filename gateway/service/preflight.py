@@ -72,12 +72,16 @@ async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ..
     if await create_topic(kafka, config, topic, _STATE_CONFIGS):
         log.event("state_topic_created", topic=topic, lanes=config.lanes)
     state = await wait_until_created(kafka, topic)
-    _check_state(config, state, (await _known_everywhere(lambda: kafka.configs([topic])))[topic])
+    _check_state(config, state, (await _known_everywhere(partial(kafka.configs, [topic])))[topic])
     await kafka.find_transaction_coordinator(config.lane(0).transactional_id)
     await wait_until_created(kafka, "__transaction_state")
     present = [name for name in (await kafka.describe()).topics if name.startswith(written)] if written else []
     for name in (topic, "__transaction_state", *present):
-        await _known_everywhere(partial(_check_durability, kafka, config, name))
+        view = await _known_everywhere(partial(kafka.describe_topic, name))
+        settings = await _known_everywhere(partial(kafka.configs, [name]))
+        found = weakness(view, settings[name], config.accept_weak_kafka)
+        if found is not None:
+            raise WeakKafka(found)
 
 
 async def _known_everywhere(ask: Callable[[], Awaitable[_T]]) -> _T:
@@ -178,25 +182,15 @@ def _check_state(config: LaneSettings, state: TopicMetadata, settings: dict[str,
             f"lanes: {config.lanes} is configured, but {state.name} has {len(state.partitions)} partitions; "
             "the number of lanes is fixed when the state topic is created"
         )
-    wrong = []
-    if settings["cleanup.policy"] != "compact":
-        wrong.append(f"cleanup.policy={settings['cleanup.policy']}, needed is compact")
-    if int(settings["segment.bytes"]) > _SEGMENT_BYTES:
-        wrong.append(f"segment.bytes={settings['segment.bytes']}, needed is at most {_SEGMENT_BYTES}")
-    if float(settings["min.cleanable.dirty.ratio"]) > 0.2:
-        wrong.append(f"min.cleanable.dirty.ratio={settings['min.cleanable.dirty.ratio']}, needed is at most 0.2")
-    if int(settings["delete.retention.ms"]) < _TOMBSTONES_MS:
-        wrong.append(f"delete.retention.ms={settings['delete.retention.ms']}, needed is at least {_TOMBSTONES_MS}")
+    needed: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+        ("cleanup.policy", lambda value: value == "compact", "compact"),
+        ("segment.bytes", lambda value: int(value) <= _SEGMENT_BYTES, f"at most {_SEGMENT_BYTES}"),
+        ("min.cleanable.dirty.ratio", lambda value: float(value) <= 0.2, "at most 0.2"),
+        ("delete.retention.ms", lambda value: int(value) >= _TOMBSTONES_MS, f"at least {_TOMBSTONES_MS}"),
+    )
+    wrong = [f"{name}={settings[name]}, needed is {what}" for name, fits, what in needed if not fits(settings[name])]
     if wrong:
         raise WeakKafka(f"{state.name}: " + "; ".join(wrong) + ". Set these on the topic and start again")
-
-
-async def _check_durability(kafka: KafkaClient, config: LaneSettings, topic: str) -> None:
-    """Three replicas, two of them in sync, no unclean election."""
-    view = await kafka.describe_topic(topic)
-    found = weakness(view, (await kafka.configs([topic]))[topic], config.accept_weak_kafka)
-    if found is not None:
-        raise WeakKafka(found)
 
 
 class _Heard(logging.Handler):

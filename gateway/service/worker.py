@@ -217,14 +217,13 @@ async def send_to_graphite(settings: Graphite, dc: str, worker: int) -> None:
     is_away = False
     while True:
         await asyncio.sleep(settings.interval_s)
+        was_away, is_away = is_away, False
         try:
             # In a thread, for it is a blocking socket.
             await asyncio.to_thread(bridge.push, prefix)
         except Exception as error:  # noqa: BLE001 - telemetry never ends a worker
-            if not is_away:
-                log.event("graphite_unreachable", host=settings.host, port=settings.port, error=str(error))
             is_away = True
-        else:
-            if is_away:
-                log.event("graphite_back", host=settings.host, port=settings.port)
-            is_away = False
+            if not was_away:
+                log.event("graphite_unreachable", host=settings.host, port=settings.port, error=str(error))
+        if was_away and not is_away:
+            log.event("graphite_back", host=settings.host, port=settings.port)

@@ -36,6 +36,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch
 
+# A position, or the checkpoint behind a record, is waited for so long.
 _WAIT_S: Final = 5.0
 
 _FETCH_BYTES: Final = 1 << 18
@@ -44,7 +45,6 @@ _BLOCK_BYTES: Final = 4096
 _MAX_BLOCKS: Final = 4096
 _AROUND: Final = 16
 _POLL_S: Final = 0.05
-_CHECKPOINT_WAIT_S: Final = 5.0
 _SEARCH_BYTES: Final = 1 << 20
 _FIRST_STEP: Final = 256
 # At most so much is searched; a source whose last chunk is before that is reported without one.
@@ -87,14 +87,12 @@ class OffsetTranslation:
         """The position in the original. ``last``: the record that was read before ``here``, if any: it was mirrored,
         so its checkpoint is waited for.
         """
-        deadline = time.monotonic() + _CHECKPOINT_WAIT_S
-        checkpoint = await self.checkpoint(tp)
-        while last is not None and checkpoint.local_next <= last:
+        deadline = time.monotonic() + _WAIT_S
+        while (checkpoint := await self.checkpoint(tp)).local_next <= (-1 if last is None else last):
             if time.monotonic() > deadline:
                 detail = f"the mirror's checkpoint of {tp[0]}-{tp[1]} is behind the record read"
                 raise Problem("kafka-unavailable", detail)
             await asyncio.sleep(_POLL_S)
-            checkpoint = await self.checkpoint(tp)
         if here >= checkpoint.local_next:
             return checkpoint.original.next_offset
         return await self._find(tp, checkpoint, here, of_source=False)

@@ -10,7 +10,7 @@ history, and where dc3 wrote the copy. It is exact like each of them, and a read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -18,12 +18,10 @@ from typing import Final, NamedTuple
 from aiokafka import errors
 from logferry.gateway.config import ConfigError
 from logferry.gateway.contract.mirror_state import OffsetRange
-from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.topics.copies import OffsetTranslation
-from logferry.mirror.config import MirrorConfig, Remote
+from logferry.mirror.config import Remote
 from logferry.mirror.copy.batch_rewrite import CopiedBatch
 from logferry.mirror.copy.partition import MirroredPartition
 
@@ -86,17 +84,6 @@ class ChainHistories:
         return origin
 
 
-def chain_histories(config: MirrorConfig, remotes: Iterable[tuple[Remote, KafkaClient]]) -> ChainHistories:
-    """The remote mirrors must have the same prefix as this one."""
-    return ChainHistories(
-        {
-            remote.dc: OffsetTranslation(kafka, config.prefix, remote.dc)
-            for remote, kafka in remotes
-            if set(remote.taken) != {remote.dc}
-        }
-    )
-
-
 async def reject_cycles(
     chained: ChainHistories, remote: Remote, theirs: dict[str, TopicMetadata], ours: dict[str, TopicMetadata]
 ) -> None:
@@ -107,9 +94,8 @@ async def reject_cycles(
         if history is None or local is None or not remote.is_chained(name):
             continue
         for partition in topic.partitions:
-            tp: TopicPartition = (name, partition.partition)
             with suppress(Problem):  # not mirrored yet
-                if (await history.checkpoint(tp)).source_id == local.id:
+                if (await history.checkpoint((name, partition.partition))).source_id == local.id:
                     raise ConfigError(
                         f"remote {remote.dc}: prefixes: {remote.dc} mirrors {name} from here, which would be a "
                         f"replication cycle; configure one of the two to take it from {name.partition('.')[0]}"

@@ -174,8 +174,6 @@ class TargetTopics:
 
     async def _settings(self, kafka: KafkaClient, topics: list[str]) -> dict[str, dict[str, str]]:
         """Those of the topics; one whose settings cannot be read is missing."""
-        if not topics:
-            return {}
         found: dict[str, dict[str, str]] = {}
         for start in range(0, len(topics), _TOPICS_A_REQUEST):
             asked = topics[start : start + _TOPICS_A_REQUEST]

@@ -184,19 +184,16 @@ class LaneTransactions:
 
         ``partitions``: those that the lane has by now; others are left out.
         """
-        passed = [partition for partition in self.passed if partitions.get(partition.tp) is partition]
-        self.passed = {}
-        checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
+        passed, self.passed = self.passed, {}
+        after: dict[MirroredPartition, MirrorCheckpoint] = {}
         for partition in passed:
             reached, done = partition.passed, partition.checkpoint
-            if reached is not None and done is not None:
-                checkpoints[partition.tp] = replace(done, source_next=reached.offset, last_epoch=reached.epoch)
-        if checkpoints:
-            await self.commit_checkpoints(checkpoints)
-        for partition in passed:
-            if partition.tp in checkpoints:
-                partition.checkpoint = checkpoints[partition.tp]
-                partition.retried = None
+            if reached is not None and done is not None and partitions.get(partition.tp) is partition:
+                after[partition] = replace(done, source_next=reached.offset, last_epoch=reached.epoch)
+        if after:
+            await self.commit_checkpoints({partition.tp: checkpoint for partition, checkpoint in after.items()})
+        for partition, checkpoint in after.items():
+            partition.checkpoint, partition.retried = checkpoint, None
 
     async def commit_checkpoints(self, checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
         """A transaction of checkpoints alone. Raises NotCommitted or OutcomeUnknown."""
