@@ -128,11 +128,11 @@ def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> tuple[Iterator[p
     if args.bootstrap is None and args.kafka is None:
         newest = HttpTail(args)
     else:
-        from logferry.ops.commands.tail_kafka import KafkaTail, connection  # needs the gateway's extra
+        from logferry.ops.commands.tail_kafka import KafkaTail  # needs the gateway's extra
 
         if args.bootstrap is not None and args.kafka is not None:
             raise UsageError("--bootstrap and --kafka exclude each other: the file holds the address")
-        newest = KafkaTail(connection(args.bootstrap, args.kafka))
+        newest = KafkaTail(args.bootstrap, args.kafka)
     ranges = newest.ranges(snapshot, args.topics)
     schema = snapshot.table.to_pyarrow_dataset().schema
     rows = python_rows.batches(newest.chunks(ranges), entry.dc, entry.parser, schema)
