@@ -154,21 +154,17 @@ def do_batch(
             raise LedgerBroken(f"batch {entry.batch} of {paths.main} cannot be abandoned: its quarantine is changed")
     elif abandoned:
         entry = entry._replace(ranges=tuple(r for r in entry.ranges if r.topic not in abandoned))
-    try:
-        if (done := committed_batch(paths.main, entry.batch, loader.run)) is not None:
-            return _already(entry, done)
+    done = committed_batch(paths.main, entry.batch, loader.run)
+    if done is None:
         execute = _EXECUTE.get(entry.kind)
         if execute is None:
             raise LedgerBroken(f"batch {entry.batch} of {paths.main} has kind {entry.kind}, unknown to this loader")
-        return execute(loader, paths, entry, result)
-    except Overtaken:
-        done = committed_batch(paths.main, entry.batch, loader.run)
-        if done is None:
-            raise
-        return _already(entry, done)
-
-
-def _already(entry: LedgerEntry, done: CommittedBatch) -> BatchDone:
+        try:
+            return execute(loader, paths, entry, result)
+        except Overtaken:
+            done = committed_batch(paths.main, entry.batch, loader.run)
+            if done is None:
+                raise
     return BatchDone(entry.batch, done.ours, entry.reads, rows=done.rows, quarantined=None)
 
 

@@ -29,7 +29,7 @@ from deltalake import Transaction
 from logferry.loaders.batches.records import source, write_files
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.jvm_errors import collected, sorted_errors
-from logferry.loaders.parsing.rows import read_lines
+from logferry.loaders.parsing.rows import read_lines, with_columns_of
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
@@ -178,12 +178,9 @@ def recount_segments(
     """
     table = table_at(paths.main, entry.batch - 1)
     stored = spark.read.format("delta").option("versionAsOf", table.version()).load(str(paths.main))
-    columns = [
-        (F.col(c.name) if c.name in rows.columns else F.lit(None)).cast(c.dataType).alias(c.name) for c in stored.schema
-    ]
     gone = F.expr(where(entry.reload, entry.dc))
     with sorted_errors(f"counting rows of {paths.main}"):
-        came = _sums(rows.select(*columns), rules)
+        came = _sums(with_columns_of(rows, stored.schema), rules)
         went = _sums(stored.where(gone), rules)
         touched = sorted({*came, *went})
         stay: dict[int, tuple[AddedRows, str]] = {}

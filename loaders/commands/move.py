@@ -35,9 +35,9 @@ from logferry.loaders.planning.position_plan import FORGET, PositionAnswer, Posi
 from logferry.loaders.runs.table_run import LoadEvent
 from logferry.loaders.runs.table_runner import Reporter
 from logferry.loaders.spark.kafka_access import kafka_topics
-from logferry.loaders.storage.ledger import Ledger, new_entry, open_table, storage_errors
+from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.rewrite import rows_of
-from logferry.loaders.storage.tables import read_state
+from logferry.loaders.storage.tables import count_rows, read_state
 
 _RETRY_S: Final = 0.2
 _ORIGINALS_S: Final = 10.0
@@ -253,33 +253,25 @@ def _reads_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
     """The ranges of the entry in the new data centre; those without records rest. Raises LoadError."""
     starts = [r._replace(end=r.start) for r in entry.reads]
     views = moving.loader.kafka.views(r.topic for r in entry.reads)
-    ends: list[PositionPlan] = []
+    plans: list[PositionPlan] = []
     for positions in (starts, entry.reads):
         told = _told(moving, positions, _originals(moving, entry, positions), views)
-        found = position_plan.plan_move(positions, told, views, {}, (), moving.dc)
-        if found.refused:
-            raise CannotMove("; ".join(found.refused))
-        if found.behind:
-            raise MirrorBehind("; ".join(found.behind))
-        ends.append(found)
-    return tuple(a._replace(end=b.end) for a, b in zip(ends[0].ranges, ends[1].ranges, strict=True))
+        plans.append(found := position_plan.plan_move(positions, told, views, {}, (), moving.dc))
+        if found.refused or found.behind:
+            raise (CannotMove if found.refused else MirrorBehind)("; ".join(found.refused or found.behind))
+    return tuple(a._replace(end=b.end) for a, b in zip(plans[0].ranges, plans[1].ranges, strict=True))
 
 
-def _read_there(moving: TableMove, entry: LedgerEntry) -> tuple[Range, ...]:
+def _read_there(moving: TableMove, entry: LedgerEntry) -> list[Range]:
     """The ranges by which an entry of the old data centre was finished in the new one; none if finished at home.
 
     The rows show it: a move that died after writing them has left nothing else.
     """
     if entry.kind != LOAD or not entry.reads:
-        return ()
+        return []
     try:
         ranges = [r for r in _reads_there(moving, entry) if r.size]
     except (CannotMove, MirrorBehind):
-        return ()
-    for path in (moving.paths.main, moving.paths.quarantine):
-        table = open_table(path)
-        with storage_errors(f"{path} cannot be read"):
-            filters = {"columns": ["offset"], "filter": rows_of(ranges, moving.dc)}
-            if table is not None and table.to_pyarrow_dataset().head(1, **filters).num_rows:
-                return tuple(ranges)
-    return ()
+        return []
+    rows = rows_of(ranges, moving.dc)
+    return ranges if any(count_rows(path, rows) for path in (moving.paths.main, moving.paths.quarantine)) else []

@@ -149,22 +149,22 @@ def _add_segments(commands: _Commands) -> None:
     lists = _add_command(actions, "list", "[PATH ...]", listed, summary, "paths", "--config")
     lists.add_argument("--last", type=count, default=48, metavar="N", help="number of segments (default: %(default)s)")
     lists.add_argument("--json", action="store_true", help="print one line of JSON per table")
-    waits = _add_command(actions, "wait", "[PATH] SEGMENT", example, "return when a segment is READY")
-    said = (
-        "folder of the table (not needed with --config), then the start of the segment in UTC: 2026-11-20T10, "
-        "2026-11-20, 2026-11-20T10:15"
-    )
-    waits.add_argument("names", nargs="+", metavar="PATH SEGMENT", help=said)
-    waits.add_argument("--config", **_SHARED["--config"])
+
+    def of_one(name: str, what: str, given: str, summary: str, then: str) -> argparse.ArgumentParser:
+        example = f"segments {name} /warehouse/nginx {given}"
+        parser = _add_command(actions, name, f"[PATH] {what}", example, summary)
+        said = f"folder of the table (not needed with --config), then the {then}"
+        parser.add_argument("names", nargs="+", metavar=f"PATH {what}", help=said)
+        parser.add_argument("--config", **_SHARED["--config"])
+        return parser
+
+    said = "start of the segment in UTC: 2026-11-20T10, 2026-11-20, 2026-11-20T10:15"
+    waits = of_one("wait", "SEGMENT", "2026-11-20T10", "return when a segment is READY", said)
     waits.add_argument("--timeout-s", type=float, metavar="S", help="0 asks once (default: no timeout)")
     waits.add_argument("--version", type=count, default=1, metavar="N", help="wait for this version or a later one")
     decisions = {"exclude": "do not wait for a source", "include": "wait for an excluded source again"}
-    said = "folder of the table (not needed with --config), then the source; * stands for any text"
     for name, summary in decisions.items():
-        example = f"segments {name} /warehouse/nginx 'web7:*'"
-        decides = _add_command(actions, name, "[PATH] SOURCE", example, summary)
-        decides.add_argument("names", nargs="+", metavar="PATH SOURCE", help=said)
-        decides.add_argument("--config", **_SHARED["--config"])
+        of_one(name, "SOURCE", "'web7:*'", summary, "source; * stands for any text")
 
 
 def _days(text: str) -> float:

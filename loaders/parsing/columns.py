@@ -98,8 +98,11 @@ def _split(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-_NAMED: Final = re.compile(r"\(\?<([a-zA-Z_][a-zA-Z0-9_]*)>")
-_AGAIN: Final = re.compile(r"\\k<([a-zA-Z_][a-zA-Z0-9_]*)>")
+_GROUP: Final = "[a-zA-Z_][a-zA-Z0-9_]*"
+# Quoted text, a reference to a group, an escaped character, a named group, another parenthesis, or any character.
+_TOKEN: Final = re.compile(
+    rf"\\Q.*?(?:\\E|\Z)|\\k<(?P<again>{_GROUP})>|\\.?|\(\?<(?P<named>{_GROUP})>|\(\??|.", re.DOTALL
+)
 
 
 class NumberedPattern(NamedTuple):
@@ -114,40 +117,26 @@ def named_groups(pattern: str) -> NumberedPattern:
     duplicate name, or a reference to an unknown one.
     """
     found: dict[str, int] = {}
-    plain: list[str] = []
-    number = classes = position = 0
-    while position < len(pattern):
-        end = position + 1
-        text = pattern[position]
-        if pattern.startswith("\\Q", position):
-            close = pattern.find("\\E", position)
-            end = len(pattern) if close < 0 else close + 2
-        elif (again := _AGAIN.match(pattern, position)) is not None:
-            if again[1] not in found:
-                raise ValueError(f"\\k<{again[1]}> does not refer to a group before it")
-            plain.append(f"(?:\\{found[again[1]]})")
-            position = again.end()
-            continue
-        elif text == "\\":
-            end = position + 2
-        elif text == "[":
-            classes += 1
-        elif text == "]":
-            classes = max(0, classes - 1)
-        elif text == "(" and not classes:
-            named = _NAMED.match(pattern, position)
-            if named is not None:
-                number += 1
-                if named[1] in found:
-                    raise ValueError(f"the group {named[1]} is defined twice")
-                found[named[1]] = number
-                plain.append("(")
-                position = named.end()
-                continue
-            number += not pattern.startswith("(?", position)
-        plain.append(pattern[position:end])
-        position = end
-    return NumberedPattern("".join(plain), found)
+    number = classes = 0
+
+    def plain(token: re.Match[str]) -> str:
+        nonlocal number, classes
+        text, again, name = token[0], token["again"], token["named"]
+        if again is not None:
+            if again not in found:
+                raise ValueError(f"\\k<{again}> does not refer to a group before it")
+            return f"(?:\\{found[again]})"
+        classes = max(0, classes + (text == "[") - (text == "]"))
+        if classes or (name is None and text != "("):
+            return text
+        number += 1
+        if name in found:
+            raise ValueError(f"the group {name} is defined twice")
+        if name is not None:
+            found[name] = number
+        return "("
+
+    return NumberedPattern(_TOKEN.sub(plain, pattern), found)
 
 
 _INSIDE: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*+'

@@ -135,6 +135,12 @@ def table_rows(parsed: DataFrame, parser: ParserSettings = LINES, dates: Sequenc
     return parsed.where("reason is null").withColumns(dated).select(*row_schema(parser, dates).fieldNames())
 
 
+def with_columns_of(rows: DataFrame, schema: StructType) -> DataFrame:
+    """The rows with the columns of a stored table; those of an earlier parser are null."""
+    columns = ((F.col(c.name) if c.name in rows.columns else F.lit(None), c) for c in schema)
+    return rows.select(*(column.cast(c.dataType).alias(c.name) for column, c in columns))
+
+
 def quarantined_rows(records: DataFrame, columns: Sequence[str], parser: ParserSettings = LINES) -> DataFrame:
     """The rows of the quarantine, with its columns: lines that are not rows, and whole records with a flaw."""
     nothing = F.lit(None).cast("long")

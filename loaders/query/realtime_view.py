@@ -20,7 +20,7 @@ from logferry.loaders.batches.records import source
 from logferry.loaders.errors import LedgerBroken, LoaderConfigError
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.parsing.columns import DATES
-from logferry.loaders.parsing.rows import kafka_records, parse_records, table_rows
+from logferry.loaders.parsing.rows import kafka_records, parse_records, table_rows, with_columns_of
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.planning.ledger_entry import JobOrigin
 from logferry.loaders.planning.plan import Range
@@ -54,12 +54,7 @@ class Instant:
             tail = table_rows(parse_records(records, self.parser), self.parser, dates)
             if several := copied_topics(self.snapshot, self.tail):
                 tail = _without_copies(tail, table, several, timedelta(days=self.origin.duplicate_window_days))
-            # Columns of an earlier parser are null, as in loaded rows.
-            columns = [
-                (F.col(c.name) if c.name in tail.columns else F.lit(None)).cast(c.dataType).alias(c.name)
-                for c in table.schema
-            ]
-            return table.unionAll(tail.select(*columns))
+            return table.unionAll(with_columns_of(tail, table.schema))
 
 
 def realtime(

@@ -147,7 +147,7 @@ class KafkaTopics:
             existing = self._existing()
         found = {name for name in existing if is_full(name) and matches(name, patterns)}
         with sorted_errors(f"reading the configuration of {listed(found)} at {self._where}"):
-            compacted = set(self._compacted(sorted(found)))
+            compacted = self._compacted(found)
         for name in (p for p in patterns if not is_pattern(p)):
             if name in compacted:
                 raise TopicChanged(f"{name} is compacted: Kafka removes records, so it cannot be loaded exactly")
@@ -227,14 +227,13 @@ class KafkaTopics:
             raise SparkFailed(f"this Kafka client names offsets in another way: {answers.toString()[:500]}")
         return found
 
-    def _compacted(self, topics: list[str]) -> Iterator[str]:
+    def _compacted(self, topics: Collection[str]) -> set[str]:
         resource = self._jvm.org.apache.kafka.common.config.ConfigResource
         kind = getattr(resource, "Type").TOPIC  # noqa: B009
         resources = {name: resource(kind, name) for name in topics}
         configs = self._admin.describeConfigs(list(resources.values())).all().get()
-        for name, of_it in resources.items():
-            if "compact" in str(configs.get(of_it).get("cleanup.policy").value()):
-                yield name
+        policies = {name: str(configs.get(it).get("cleanup.policy").value()) for name, it in resources.items()}
+        return {name for name, policy in policies.items() if "compact" in policy}
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -228,8 +229,7 @@ def committed_batch(path: Path, batch: int, run: str) -> CommittedBatch | None:
     table = open_table(path)
     if table is None or last_batch(table) < batch:
         return None
-    for commit in _history(path, table.version()):
-        facts = _metadata(commit.get("userMetadata"))
+    for facts in _history(path, table.version()):
         if facts.get("app") == APP and facts.get("batch") == batch:
             rows = facts.get("rows")
             return CommittedBatch(facts.get("run") == run, None if rows is None else int(rows))
@@ -237,7 +237,7 @@ def committed_batch(path: Path, batch: int, run: str) -> CommittedBatch | None:
 
 
 def _history(path: Path, version: int) -> Iterator[dict[str, Any]]:
-    """The commit infos up to ``version``, newest first, up to the first one that is missing.
+    """The user metadata of the commits up to ``version``, newest first, up to the first one that is missing.
 
     They are read from the files, whose names are the versions: where the log was cleaned up, a late loader can write a
     commit into the past, and delta-rs's `history` would number it as part of the table.
@@ -247,12 +247,8 @@ def _history(path: Path, version: int) -> Iterator[dict[str, Any]]:
             actions = (path / "_delta_log" / f"{number:020}.json").read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return
-        yield from (action["commitInfo"] for action in map(json.loads, actions) if "commitInfo" in action)
-
-
-def _metadata(text: str | None) -> dict[str, Any]:
-    try:
-        facts = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
+        for info in (action["commitInfo"] for action in map(json.loads, actions) if "commitInfo" in action):
+            # Other programs may write anything there.
+            with suppress(ValueError):
+                if isinstance(facts := json.loads(info.get("userMetadata") or "{}"), dict):
+                    yield facts

@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -163,7 +164,6 @@ def _is_data(file: Path, folder: Path) -> bool:
 
 
 _DAY: Final = timedelta(days=1)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SQL: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -185,7 +185,7 @@ def cutoff(now: datetime, keep: timedelta, window_s: int | None, *, by_days: boo
     """
     at = now - keep
     if by_days or window_s is None:
-        at = _EPOCH + (at - _EPOCH) // _DAY * _DAY
+        at = SegmentRules(86_400).start_of(at)
     return at if window_s is None else SegmentRules(window_s).start_of(at)
 
 
@@ -261,12 +261,7 @@ def _staying(table: DeltaTable | None, before: datetime, rules: SegmentRules) ->
         return {}
     event, is_gone = ds.field("event_time"), ds.field("recorded") < _at(before - _DAY)
     with storage_errors(f"{table.table_uri} cannot be read"):
-        stored = table.to_pyarrow_dataset()
-
-        def counted(rows: Any) -> dict[datetime, AddedRows]:
-            scanner = stored.scanner(columns=["event_time", "text"], filter=rows, batch_readahead=2)
-            return rows_by_segment(scanner.to_batches(), rules)
-
+        counted = partial(rows_by_segment, table.to_pyarrow_dataset(), rules=rules)
         young = (event < _at(before)) & (ds.field("recorded") >= _at(before + _DAY))
         found: dict[datetime, AddedRows | None] = {**counted(young)}
         for start in counted((event >= _at(before)) & is_gone):

@@ -242,34 +242,33 @@ def read_segments(path: Path, last: int) -> Segments:
 
 def put_segments(path: Path, batch: int, run: str, changed: Iterable[Segment]) -> None:
     """What a batch changes. Safe to call again: the first one that is written stands. Raises StorageUnavailable."""
+    all_of_it = batch % SNAPSHOT_EVERY == 0
+    # The earlier rows count until the main table holds this batch, so they stay beside the new ones.
+    kept = read_segments(path, batch - 1).values() if all_of_it else ()
+    _commit_segments([*changed, *kept], path, batch, run, replace=all_of_it)
+
+
+def _commit_segments(rows: Iterable[Segment], path: Path, batch: int, run: str, *, replace: bool) -> None:
     add_columns(path, Schema.from_arrow(_SEGMENTS))
-    rows, all_of_it = [segment._asdict() for segment in changed], batch % SNAPSHOT_EVERY == 0
-    if all_of_it:
-        # The earlier rows count until the main table holds this batch, so they stay beside the new ones.
-        rows += [segment._asdict() for segment in read_segments(path, batch - 1).values()]
-    table = pa.Table.from_pylist(rows, schema=_SEGMENTS)
-    commit_rows(table, path, batch, run, replace=all_of_it)
+    table = pa.Table.from_pylist([segment._asdict() for segment in rows], schema=_SEGMENTS)
+    commit_rows(table, path, batch, run, replace=replace)
 
 
 def segments_before(paths: TablePaths, batch: int, run: str, rules: SegmentRules) -> Segments:
     """The segments before the batch; counted from the main table where the side table has none. Raises Overtaken."""
     before = batch - 1
     if before >= 0 and last_batch(open_table(paths.segments)) < before:
-        scanner = (
-            table_at(paths.main, before).to_pyarrow_dataset().scanner(columns=["event_time", "text"], batch_readahead=2)
-        )
-        added = rows_by_segment(scanner.to_batches(), rules)
+        added = rows_by_segment(table_at(paths.main, before).to_pyarrow_dataset(), None, rules)
         counted = add_rows({}, added, before, datetime.now(UTC))
-        add_columns(paths.segments, Schema.from_arrow(_SEGMENTS))
-        table_rows = pa.Table.from_pylist([segment._asdict() for segment in counted.values()], schema=_SEGMENTS)
-        commit_rows(table_rows, paths.segments, before, run, replace=True)
+        _commit_segments(counted.values(), paths.segments, before, run, replace=True)
     return read_segments(paths.segments, before)
 
 
-def rows_by_segment(batches: Iterable[pa.RecordBatch], rules: SegmentRules) -> dict[datetime, AddedRows]:
-    """Counts rows by ``event_time`` and ``text``."""
+def rows_by_segment(stored: Any, selected: Any, rules: SegmentRules) -> dict[datetime, AddedRows]:
+    """Counts the rows of a dataset that a filter selects (None: all), by ``event_time`` and ``text``."""
     added: dict[datetime, AddedRows] = {}
-    for rows in batches:
+    scanner = stored.scanner(columns=["event_time", "text"], filter=selected, batch_readahead=2)
+    for rows in scanner.to_batches():
         added = _merged(added, _added(pa.Table.from_batches([rows]), rules))
     return added
 

@@ -13,6 +13,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import date, datetime, time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,37 +78,32 @@ _BOUNDS: Final = "SELECT CAST(min(recorded) - to_days($days) AS VARCHAR), min(se
 def main(argv: Sequence[str]) -> int:
     """0 done. Raises CommandError, with exit status 1 (refused), 2 (wrong use or SQL) or 3 (no gateway, no storage)."""
     args = _arguments(list(argv))
-    spill = TemporaryDirectory(prefix="logferry-query-")
-    settings: dict[str, str | bool | int | float | list[str]] = {
-        "autoinstall_known_extensions": "false",
-        "TimeZone": "UTC",
-        "temp_directory": spill.name,
-    }
-    connection = duckdb.connect(":memory:", config=settings)
-    try:
-        statements = connection.extract_statements(args.sql)
-        if len(statements) != 1:
-            raise UsageError(f"expected one SQL statement, got {len(statements)}")
-        snapshot = snapshot_of(Path(args.table))
-        _views(connection, snapshot, _tail(args, snapshot))
-        for setting in _LOCKED:
-            connection.execute(setting)
-        result = connection.sql(args.sql)
-        if result is not None:  # None: the statement returns no rows
-            FORMATS[args.format](result.to_arrow_reader(_ROWS), sys.stdout)
-    except LoadError as error:
-        problem = CommandError(str(error))
-        problem.exit_status = error.exit_status
-        raise problem from None
-    except (duckdb.Error, pa.ArrowException) as error:
-        raise UsageError(f"the query failed: {error}") from None
-    except (DeltaError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise CommandError(f"{args.table} cannot be read: {error}") from None
-    finally:
-        connection.close()
-        spill.cleanup()
+    settings = {"autoinstall_known_extensions": "false", "TimeZone": "UTC"}
+    with (
+        TemporaryDirectory(prefix="logferry-query-") as spill,
+        closing(duckdb.connect(":memory:", config={**settings, "temp_directory": spill})) as connection,
+    ):
+        try:
+            statements = connection.extract_statements(args.sql)
+            if len(statements) != 1:
+                raise UsageError(f"expected one SQL statement, got {len(statements)}")
+            snapshot = snapshot_of(Path(args.table))
+            _views(connection, snapshot, _tail(args, snapshot))
+            for setting in _LOCKED:
+                connection.execute(setting)
+            result = connection.sql(args.sql)
+            if result is not None:  # None: the statement returns no rows
+                FORMATS[args.format](result.to_arrow_reader(_ROWS), sys.stdout)
+        except LoadError as error:
+            problem = CommandError(str(error))
+            problem.exit_status = error.exit_status
+            raise problem from None
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise UsageError(f"the query failed: {error}") from None
+        except (DeltaError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise CommandError(f"{args.table} cannot be read: {error}") from None
     return 0
 
 
@@ -128,11 +124,11 @@ def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> tuple[Iterator[p
     if args.bootstrap is None and args.kafka is None:
         newest = HttpTail(args)
     else:
-        from logferry.ops.commands.tail_kafka import KafkaTail, connection  # needs the gateway's extra
+        from logferry.ops.commands.tail_kafka import KafkaTail  # needs the gateway's extra
 
         if args.bootstrap is not None and args.kafka is not None:
             raise UsageError("--bootstrap and --kafka exclude each other: the file holds the address")
-        newest = KafkaTail(connection(args.bootstrap, args.kafka))
+        newest = KafkaTail(args.bootstrap, args.kafka)
     ranges = newest.ranges(snapshot, args.topics)
     schema = snapshot.table.to_pyarrow_dataset().schema
     rows = python_rows.batches(newest.chunks(ranges), entry.dc, entry.parser, schema)

@@ -9,8 +9,8 @@ import re
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, Final
 
@@ -51,10 +51,11 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 def main(argv: list[str]) -> int:
     """0 done. Raises CommandError, whose exit status is 1 (refused), 2 (wrong use) or 3 (no gateway answers)."""
-    args = _arguments(argv)
+    args, console = _arguments(argv), Console(stderr=True)
+    is_shown = console.is_terminal and not sys.stdout.isatty()
     try:
-        with progress() as shown:
-            ReadCommand(args, sys.stdout.buffer, shown).run()
+        with console.status("waiting for chunks") if is_shown else nullcontext() as status:
+            ReadCommand(args, sys.stdout.buffer, ReadProgress(status)).run()
     except Unknown as unknown:
         raise no_gateway(args.url, unknown) from None
     except Rejected as rejected:
@@ -276,11 +277,3 @@ class ReadProgress:
     def _words(self, now: float) -> str:
         took_s = max(now - self._began, 0.001)
         return f"{self._chunks:,} chunks, {self._bytes / 1e6:,.1f} MB, {self._bytes / 1e6 / took_s:,.1f} MB/s"
-
-
-@contextmanager
-def progress() -> Iterator[ReadProgress]:
-    console = Console(stderr=True)
-    is_shown = console.is_terminal and not sys.stdout.isatty()
-    with console.status("waiting for chunks") if is_shown else nullcontext() as status:
-        yield ReadProgress(status)

@@ -26,8 +26,7 @@ class HttpTail:
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Raises UsageError."""
-        self._token, self._url = token_of(args), args.url
-        self._ca_file = args.ca_file
+        self._token, self._url, self._ca_file = token_of(args), args.url, args.ca_file
         self._gateway = GatewayClient(args.url, self._token, args.ca_file, _PAGE_S)
 
     def ranges(self, snapshot: TableSnapshot, chosen: Sequence[str] | None) -> tuple[Range, ...]:

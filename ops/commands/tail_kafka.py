@@ -29,25 +29,16 @@ class _ConfigFile(BaseModel):
     kafka: KafkaSettings
 
 
-def connection(bootstrap_servers: str | None, file: str | None) -> KafkaSettings:
-    """From the section ``kafka`` of the file, else an address alone. Raises UsageError."""
-    try:
-        if file is not None:
-            return load_as(_ConfigFile, Path(file)).kafka
-        return KafkaSettings.model_validate({"bootstrap_servers": bootstrap_servers})
-    except (ConfigError, ValueError) as error:
-        raise UsageError(str(error)) from None
-
-
 class KafkaTail:
     """Kafka as the source of a tail. Reading again gives the same chunks. Topic ids are compared, too."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        """Raises UsageError."""
-        self._servers = settings.bootstrap_servers
+    def __init__(self, bootstrap_servers: str | None, file: str | None) -> None:
+        """The connection of the file's section ``kafka``, else an address alone. Raises UsageError."""
         try:
-            self._options = kafka_options(settings)
-        except ConfigError as error:
+            raw = {"bootstrap_servers": bootstrap_servers}
+            settings = KafkaSettings.model_validate(raw) if file is None else load_as(_ConfigFile, Path(file)).kafka
+            self._servers, self._options = settings.bootstrap_servers, kafka_options(settings)
+        except (ConfigError, ValueError) as error:
             raise UsageError(str(error)) from None
 
     def ranges(self, snapshot: TableSnapshot, chosen: Sequence[str] | None) -> tuple[Range, ...]:
@@ -78,15 +69,10 @@ class KafkaTail:
             places = [(n, p.partition) for n in wanted if n in topics for p in topics[n].partitions]
             firsts = await kafka.offsets(places, EARLIEST) if places else {}
             nexts = await kafka.offsets(places, LATEST) if places else {}
-        views = {
-            name: TopicOffsets(
-                name,
-                printed_topic_id(topics[name].id),
-                {n: PartitionOffsets(firsts[t, n], nexts[t, n]) for t, n in places if t == name},
-            )
-            for name in wanted
-            if name in topics
-        }
+        views = {}
+        for name in (name for name in wanted if name in topics):
+            offsets = {n: PartitionOffsets(firsts[t, n], nexts[t, n]) for t, n in places if t == name}
+            views[name] = TopicOffsets(name, printed_topic_id(topics[name].id), offsets)
         return tail_of(snapshot, views, wanted)
 
     async def _fetches(self, ranges: Sequence[Range]) -> AsyncGenerator[list[Chunk], None]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from logferry.ops.cli.options import command_parser, parse_with_file
@@ -29,27 +30,24 @@ def main(argv: list[str]) -> int:
     """Runs until a signal asks for the end; 0 then. Raises CommandError."""
     args = _arguments(argv)
     data = Path(args.data) if args.data else data_dir() / "up"
-    try:
-        with stop_on_signals():
-            java = find_java()
-            _say(f"Java {java.version}: {java.origin}")
-            stack = Stack(
-                data,
-                dcs=[name.strip() for name in args.dc.split(",")],
-                brokers=args.brokers,
-                workers=args.workers,
-                lanes=args.lanes,
-                port=args.port,
-                restart=not args.no_restart,
-                jvm=LONG_RUN,
-                mirrors=1,
-                say=_say,
-            )
-            with stack:
-                _print_ready(stack, as_json=args.json)
-                threading.Event().wait()
-    except StopRequested:
-        pass
+    with suppress(StopRequested), stop_on_signals():
+        java = find_java()
+        _say(f"Java {java.version}: {java.origin}")
+        stack = Stack(
+            data,
+            dcs=[name.strip() for name in args.dc.split(",")],
+            brokers=args.brokers,
+            workers=args.workers,
+            lanes=args.lanes,
+            port=args.port,
+            restart=not args.no_restart,
+            jvm=LONG_RUN,
+            mirrors=1,
+            say=_say,
+        )
+        with stack:
+            _print_ready(stack, as_json=args.json)
+            threading.Event().wait()
     return 0
 
 

@@ -90,22 +90,23 @@ def silent_workers(silent: Mapping[str, SilentWorker]) -> Iterator[Diagnosis]:
 
 
 def _kafka(service: ServiceStatus) -> Iterator[Diagnosis]:
-    away, brokers = _Reasons(), _Reasons()
+    away: list[_Found] = []
+    brokers: list[_Found] = []
     for url, worker in service.workers.items():
         kafka = worker.kafka
         broken = [broker for broker in kafka.brokers if broker.error is not None]
         if not kafka.reachable:
             reason = "; ".join(f"{b.host}:{b.port}: {b.error}" for b in broken) or kafka.error or "no broker is known"
-            away.add(url, reason, _since(worker, kafka.answered_ms))
+            away.append((url, reason, _since(worker, kafka.answered_ms)))
             continue
         for broker in broken:
-            brokers.add(f"{broker.id} ({broker.host}:{broker.port})", broker.error or "", None)
+            brokers.append((f"{broker.id} ({broker.host}:{broker.port})", broker.error or "", None))
         if kafka.partitions is None:
-            away.add(url, kafka.error or "", None)
-    for urls, reason, for_s in away:
+            away.append((url, kafka.error or "", None))
+    for urls, reason, for_s in _merged(away):
         whom = "" if len(urls) == len(service.workers) else f" {', '.join(urls)}"
         yield Diagnosis(True, f"Kafka does not answer{whom}", reason, for_s)
-    for names, reason, for_s in brokers:
+    for names, reason, for_s in _merged(brokers):
         yield Diagnosis(True, f"Kafka's broker {', '.join(names)} does not answer", reason, for_s)
     seen = [worker.kafka.partitions for worker in service.workers.values() if worker.kafka.partitions is not None]
     if seen:
@@ -120,38 +121,38 @@ def _kafka(service: ServiceStatus) -> Iterator[Diagnosis]:
 
 def _lanes(service: ServiceStatus) -> Iterator[Diagnosis]:
     held = lane_holders(service)
-    reasons_of: dict[str, _Reasons] = {}
+    reasons_of: dict[str, list[_Found]] = {}
     for number in range(max(worker.lanes_total for worker in service.workers.values())):
         if number in held:
             what, reason, for_s = _held_lane(*held[number])
         else:
             what, reason, for_s = "served by nobody", _why_nobody(service, number), None
         if what:
-            reasons_of.setdefault(what, _Reasons()).add(number, reason, for_s)
+            reasons_of.setdefault(what, []).append((number, reason, for_s))
     for what, reasons in reasons_of.items():
-        for numbers, reason, for_s in reasons:
+        for numbers, reason, for_s in _merged(reasons):
             verb = "is" if len(numbers) == 1 else "are"
             yield Diagnosis(True, f"{name_lanes(numbers)} {verb} {what}", reason, for_s)
 
 
 def _refused(service: ServiceStatus) -> Iterator[Diagnosis]:
-    reasons = _Reasons()
+    found: list[_Found] = []
     for worker in service.workers.values():
         for refused in worker.refused:
             name = refused.topic if refused.partition is None else f"{refused.topic}-{refused.partition}"
-            reasons.add(name, refused.why, _since(worker, refused.since_ms))
-    for names, why, for_s in reasons:
+            found.append((name, refused.why, _since(worker, refused.since_ms)))
+    for names, why, for_s in _merged(found):
         yield Diagnosis(True, f"no writes to {', '.join(sorted(names))}", why, for_s)
 
 
 def _open_transactions(service: ServiceStatus) -> Iterator[Diagnosis]:
-    reasons = _Reasons()
+    found: list[_Found] = []
     for worker in service.workers.values():
         for one in worker.open_transactions:
             name = f"{one.topic}-{one.partition} from offset {one.offset}"
-            reasons.add(name, f"producer id {one.producer_id}", _since(worker, one.since_ms))
+            found.append((name, f"producer id {one.producer_id}", _since(worker, one.since_ms)))
     remedy = "find its program by kafka-transactions.sh list; if the list lacks it: runbook, Hanging transactions"
-    for names, whose, for_s in reasons:
+    for names, whose, for_s in _merged(found):
         what = f"an open transaction hides the records of {', '.join(sorted(names))}"
         yield Diagnosis(True, what, f"{whose}: {remedy}", for_s)
 
@@ -187,13 +188,13 @@ def _why_nobody(service: ServiceStatus, number: int) -> str:
 
 
 def _group(service: ServiceStatus) -> Iterator[Diagnosis]:
-    reasons = _Reasons()
+    found: list[_Found] = []
     for url, worker in service.workers.items():
         if worker.kafka.reachable:
             for_s = _since(worker, worker.group.seen_ms or worker.started_ms)
             if for_s is not None and for_s > UNSEEN_S:
-                reasons.add(url, worker.group.error or "the members of the group change all the time", for_s)
-    for urls, reason, for_s in reasons:
+                found.append((url, worker.group.error or "the members of the group change all the time", for_s))
+    for urls, reason, for_s in _merged(found):
         yield Diagnosis(True, f"worker {', '.join(urls)} does not see the other workers", reason, for_s)
 
 
@@ -207,15 +208,15 @@ def _limits(service: ServiceStatus) -> Iterator[Diagnosis]:
 
 def _passing(service: ServiceStatus) -> Iterator[Diagnosis]:
     """Notes: problems that are over, and facts that are no fault."""
-    recovered = _Reasons()
+    recovered: list[_Found] = []
     for worker, lane in lane_holders(service).values():
         wait = lane.last_wait
         if lane.state == "serving" and wait is not None and wait.ended_ms is not None:
             over_s = _since(worker, wait.ended_ms) or 0.0
             failed = lane.last_error is not None and (lane.last_error_ms or 0) >= wait.began_ms
             if over_s < RECENT_S and (failed or wait.ended_ms - wait.began_ms >= LONG_WAIT_MS):
-                recovered.add(lane.lane, str(lane.last_error) if failed else wait.reason, over_s)
-    for numbers, reason, for_s in recovered:
+                recovered.append((lane.lane, str(lane.last_error) if failed else wait.reason, over_s))
+    for numbers, reason, for_s in _merged(recovered):
         yield Diagnosis(False, f"{name_lanes(numbers)} had to wait, and can serve again", reason, for_s)
     for url, worker in service.workers.items():
         for throttled in worker.throttled:
@@ -235,22 +236,18 @@ def _passing(service: ServiceStatus) -> Iterator[Diagnosis]:
 # ---- wording ------------------------------------------------------------------------------------------------------
 
 
-class _Reasons:
+# Who has a problem, why, and for how many seconds (None: unknown).
+_Found = tuple[Any, str, float | None]
+
+
+def _merged(found: Iterable[_Found]) -> Iterator[tuple[list[Any], str, float | None]]:
     """Merges the same reason of several workers or lanes; keeps the longest duration."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[list[Any], float | None]] = {}
-
-    def add(self, who: Any, reason: str, for_s: float | None) -> None:
-        whose, longest_s = self._of.get(reason, ([], None))
-        if who not in whose:
-            whose.append(who)
-        times = [time for time in (longest_s, for_s) if time is not None]
-        self._of[reason] = (whose, max(times, default=None))
-
-    def __iter__(self) -> Iterator[tuple[list[Any], str, float | None]]:
-        for reason, (whose, for_s) in self._of.items():
-            yield whose, reason, for_s
+    by_reason: dict[str, list[_Found]] = {}
+    for one in found:
+        by_reason.setdefault(one[1], []).append(one)
+    for reason, same in by_reason.items():
+        times = [for_s for *_, for_s in same if for_s is not None]
+        yield list(dict.fromkeys(who for who, *_ in same)), reason, max(times, default=None)
 
 
 def _since(worker: Status, at_ms: int | None) -> float | None:

@@ -108,25 +108,22 @@ def links_of(mirror: Mirror) -> list[tuple[LinkStatus, int]]:
     for worker in mirror.workers.values():
         for link in worker.links:
             parts.setdefault(link.dc, []).append((link, worker.now_ms))
-    return [_together([link for link, _ in found], found) for _, found in sorted(parts.items())]
+    return [_together(found) for _, found in sorted(parts.items())]
 
 
-def _together(links: list[LinkStatus], parts: list[tuple[LinkStatus, int]]) -> tuple[LinkStatus, int]:
+def _together(parts: list[tuple[LinkStatus, int]]) -> tuple[LinkStatus, int]:
+    links = [link for link, _ in parts]
     sizes = [link.lag_bytes for link in links]
     waits = [(link.last_wait, now_ms) for link, now_ms in parts if link.last_wait is not None]
     wait, now_ms = max(waits, key=lambda one: (one[0].ended_ms is None, one[0].since_ms), default=(None, 0))
-    link = LinkStatus(
-        dc=links[0].dc,
-        topics=max(link.topics for link in links),
-        partitions=sum(link.partitions for link in links),
-        stopped=sum(link.stopped for link in links),
-        lag_records=sum(link.lag_records for link in links),
-        lag_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
-        lag_s=max((link.lag_s for link in links if link.lag_s is not None), default=None),
-        bytes_per_s=links[0].bytes_per_s,
-        last_wait=wait,
-    )
-    return link, now_ms
+    changes = {
+        **{name: sum(getattr(link, name) for link in links) for name in ("partitions", "stopped", "lag_records")},
+        "topics": max(link.topics for link in links),
+        "lag_bytes": None if None in sizes else sum(size for size in sizes if size is not None),
+        "lag_s": max((link.lag_s for link in links if link.lag_s is not None), default=None),
+        "last_wait": wait,
+    }
+    return links[0].model_copy(update=changes), now_ms
 
 
 def diagnose_mirror(mirror: Mirror) -> list[Diagnosis]:

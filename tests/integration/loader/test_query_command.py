@@ -143,7 +143,7 @@ def test_a_tail_of_kafka_is_fetched_as_it_is_taken(loaded: Loaded, monkeypatch: 
     monkeypatch.setattr(tail_kafka, "committed", counted)
     loaded.write("s0", b"x\n")
     loaded.write("s1", b"x\n")
-    tail = tail_kafka.KafkaTail(tail_kafka.connection(loaded.workers.kafka.bootstrap, None))
+    tail = tail_kafka.KafkaTail(loaded.workers.kafka.bootstrap, None)
     chunks = tail.chunks(tail.ranges(snapshot_of(loaded.path), None))
     next(chunks)
     assert len(fetched) == 1
