@@ -197,9 +197,8 @@ class KafkaClient:
             raise_for(error[1], error[2] if len(error) > 2 and error[2] else topic)
 
     async def grow_topic(self, topic: str, partitions: int) -> None:
-        wanted = [(topic, (partitions, None))]
-        response = await self._send_any(admin.CreatePartitionsRequest(wanted, _REQUEST_TIMEOUT_MS, False))
-        for _topic, code, message in response.topic_errors:
+        request = admin.CreatePartitionsRequest([(topic, (partitions, None))], _REQUEST_TIMEOUT_MS, False)
+        for _topic, code, message in (await self._send_any(request)).topic_errors:
             raise_for(code, message or topic)
 
     async def alter_topic(self, topic: str, configs: Mapping[str, str]) -> None:
@@ -216,7 +215,7 @@ class KafkaClient:
     ) -> dict[TopicPartition, int]:
         """`offset` of many partitions; waits for those that are not there yet, and without a leader ``give_up_s``.
         ``committed`` False: the end includes open transactions."""
-        ask = partial(self._offsets_at, time_ms, isolation=_READ_COMMITTED if committed else 0)
+        ask = partial(self._offsets_at, time_ms, isolation=_READ_COMMITTED * committed)
         return await self._ask_leaders(partitions, ask, _AT_ONCE, give_up_s=give_up_s)
 
     async def _offsets_at(

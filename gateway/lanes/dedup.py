@@ -11,24 +11,8 @@ Invariants, kept here and nowhere else:
   number is never "newer".
 * The pin of a key is the partition in the states of its living sources: it lives as long as the youngest.
 
-**Authority**: a session belongs to the token that opened it, and lives until it was silent for the configured time: no
-chunk, no heartbeat, no opening. The number of a session is no secret, so it gives no authority.
-
-| request | of the session's token | of another token, the session lives | of another token, it was silent |
-| --- | --- | --- | --- |
-| chunk, heartbeat | by the rule of a chunk | ``superseded`` | ``superseded`` |
-| opening | a new session | ``source-in-use`` | a new session, of this token now |
-| opening by an administrator of the topic | a new session | a new session | a new session |
-
-* A source without a session, or whose session was opened without a token, is everybody's who may write the topic.
-* Without tokens, and among those who share one, the number counts. Once a chunk or heartbeat came with it, no chunk is
-  recorded without it while the session lives (``superseded``); duplicates are acknowledged. A new session may be opened
-  at once. After its silence, a chunk without the number ends the session.
-* A heartbeat needs no number: it silences nobody. With or without, it keeps the session alive.
-* A session that was only opened, for its facts, excludes nobody; but a chunk outside of it that jumps needs ``prev``. A
-  mistaken seqno would silence the source.
-* Decided in the lane, in the order of its transaction, by the brokers' time: if that is ahead, the session ends
-  early and another token may open; if it is behind, another token waits.
+**Authority**: of a session's token, and among its callers of the session's number. The rule, as a table, and why:
+ops/docs/decisions/0024. It is decided in the lane, in the order of its transaction, by the brokers' time.
 """
 
 from __future__ import annotations
