@@ -76,12 +76,19 @@ class HeldBytes:
     token: str | None
     bytes: int = 0
 
+    @property
+    def _free(self) -> int:
+        return int(self.room.room(self.token)) // _SHARE
+
+    def has_some(self, wanted: int) -> bool:
+        """Whether `grow` finds room."""
+        return self._free >= min(wanted, _LEAST_FETCH)
+
     def grow(self, wanted: int) -> int:
         """Takes up to so many more, a part of what is free so that others find some, too. Raises as `settle` does."""
-        free = int(self.room.room(self.token)) // _SHARE
-        if free < min(wanted, _LEAST_FETCH):
+        if not self.has_some(wanted):
             raise self._overloaded()
-        more = min(wanted, free)
+        more = min(wanted, self._free)
         self.room.take(self.token, more)
         self.bytes += more
         return more
@@ -138,21 +145,23 @@ async def _start(kafka: KafkaClient, wanted: ReadRequest) -> int:
 async def _collect(
     kafka: KafkaClient, limits: Limits, wanted: ReadRequest, position: int, held: HeldBytes
 ) -> PartitionPage:
-    """A small fetch looks for data, or waits for some; what is fetched beyond is taken of the room before."""
+    """Data is looked for without waiting, and what a fetch may bring is taken of the room before. Who has to wait for
+    data, or finds no room, makes a small fetch.
+    """
     deadline = time.monotonic() + min(wanted.wait_ms, limits.read_wait_ms) / 1000
     max_bytes = min(wanted.max_bytes, limits.read_bytes)
     rows: list[Row] = []
     last_offset: int | None = None
-    fetches, at_end = 0, True
+    fetches, at_end = 0, False
     tp = wanted.topic, wanted.partition
     while True:
         wait_ms, room = 0, min(max_bytes, _LEAST_FETCH)
         try:
             if at_end:
                 wait_ms = max(0, int((deadline - time.monotonic()) * 1000))
-            else:
-                fetches += 1
+            elif fetches or held.has_some(max_bytes):
                 room = held.grow(max(1, max_bytes - _size(rows)))
+            fetches += not at_end
             max_fetch = max(_LEAST_FETCH, room // _USUAL_RATIO)
             fetched = await kafka.fetch(*tp, position, max_bytes=max_fetch, stop_bytes=room, wait_ms=wait_ms)
         except (CorruptBatch, Problem):

@@ -34,7 +34,7 @@ class FakeKafka:
     async def fetch(self, _topic: str, _partition: int, offset: int, **limits: Any) -> FetchedRecords:
         stop_bytes, wait_ms = limits["stop_bytes"], limits.get("wait_ms", 0)
         is_first = offset == 0
-        if not is_first or offset >= self.chunks:
+        if not is_first or (offset >= self.chunks and wait_ms):
             self.asked.append((stop_bytes, wait_ms))
             self.held.set()
             await self.let_go.wait()
