@@ -76,19 +76,10 @@ class HeldBytes:
     token: str | None
     bytes: int = 0
 
-    @property
-    def _free(self) -> int:
-        return int(self.room.room(self.token)) // _SHARE
-
-    def has_some(self, wanted: int) -> bool:
-        """Whether `grow` finds room."""
-        return self._free >= min(wanted, _LEAST_FETCH)
-
     def grow(self, wanted: int) -> int:
-        """Takes up to so many more, a part of what is free so that others find some, too. Raises as `settle` does."""
-        if not self.has_some(wanted):
-            raise self._overloaded()
-        more = min(wanted, self._free)
+        """Takes up to so many more, a part of what is free so that others find some, too; 0: there is no room."""
+        free = int(self.room.room(self.token)) // _SHARE
+        more = min(wanted, free) if free >= min(wanted, _LEAST_FETCH) else 0
         self.room.take(self.token, more)
         self.bytes += more
         return more
@@ -96,11 +87,11 @@ class HeldBytes:
     def settle(self, size_bytes: int) -> None:
         """Holds exactly so many. Raises Problem ``overloaded`` where that is more, and there is no room for it."""
         if size_bytes > self.bytes and size_bytes - self.bytes > self.room.room(self.token):
-            raise self._overloaded()
+            raise self.overloaded()
         self.room.give(self.token, self.bytes - size_bytes)
         self.bytes = size_bytes
 
-    def _overloaded(self) -> Problem:
+    def overloaded(self) -> Problem:
         return Problem("overloaded", f"{self.room.used} bytes of reads wait for their readers; try again later")
 
 
@@ -159,8 +150,10 @@ async def _collect(
         try:
             if at_end:
                 wait_ms = max(0, int((deadline - time.monotonic()) * 1000))
-            elif fetches or held.has_some(max_bytes):
-                room = held.grow(max(1, max_bytes - _size(rows)))
+            elif more := held.grow(max(1, max_bytes - _size(rows))):
+                room = more
+            elif fetches:
+                raise held.overloaded()
             fetches += not at_end
             max_fetch = max(_LEAST_FETCH, room // _USUAL_RATIO)
             fetched = await kafka.fetch(*tp, position, max_bytes=max_fetch, stop_bytes=room, wait_ms=wait_ms)

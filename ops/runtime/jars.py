@@ -136,26 +136,21 @@ def jar_folder(wanted: JarSet) -> Path:
 def _stored(wanted: JarSet, folder: Path) -> tuple[list[Path], str]:
     """The jars by their manifest; none if it is missing, or if the folder differs from it, with the difference."""
     try:
-        found = {one["name"]: one for one in json.loads((folder / _MANIFEST).read_text("utf-8"))}
-        if found.keys() != wanted.sha256.keys():
-            return [], f"{folder / _MANIFEST} lists other jars"
-        sizes = {name: int(one["bytes"]) for name, one in found.items()}
+        noted = {one["name"]: one for one in json.loads((folder / _MANIFEST).read_text("utf-8"))}
     except FileNotFoundError:
         return [], ""
     except (ValueError, TypeError, KeyError):
         return [], f"{folder / _MANIFEST} cannot be read"
-    jars = [folder / name for name in sizes]
-    hashed = False
-    for jar in jars:
-        stat = jar.stat() if jar.exists() else None
-        if stat is None or stat.st_size != sizes[jar.name]:
-            return [], f"{jar} has {stat.st_size if stat else 0} bytes instead of {sizes[jar.name]}"
-        noted = found[jar.name]
-        if (noted.get("mtime_ns"), noted.get("sha256")) != (stat.st_mtime_ns, wanted.sha256[jar.name]):
-            hashed = True
-            if (digest := _sha256(jar)) != wanted.sha256[jar.name]:
-                return [], f"{jar} has the SHA-256 {digest} instead of {wanted.sha256[jar.name]}"
-    if hashed:
+    if noted.keys() != wanted.sha256.keys():
+        return [], f"{folder / _MANIFEST} lists other jars"
+    jars = [folder / name for name in noted]
+    if missing := [str(jar) for jar in jars if not jar.exists()]:
+        return [], f"{missing[0]} is missing"
+    unknown = [jar for jar in jars if noted[jar.name] != _facts(wanted, jar)]
+    for jar in unknown:
+        if (digest := _sha256(jar)) != wanted.sha256[jar.name]:
+            return [], f"{jar} has the SHA-256 {digest} instead of {wanted.sha256[jar.name]}"
+    if unknown:
         # The next use hashes again where this cannot be written.
         with suppress(OSError):
             _write_manifest(wanted, folder, jars)
@@ -167,15 +162,17 @@ def _sha256(jar: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _facts(wanted: JarSet, jar: Path) -> dict[str, object]:
+    """What the manifest says of a jar that has the pinned hash."""
+    at = jar.stat()
+    return {"name": jar.name, "bytes": at.st_size, "mtime_ns": at.st_mtime_ns, "sha256": wanted.sha256[jar.name]}
+
+
 def _write_manifest(wanted: JarSet, folder: Path, jars: Sequence[Path]) -> None:
     """For jars that have the pinned hashes. Raises OSError."""
-    manifest = [
-        {"name": jar.name, "bytes": at.st_size, "mtime_ns": at.st_mtime_ns, "sha256": wanted.sha256[jar.name]}
-        for jar, at in ((jar, jar.stat()) for jar in jars)
-    ]
     new = folder / f"{_MANIFEST}.{os.getpid()}"
     with new.open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
+        json.dump([_facts(wanted, jar) for jar in jars], file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     new.replace(folder / _MANIFEST)
