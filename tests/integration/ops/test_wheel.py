@@ -36,7 +36,7 @@ SOURCES = ("gateway", "mirror", "loaders", "client", "ops")
 EXTRAS = ("client", "gateway", "loaders", "query", "ops")
 MINORS = (11, 12, 13)
 READY_S = 60.0
-SHIPPED = {".py", ".toml", ".properties", ".conf", ".bash"}
+SHIPPED = {".py", ".toml", ".properties", ".conf", ".bash", ".sha256"}
 
 
 @pytest.fixture(scope="module")

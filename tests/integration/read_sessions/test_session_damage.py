@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import msgpack
@@ -55,8 +55,10 @@ async def test_a_damaged_partition_stops_alone_and_goes_on_when_mended(
         await stream.until(has(96))
         whole = identities(stream)
         before = {p: [f["offset"] for f in stream.chunks if f["partition"] == p] for p in (0, 1)}
-    async with Stream(gateway.session, gateway.urls[0], topic_name, f"topic={topic}") as stream:
+    async with AsyncExitStack() as readers:
         with damaged_batch(kafka, topic, 8) as offset:
+            later = Stream(gateway.session, gateway.urls[0], topic_name, f"topic={topic}")
+            stream = await readers.enter_async_context(later)
             await stream.until(lambda s: "damaged" in s.kinds())
             frame = stream.last("damaged")
             assert (frame["topic"], frame["partition"]) == (topic, 0)
