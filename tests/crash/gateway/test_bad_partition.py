@@ -26,6 +26,7 @@ _PATIENCE_S = 90
 _PARTITIONS = 6
 # So many writes in a row of a healthy source, none refused.
 _WRITES = 200
+_ATTEMPTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -135,24 +136,29 @@ async def test_the_other_sources_of_the_lane_are_written(
             good = Writing(running, f"{name}.good", source_in(healthy))
             bad = Writing(running, f"{name}.bad", "host")
             async with writing(good, bad):
-                await bad.advance(20)
-                three.kill(away)
-                try:
-                    await bad.until(lambda: any("takes nothing now" in text for text in bad.refused))
-                    recorded, refused = bad.recorded, len(bad.refused)
-                    good.refused_at = good.recorded
-                    await good.until(lambda: good.recorded - good.refused_at >= _WRITES)
-                    assert (bad.recorded, len(bad.refused) > refused) == (recorded, True)
-                    assert why in bad.refused[-1]
-                    [shown] = (await running.ask("GET", "/v1/status")).document["refused"]
-                    assert (shown["topic"], shown["partition"]) == (f"dc1.{name}.bad", 0)
-                    assert why in shown["why"]
-                finally:
-                    three.restart(away)
-                await bad.advance(20)
-                assert (await running.ask("GET", "/v1/status")).document["refused"] == []
+                # Metadata may show it before a transaction meets it: then there is nothing that Kafka could not end.
+                for _ in range(_ATTEMPTS):
+                    await bad.advance(20)
+                    bad.refused.clear()
+                    three.kill(away)
+                    try:
+                        await bad.until(lambda: any("takes nothing now" in text for text in bad.refused))
+                        recorded, refused = bad.recorded, len(bad.refused)
+                        good.refused_at = good.recorded
+                        await good.until(lambda: good.recorded - good.refused_at >= _WRITES)
+                        assert (bad.recorded, len(bad.refused) > refused) == (recorded, True)
+                        assert why in bad.refused[-1]
+                        [shown] = (await running.ask("GET", "/v1/status")).document["refused"]
+                        assert (shown["topic"], shown["partition"]) == (f"dc1.{name}.bad", 0)
+                        assert why in shown["why"]
+                    finally:
+                        three.restart(away)
+                    await bad.advance(20)
+                    assert (await running.ask("GET", "/v1/status")).document["refused"] == []
+                    log = running.workers[0].child.log.read_text()
+                    if replicas == 1 or '"transaction_not_ended"' in log:
+                        break
         assert running.workers[0].child.running
-        log = running.workers[0].child.log.read_text()
         assert '"partition_refused"' in log
         assert '"partition_accepted"' in log
         if replicas == 3:
