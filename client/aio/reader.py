@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,54 +11,29 @@ import aiohttp
 from logferry.client.aio import requests
 from logferry.client.errors import Closed, LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
-from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
+from logferry.client.reading.reader import ReaderFace
+from logferry.client.reading.reader_core import Ask, HoldSession, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, RetryLater, error_of, page_of
-from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
-from logferry.client.transport.cluster import cluster_of, deadline_of
+from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions
+from logferry.client.transport.cluster import deadline_of
 from logferry.client.transport.connections import NoResponse
 from yarl import URL
 
 _T = TypeVar("_T")
 
 
-class AsyncReader:
+class AsyncReader(ReaderFace[Awaitable[None]]):
     """`Reader` for one task: the same guarantees and arguments.
 
     ``on_revoked`` is awaited. A `read` that is cancelled has delivered nothing.
     """
 
-    def __init__(
-        self,
-        urls: str | Iterable[str],
-        topic: str | Iterable[str],
-        *,
-        consumer: str | None = None,
-        start: str | datetime | Position = "earliest",
-        partitions: Iterable[int] | None = None,
-        source_prefix: str = "",
-        attributes: Mapping[str, str] | None = None,
-        follow: bool = True,
-        max_chunks: int | None = None,
-        token: str | None = None,
-        ca_file: str | None = None,
-        gzip: bool = False,
-        page_bytes: int = 1 << 20,
-        connections: int = 8,
-        drop_copies: bool = True,
-        on_revoked: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Raises ValueError."""
-        options = ReaderOptions(
-            cluster_of(urls, token), topics_of(topic), consumer, start,
-            None if partitions is None else frozenset(partitions), source_prefix, dict(attributes or {}),
-            follow=follow, max_chunks=max_chunks, gzip=gzip, page_bytes=page_bytes, connections=connections,
-        )  # fmt: skip
-        self._on_revoked = on_revoked
+    def _prepare(self, options: ReaderOptions, ca_file: str | None) -> Callable[[], None]:
         self._ca_file = ca_file
         self._http: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = requests.Change()
-        self._core = ReaderCore(options, drop_copies, self._changed.notify)
+        return self._changed.notify
 
     async def __aenter__(self) -> AsyncReader:
         try:

@@ -9,11 +9,12 @@ import http.client
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from logferry.client.errors import LogferryError
@@ -27,9 +28,47 @@ from logferry.client.transport.connections import Dialer, Reply, cut, proxies_of
 _JOIN_S = 1.0
 _READ_BYTES = 256 << 10
 _T = TypeVar("_T")
+_Revoked = TypeVar("_Revoked")
 
 
-class Reader:
+class ReaderFace(ABC, Generic[_Revoked]):
+    """The arguments of `Reader` and `AsyncReader`. ``_Revoked``: what ``on_revoked`` returns."""
+
+    def __init__(
+        self,
+        urls: str | Iterable[str],
+        topic: str | Iterable[str],
+        *,
+        consumer: str | None = None,
+        start: str | datetime | Position = "earliest",
+        partitions: Iterable[int] | None = None,
+        source_prefix: str = "",
+        attributes: Mapping[str, str] | None = None,
+        follow: bool = True,
+        max_chunks: int | None = None,
+        token: str | None = None,
+        ca_file: str | None = None,
+        gzip: bool = False,
+        page_bytes: int = 1 << 20,
+        connections: int = 8,
+        drop_copies: bool = True,
+        on_revoked: Callable[[], _Revoked] | None = None,
+    ) -> None:
+        """Raises ValueError, and what `_prepare` does."""
+        options = ReaderOptions(
+            cluster_of(urls, token), topics_of(topic), consumer, start,
+            None if partitions is None else frozenset(partitions), source_prefix, dict(attributes or {}),
+            follow=follow, max_chunks=max_chunks, gzip=gzip, page_bytes=page_bytes, connections=connections,
+        )  # fmt: skip
+        self._on_revoked = on_revoked
+        self._core = ReaderCore(options, drop_copies, self._prepare(options, ca_file))
+
+    @abstractmethod
+    def _prepare(self, options: ReaderOptions, ca_file: str | None) -> Callable[[], None]:
+        """The face's own parts. Returns what wakes all that wait."""
+
+
+class Reader(ReaderFace[None]):
     """Iterates over the chunks of topics, each partition in order. For one thread.
 
     * Without a ``consumer`` it reads all partitions from ``start`` on, and the program stores `position` beside its
@@ -53,39 +92,14 @@ class Reader:
     partitions move to another reader; what it commits within a second does not come again.
     """
 
-    def __init__(
-        self,
-        urls: str | Iterable[str],
-        topic: str | Iterable[str],
-        *,
-        consumer: str | None = None,
-        start: str | datetime | Position = "earliest",
-        partitions: Iterable[int] | None = None,
-        source_prefix: str = "",
-        attributes: Mapping[str, str] | None = None,
-        follow: bool = True,
-        max_chunks: int | None = None,
-        token: str | None = None,
-        ca_file: str | None = None,
-        gzip: bool = False,
-        page_bytes: int = 1 << 20,
-        connections: int = 8,
-        drop_copies: bool = True,
-        on_revoked: Callable[[], None] | None = None,
-    ) -> None:
-        """Raises ValueError, and OSError if ``ca_file`` cannot be used."""
-        options = ReaderOptions(
-            cluster_of(urls, token), topics_of(topic), consumer, start,
-            None if partitions is None else frozenset(partitions), source_prefix, dict(attributes or {}),
-            follow=follow, max_chunks=max_chunks, gzip=gzip, page_bytes=page_bytes, connections=connections,
-        )  # fmt: skip
+    def _prepare(self, options: ReaderOptions, ca_file: str | None) -> Callable[[], None]:
+        """Raises OSError if ``ca_file`` cannot be used."""
         self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
         self._requests = ReaderRequests(options, self._dialer)
-        self._on_revoked = on_revoked or (lambda: None)
         self._changed = threading.Condition(threading.Lock())
-        self._core = ReaderCore(options, drop_copies, self._changed.notify_all)
         self._cuts: list[Callable[[], None]] = [self._requests.cut]
         self._threads: list[threading.Thread] = []
+        return self._changed.notify_all
 
     def __enter__(self) -> Reader:
         try:
@@ -216,7 +230,9 @@ class Reader:
             return page_of(reply) if step.is_page else reply
         if isinstance(step, HoldSession):
             return self._hold(step.topics, requests)
-        return self._start(step.workers) if isinstance(step, StartWorkers) else self._on_revoked()
+        if isinstance(step, StartWorkers):
+            return self._start(step.workers)
+        return self._on_revoked and self._on_revoked()
 
     def _start(self, workers: Sequence[Steps[None]]) -> None:
         for number, worker in enumerate(workers):

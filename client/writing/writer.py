@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -119,7 +120,7 @@ def chunk_bytes(data: object) -> bytes:
     return bytes(data)
 
 
-class WriterFace:
+class WriterFace(ABC):
     """The arguments of `Writer` and `AsyncWriter`."""
 
     def __init__(
@@ -145,9 +146,9 @@ class WriterFace:
         self._core = WriterCore(address, check_attributes(dict(attributes or {})), gzip, limits)
         self._prepare(ca_file)
 
+    @abstractmethod
     def _prepare(self, ca_file: str | None) -> None:
         """The face's own parts."""
-        raise NotImplementedError
 
 
 _started: weakref.WeakSet[Writer] = weakref.WeakSet()

@@ -202,21 +202,15 @@ class _Starter:
 _starter = _Starter()
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports without a listener now, and none twice in a process. Another process may still take one first."""
-    first = free_block(count)
-    return list(range(first, first + count))
-
-
-def free_block(count: int) -> int:
-    """The first of ``count`` consecutive ports without a listener."""
+def free_ports(count: int) -> range:
+    """Consecutive ports without a listener now, none twice in a process. Another process may still take one first."""
     choice = random.SystemRandom()
     for _ in range(_TRIES):
         first = choice.randrange(_LOWEST, _first_ephemeral_port() - count)
         block = range(first, first + count)
         if _given.isdisjoint(block) and all(map(is_free, block)):
             _given.update(block)
-            return first
+            return block
     raise Unavailable(f"found no {count} consecutive free ports on 127.0.0.1; end programs that listen there")
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from logferry.gateway.contract.names import Malformed, check_dc
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.stack.kafka_cluster import QUICK_START, KafkaCluster
-from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_block, is_free, stop_all
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports, is_free, stop_all
 
 RESTART_S = 1.0
 _READY_S = 60
@@ -190,7 +190,7 @@ class Stack:
     def _first_port(self) -> int:
         count = len(self._clusters) * self._nodes * self._workers
         if self._port == 0:
-            return free_block(count)
+            return free_ports(count)[0]
         if not 0 < self._port <= 65_536 - count:
             raise UsageError(f"port {self._port}: {count} gateway workers need ports from 1 to 65535")
         busy = [port for port in range(self._port, self._port + count) if not is_free(port)]
@@ -214,7 +214,7 @@ class Stack:
         remotes: list[Setting] = [{"dc": of, "kafka": {"bootstrap_servers": at}} for of, at in addresses.items()]
         names = [f"mirror-{number}" for number in range(self._mirrors)]
         settings: dict[str, Setting] = {"workers": self._mirrors, "remote": remotes}
-        self._launch(dc, "mirror.toml", settings, names, free_block(self._mirrors))
+        self._launch(dc, "mirror.toml", settings, names, free_ports(self._mirrors)[0])
 
     def _launch(self, dc: str, file: str, more: Mapping[str, Setting], names: Sequence[str], port: int) -> None:
         """Writes the configuration of these workers and starts them."""

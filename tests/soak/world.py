@@ -25,7 +25,7 @@ import aiohttp
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.jars import spark_environment
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, configuration, free_block, free_ports, stop_all
+from logferry.ops.stack.processes import Child, configuration, free_ports, stop_all
 
 from tests.soak.files import HostFile
 from tests.soak.lines import COLUMNS
@@ -245,7 +245,7 @@ class World:
         return {"bootstrap_servers": ",".join(f"127.0.0.1:{ports[who][1]}" for ports in self._far_ports[dc].values())}
 
     def _make_gateway(self, dc: str) -> None:
-        self._ports[dc] = port = free_block(WORKERS)
+        self._ports[dc] = port = free_ports(WORKERS)[0]
         self.urls[dc] = [f"https://{_FAR}:{port + number}" for number in range(WORKERS)]
         for number in range(WORKERS):
             self.links[f"{dc}/client-gateway-{number}"] = Relay(_FAR, port + number, port + number)
@@ -272,7 +272,7 @@ class World:
     def _make_mirror(self, dc: str) -> None:
         settings = {
             "dc": dc,
-            "listen": f"127.0.0.1:{free_block(WORKERS)}",
+            "listen": f"127.0.0.1:{free_ports(WORKERS)[0]}",
             "workers": WORKERS,
             "remote": [{"dc": other, "kafka": self._kafka(other, "mirror")} for other in DCS if other != dc],
             "kafka": self._kafka(dc, "mirror"),

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 from logferry.gateway.contract.names import lane_of
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_block, stop_all
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports, stop_all
 from yarl import URL
 
 from tests.support.checker import read_back
@@ -117,7 +117,7 @@ def gateway(
     **settings: Setting,
 ) -> Iterator[Gateway]:
     """Workers with lanes of their own, ready; ended on leaving. ``command``: instead of the real program's."""
-    port = free_block(workers)
+    port = free_ports(workers)[0]
     file = folder / f"{name}.toml"
     asked: dict[str, Setting] = {
         "dc": "dc1",

@@ -1,16 +1,19 @@
-"""Topics that are deleted and recreated while brokers and workers come and go.
+"""Topics that are altered, or deleted and recreated while brokers and workers come and go.
 
 Committed positions of consumer groups, set and read by Kafka's own requests."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 
 import aiohttp
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError
+from aiokafka.protocol.admin import DescribeConfigsRequest
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -37,6 +40,34 @@ async def delete_topic(bootstrap: str, topic: str) -> bytes:
                 if response.topic_error_codes[0][1] in _DONE and not await _is_known(bootstrap, topic):
                     return gone
             await asyncio.sleep(_PAUSE_S)
+
+
+async def alter_topic(bootstrap: str, topic: str, **settings: str) -> None:
+    """Sets ``max_message_bytes="1000"``, and so on; returns when every broker goes by it.
+
+    Kafka acknowledges a change that its brokers only learn of later, and a broker shows it shortly before it goes by
+    it: another change that it shows afterwards says that the first one is in force.
+    """
+    kafka = KafkaClient({"bootstrap_servers": bootstrap}, "tests")
+    await kafka.start()
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            wanted = {name.replace("_", "."): value for name, value in settings.items()}
+            for changes in (wanted, {"file.delete.delay.ms": str(random.randrange(50_000, 60_000))}):
+                await kafka.alter_topic(topic, changes)
+                for node, _, _ in kafka.brokers():
+                    while not changes.items() <= (await _settings_at(kafka, node, topic)).items():  # noqa: ASYNC110
+                        await asyncio.sleep(_PAUSE_S)
+    finally:
+        await kafka.close()
+
+
+async def _settings_at(kafka: KafkaClient, node: int, topic: str) -> dict[str, str]:
+    [(code, _, _, _, entries)] = (
+        await kafka.send(node, DescribeConfigsRequest([(ConfigResourceType.TOPIC, topic, None)]))
+    ).resources
+    assert code == 0, code
+    return {entry[0]: entry[1] for entry in entries}
 
 
 async def make_topic(url: str, name: str, partitions: int = 4) -> str:

@@ -26,7 +26,7 @@ from logferry.loaders.planning.position_plan import PositionChange, ResetTarget
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_block
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports
 from logferry.ops.stack.stack import Stack
 from pyspark.sql import SparkSession
 
@@ -48,7 +48,7 @@ class Mirror:
     def __init__(
         self, stack: Centres, folder: Path, prefix: str, workers: int = 1, dc: str = "dc2", **settings: Setting
     ) -> None:
-        self._folder, self._port, self._dc = folder, free_block(workers), dc
+        self._folder, self._port, self._dc = folder, free_ports(workers)[0], dc
         self.pairs = f"{prefix}.mirror.{dc}.pairs"
         self.file = folder / f"mirror-{dc}.toml"
         self.file.write_text(

@@ -65,14 +65,19 @@ class World:
 
     async def state(self, url: str, wanted: str, partition: int = 0, topic: str = "") -> dict[str, Any]:
         """What the worker says of the partition once its state, or why it stopped, is the one that is wanted."""
-        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
-            while True:
-                async with session.get(f"{url}/v1/status") as answer:
-                    for found in (await answer.json())["partitions"]:
+        status: dict[str, Any] = {}
+        try:
+            async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+                while True:
+                    async with session.get(f"{url}/v1/status") as answer:
+                        status = await answer.json()
+                    for found in status["partitions"]:
                         is_it = (found["topic"], found["partition"]) == (topic or self.topic, partition)
                         if is_it and wanted in (found["state"], found.get("stop", {}).get("kind")):
                             return dict(found)
-                await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"not {wanted}: {status}") from None
 
     async def resume(self, url: str, start: str | int, partition: int = 0) -> tuple[int, dict[str, Any]]:
         body = {"topic": self.topic, "partition": partition, "from": start}

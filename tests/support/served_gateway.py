@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from logferry.ops.stack.processes import Child, Setting, configuration, free_block, stop_all
+from logferry.ops.stack.processes import Child, Setting, configuration, free_ports, stop_all
 
 _READY_S = 60
 _STOP_S = 15
@@ -41,7 +41,7 @@ class Gateway:
     ) -> None:
         self.folder, self.file = folder, folder / "gateway.toml"
         self.prefix = f"logferry-{os.getpid()}-{next(_numbers)}"
-        port = free_block(workers)
+        port = free_ports(workers)[0]
         self.urls = [f"{scheme}://{host}:{port + worker}" for worker in range(workers)]
         self._verify = verify
         self._settings: dict[str, Setting] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyspark
 from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.processes import Child, free_block, stop_all
+from logferry.ops.stack.processes import Child, free_ports, stop_all
 
 SPARK = Path(pyspark.__file__).parent
 _READY_S = 60
@@ -26,7 +26,7 @@ class Standalone:
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self.folder = folder
-        self._port = free_block(2 + workers)
+        self._port = free_ports(2 + workers)[0]
         self.url = f"spark://127.0.0.1:{self._port}"
         env = {
             **os.environ,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, ServiceWorker, configuration, free_block, stop_all
+from logferry.ops.stack.processes import Child, ServiceWorker, configuration, free_ports, stop_all
 
 from tests.support.checker import read_back, violations
 from tests.support.clients import Load
@@ -24,7 +24,7 @@ _BROKEN_WORKER = Path(__file__).with_name("broken_worker.py")
 @contextmanager
 def broken_workers(guard: str, kafka: KafkaCluster, folder: Path) -> Iterator[list[ServiceWorker]]:
     """Two workers without the guard, on the session's broker, in a gateway of their own."""
-    port = free_block(2)
+    port = free_ports(2)[0]
     file = folder / "gateway.toml"
     file.write_text(
         configuration(

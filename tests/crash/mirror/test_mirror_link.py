@@ -14,7 +14,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import ServiceWorker, Setting, configuration, free_block
+from logferry.ops.stack.processes import ServiceWorker, Setting, configuration, free_ports
 
 from tests.support.mirror import differences, differences_in_the_end, pairs_by_history, read_log, true_pairs
 from tests.support.raw_load import RawLoad
@@ -48,7 +48,7 @@ async def mirroring(
     link: Link, folder: Path, prefix: str, *remotes: Setting, **settings: Setting
 ) -> AsyncIterator[str]:
     """The URL of the one worker of a mirror; its remotes come through the relay."""
-    port, file = free_block(1), folder / "mirror.toml"
+    port, file = free_ports(1)[0], folder / "mirror.toml"
     named = [{**entry, "kafka": {"bootstrap_servers": link.far}} for entry in remotes if isinstance(entry, dict)]
     text = configuration(
         {

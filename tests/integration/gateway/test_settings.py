@@ -13,7 +13,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Setting, configuration, free_block
+from logferry.ops.stack.processes import Setting, configuration, free_ports
 
 from tests.support.gateway import gateway
 
@@ -37,7 +37,7 @@ async def admin(kafka: KafkaCluster) -> AsyncIterator[AIOKafkaAdminClient]:
 
 def started(tmp_path: Path, bootstrap: str, **settings: Setting) -> tuple[int, dict[str, str]]:
     """Runs a worker that must end by itself: its exit status, and the error that it logged."""
-    asked: dict[str, Setting] = {"dc": "dc1", "listen": f"127.0.0.1:{free_block(1)}", "accept_weak_kafka": ACCEPTED}
+    asked: dict[str, Setting] = {"dc": "dc1", "listen": f"127.0.0.1:{free_ports(1)[0]}", "accept_weak_kafka": ACCEPTED}
     file = tmp_path / "gateway.toml"
     file.write_text(configuration({**asked, **settings, "kafka": {"bootstrap_servers": bootstrap}}), encoding="utf-8")
     command = [sys.executable, "-m", "logferry.gateway", "--config", str(file), "--worker", "0"]
@@ -124,7 +124,7 @@ def test_a_port_in_use_is_reported(kafka: KafkaCluster, tmp_path: Path, topic_na
 
 @pytest.mark.long
 def test_kafka_that_is_not_there_is_status_3(tmp_path: Path) -> None:
-    bootstrap = f"127.0.0.1:{free_block(1)}"
+    bootstrap = f"127.0.0.1:{free_ports(1)[0]}"
     status, error = started(tmp_path, bootstrap)
     assert (status, error["event"]) == (3, "kafka_away")
     assert bootstrap in error["reason"]

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 import msgpack
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError
 from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.contract.names import lane_of
@@ -21,6 +20,7 @@ from logferry.gateway.contract.names import lane_of
 from tests.support.checker import read_back, violations
 from tests.support.clients import Load
 from tests.support.gateway import LANES, Answer, Gateway, source_path
+from tests.support.kafka import alter_topic
 
 _RETRIABLE = (429, 500, 503)
 
@@ -206,7 +206,7 @@ async def test_a_limit_that_is_lowered_hits_those_alone_who_are_over_it(
     noise = random.Random(8)
     large, *fine = of_one_lane(6)
     assert (await write(workers, topic, large, "seqno=1", noise.randbytes(50_000))).status == 200
-    await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": "20000"})])
+    await alter_topic(workers.kafka.bootstrap, topic, max_message_bytes="20000")
 
     async def keep_writing(target: str, source: str) -> None:
         for seqno in range(1, 20):

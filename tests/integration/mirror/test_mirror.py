@@ -16,6 +16,7 @@ from logferry.mirror.copy.batch_rewrite import committed_batches
 from logferry.ops.audit.command import main as audit
 from logferry.ops.stack.stack import Stack
 
+from tests.support.kafka import alter_topic
 from tests.support.mirror import pairs_by_history, read_log, true_pairs
 from tests.support.mirrored_topic import World, mirroring, settings_of
 
@@ -65,15 +66,11 @@ async def test_settings_that_change_later_are_copied(world: World) -> None:
     """Among them a copy that an operator made too small: what it refused is written when it is as it must be."""
     await world.create(partitions=1, **{"retention.ms": "123456789"})
     await world.write(b"small")
-    wrong = {"max.message.bytes": "1000", "message.timestamp.after.max.ms": "3600000"}
-    small = ConfigResource(ConfigResourceType.TOPIC, world.topic, wrong)
+    wrong = {"max_message_bytes": "1000", "message_timestamp_after_max_ms": "3600000"}
     with mirroring(world.mirror) as url:
         await world.state(url, "caught-up")
-        await world.admin(world.here, "alter_configs", [small])
-        changed = {"retention.ms": "987654321", "max.message.bytes": "3000000"}
-        await world.admin(
-            world.there, "alter_configs", [ConfigResource(ConfigResourceType.TOPIC, world.topic, changed)]
-        )
+        await alter_topic(world.here, world.topic, **wrong)
+        await alter_topic(world.there, world.topic, retention_ms="987654321", max_message_bytes="3000000")
         # It is refused here, so the settings are compared at once.
         await world.write(bytes(2_000_000), max_request_size=1 << 22)
         assert await world.differences() == []

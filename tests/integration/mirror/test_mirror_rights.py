@@ -11,10 +11,9 @@ from typing import Any, Final, NamedTuple
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewPartitions, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.ops.cli.main import main as command
 
-from tests.support.kafka import becomes, commit
+from tests.support.kafka import alter_topic, becomes, commit
 from tests.support.kafka_rights import grant, rights_of_script
 from tests.support.mirror import differences_in_the_end, pairs_by_history
 from tests.support.mirrored_topic import World, mirroring, settings_of
@@ -69,10 +68,6 @@ def denials(world: World) -> list[dict[str, Any]]:
     return [event for event in refused if event["event"] != "broker_settings_hidden"]
 
 
-def changed(topic: str, **settings: str) -> list[ConfigResource]:
-    return [ConfigResource(ConfigResourceType.TOPIC, topic, {n.replace("_", "."): v for n, v in settings.items()})]
-
-
 async def test_with_the_rights_of_script_everything_is_done(
     world: World, stack: SecuredCentres, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,9 +88,8 @@ async def test_with_the_rights_of_script_everything_is_done(
         await world.admin(world.there, "create_partitions", {world.topic: NewPartitions(3)})
         await world.write(b"3", partition=2)
         assert await world.differences() == []
-        await world.admin(world.here, "alter_configs", changed(world.topic, max_message_bytes="1000"))
-        settings = {"max_message_bytes": "3000000", "retention_ms": "987654321"}
-        await world.admin(world.there, "alter_configs", changed(world.topic, **settings))
+        await alter_topic(world.here, world.topic, max_message_bytes="1000")
+        await alter_topic(world.there, world.topic, max_message_bytes="3000000", retention_ms="987654321")
         # It is refused here, so the settings are compared at once.
         await world.write(bytes(2_000_000), partition=1, max_request_size=1 << 22)
         assert await world.differences() == []

@@ -19,7 +19,7 @@ import trustme
 from logferry.gateway.token_command import new_token
 from logferry.ops.cli.main import main as command
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, Setting, configuration, free_block, stop_all
+from logferry.ops.stack.processes import Child, Setting, configuration, free_ports, stop_all
 
 SECRET, SHA256 = new_token()
 NEW_SECRET, NEW_SHA256 = new_token()
@@ -35,7 +35,7 @@ class Workers:
 
     def __init__(self, kafka: KafkaCluster, folder: Path) -> None:
         self.folder, self.file, self.ca_file = folder, folder / "mirror.toml", folder / "ca.pem"
-        port = free_block(2)
+        port = free_ports(2)[0]
         self.urls = [f"https://127.0.0.1:{port + number}" for number in range(2)]
         self._settings: dict[str, Setting] = {
             "dc": "dc2",

@@ -8,10 +8,10 @@ import json
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic, RecordsToDelete
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.gateway.contract.mirror_state import checkpoint_key, mirror_lane_of
 from logferry.ops.cli.main import main as command
 
+from tests.support.kafka import alter_topic
 from tests.support.mirror import pairs_by_history, read_log
 from tests.support.mirrored_topic import World, mirroring
 
@@ -124,15 +124,13 @@ async def test_what_kafka_here_refuses_stops_that_partition_alone(world: World) 
     await world.write(b"small")
     with mirroring(world.mirror) as url:
         await world.state(url, "caught-up")
-        small = ConfigResource(ConfigResourceType.TOPIC, world.topic, {"max.message.bytes": "1000"})
-        await world.admin(world.here, "alter_configs", [small])
+        await alter_topic(world.here, world.topic, max_message_bytes="1000")
         await world.write(bytes(100_000), max_request_size=1 << 22)
         stopped = await world.state(url, "write-rejected")
         assert "larger" in stopped["stop"]["detail"] or "TooLarge" in stopped["stop"]["detail"]
         await world.write(b"small", partition=1)
         await world.state(url, "caught-up", partition=1)
-        large = ConfigResource(ConfigResourceType.TOPIC, world.topic, {"max.message.bytes": "4000000"})
-        await world.admin(world.here, "alter_configs", [large])
+        await alter_topic(world.here, world.topic, max_message_bytes="4000000")
         assert (await world.resume(url, 1))[0] == 200
         assert await world.differences() == []
 

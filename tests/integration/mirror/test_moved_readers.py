@@ -11,12 +11,11 @@ from urllib.parse import urlencode
 import aiohttp
 import pytest
 import pytest_asyncio
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.client import AsyncReader, Reader
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 from logferry.ops.stack.stack import Stack
 
+from tests.support.kafka import alter_topic
 from tests.support.mirror import make_topic
 from tests.support.read_sessions import PATIENCE_S, Stream, has
 
@@ -211,13 +210,7 @@ async def test_the_next_data_centre_returns_the_mirrored_seqno(world: World) -> 
     found = await world.becomes(path, {"recorded_seqno": 3, "mirrored_seqno": 3})
     assert (found["topic"], found["source_id"]) == (topic, "web")
     # The data stops on its way, the word of it does not.
-    admin = AIOKafkaAdminClient(bootstrap_servers=world.stack.cluster("dc2").bootstrap)
-    await admin.start()
-    try:
-        limit = ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": "2000"})
-        await admin.alter_configs([limit])
-    finally:
-        await admin.close()
+    await alter_topic(world.stack.cluster("dc2").bootstrap, topic, max_message_bytes="2000")
     await world.write("dc1", "moved", "web", [4], data=random.Random(1).randbytes(4000))
     await world.becomes(path, {"recorded_seqno": 4, "mirrored_seqno": 3})
     # It continues in dc2 with its own numbers; what dc1 holds stays what it is.

@@ -18,7 +18,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.structs import TopicPartition
 from logferry.ops.cli.problems import Unavailable, UsageError
 from logferry.ops.stack.kafka_cluster import FolderInUse, FolderUnusable, KafkaCluster, live_brokers
-from logferry.ops.stack.processes import free_block
+from logferry.ops.stack.processes import free_ports
 from logferry.ops.stack.stack import Stack
 
 BOUND_S = 60
@@ -264,7 +264,7 @@ def test_a_gateway_that_refuses_its_configuration_is_shown_and_nothing_is_left(t
 
 
 def test_up_prints_one_line_and_stops_on_sigterm(tmp_path: Path) -> None:
-    port = free_block(2)
+    port = free_ports(2)[0]
     command = [sys.executable, "-m", "logferry.ops", "up", "--json", "--no-restart", "--data", str(tmp_path)]
     with (tmp_path / "said").open("w") as said:
         with subprocess.Popen(

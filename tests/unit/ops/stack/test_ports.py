@@ -12,7 +12,7 @@ def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_given", set[int]())
     monkeypatch.setattr(processes, "_first_ephemeral_port", lambda: processes._LOWEST + 400)
     given = [port for _ in range(20) for port in processes.free_ports(5)]
-    block = processes.free_block(10)
+    block = processes.free_ports(10)[0]
     given += range(block, block + 10)
     assert len(set(given)) == 110
 
