@@ -172,16 +172,13 @@ def render_metrics(
     lines += _head("files_unreadable", "gauge", "Files that match a pattern and cannot be opened.")
     lines += [f"logferry_push_files_unreadable {unreadable}"]
     lines += [*_head("data_centre", "gauge", "1 for the data centre that the client writes to.")]
-    lines += [f'logferry_push_data_centre{{name="{_escaped(here)}"}} 1']
+    here = here.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    lines += [f'logferry_push_data_centre{{name="{here}"}} 1']
     return "\n".join(lines) + "\n"
 
 
 def _head(name: str, kind: str, help_: str) -> list[str]:
     return [f"# HELP logferry_push_{name} {help_}", f"# TYPE logferry_push_{name} {kind}"]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 class MetricsPage:

@@ -120,8 +120,6 @@ class AsyncWriter(WriterFace):
             in_flight = self._core.window.limits.in_flight
             self._tasks = [asyncio.create_task(self._carry(self._http)) for _ in range(in_flight)]
 
-    # ---- in the tasks ----------------------------------------------------------------------------------------
-
     async def _carry(self, http: aiohttp.ClientSession) -> None:
         try:
             while not self._core.is_closed:

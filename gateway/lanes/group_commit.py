@@ -83,8 +83,6 @@ class PendingRequests:
         """It is answered so when the running transaction is committed."""
         self._in_flight.append((pending, outcome))
 
-    # ---- answers ----------------------------------------------------------------------------------------------
-
     def succeed(self, pending: PendingRequest, answered: Answered) -> None:
         if not pending.answer.done():
             self.room.give(pending.request.token, pending.request.size_bytes)

@@ -184,9 +184,6 @@ def _rows(records: list[KafkaRecord], wanted: ReadRequest) -> list[Row]:
     return found
 
 
-# ---- formats --------------------------------------------------------------------------------------------------
-
-
 def encoder(accept: str) -> tuple[str, Callable[[list[Row]], bytes]]:
     """The format for an Accept header: its media type, and rows → bytes. Raises Problem when none fits."""
     encoders = {MSGPACK: _msgpack, NDJSON: _ndjson, PLAIN: _plain}

@@ -168,10 +168,6 @@ def do_batch(
     return BatchDone(entry.batch, done.ours, entry.reads, rows=done.rows, quarantined=None)
 
 
-def _drop(loader: Loader, paths: TablePaths, entry: LedgerEntry, _: CheckResult | None) -> BatchDone:
-    return BatchDone(entry.batch, drop_rows(paths, entry, loader.run).ours)
-
-
 def _without_rows(loader: Loader, paths: TablePaths, entry: LedgerEntry, result: CheckResult | None) -> BatchDone:
     """Positions, or a segment check."""
     return BatchDone(entry.batch, _commit(loader, paths, entry, DataFiles(paths.main, (), 0), None, result).ours)
@@ -348,5 +344,5 @@ _EXECUTE: Final[Mapping[str, _Execute]] = {
     RESET: _without_rows,
     MOVE: _without_rows,
     RELOAD: _reload,
-    DROP: _drop,
+    DROP: lambda loader, paths, entry, _: BatchDone(entry.batch, drop_rows(paths, entry, loader.run).ours),
 }

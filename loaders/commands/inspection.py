@@ -105,9 +105,6 @@ def show(facts: dict[str, Any], console: Console) -> None:
         console.print(f"  quarantined: {count:,} · {escape(reason)}", highlight=False, soft_wrap=True)
 
 
-# ---- segments ------------------------------------------------------------------------------------------------
-
-
 def run_segments(options: argparse.Namespace) -> int:
     """Lists segments, waits for one, or excludes a source; of several tables one after the other. Raises LoadError."""
     if options.action == "list":

@@ -72,9 +72,6 @@ def reset_table(loader: Loader, job: TableJob, targets: Sequence[ResetTarget], c
     return do_batch(loader, paths, entry)
 
 
-# ---- reload ----------------------------------------------------------------------------------------------
-
-
 class ReloadPreview(NamedTuple):
     """The effect of a reload. ``rows``, ``quarantined``: to be replaced. ``elsewhere``: offsets of these partitions
     that stay as they are, because they were loaded in another data centre.

@@ -139,7 +139,8 @@ def source_views(
         seqno, event = report.recorded_seqno, facts.event if facts else None
         lacks = seqno is not None and (facts is None or facts.last_seqno < seqno)
         places = [TopicPartition(key.topic, p) for p in report.partitions]
-        is_gone = bool(places) and all(p in passed or _is_before(report.written, loaded_to.get(p)) for p in places)
+        past = report.written and report.written + _ORDERED
+        is_gone = bool(places) and all(p in passed or (past and past < loaded_to.get(p, past)) for p in places)
         recorded = newest(facts.recorded if facts else None, report.written)
         times = (event, recorded, report.beat, report.watermark)
         is_lost = lacks and is_gone and facts is None
@@ -157,10 +158,6 @@ def _loaded_to(known: KnownSources, reported: Mapping[SourceKey, ReportedSource]
         place = TopicPartition(key.topic, *report.partitions)
         found[place] = max(found.get(place, facts.recorded), facts.recorded)
     return found
-
-
-def _is_before(written: datetime | None, loaded_to: datetime | None) -> bool:
-    return written is not None and loaded_to is not None and written + _ORDERED < loaded_to
 
 
 # ---- gateways --------------------------------------------------------------------------------------------

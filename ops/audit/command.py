@@ -19,6 +19,7 @@ from logferry.ops.audit.compare.mirror_copy import MirrorReport, audit_mirror
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit
 from logferry.ops.audit.render import brief, progress, show
+from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import CommandError, UsageError
 from logferry.ops.cli.terminal import console_for_output
 from rich.console import Console
@@ -78,15 +79,12 @@ async def _mirror_report(args: argparse.Namespace, advance: ProgressCallback) ->
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="logferry audit",
-        usage="%(prog)s [--config FILE] [--json | --brief] [OPTION ...]",
-        description="example: logferry audit --config audit.toml --state-file /var/lib/logferry/audit.state --brief\n\n"
-        "Verifies from the stored data that no line is lost or doubled: in Kafka, between Kafka and the\n"
-        "gateway's states, in the copies of other data centres, in the tables and their segments, and\n"
-        "against the original files.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    example = "example: logferry audit --config audit.toml --state-file /var/lib/logferry/audit.state --brief"
+    description = (
+        "Verifies from the stored data that no line is lost or doubled: in Kafka, between Kafka and the gateway's"
+        " states, in the copies of other data centres, in the tables and their segments, and against original files."
     )
+    parser = command_parser("audit", "[--config FILE] [--json | --brief] [OPTION ...]", description, example)
     add, many = parser.add_argument, partial(parser.add_argument, action="append", default=[])
     many("--topic", metavar="T", help="audit this topic only; may be repeated")
     many("--table", type=Path, metavar="PATH", help="a table that is loaded from the topics; may be repeated")

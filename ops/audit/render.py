@@ -59,7 +59,8 @@ def _sources(report: Report) -> Table:
     columns = [name for name in _COLUMNS if name in _ALWAYS or any(_COLUMNS[name](source) for source in ordered)]
     table = _table(f"{report.dc}: {topics}", ("topic-partition", "source"), columns, 8)
     for source in ordered[:SHOWN_SOURCES]:
-        cells = (_text(_COLUMNS[name](source)) for name in columns)
+        values = (_COLUMNS[name](source) for name in columns)
+        cells = (f"{value:,}" if isinstance(value, int) else value or "" for value in values)
         place = f"{source.topic}-{source.partition}"
         style = "red" if source.breaks or source.source_id in blamed else None
         table.add_row(place, escape(source.source_id), *cells, style=style)
@@ -135,10 +136,6 @@ def _read(read: ReadReport) -> str:
     since = "only newer data was read" if read.incremental else "read"
     log = f"{read.records:,} records of {read.size_bytes:,} bytes"
     return f"{since}: {log}, {read.files:,} files with {read.rows:,} rows"
-
-
-def _text(value: int | str | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else value or ""
 
 
 def _facts(report: Report) -> Iterator[str]:

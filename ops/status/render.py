@@ -127,9 +127,6 @@ def _used(worker: Status, name: str, text: Callable[[int], str]) -> str:
     return "" if usage is None else f"{text(usage.used)} of {text(usage.limit)}"
 
 
-# ---- amounts ----------------------------------------------------------------------------------------------------
-
-
 def count(number: int) -> str:
     return f"{number:,}"
 

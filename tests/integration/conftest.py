@@ -14,7 +14,7 @@ from logferry.loaders.spark.session import spark_session
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import SparkSession
 
-from tests.support.loader import java_env
+from tests.support.loader_process import java_env
 
 
 @pytest.fixture(scope="session")

@@ -183,7 +183,7 @@ def test_a_share_that_falls_silent_together(many: int, others: int, share: float
 
 
 def test_a_share_is_held_for_the_longest_wait():
-    """Hosts that were retired hold up nothing for ever; most of the sources do until somebody decides."""
+    """A few retired hosts delay hours for a while, most of the sources until an operator decides."""
     views, last = rack(10, 10), at(80) + timedelta(seconds=HOLD_S - 1)
     live = [view._replace(beat=last, event=last, recorded=last) for view in views[10:]]
     low = low_watermark([*views[:10], *live], last, 900, HOLD_S)
@@ -217,7 +217,7 @@ def test_sources_that_are_silent_at_once():
 
 
 def test_each_hour_of_an_outage_waits_the_longest_wait():
-    """Neither do all hours since wait for ever, nor is one of them READY as soon as the first hours have waited."""
+    """The later hours become READY at some time, but not as soon as the first hours have waited."""
     views = [SourceView("t", f"s{n}", at(30), at(31)) for n in range(3)]
     for minutes in (120, 600, 60 * 24 * 9):
         low = low_watermark(views, at(minutes), RULES.source_idle_s, 3600, is_steady=True)

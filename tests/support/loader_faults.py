@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from tests.support.loader import LoaderProcess, Sent, chunks_of
+from tests.support.loader import Sent, chunks_of
+from tests.support.loader_process import LoaderProcess
 
 
 def seeded() -> random.Random:

@@ -118,9 +118,6 @@ async def offset_at(
         return 0 if problem.kind == "out-of-range" else None
 
 
-# ---- topics ------------------------------------------------------------------------------------------------------
-
-
 def only_dc(views: Views, prefix: str) -> str:
     """The data centre whose gateway stores its states in this cluster. Raises UsageError unless there is exactly one.
 

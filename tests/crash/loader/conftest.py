@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.support.loader import LoaderProcess, Topic, loaders
+from tests.support.loader import Topic
+from tests.support.loader_process import LoaderProcess, loaders
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.loaders.storage.side_tables import read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.support.loader import WAIT_S, LoaderProcess, Topic, chunks_of, loader_env, stored
+from tests.support.loader import WAIT_S, Topic, chunks_of, stored
 from tests.support.loader_faults import seeded
+from tests.support.loader_process import LoaderProcess, loader_env
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 

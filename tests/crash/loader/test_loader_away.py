@@ -17,7 +17,8 @@ from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.support.loader import LoaderProcess, Sent, Topic, check_kept, chunks_of, data_files, wait_for
+from tests.support.loader import Sent, Topic, check_kept, chunks_of
+from tests.support.loader_process import LoaderProcess, data_files, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 

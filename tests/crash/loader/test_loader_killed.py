@@ -21,17 +21,9 @@ from logferry.loaders.storage.retention import compact
 from logferry.loaders.storage.side_tables import read_left_out
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.support.loader import (
-    STEPS,
-    LoaderProcess,
-    Sent,
-    Topic,
-    check_exact,
-    check_kept,
-    data_files,
-    wait_for,
-)
+from tests.support.loader import Sent, Topic, check_exact, check_kept
 from tests.support.loader_faults import RacingLoaders, frozen, logs, seeded
+from tests.support.loader_process import STEPS, LoaderProcess, data_files, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

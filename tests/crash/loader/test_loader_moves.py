@@ -19,8 +19,9 @@ from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 from logferry.ops.stack.stack import Stack
 
 from tests.support.checker import committed_records
-from tests.support.loader import LoaderProcess, Sent, check_exact, chunks_of, commits, stored, wait_for
+from tests.support.loader import Sent, check_exact, chunks_of, stored
 from tests.support.loader_faults import seeded
+from tests.support.loader_process import LoaderProcess, commits, wait_for
 from tests.support.mirror import Places, both_ways
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -31,7 +32,7 @@ Start = Callable[..., LoaderProcess]
 
 @pytest.fixture
 def stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """Processes that die are started again, unless the test is about those that are gone for good."""
+    """Processes that die are started again, unless the test is about those that never return."""
     restart = "gone" not in request.node.name
     with Stack(tmp_path / "centres", dcs=("dc1", "dc2"), mirrors=1, restart=restart) as stack:
         yield stack
@@ -149,7 +150,7 @@ async def test_to_and_fro_under_load_killed_at_random(places: Places, start: Sta
 
 
 async def test_a_move_out_of_a_dead_data_centre(places: Places, start: Start, stack: Stack):
-    """Its loader is killed with a batch planned, then its Kafka for good: the batch is finished out of the copies."""
+    """Its loader is killed with a batch planned, its Kafka never returns: the batch is finished out of the copies."""
     table, paths = places.table, TablePaths.of(places.table)
     is_over = asyncio.Event()
     writers = [asyncio.create_task(write(places, dc, is_over, 5)) for dc in OTHER]

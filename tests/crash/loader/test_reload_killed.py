@@ -15,17 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
 from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
 
-from tests.support.loader import (
-    STEPS,
-    LoaderProcess,
-    Topic,
-    check_kept,
-    data_files,
-    quarantine,
-    stored,
-    wait_for,
-)
+from tests.support.loader import Topic, check_kept, quarantine, stored
 from tests.support.loader_faults import RacingLoaders, frozen, logs, seeded
+from tests.support.loader_process import STEPS, LoaderProcess, data_files, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 

@@ -10,7 +10,8 @@ import pytest
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.storage.ledger import last_batch, open_table
 
-from tests.support.loader import STEPS, LoaderProcess, Topic, chunks_of, quarantine, stored, wait_for
+from tests.support.loader import Topic, chunks_of, quarantine, stored
+from tests.support.loader_process import STEPS, LoaderProcess, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 

@@ -13,18 +13,9 @@ from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.loaders.storage.side_tables import read_segments
 
-from tests.support.loader import (
-    STEPS,
-    LoaderProcess,
-    Sent,
-    Topic,
-    check_exact,
-    chunks_of,
-    commits,
-    stored,
-    wait_for,
-)
+from tests.support.loader import Sent, Topic, check_exact, chunks_of, stored
 from tests.support.loader_faults import RacingLoaders, seeded
+from tests.support.loader_process import STEPS, LoaderProcess, commits, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 

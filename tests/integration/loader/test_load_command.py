@@ -13,7 +13,8 @@ from logferry.loaders.storage.ledger import last_batch, open_table
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.processes import free_ports
 
-from tests.support.loader import LoaderProcess, Topic, check_exact, chunks_of, loader_env, run_module, run_table
+from tests.support.loader import Topic, check_exact, chunks_of
+from tests.support.loader_process import LoaderProcess, loader_env, run_module, run_table
 
 pytestmark = pytest.mark.spark
 

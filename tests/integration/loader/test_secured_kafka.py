@@ -23,7 +23,8 @@ from pyspark.sql import SparkSession
 
 from tests.support.audit import World
 from tests.support.kafka_rights import grant
-from tests.support.loader import Topic, check_exact, chunks_of, run_module, stored
+from tests.support.loader import Topic, check_exact, chunks_of, stored
+from tests.support.loader_process import run_module
 from tests.support.secured_kafka import PASSWORD, PASSWORDS, Right, SecuredKafka, as_toml
 from tests.support.table_loads import job
 

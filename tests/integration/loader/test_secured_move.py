@@ -23,7 +23,8 @@ from logferry.loaders.storage.ledger import read_ledger
 from pyspark.sql import SparkSession
 
 from tests.support.kafka_rights import grant, rights_of_script
-from tests.support.loader import check_exact, chunks_of, run_table, stored
+from tests.support.loader import check_exact, chunks_of, stored
+from tests.support.loader_process import run_table
 from tests.support.mirror import PREFIX, Mirror, Places, both_ways
 from tests.support.mirrored_topic import mirroring
 from tests.support.secured_kafka import PASSWORD, SecuredKafka, as_toml

@@ -16,7 +16,8 @@ import pytest
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.support.loader import STEPS, Sent, Topic, check_exact, chunks_of, loader_env, run_module, wait_for
+from tests.support.loader import Sent, Topic, check_exact, chunks_of
+from tests.support.loader_process import STEPS, loader_env, run_module, wait_for
 from tests.support.spark_cluster import SPARK, Standalone, standalone, tasks_by_executor, told_by
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

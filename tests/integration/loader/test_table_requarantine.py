@@ -117,7 +117,7 @@ async def test_a_loader_that_dies_in_between(
 
 
 async def test_a_lost_file_of_the_quarantine_does_not_replace_it(loader: Start, topic: Topic, tmp_path: Path):
-    """A requarantine writes the quarantine anew: a file that is missing in the listing would be lost for good."""
+    """A requarantine rewrites the whole quarantine: a file that is missing in the listing would be lost."""
     table = tmp_path / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     before = quarantine(table)

@@ -71,7 +71,7 @@ async def test_the_times_that_a_producer_writes_count_for_nothing(brokers: Broke
     assert await brokers.look(10) == []
 
 
-async def test_another_transaction_in_its_place_begins_anew(brokers: Brokers) -> None:
+async def test_another_transaction_in_its_place_starts_at_zero(brokers: Brokers) -> None:
     brokers.opened = [found(at=70)]
     await brokers.look()
     brokers.opened = [found(at=71)]

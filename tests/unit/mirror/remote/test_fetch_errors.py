@@ -240,7 +240,7 @@ async def test_a_broker_that_does_not_answer_is_not_forgotten_when_another_one_d
         fault = link.fault
         assert fault is not None
         assert (fault.ended_ms, "broker 2" in fault.reason) == (None, True)
-        # The broker is gone for good: its partition has another leader.
+        # The broker does not return: its partition has another leader.
         topics["dc1.t"] = TopicMetadata("dc1.t", _ID, False, tuple(view._replace(leader=1) for view in views))
         link.refresh_soon()
         await until(lambda: fault.ended_ms is not None)

@@ -113,7 +113,7 @@ def test_a_file_with_another_hash_is_never_taken(home: Path, own: bool, monkeypa
 
 
 def test_a_jar_of_another_content_in_the_cache_is_fetched_again(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of the same size, as somebody would replace it."""
+    """A jar with other content of the same size, as an attacker would put there."""
     first, _ = jars.fetch_jars(WANTED)
     forged = b"tsrif" * 1000
     first.write_bytes(forged)
