@@ -79,6 +79,7 @@ class ClientWorld:
             gateway.is_one_of_many = centres > 1
         self.at: dict[str, Incarnation] = {}  # files under a name that patterns see
         self.gone: list[tuple[Incarnation, bool]] = []  # no longer; is it still in its folder?
+        self.unseen: dict[Path, Incarnation] = {}  # renamed to where no pattern sees them
         self.all: list[Incarnation] = []
         self.serial = 0
         self.now = 1000.0
@@ -191,6 +192,8 @@ class ClientWorld:
         if undone and self.renamed:
             self.undo_rename(*self.renamed)
         self.renamed = None
+        for path, incarnation in self.unseen.items():  # followed by inode, so it may need another source, too
+            self.lose_marks(incarnation, entries.get(path.stat().st_ino), len(incarnation.content))
         for name, (lost, zeros) in ends.items():
             if name in self.at:
                 self.lose_end(name, lost, zeros, entries.get(self.path(name).stat().st_ino))
@@ -203,6 +206,7 @@ class ClientWorld:
         self.at = {key: value for key, value in self.at.items() if value is not incarnation}
         self.gone = [each for each in self.gone if each[0] is not incarnation]
         new.replace(self.path(name))
+        self.unseen.pop(new, None)
         self.at[name], incarnation.must = incarnation, None
 
     def lose_end(self, name: str, lost: int, zeros: bool, entry: CheckpointEntry | None) -> None:
@@ -211,11 +215,7 @@ class ClientWorld:
         kept = max(len(old) - lost, 0)
         left = bytearray(old[:kept] + bytes(len(old) - kept) * zeros)
         common = next((at for at, (was, now) in enumerate(zip(old, left, strict=False)) if was != now), len(left))
-        known = [] if entry is None else [entry.position, *(position for position, _ in entry.marks)]
-        is_head_whole = entry is not None and entry.head.length <= common
-        proven = max((at for at in known if at <= common and is_head_whole), default=0)
-        incarnation.losses += 1
-        incarnation.short_copies += not proven
+        proven = self.lose_marks(incarnation, entry, common)
         if common < sent:
             incarnation.must = sent
             del incarnation.content[sent:]
@@ -231,6 +231,15 @@ class ClientWorld:
         self.path(name).write_bytes(left)
         self.serial += 1
         os.utime(self.path(name), (self.serial, self.serial))
+
+    def lose_marks(self, incarnation: Incarnation, entry: CheckpointEntry | None, common: int) -> int:
+        """Another source may begin, behind what a mark proves, which is returned."""
+        known = [] if entry is None else [entry.position, *(position for position, _ in entry.marks)]
+        is_head_whole = entry is not None and entry.head.length <= common
+        proven = max((at for at in known if at <= common and is_head_whole), default=0)
+        incarnation.losses += 1
+        incarnation.short_copies += not proven
+        return proven
 
     # ---- the files -------------------------------------------------------------------------------------------
 
