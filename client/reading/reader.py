@@ -96,7 +96,10 @@ class Reader(ReaderFace[None]):
         """Raises OSError if ``ca_file`` cannot be used."""
         self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
         self._requests = ReaderRequests(options, self._dialer)
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = (
+            threading.Lock()
+        )  # taken itself: interrupted in its own code, a Condition stays locked
+        self._changed = threading.Condition(self._lock)
         self._cuts: list[Callable[[], None]] = [self._requests.cut]
         self._threads: list[threading.Thread] = []
         return self._changed.notify_all
@@ -150,7 +153,7 @@ class Reader(ReaderFace[None]):
         Empty before `open`.
         """
         self._core.process.check()
-        with self._changed:
+        with self._lock:
             return self._core.position
 
     def cursors(self, timeout_s: float | None = None) -> Cursors:
@@ -175,7 +178,7 @@ class Reader(ReaderFace[None]):
     def is_over(self) -> bool:
         """No more chunks will come: the end, or ``max_chunks``, is reached."""
         self._core.process.check()
-        with self._changed:
+        with self._lock:
             return self._core.is_over
 
     def commit(self, timeout_s: float | None = None) -> None:
@@ -190,7 +193,7 @@ class Reader(ReaderFace[None]):
         """Ends the requests under way and commits nothing. Calling it again is safe."""
         if not self._core.process.is_here:
             return  # its connections are those of the parent
-        with self._changed:
+        with self._lock:
             self._core.is_closed = True
             self._core.notify()
             cuts = list(self._cuts)
@@ -211,7 +214,7 @@ class Reader(ReaderFace[None]):
         advance: Callable[[], Step] = partial(next, steps)
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     step = advance()
                     while isinstance(step, Wait):
                         self._changed.wait(step.seconds)
@@ -276,7 +279,7 @@ class Reader(ReaderFace[None]):
             with self._cutting(requests.cut):
                 self._run(worker, requests)
         except Exception as error:  # noqa: BLE001  the caller must hear of it, of a defect, too
-            with self._changed:
+            with self._lock:
                 self._core.fail(error)
         finally:
             requests.close()
@@ -284,10 +287,10 @@ class Reader(ReaderFace[None]):
     @contextmanager
     def _cutting(self, cut: Callable[[], None]) -> Iterator[None]:
         """Meanwhile `close` calls ``cut``, and waits for the network end."""
-        with self._changed:
+        with self._lock:
             self._cuts.append(cut)
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._cuts.remove(cut)

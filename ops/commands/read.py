@@ -87,7 +87,7 @@ class ReadCommand:
                 while (chunk := self._next()) is not None:
                     self._write(chunk)
             except KeyboardInterrupt:
-                self.commit()
+                self.commit(_OPEN_S)
                 raise
             self.commit()
             self._shown.end(self._where)
@@ -125,13 +125,13 @@ class ReadCommand:
         if self._commits and time.monotonic() - self._committed_at > _COMMIT_INTERVAL_S:
             self.commit()
 
-    def commit(self) -> None:
+    def commit(self, timeout_s: float | None = None) -> None:
         """Chunks of partitions that moved to another reader are read there again; the reader reports that, not this."""
         self._output.flush()
         self._committed_at = time.monotonic()
         if self._commits:
             with suppress(Superseded):
-                self._reader.commit()
+                self._reader.commit(timeout_s)
 
 
 def _reader(args: argparse.Namespace, on_revoked: Callable[[], None]) -> Reader:

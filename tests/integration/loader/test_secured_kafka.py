@@ -32,6 +32,10 @@ pytestmark = [
     pytest.mark.spark,
     # PySpark's own, of the check of a parser.
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"),
+    # asyncio's, of a connection whose TLS handshake fails.
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in. <function _SelectorTransport.__del__:pytest.PytestUnraisableExceptionWarning"
+    ),
 ]
 
 LOADER: Final[list[Right]] = [
