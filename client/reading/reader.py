@@ -96,9 +96,8 @@ class Reader(ReaderFace[None]):
         """Raises OSError if ``ca_file`` cannot be used."""
         self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
         self._requests = ReaderRequests(options, self._dialer)
-        self._lock = (
-            threading.Lock()
-        )  # taken itself: interrupted in its own code, a Condition stays locked
+        # Taken by itself: a Condition that is interrupted in its own `__enter__` stays locked.
+        self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._cuts: list[Callable[[], None]] = [self._requests.cut]
         self._threads: list[threading.Thread] = []
