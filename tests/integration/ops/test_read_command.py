@@ -42,7 +42,10 @@ def write(workers: Gateway, topic: str, *chunks: bytes) -> None:
 @contextmanager
 def running(workers: Gateway, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "logferry.ops.cli.main", "read", *arguments, "--url", workers.urls[0]]
+    # What a shell starts in the background ignores Ctrl-C, and so does what that starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        signal.signal(signal.SIGINT, before)
         try:
             yield process
         finally:
