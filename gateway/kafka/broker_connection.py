@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from aiokafka import AIOKafkaConsumer, errors
 from aiokafka.client import AIOKafkaClient
-from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
 from logferry.gateway.contract.varint import read_tags
 from logferry.gateway.kafka.types import Piece
 
@@ -226,7 +226,21 @@ class _BrokerConnection(asyncio.BufferedProtocol):
                 answer.set_exception(errors.KafkaConnectionError(f"the connection broke: {why}"))
 
 
-# ---- aiokafka's clients: start and stop ----------------------------------------------------------------------------
+# ---- aiokafka's clients --------------------------------------------------------------------------------------------
+
+_send = AIOKafkaConnection.send
+
+
+def _send_or_break(self: AIOKafkaConnection, request: Any, expect_response: bool = True) -> Any:
+    """uvloop refuses to write to a connection that has just broken by RuntimeError, which nobody expects."""
+    try:
+        return _send(self, request, expect_response)
+    except RuntimeError as error:
+        self.close(reason=CloseReason.CONNECTION_BROKEN)
+        raise errors.KafkaConnectionError(f"the connection broke: {error}") from error
+
+
+AIOKafkaConnection.send = _send_or_break
 
 
 async def connect(client: AIOKafkaClient) -> None:
@@ -270,13 +284,7 @@ async def close_client(client: AIOKafkaClient) -> None:
     for connection in list(client._conns.values()):
         if connection._writer is not None:
             connection._writer.transport.abort()
-    try:
-        await client.close()
-    except RuntimeError:
-        # Raised by its metadata task, which has ended by it: uvloop refuses to write to a connection that broke at this
-        # moment, by an error that aiokafka does not expect.
-        client._sync_task = None
-        await client.close()
+    await client.close()
 
 
 async def leave_group(consumer: AIOKafkaConsumer) -> None:

@@ -1,35 +1,36 @@
-"""Connections to Kafka that are ended, whatever became of what aiokafka does beside them."""
+"""aiokafka's connections to Kafka, where they break at an instant that it does not expect."""
 
 from __future__ import annotations
 
 import asyncio
 
-from aiokafka.client import AIOKafkaClient
-from logferry.gateway.kafka.broker_connection import close_client
+import pytest
+import uvloop
+from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.admin import ApiVersionRequest
+from logferry.gateway.kafka import broker_connection  # noqa: F401  what it sets holds for aiokafka
 
 
-class Connection:
-    _writer = None
+async def send_on_a_connection_that_has_just_broken() -> None:
+    """Its transport is closed, and nobody has been told yet."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        closed: list[object] = []
+        host, port = server.sockets[0].getsockname()
+        connection = AIOKafkaConnection(host, port, on_close=lambda _, reason: closed.append(reason))
+        connection._reader, connection._writer = await asyncio.open_connection(host, port)
+        connection._read_task = asyncio.create_task(asyncio.sleep(0))
+        connection._writer.transport.abort()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="the handler is closed"):
+            connection._writer.write(b"uvloop's own error")
+        with pytest.raises(KafkaConnectionError, match="the connection broke"):
+            connection.send(ApiVersionRequest())
+        assert closed == [CloseReason.CONNECTION_BROKEN]
 
-    def __init__(self) -> None:
-        self.is_closed = False
 
-    def close(self, reason: object = None) -> asyncio.Future[None]:
-        self.is_closed = True
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
-
-
-async def test_a_client_whose_metadata_task_died_is_ended_all_the_same() -> None:
-    """As when its connection broke under it: "unable to perform operation on <TCPTransport closed=True …>"."""
-
-    async def dies() -> None:
-        raise RuntimeError("the handler is closed")
-
-    client, connection = AIOKafkaClient(), Connection()
-    client._sync_task = asyncio.create_task(dies())
-    client._conns = {1: connection}
-    await asyncio.wait([client._sync_task])
-    await close_client(client)
-    assert connection.is_closed
+def test_a_connection_that_breaks_as_a_request_is_sent_ends_no_worker() -> None:
+    """The loops of a worker that look after Kafka expect Kafka's errors; any other one ends the worker."""
+    uvloop.run(send_on_a_connection_that_has_just_broken())
