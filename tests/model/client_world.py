@@ -81,8 +81,7 @@ class ClientWorld:
         self.gone: list[tuple[Incarnation, bool]] = []  # no longer; is it still in its folder?
         self.unseen: dict[Path, Incarnation] = {}  # renamed to where no pattern sees them
         self.all: list[Incarnation] = []
-        self.serial = 0
-        self.now = 1000.0
+        self.serial, self.now = 0, 1000.0
         self.host = "h"
         self.copies = 0  # of the state folder
         self.is_renumbered = False
@@ -221,8 +220,7 @@ class ClientWorld:
             del incarnation.content[sent:]
             before, incarnation = incarnation, Incarnation(left, None, False, before=incarnation)
             incarnation.losses, incarnation.short_copies = before.losses, before.short_copies
-            incarnation.common, incarnation.proven = common, proven
-            incarnation.copies = before.copies
+            incarnation.copies, incarnation.common, incarnation.proven = before.copies, common, proven
             self.at[name] = incarnation
             self.all.append(incarnation)
             self.serial += 1
@@ -234,9 +232,8 @@ class ClientWorld:
 
     def lose_marks(self, incarnation: Incarnation, entry: CheckpointEntry | None, common: int) -> int:
         """Another source may begin, behind what a mark proves, which is returned."""
-        known = [] if entry is None else [entry.position, *(position for position, _ in entry.marks)]
-        is_head_whole = entry is not None and entry.head.length <= common
-        proven = max((at for at in known if at <= common and is_head_whole), default=0)
+        known = [entry.position, *(at for at, _ in entry.marks)] if entry and entry.head.length <= common else []
+        proven = max((at for at in known if at <= common), default=0)
         incarnation.losses += 1
         incarnation.short_copies += not proven
         return proven

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,11 @@ def loaders(bootstrap: str, scratch: Path) -> Iterator[Callable[..., LoaderProce
         return started[-1]
 
     yield begin
+    end_all(started)
+
+
+def end_all(started: Iterable[LoaderProcess]) -> None:
+    """None is left behind."""
     for loader in started:
         if loader.process.poll() is None:
             loader.kill()

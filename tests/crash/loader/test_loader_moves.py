@@ -21,7 +21,7 @@ from logferry.ops.stack.stack import Stack
 from tests.support.checker import committed_records
 from tests.support.loader import Sent, check_exact, chunks_of, stored
 from tests.support.loader_faults import seeded
-from tests.support.loader_process import LoaderProcess, commits, wait_for
+from tests.support.loader_process import LoaderProcess, commits, end_all, wait_for
 from tests.support.mirror import Places, both_ways
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -56,11 +56,7 @@ def start(places: Places, tmp_path: Path) -> Iterator[Start]:
         return started[-1]
 
     yield begin
-    for loader in started:
-        if loader.process.poll() is None:
-            loader.kill()
-        if loader.process.stdout is not None and not loader.process.stdout.closed:
-            loader.finish()
+    end_all(started)
 
 
 async def write(places: Places, dc: str, is_over: asyncio.Event, seed: int) -> None:

@@ -12,8 +12,8 @@ from aiokafka.protocol.admin import ApiVersionRequest
 from logferry.gateway.kafka import broker_connection  # noqa: F401  what it sets holds for aiokafka
 
 
-async def send_on_a_connection_that_has_just_broken() -> None:
-    """Its transport is closed, and nobody has been told yet."""
+async def send_on_a_connection_that_has_just_broken() -> list[object]:
+    """Its transport is closed, and nobody has been told yet. Returns why aiokafka closed it."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         closed: list[object] = []
@@ -28,9 +28,9 @@ async def send_on_a_connection_that_has_just_broken() -> None:
             connection._writer.write(b"uvloop's own error")
         with pytest.raises(KafkaConnectionError, match="the connection broke"):
             connection.send(ApiVersionRequest())
-        assert closed == [CloseReason.CONNECTION_BROKEN]
+        return closed
 
 
 def test_a_connection_that_breaks_as_a_request_is_sent_ends_no_worker() -> None:
     """The loops of a worker that look after Kafka expect Kafka's errors; any other one ends the worker."""
-    uvloop.run(send_on_a_connection_that_has_just_broken())
+    assert uvloop.run(send_on_a_connection_that_has_just_broken()) == [CloseReason.CONNECTION_BROKEN]
