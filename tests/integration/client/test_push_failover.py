@@ -22,6 +22,8 @@ from logferry.ops.stack.stack import Stack
 
 PARTITIONS = 2
 BOUND_S = 90
+LASTING = "abc"  # files that are never rotated: they are written before, while and after their data centre is away
+ROTATED = "def"
 Rows = dict[tuple[str, int], bytes]
 
 
@@ -33,7 +35,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 class Writer(threading.Thread):
-    """Writes lines to files at about 1 MB/s together and rotates them, until it is stopped."""
+    """Writes lines to files at about 1 MB/s together and rotates half of them, until it is stopped."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -43,8 +45,9 @@ class Writer(threading.Thread):
     def run(self) -> None:
         chance = random.Random(11)
         for number in range(1_000_000):
-            path = self.folder / f"{chance.choice('abcdef')}.log"
-            if path.exists() and chance.random() < 0.01:
+            name = chance.choice(LASTING + ROTATED)
+            path = self.folder / f"{name}.log"
+            if name in ROTATED and path.exists() and chance.random() < 0.02:
                 path.rename(path.with_name(f"{path.name}.{number}"))
             with path.open("ab") as file:
                 file.writelines(b"%d %d %s\n" % (number, n, chance.randbytes(40).hex().encode()) for n in range(100))
@@ -64,10 +67,11 @@ def create(url: str, topic: str) -> None:
         pass
 
 
-def stored(stack: Stack, dc: str, topic: str) -> tuple[Rows, list[str]]:
-    """By source and seqno, the bytes; each once, in order. And the sources that say that they resumed behind a gap."""
+def stored(stack: Stack, dc: str, topic: str) -> tuple[Rows, set[str], set[str]]:
+    """By source and seqno, the bytes; each once, in order. And the files, and those that resumed behind a gap."""
     rows: Rows = {}
-    resumed = []
+    files = set()
+    resumed = set()
     last: dict[str, int] = {}
     for partition in range(PARTITIONS):
         offset: str | None = "earliest"
@@ -77,10 +81,11 @@ def stored(stack: Stack, dc: str, topic: str) -> tuple[Rows, list[str]]:
                 page = list(msgpack.Unpacker(io.BytesIO(answer.read())))
                 offset = answer.headers["X-Next-Offset"] if page else None
             for _, _, _, _, source, seqno, prev, _, _, attributes, data in page:
+                files.add(attributes["path"])
                 before = last.get(source)
                 assert before is None or seqno > before, (source, seqno, before)
                 if "resumed_at" in attributes:
-                    resumed.append(source)
+                    resumed.add(attributes["path"])
                     assert prev is None
                     assert before is not None
                     assert int(attributes["resumed_at"]) > before
@@ -88,7 +93,7 @@ def stored(stack: Stack, dc: str, topic: str) -> tuple[Rows, list[str]]:
                     assert prev == (before if before is not None else seqno - len(data)), (source, seqno, prev, before)
                 last[source] = seqno
                 rows[source, seqno] = data
-    return rows, resumed
+    return rows, files, resumed
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -112,6 +117,7 @@ def test_all_gateways_of_a_data_centre_die_under_load_and_come_back(
     command += ["--failover-s", "2", "--failback-s", "2", "--state-dir", str(tmp_path / "state")]
     command += ["--linger-ms", "20", "--chunk-bytes", "16384", str(logs / "*")]
     gateways = [name for name in stack.pids if name.startswith("dc1/gateway")]
+    lasting = {str(logs / f"{name}.log") for name in LASTING}
     first_url = stack.urls("dc1")[0].partition("//")[2]
 
     def start(*more: str) -> subprocess.Popen[bytes]:
@@ -126,7 +132,7 @@ def test_all_gateways_of_a_data_centre_die_under_load_and_come_back(
     writer.start()
     client = start()
     try:
-        until(lambda: len(stored(stack, "dc1", topic_name)[0]) > 20, "chunks in dc1")
+        until(lambda: lasting <= stored(stack, "dc1", topic_name)[1], "each file in dc1")
         for name in gateways:
             stack.kill(name)
         until(lambda: len(stored(stack, "dc2", topic_name)[0]) > 20, "chunks in dc2")
@@ -137,7 +143,7 @@ def test_all_gateways_of_a_data_centre_die_under_load_and_come_back(
             stack.child(name).restart()
         stack.wait_ready()
         until(lambda: (tmp_path / "state" / "status.json").exists() and is_at_first(), "its return")
-        until(lambda: len(stored(stack, "dc1", topic_name)[1]) > 2, "sources that are back")
+        until(lambda: lasting <= stored(stack, "dc1", topic_name)[2], "each file that lasted is back in dc1")
     finally:
         contents = writer.finish()
         client.kill()
