@@ -81,7 +81,7 @@ class Load:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._session.close()
 
-    async def acknowledged(self, more: int, within_s: float = 60) -> None:
+    async def acknowledged(self, more: int, within_s: float = 180) -> None:
         """Waits until so many more chunks are acknowledged: the faults meet a load that is under way."""
         wanted = self.history.acknowledged() + more
         async with asyncio.timeout(within_s):

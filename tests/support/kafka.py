@@ -93,6 +93,15 @@ async def recreate_topic(bootstrap: str, topic: str, urls: list[str], partitions
             await asyncio.sleep(_PAUSE_S)
 
 
+async def until_replaced(bootstrap: str, topic: str, gone: bytes) -> None:
+    """Until all leaders know the topic by another id than that of the one that is gone."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while True:
+            if await _id(bootstrap, topic) not in (None, gone):
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+
 async def _is_known(bootstrap: str, topic: str) -> bool:
     """Raises KafkaError or TimeoutError when nobody answers."""
     kafka = KafkaClient({"bootstrap_servers": bootstrap}, "tests")

@@ -18,7 +18,6 @@ from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, pack_chunk
 from tests.support.served_gateway import Gateway
 
 # A session whose connection is cut gives its partitions up within this time.
-MOVED_S = 10
 
 
 async def make(gateway: Gateway, topic: str, partitions: int = 2) -> str:

@@ -18,7 +18,7 @@ import aiohttp
 from logferry.ops.stack.processes import Child, Setting, configuration, free_ports, stop_all
 
 _READY_S = 60
-_STOP_S = 15
+_STOP_S = 60
 _numbers = itertools.count(1)
 
 

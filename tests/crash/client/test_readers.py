@@ -91,6 +91,7 @@ def same(readers: Readers, stored: list[Stored]) -> None:
     assert have == {(r.partition, r.offset): (r.source, r.seqno, r.digest) for r in stored}
 
 
+@pytest.mark.timeout(900)
 async def test_readers_and_a_worker_killed_under_load(stack: Stack, topic_name: str, tmp_path: Path) -> None:
     rng = random.Random(7)
     topic = await make_topic(stack.urls()[0], topic_name)

@@ -14,6 +14,7 @@ from logferry.gateway.__main__ import main
 from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import SourceState
+from logferry.gateway.kafka import transaction_coordinator
 from logferry.gateway.kafka.types import LaneIdentity
 from logferry.gateway.lanes import transaction
 from logferry.gateway.lanes.dedup import Advance, Refusal
@@ -45,6 +46,8 @@ def no_fence() -> None:
         transactional_id = f"unfenced-{number}-{os.getpid()}-{next(numbers)}"
         return fenced(self, number)._replace(transactional_id=transactional_id)
 
+    # A worker may be frozen for longer on a slow machine; Kafka would end what it left open, as a fence does.
+    transaction_coordinator.TRANSACTION_TIMEOUT_MS = 60_000  # type: ignore[misc]
     Config.lane = unfenced  # type: ignore[method-assign]
 
 

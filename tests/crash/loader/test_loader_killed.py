@@ -67,7 +67,7 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
     await topic.write(logs(8, 300, round_=2), partitions=2)
     done = last_batch(open_table(paths.main))
     fourth = start(table, topic.name)
-    wait_for(lambda: last_batch(open_table(paths.main)) == done + 1, "the commit of a batch", fourth)
+    wait_for(lambda: last_batch(open_table(paths.main)) > done, "the commit of a batch", fourth)
     fourth.kill()
     fourth.finish()
 

@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,11 @@ class Host:
         """Everything that was written so far, whatever the names of the sources."""
         wanted, deadline = sum(map(len, self.written)), time.monotonic() + BOUND_S
         while True:
-            with urllib.request.urlopen(f"{self.url}/v1/topics/{self.topic}/sources", timeout=5) as answer:
+            recorded = 0
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"{self.url}/v1/topics/{self.topic}/sources", timeout=BOUND_S) as answer,
+            ):
                 recorded = sum(each["recorded_seqno"] or 0 for each in json.load(answer)["sources"])
             if recorded >= wanted:
                 return

@@ -50,12 +50,12 @@ async def test_a_token_over_its_bytes_is_refused_and_what_was_refused_is_not_rec
         return status, dict(headers)
 
     source = f"s{time.time_ns()}"
-    # Far over the burst: it is taken, and leaves a debt of four seconds.
-    assert (await write("limited", "quota-a", source, 1, 5 * RATE))[0] == 200
+    # Far over the burst: it is taken, and leaves a debt of ten seconds.
+    assert (await write("limited", "quota-a", source, 1, 11 * RATE))[0] == 200
     for topic in ("quota-a", "quota-b"):
         status, headers = await write("limited", topic, source, 2, 10)
         assert status == 429
-        assert 1 <= int(headers["Retry-After"]) <= 4
+        assert 1 <= int(headers["Retry-After"]) <= 10
     assert await recorded(gateway, "quota-a", source) == 1
     assert await recorded(gateway, "quota-b", source) is None
     assert (await write("free", "quota-a", source, 2, 10 * RATE))[0] == 200
@@ -65,19 +65,19 @@ async def test_a_token_over_its_bytes_is_refused_and_what_was_refused_is_not_rec
     _, metrics, _ = await gateway.ask("GET", "/metrics", "free")
     lines = dict(line.rsplit(" ", 1) for line in metrics.decode().splitlines() if not line.startswith("#"))
     assert float(lines['logferry_throttled_total{name="limited",scope="token"}']) == 2
-    assert 2 < float(lines['logferry_throttled_seconds_total{name="limited",scope="token"}']) <= 8
+    assert 2 < float(lines['logferry_throttled_seconds_total{name="limited",scope="token"}']) <= 20
 
 
 async def test_the_chunks_of_a_request_are_counted(gateway: Gateway) -> None:
     source = f"s{time.time_ns()}"
-    body = b"".join(pack_chunk(Chunk(seqno, seqno - 1, None, {}, b"x")) for seqno in range(1, 201))
+    body = b"".join(pack_chunk(Chunk(seqno, seqno - 1, None, {}, b"x")) for seqno in range(1, 501))
     path = f"/v1/topics/few-chunks/sources/{source}/chunks"
     status, document, _ = await gateway.ask("POST", path, "free", data=body, headers={"Content-Type": MSGPACK})
-    assert (status, document["written"]) == (200, 200)
-    status, document, headers = await gateway.ask("POST", path + "?seqno=300", "free", data=b"x")
+    assert (status, document["written"]) == (200, 500)
+    status, document, headers = await gateway.ask("POST", path + "?seqno=600", "free", data=b"x")
     assert (status, document["type"].rpartition("/")[2]) == (429, "quota")
     assert "dc1.few-chunks" in document["detail"]
-    assert 2 <= int(headers["Retry-After"]) <= 3
+    assert 2 <= int(headers["Retry-After"]) <= 9
 
 
 async def test_over_time_the_rate_holds_whatever_the_clients_do(gateway: Gateway) -> None:

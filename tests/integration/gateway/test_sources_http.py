@@ -138,7 +138,7 @@ async def test_a_forgotten_source_starts_again(workers: Gateway, topic: str) -> 
 async def test_silent_sources_expire_by_tombstones_and_those_that_are_heard_of_stay(
     kafka: KafkaCluster, tmp_path: Path, topic_name: str
 ) -> None:
-    with gateway(kafka, tmp_path, f"expire-{topic_name[-6:]}", source_retention_ms=1500) as workers:
+    with gateway(kafka, tmp_path, f"expire-{topic_name[-6:]}", source_retention_ms=6000) as workers:
         await workers.make_topic(topic_name, 4)
         for name in ("silent", "writes", "beats"):
             await write(workers, topic_name, name, "seqno=1")
@@ -148,9 +148,11 @@ async def test_silent_sources_expire_by_tombstones_and_those_that_are_heard_of_s
                 seqno += 1
                 await write(workers, topic_name, "writes", f"seqno={seqno}")
                 await beat(workers, topic_name, "beats")
+        await beat(workers, topic_name, "beats")
         for name, recorded in (("writes", seqno), ("beats", 1)):
             assert (await workers.ask("GET", source_path(topic_name, name))).document["recorded_seqno"] == recorded
         assert await last_state(workers, topic_name, "silent") is None
+        await beat(workers, topic_name, "beats")
         assert await last_state(workers, topic_name, "beats") is not None
         assert (await write(workers, topic_name, "silent", "seqno=1")).document["written"] == 1
 

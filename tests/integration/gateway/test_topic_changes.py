@@ -20,7 +20,7 @@ from logferry.gateway.contract.names import lane_of
 from tests.support.checker import read_back, violations
 from tests.support.clients import Load
 from tests.support.gateway import LANES, Answer, Gateway, source_path
-from tests.support.kafka import alter_topic
+from tests.support.kafka import alter_topic, delete_topic, until_replaced
 
 _RETRIABLE = (429, 500, 503)
 
@@ -45,9 +45,11 @@ async def create(admin: AIOKafkaAdminClient, topic: str, **configs: str) -> None
             await asyncio.sleep(0.05)
 
 
-async def recreate(admin: AIOKafkaAdminClient, topic: str) -> None:
-    await admin.delete_topics([topic])
+async def recreate(workers: Gateway, admin: AIOKafkaAdminClient, topic: str) -> None:
+    """Without the gateway; its leaders know it then."""
+    gone = await delete_topic(workers.kafka.bootstrap, topic)
     await create(admin, topic)
+    await until_replaced(workers.kafka.bootstrap, topic, gone)
 
 
 async def write(workers: Gateway, topic: str, source: str, query: str, data: bytes = b"x", worker: int = 0) -> Answer:
@@ -80,7 +82,7 @@ async def test_nothing_is_a_duplicate_of_what_an_older_topic_held(
     for source in ("a", "b", "c"):
         for seqno in (1, 2, 3):
             await write(workers, topic, source, f"seqno={seqno}&prev={seqno - 1}")
-    await recreate(admin, topic)
+    await recreate(workers, admin, topic)
     for source in ("a", "b", "c"):
         answer = await write(workers, topic, source, "seqno=3&prev=2", worker=worker)
         assert (answer.status, answer.document["written"], answer.document["duplicates"]) == (200, 1, 0)
@@ -98,7 +100,7 @@ async def test_a_session_of_the_older_topic_is_not_one_of_the_new(
     path = source_path(topic_name, "a", "/session")
     older = (await workers.ask("POST", path)).document
     assert (await write(workers, topic, "a", f"seqno=1&session={older['session']}")).status == 200
-    await recreate(admin, topic)
+    await recreate(workers, admin, topic)
     refused = await write(workers, topic, "a", f"seqno=2&session={older['session']}")
     assert refused.problem == "superseded" or refused.document["written"] == 0
     answer = await insist(workers, path)
@@ -133,7 +135,7 @@ async def test_writers_continue_in_the_new_topic(workers: Gateway, admin: AIOKaf
 
     tasks = [asyncio.create_task(keep_writing(f"s{n}", n % 2)) for n in range(16)]
     await until_all_have(5)
-    await recreate(admin, topic)
+    await recreate(workers, admin, topic)
     await until_all_have(1)  # the one that was on its way may have been answered before
     settled = {source: len(done) for source, done in acknowledged.items()}
     await until_all_have(5)
@@ -154,7 +156,7 @@ async def test_a_deleted_topic_fails_alone(workers: Gateway, admin: AIOKafkaAdmi
     for topic in (gone, kept):
         await create(admin, topic)
         await write(workers, topic, "a", "seqno=1")
-    await admin.delete_topics([gone])
+    await delete_topic(workers.kafka.bootstrap, gone)
     path = source_path(f"{topic_name}-gone", "a", "/chunks?seqno=2")
     tries = [asyncio.create_task(workers.ask("POST", path, n % 2, data=b"x", expect=None)) for n in range(6)]
     for seqno in range(2, 8):

@@ -147,6 +147,7 @@ async def test_the_audit_compares_both_sides_and_continues_from_the_proof(
 
 async def test_a_compacted_topic_is_copied_as_it_is_retained(world: World, stack: Stack) -> None:
     """Batches with holes, and whole batches gone; before it was mirrored, and more of it afterwards."""
+    world.configure(carry_settings=False)  # the copy is not compacted, too
     quick = ConfigResource(ConfigResourceType.BROKER, "1", {"log.cleaner.backoff.ms": "100"})
     await world.admin(world.there, "alter_configs", [quick])
     compaction = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "200"}

@@ -110,7 +110,7 @@ def secured(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Workers]:
             workers.becomes(200, "/readyz", None, number)
         yield workers
     finally:
-        assert not stop_all(workers.children, 20)
+        assert not stop_all(workers.children, 60)
     for secret in (SECRET, SHA256, NEW_SECRET, NEW_SHA256):
         assert secret not in workers.said()
 

@@ -77,6 +77,7 @@ def mirrors(
             worker.child.stop(15)
 
 
+@pytest.mark.timeout(900)
 async def test_every_copy_is_its_original_and_a_reader_moves_along_the_chain(
     stack: Stack, mirrors: dict[str, tuple[Mirror, ServiceWorker]]
 ) -> None:

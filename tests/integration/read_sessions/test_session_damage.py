@@ -20,8 +20,6 @@ from tests.support.served_gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-MENDED_S = 5
-
 
 @contextmanager
 def damaged_batch(kafka: KafkaCluster, topic: str, number: int, partition: int = 0) -> Iterator[int]:
@@ -74,7 +72,7 @@ async def test_a_damaged_partition_stops_alone_and_goes_on_when_mended(
             assert all(f["partition"] == 1 or f["offset"] < offset for f in stream.chunks)
             assert "error" not in stream.kinds()
             assert stream.kinds().count("damaged") == 1
-        await stream.until(has(104), seconds=MENDED_S)
+        await stream.until(has(104))
         assert identities(stream) == sorted(whole + [(topic, f"web{n}", 13) for n in range(8)])
         assert [f["offset"] for f in stream.chunks if f["partition"] == 0][: len(before[0])] == before[0]
 
