@@ -276,7 +276,7 @@ encodings: dict[str, Callable[[bytes], bytes]] = {"gzip": fast_gzip, "zstd": zst
 kinds = st.sampled_from([MSGPACK, "text/plain"])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(paths, queries, bodies, st.sampled_from(sorted(encodings)), st.booleans(), kinds)
 async def test_no_request_holds_the_loop(
     measured: Measured, path: tuple[str, str], query: str, body: bytes, encoding: str, is_packed: bool, kind: str

@@ -117,7 +117,7 @@ async def test_fences_and_forwards_are_counted(kafka: KafkaCluster, tmp_path: Pa
 
 
 async def taken(gateway: Gateway, path: str) -> None:
-    for _ in range(300):
+    for _ in range(900):
         if (await gateway.ask("POST", path, data=b"x"))[0] == 200:
             return
         await asyncio.sleep(0.1)
