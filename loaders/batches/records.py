@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from logferry.loaders.jvm_errors import released, sorted_errors
 from logferry.loaders.parsing.rows import kafka_records
-from logferry.loaders.planning.plan import Range, TopicPartition
+from logferry.loaders.planning.plan import Range, one_a_partition
 from logferry.loaders.spark.kafka_access import listed
 from logferry.loaders.storage.commit import FOLDER, DataFiles, add_action, partition_values
 from logferry.loaders.storage.ledger import storage_errors
@@ -84,20 +84,10 @@ def source(spark: SparkSession, kafka: Mapping[str, str], ranges: Sequence[Range
     connection = {f"kafka.{name}": value for name, value in kafka.items()}
     frames = [
         spark.read.format("kafka").options(**OPTIONS, **connection, **range_options(chosen)).load()
-        for chosen in _one_a_partition(ranges)
+        # Spark takes one range per partition; of two it silently drops the first.
+        for chosen in one_a_partition(ranges)
     ]
     return reduce(DataFrame.unionAll, frames)
-
-
-def _one_a_partition(ranges: Sequence[Range]) -> list[list[Range]]:
-    """Spark takes one range per partition; of two it silently drops the first."""
-    found: list[dict[TopicPartition, Range]] = []
-    for r in ranges:
-        free = next((chosen for chosen in found if r.key not in chosen), None)
-        if free is None:
-            found.append(free := {})
-        free[r.key] = r
-    return [list(chosen.values()) for chosen in found]
 
 
 def range_options(ranges: Sequence[Range]) -> dict[str, str]:

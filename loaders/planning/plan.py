@@ -43,6 +43,17 @@ class Range(NamedTuple):
         return self._replace(start=self.end)
 
 
+def one_a_partition(ranges: Sequence[Range]) -> list[list[Range]]:
+    """The ranges in parts with at most one of each partition; mostly a single part."""
+    found: list[dict[TopicPartition, Range]] = []
+    for r in ranges:
+        free = next((chosen for chosen in found if r.key not in chosen), None)
+        if free is None:
+            found.append(free := {})
+        free[r.key] = r
+    return [list(chosen.values()) for chosen in found]
+
+
 class PartitionOffsets(NamedTuple):
     """``earliest``: the first offset retained. ``stable``: the last stable offset, the end for committed reads."""
 

@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from logferry.loaders.batches.records import _one_a_partition
 from logferry.loaders.commands.repair import ReloadPreview
 from logferry.loaders.commands.table import main
 from logferry.loaders.errors import LoaderConfigError, TopicChanged
 from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, RESET, LedgerEntry
-from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition
+from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition, one_a_partition
 from logferry.loaders.planning.reload_plan import HeldOffsets, ReloadTarget, TimeSpan, held_offsets, ranges_to_reload
 from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.side_tables import LeftOutChunk, left_out_changes
@@ -171,7 +170,7 @@ def test_the_ledger_keeps_a_reload_apart_from_the_positions(tmp_path: Any):
 def test_two_ranges_of_a_partition_are_read_apart():
     a, b, c = (Range(T, 0, "A", n, n + 5) for n in (0, 10, 20))
     other = Range(T, 1, "A", 0, 5)
-    assert _one_a_partition([a, b, other, c]) == [[a, other], [b], [c]]
+    assert one_a_partition([a, b, other, c]) == [[a, other], [b], [c]]
 
 
 def test_notes_of_a_reload():
