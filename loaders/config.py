@@ -13,18 +13,25 @@ from typing import Annotated, Any, Literal
 from logferry.gateway.config import ConfigError, Dc, KafkaSettings, Pattern, Strict, load_as
 from logferry.gateway.contract.names import check_url
 from logferry.loaders.errors import LoaderConfigError
+from logferry.loaders.location import Location, S3Access
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, TablePaths
 from logferry.loaders.planning.segment_states import SegmentRules
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 TOPIC = "{topic}"
 JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
 # Rows and tables depend on these, whatever else is configured.
 OWN = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # The older default holds nanoseconds: it ends in the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Texts that an older Spark parsed as another time become null, without an error.
@@ -92,8 +99,8 @@ class SegmentSettings(Strict):
     """A source without a chunk or heartbeat for this many seconds no longer holds segments open."""
     silent_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Share of the sources with heartbeats that hold segments open if they fall silent together (1: more than half)."""
-    success: Path | None = None
-    """Folder in which each READY segment gets a folder with a file `_SUCCESS`."""
+    success: Place | None = None
+    """Folder, or URI, in which each READY segment gets a folder with a file `_SUCCESS`."""
     webhook: str | None = None
     """URL that receives a POST for each READY segment."""
 
@@ -102,11 +109,38 @@ class SegmentSettings(Strict):
         return SegmentRules(self.window_s, self.late_wait_s, self.max_wait_s, self.source_idle_s, self.silent_share)
 
 
+class S3Settings(Strict):
+    """Access to S3, for tables at `s3://` (default: the variables `AWS_…`, else the platform's roles)."""
+
+    endpoint: Annotated[str | None, Field(pattern=r"^https?://")] = None
+    """URL of a server of one's own (default: that of AWS)."""
+    region: str | None = None
+    """Region of the bucket."""
+    access_key_file: Path | None = None
+    """File with the access key."""
+    secret_key_file: Path | None = None
+    """File with the secret key."""
+    session_token_file: Path | None = None
+    """File with the session token of temporary keys."""
+
+    @property
+    def access(self) -> S3Access:
+        return S3Access(**dict(self))
+
+
+def _location(value: Any) -> Location:
+    return Location.of(value)
+
+
+Place = Annotated[Location, PlainValidator(_location)]
+
+
 class TableJob(Strict):
     """One table, and the topics that are loaded into it."""
 
-    path: Path
-    """Folder of the table; `{topic}` in it stands for one table per topic, named without the data centre."""
+    path: Place
+    """Folder of the table, or a URI such as `s3://bucket/nginx`; `{topic}` in it stands for one table per topic, named
+    without the data centre."""
     topics: Annotated[list[Pattern], Field(min_length=1)]
     """Full topic names (`dc1.nginx`), or patterns with `*` and `?` (`*.nginx`: of all data centres)."""
     max_records: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
@@ -122,13 +156,17 @@ class TableJob(Strict):
 
     @field_validator("path")
     @classmethod
-    def _path(cls, path: Path) -> Path:
-        text = str(path)
-        if ":/" in text:
-            raise ValueError(f"{text} is not a folder of a mounted file system")
-        if any(c in "`%\\" or ord(c) < 32 for c in text) or not path.name:
-            raise ValueError(f"{text!r}: a table's path holds no backtick, percent, backslash or control character")
-        return path.absolute()
+    def _path(cls, path: Location) -> Location:
+        if not path.name:
+            raise ValueError(f"{path} is no path of a table")
+        return path
+
+    def accessed_by(self, access: S3Access) -> TableJob:
+        """The same job, with this access to its store."""
+        segments = self.segments
+        if segments is not None and segments.success is not None:
+            segments = segments.model_copy(update={"success": Location.of(segments.success, access)})
+        return self.model_copy(update={"path": Location.of(self.path, access), "segments": segments})
 
     @property
     def is_template(self) -> bool:
@@ -166,12 +204,20 @@ class Config(Strict):
     """The Spark session."""
     gateways: dict[Dc, GatewayAccess] = Field(default={})
     """Gateways by data centre; the segments' check asks them for sources and their heartbeats."""
+    s3: S3Settings = S3Settings()
+    """Access to S3, for tables at `s3://`."""
     tables: Annotated[list[TableJob], Field(min_length=1)]
     """The tables to load."""
 
+    @field_validator("tables")
+    @classmethod
+    def _accessed(cls, tables: list[TableJob], info: ValidationInfo) -> list[TableJob]:
+        s3 = info.data.get("s3")
+        return tables if s3 is None else [table.accessed_by(s3.access) for table in tables]
+
     @model_validator(mode="after")
     def _together(self) -> Config:
-        taken: set[Path] = set()
+        taken: set[Location] = set()
         for table in self.tables:
             for path in TablePaths.of(table.path):
                 if path in taken:

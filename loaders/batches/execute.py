@@ -170,7 +170,7 @@ def do_batch(
 
 def _without_rows(loader: Loader, paths: TablePaths, entry: LedgerEntry, result: CheckResult | None) -> BatchDone:
     """Positions, or a segment check."""
-    return BatchDone(entry.batch, _commit(loader, paths, entry, DataFiles(paths.main, (), 0), None, result).ours)
+    return BatchDone(entry.batch, _commit(loader, paths, entry, DataFiles(paths.main), None, result).ours)
 
 
 def _reload(loader: Loader, paths: TablePaths, entry: LedgerEntry, result: CheckResult | None) -> BatchDone:

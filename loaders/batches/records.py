@@ -13,15 +13,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from logferry.loaders.jvm_errors import released, sorted_errors
+from logferry.loaders.location import Location
 from logferry.loaders.parsing.rows import kafka_records
 from logferry.loaders.planning.plan import Range, one_a_partition
 from logferry.loaders.spark.kafka_access import listed
-from logferry.loaders.storage.commit import FOLDER, DataFiles, add_action, partition_values
-from logferry.loaders.storage.ledger import storage_errors
+from logferry.loaders.storage.commit import FOLDER, DataFiles, new_files
+from logferry.loaders.storage.files import storage_errors
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -109,21 +109,13 @@ def _release(frame: DataFrame) -> None:
         plan.rdd().unpersist(False)
 
 
-def write_files(rows: DataFrame, path: Path, batch: int, partition_by: Sequence[str] = ()) -> DataFiles:
+def write_files(rows: DataFrame, path: Location, batch: int, partition_by: Sequence[str] = ()) -> DataFiles:
     """Writes the rows. Raises the errors of reading them, and StorageUnavailable; the files are unused then."""
-    folder = path / f"{FOLDER}{batch:08}-{uuid.uuid4().hex[:12]}"
+    folder = f"{FOLDER}{batch:08}-{uuid.uuid4().hex[:12]}"
     parallel = rows.sparkSession.sparkContext.defaultParallelism
     writer = rows.coalesce(parallel).write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     if partition_by:
         writer = writer.partitionBy(*partition_by)
-    writer.parquet(str(folder))
-    adds, counts = [], 0
-    with storage_errors(f"{folder} cannot be read"):
-        for file in sorted(folder.rglob("*.parquet")):
-            add, count = add_action(path, file, partition_values(path, file, partition_by))
-            counts += count
-            if count:
-                adds.append(add)
-            else:
-                file.unlink()
-    return DataFiles(folder, tuple(adds), counts)
+    writer.parquet((path / folder).for_spark)
+    with storage_errors(f"{path / folder} cannot be read"):
+        return new_files(path, folder, partition_by)

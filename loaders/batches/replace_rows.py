@@ -37,7 +37,8 @@ from logferry.loaders.planning.reload_plan import TimeSpan
 from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, SegmentRules
 from logferry.loaders.spark.kafka_access import KafkaTopics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
-from logferry.loaders.storage.ledger import APP, open_table, table_at
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import APP, table_at
 from logferry.loaders.storage.rewrite import Rewriter, of_ranges, where
 from logferry.loaders.storage.side_tables import moment
 from logferry.loaders.storage.tables import QUARANTINE_COLUMNS
@@ -134,7 +135,7 @@ def replace_quarantined(written: DataFiles | None, paths: TablePaths, entry: Led
     abandoned.
     """
     rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, entry.batch))
-    come = written or DataFiles(paths.quarantine, (), 0)
+    come = written or DataFiles(paths.quarantine)
     done = commit_files(come, paths.quarantine, entry.batch, run, changes=rewriter.actions)
     if is_abandoned(paths, entry.batch):
         raise Overtaken(f"batch {entry.batch} of {paths.main} was abandoned meanwhile: nothing is replaced")
@@ -151,7 +152,7 @@ def abandon_reload(paths: TablePaths, batch: int, run: str) -> bool:
 
     The quarantine's commit of the batch is the decision: it replaces lines, or records that nothing is replaced.
     """
-    nothing = DataFiles(paths.quarantine, (), 0)
+    nothing = DataFiles(paths.quarantine)
     commit_files(nothing, paths.quarantine, batch, run, beside=[Transaction(_ABANDONED, batch)])
     return is_abandoned(paths, batch)
 
@@ -177,7 +178,7 @@ def recount_segments(
     Raises Overtaken when the table holds the batch already.
     """
     table = table_at(paths.main, entry.batch - 1)
-    stored = spark.read.format("delta").option("versionAsOf", table.version()).load(str(paths.main))
+    stored = spark.read.format("delta").option("versionAsOf", table.version()).load(paths.main.for_spark)
     gone = F.expr(where(entry.reload, entry.dc))
     with sorted_errors(f"counting rows of {paths.main}"):
         came = _sums(with_columns_of(rows, stored.schema), rules)
@@ -249,7 +250,7 @@ def resolved_rows(spark: SparkSession, paths: TablePaths, batch: int, parser: Pa
 
 
 def _quarantine(spark: SparkSession, paths: TablePaths) -> DataFrame:
-    return spark.read.format("delta").load(str(paths.quarantine))
+    return spark.read.format("delta").load(paths.quarantine.for_spark)
 
 
 def _read(quarantined: DataFrame, parser: ParserSettings) -> DataFrame:

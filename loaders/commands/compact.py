@@ -12,12 +12,12 @@ import sys
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 from logferry.gateway.contract.names import visible
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, ClockAhead, LoaderConfigError, LoadError, Overtaken, StorageUnavailable
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry, TablePaths
 from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.commit import committed_batch
@@ -39,15 +39,15 @@ def run_compact(options: argparse.Namespace) -> int:
             facts.append(_one(table, options))
         except LoadError as error:
             print("logferry:", visible(str(error), "\n"), file=sys.stderr)
-            facts.append({"table": str(table.absolute()), "error": str(error)})
+            facts.append({"table": str(table), "error": str(error)})
             status = error.exit_status if status == EXIT_DONE else min(status, error.exit_status)
     if options.json:
         print(json.dumps({"exit": status, "tables": facts}))
     return status
 
 
-def _one(table: Path, options: argparse.Namespace) -> dict[str, Any]:
-    facts: dict[str, Any] = {"table": str(table.absolute()), "dropped": None, "compacted": []}
+def _one(table: Location, options: argparse.Namespace) -> dict[str, Any]:
+    facts: dict[str, Any] = {"table": str(table), "dropped": None, "compacted": []}
     show = (lambda _: None) if options.json else print
     if options.retain_days is not None:
         keep = timedelta(days=options.retain_days)
@@ -68,7 +68,7 @@ def _one(table: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def drop_old(
-    table: Path, keep: timedelta, *, wait_s: float = 0.0, now: datetime | None = None, is_idle: bool = False
+    table: Location, keep: timedelta, *, wait_s: float = 0.0, now: datetime | None = None, is_idle: bool = False
 ) -> tuple[LedgerEntry | None, OldRows]:
     """Drops rows older than ``keep``, as a batch of the ledger; None: there are none. Safe to call again.
 

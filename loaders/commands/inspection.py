@@ -17,16 +17,17 @@ import json
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from logferry.gateway.contract.names import visible
 from logferry.loaders.commands.options import table_paths
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED, READY, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import moment_of, utc_text
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
 from logferry.loaders.storage.tables import active_filter, read_state
 from logferry.loaders.terminal import escape
@@ -48,7 +49,7 @@ def run_state(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def table_facts(path: Path) -> dict[str, Any]:
+def table_facts(path: Location) -> dict[str, Any]:
     """As JSON. Raises LoaderConfigError where there is no table, Terminal, StorageUnavailable."""
     paths = TablePaths.of(path)
     state = read_state(paths)
@@ -115,7 +116,7 @@ def run_segments(options: argparse.Namespace) -> int:
     if len(paths) > 1:
         what = "SEGMENT" if options.action == "wait" else "SOURCE"
         raise LoaderConfigError(f"segments {options.action} takes the PATH of one table, then the {what}")
-    tables = [TablePaths.of(path) for path in table_paths(options, [Path(path) for path in paths])]
+    tables = [TablePaths.of(path) for path in table_paths(options, [Location.of(path) for path in paths])]
     if options.action == "wait":
         deadline = None if options.timeout_s is None else time.monotonic() + options.timeout_s
         return max(_wait(table, name, options.version, deadline) for table in tables)

@@ -20,13 +20,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
-from logferry.loaders.commands.options import add_job_options, count, job_config, no_such_table
+from logferry.loaders.commands.options import add_job_options, count, job_config, location, no_such_table
 from logferry.loaders.config import Config, TableJob, jar_files
 from logferry.loaders.errors import EXIT_DONE, EXIT_SIGNAL, EXIT_USAGE, LoaderConfigError, LoadError, StorageUnavailable
+from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Limits
 from logferry.loaders.planning.position_plan import PositionChange
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(command="load")
     option = parser.add_argument
-    option("--table", type=Path, metavar="PATH", help="folder of the table; created if it does not exist")
+    option("--table", type=location, metavar="PATH", help="folder or URI of the table; created if it does not exist")
     add_job_options(parser)
     option("--once", action="store_true", help="load what is committed at the start, then end (default)")
     option("--follow", action="store_true", help="keep loading until SIGINT or SIGTERM")
@@ -113,7 +113,7 @@ def open_tables(settings: Config, jars: str | None, reporter: Reporter) -> Itera
         except OSError as error:
             raise StorageUnavailable(f"no scratch folder can be created: {error}") from error
         with reporter.console.status("Spark starts"):
-            spark = stack.enter_context(spark_session(settings.spark, files, scratch))
+            spark = stack.enter_context(spark_session(settings.spark, files, scratch, _stores(settings)))
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka))
         offsets = stack.enter_context(closing(MirrorOffsets(settings.kafka, settings.prefix, settings.dc)))
         window = timedelta(days=settings.duplicate_window_days)
@@ -122,10 +122,20 @@ def open_tables(settings: Config, jars: str | None, reporter: Reporter) -> Itera
         yield TableRunner(loader, settings, reporter, threading.Event())
 
 
-def chosen_jobs(tables: TableRunner, path: Path | None) -> list[TableJob]:
+def _stores(settings: Config) -> dict[str, str]:
+    """Spark's settings for the stores of the tables. Raises LoaderConfigError."""
+    if not any(job.path.scheme == "s3" for job in settings.tables):
+        return {}
+    try:
+        return settings.s3.access.hadoop_options()
+    except (OSError, ValueError) as error:
+        raise LoaderConfigError(f"s3: {error}") from None
+
+
+def chosen_jobs(tables: TableRunner, path: Location | None) -> list[TableJob]:
     """The job of the table at ``path``, or all jobs. Raises LoaderConfigError, KafkaUnavailable."""
     jobs = tables.jobs()
-    chosen = [job for job in jobs if path is None or job.path == path.absolute()]
+    chosen = [job for job in jobs if path is None or job.path == path]
     if not chosen and path is not None:
         raise LoaderConfigError(no_such_table(path, jobs))
     return chosen

@@ -10,6 +10,7 @@ from typing import Any
 
 from logferry.loaders import config
 from logferry.loaders.errors import LoaderConfigError
+from logferry.loaders.location import Location
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +30,14 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     option("--json", action="store_true", help="print one line of JSON at the end and nothing else")
 
 
+def location(text: str) -> Location:
+    """The type of an option: a folder or URI of a table."""
+    try:
+        return Location.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def count(text: str) -> int:
     """The type of an option: a whole number from 1 on."""
     number = int(text)
@@ -37,7 +46,7 @@ def count(text: str) -> int:
     return number
 
 
-def job_config(options: argparse.Namespace, path: Path | None, dc: str = "dc1") -> config.Config:
+def job_config(options: argparse.Namespace, path: Location | None, dc: str = "dc1") -> config.Config:
     """The file's settings, or those of the options: the two cannot be mixed. Raises LoaderConfigError.
 
     ``path``: the table. ``dc``: the data centre unless ``--dc`` names one.
@@ -69,26 +78,27 @@ def job_config(options: argparse.Namespace, path: Path | None, dc: str = "dc1") 
     return config.check_config(raw, "options")
 
 
-def table_paths(options: argparse.Namespace, paths: Sequence[Path]) -> list[Path]:
+def table_paths(options: argparse.Namespace, paths: Sequence[Location]) -> list[Location]:
     """The tables of a command without Kafka: those given, else all of the configuration. Raises LoaderConfigError."""
     if options.config is None:
         if not paths:
             raise LoaderConfigError("missing: PATH of a table (or --config FILE)")
         return list(paths)
-    jobs = config.load_config(options.config).tables
+    settings = config.load_config(options.config)
+    jobs, paths = settings.tables, [Location.of(path, settings.s3.access) for path in paths]
     for path in paths:
         if not any(is_path_of(job, path) for job in jobs):
             raise LoaderConfigError(no_such_table(path, jobs))
     if not paths and (templates := [str(job.path) for job in jobs if job.is_template]):
         raise LoaderConfigError(f"{templates[0]} stands for one table per topic: name the table by PATH")
-    return list(paths) or [job.path for job in jobs]
+    return paths or [job.path for job in jobs]
 
 
-def is_path_of(job: config.TableJob, path: Path) -> bool:
+def is_path_of(job: config.TableJob, path: Location) -> bool:
     """Whether the job loads the table at ``path``, or one of a template's tables is there."""
     pattern = re.escape(str(job.path)).replace(re.escape(config.TOPIC), "[^/]+")
-    return re.fullmatch(pattern, str(path.absolute())) is not None
+    return re.fullmatch(pattern, str(path)) is not None
 
 
-def no_such_table(path: Path, jobs: Sequence[config.TableJob]) -> str:
+def no_such_table(path: Location, jobs: Sequence[config.TableJob]) -> str:
     return f"{path} is not a table of this configuration; its tables are {', '.join(str(job.path) for job in jobs)}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from logferry.gateway.contract.names import visible
-from logferry.loaders.commands.options import add_job_options, count
+from logferry.loaders.commands.options import add_job_options, count, location
 from logferry.loaders.errors import LoadError
 from logferry.loaders.storage.retention import RETAIN, TARGET_MB
 
@@ -32,7 +32,7 @@ _MODULES: Final = {
     **dict.fromkeys(("reset", "reload", "requarantine"), "repair"),
 }
 _MANY: Final[dict[str, Any]] = {"nargs": "+", "action": "extend"}
-_PATH: Final[dict[str, Any]] = {"type": Path, "metavar": "PATH"}
+_PATH: Final[dict[str, Any]] = {"type": location, "metavar": "PATH"}
 # Arguments and options of several sub-commands.
 _SHARED: Final[dict[str, dict[str, Any]]] = {
     "path": {"nargs": "?", **_PATH, "help": "folder of the table; one of --config's"},

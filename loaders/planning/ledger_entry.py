@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Range, TopicPartition
 
 LOAD: Final = "load"
@@ -85,16 +86,17 @@ class LedgerEntry(NamedTuple):
 class TablePaths(NamedTuple):
     """All folders that belong to a table, whether they exist or not."""
 
-    main: Path
-    ledger: Path
-    quarantine: Path
-    sources: Path
-    left_out: Path
-    segments: Path
-    excluded: Path
+    main: Location
+    ledger: Location
+    quarantine: Location
+    sources: Location
+    left_out: Location
+    segments: Location
+    excluded: Location
 
     @classmethod
-    def of(cls, path: Path) -> TablePaths:
-        main = path.absolute()
+    def of(cls, path: Location | Path | str) -> TablePaths:
+        """Raises ValueError, as `Location.of`."""
+        main = Location.of(path)
         beside = ("ledger", "quarantine", "sources", "moved", "segments", "excluded")
         return cls(main, *(main.with_name(f"{main.name}_{name}") for name in beside))

@@ -19,6 +19,7 @@ from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.records import source
 from logferry.loaders.errors import LedgerBroken, LoaderConfigError
 from logferry.loaders.jvm_errors import collected, sorted_errors
+from logferry.loaders.location import Location
 from logferry.loaders.parsing.columns import DATES
 from logferry.loaders.parsing.rows import kafka_records, parse_records, table_rows, with_columns_of
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
@@ -43,7 +44,7 @@ class Instant:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows, read when the DataFrame is evaluated."""
-        at, version = str(self.snapshot.path), self.snapshot.version
+        at, version = self.snapshot.path.for_spark, self.snapshot.version
         with sorted_errors(f"reading version {version} of {at}"):
             table = spark.read.format("delta").option("versionAsOf", version).load(at)
             reads = [r for r in self.tail if r.size]
@@ -59,7 +60,7 @@ class Instant:
 
 def realtime(
     spark: SparkSession,
-    table: str | Path,
+    table: str | Path | Location,
     *,
     bootstrap_servers: str | None = None,
     topics: Sequence[str] | None = None,
@@ -79,14 +80,14 @@ def realtime(
 
 def pin(
     spark: SparkSession,
-    table: str | Path,
+    table: str | Path | Location,
     *,
     bootstrap_servers: str | None = None,
     topics: Sequence[str] | None = None,
     kafka: KafkaSettings | None = None,
 ) -> Instant:
     """The instant of `realtime`, for callers that need its offsets or evaluate it more than once."""
-    snapshot = snapshot_of(Path(table))
+    snapshot = snapshot_of(Location.of(table))
     entry = snapshot.entry
     parser = settings_of(entry.parser, entry.settings)
     if parser is None:

@@ -10,7 +10,7 @@ the report. The ends of an original in another data centre are not known here. B
 that was recorded well after those of a source shows that the table has passed them.
 
 Others are notified that segments are READY by a file ``_SUCCESS`` and a POST to a webhook, once per version. Only what
-the table holds is reported. A loader first claims a notification by creating a file beside the table, and marks it as
+the table holds is reported. A loader first claims a notification beside the table, and marks it as
 sent afterwards; so of several loaders one sends it. A claim without a mark that is a minute old belongs to a loader
 that died: the next one sends the notification, maybe a second time. Receivers recognise a repetition by the header
 ``Idempotency-Key``.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,12 +36,14 @@ from logferry.client.transport.connections import Connections, Dialer, NoRespons
 from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, GatewayClock, Loader
 from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
-from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError, StorageUnavailable
+from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError
 from logferry.loaders.planning import source_facts
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.planning.segment_states import READY, Segment, WatermarkCheck, check_segments, usually_has_rows
 from logferry.loaders.planning.source_facts import KnownSources, SourceKey, SourceView, newest, utc_text
+from logferry.loaders.storage.claims import claim
+from logferry.loaders.storage.files import delete_folder, list_files, storage_errors, write_text
 from logferry.loaders.storage.side_tables import known_before, read_excluded, read_segments, save_check, segments_before
 
 _TIMEOUT_S: Final = 30.0
@@ -291,40 +292,29 @@ def notify_ready(job: TableJob, paths: TablePaths, last: int) -> list[str]:
         return []
     sent = paths.segments / _SENT
     failed: list[str] = []
+    with storage_errors(f"{sent} cannot be read"):
+        already = {file.name for file in list_files(sent)}
     for segment in read_segments(paths.segments, last).values():
         mark = sent / f"{segment.name}-{segment.version}"
-        if segment.state != READY or mark.exists() or not _claimed(mark.with_suffix(".claim")):
+        claimed = mark.with_name(f"{mark.name}.claim")
+        if segment.state != READY or mark.name in already or not claim(claimed, _CLAIM_S):
             continue
         text = json.dumps(_facts(paths, segment, settings))
         try:
-            if settings.success is not None:
-                _replace(settings.success / segment.name / SUCCESS, text)
+            with storage_errors(f"the notification of segment {segment.name} cannot be recorded"):
+                if settings.success is not None:
+                    write_text(settings.success / segment.name / SUCCESS, text)
             if settings.webhook is not None:
                 headers = {"Content-Type": "application/json", "Idempotency-Key": f"{paths.main}/{mark.name}"}
                 request = urllib.request.Request(settings.webhook, text.encode(), headers, method="POST")
                 urllib.request.urlopen(request, timeout=_POST_TIMEOUT_S).close()
-            _replace(mark, text)
-        except urllib.error.URLError as error:
+        except (urllib.error.URLError, TimeoutError) as error:
             failed.append(f"{settings.webhook}: {error}")
-            mark.with_suffix(".claim").unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageUnavailable(f"{error.filename or sent}: {error.strerror or error}") from error
+            delete_folder(claimed)
+            continue
+        with storage_errors(f"{mark} cannot be written"):
+            write_text(mark, text)
     return failed
-
-
-def _claimed(claim: Path) -> bool:
-    """Whether this loader sends it. Raises OSError."""
-    claim.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        claim.open("x").close()
-    except FileExistsError:
-        try:
-            if time.time() - claim.stat().st_mtime < _CLAIM_S:
-                return False
-            claim.touch()
-        except FileNotFoundError:
-            return False
-    return True
 
 
 def _facts(paths: TablePaths, segment: Segment, settings: SegmentSettings) -> dict[str, object]:
@@ -337,13 +327,3 @@ def _facts(paths: TablePaths, segment: Segment, settings: SegmentSettings) -> di
         **{name: getattr(segment, name) for name in plain},
         "watermark": utc_text(segment.watermark) if segment.watermark else None,
     }
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

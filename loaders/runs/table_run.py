@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow.dataset as ds
@@ -18,6 +17,7 @@ from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable, LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
+from logferry.loaders.location import Location
 from logferry.loaders.parsing.columns import DATES
 from logferry.loaders.parsing.rows import check_parser, row_schema
 from logferry.loaders.parsing.settings import LINES, ParserSettings
@@ -27,7 +27,8 @@ from logferry.loaders.planning.position_plan import known_originals, origin_dc
 from logferry.loaders.runs.segment_check import SegmentCheck, begin_check, finish_check, notify_ready
 from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.commit import INDEXED
-from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, existing_table, new_entry, open_table
+from logferry.loaders.storage.files import is_empty, open_table, storage_errors
+from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, existing_table, new_entry
 from logferry.loaders.storage.side_tables import create_segments
 from logferry.loaders.storage.tables import QUARANTINE, TableState, count_rows, read_state
 
@@ -219,7 +220,9 @@ def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Seq
     no ledger accounts for, a ledger or quarantine that was removed or does not match, and other columns. A load never
     starts over at the earliest offsets of a topic that it has loaded from.
     """
-    if open_table(paths.main) is None and paths.main.exists() and any(paths.main.iterdir()):
+    with storage_errors(f"{paths.main} cannot be read"):
+        is_foreign = open_table(paths.main) is None and not is_empty(paths.main)
+    if is_foreign:
         raise ForeignTable(f"{paths.main} is not empty, and not a Delta table")
     read_state(paths)
     Ledger(paths.ledger).create()
@@ -229,7 +232,7 @@ def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Seq
     _create(paths.main, Schema.from_json(row_schema(parser, dates).json()), "logferry rows", partition_by, own)
 
 
-def _create(path: Path, schema: Schema, name: str, partition_by: Sequence[str], addable: set[str]) -> None:
+def _create(path: Location, schema: Schema, name: str, partition_by: Sequence[str], addable: set[str]) -> None:
     """Creates the table unless it exists, and checks its columns in either case; adds those of ``addable``."""
     # Statistics of the text would cost time and skip no file.
     names = {field.name for field in schema.fields} - set(partition_by)

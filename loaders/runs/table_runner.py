@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from logferry.gateway.contract.names import split_topic
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.config import TOPIC, Config, TableJob
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError, LoadError, SparkUnavailable, Transient
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice, load_table
+from logferry.loaders.storage.files import is_empty
 from logferry.loaders.terminal import escape
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -45,7 +46,7 @@ class LoadReport:
     the start of the last load. ``check_failure``: why segments could not be checked or notified.
     """
 
-    path: Path
+    path: Location
     bar: TaskID
     batches: list[BatchDone] = field(default_factory=list)
     stopped: list[StoppedTopic] = field(default_factory=list)
@@ -100,12 +101,12 @@ class Reporter:
         self.tables: list[LoadReport] = []
         self.progress = Progress(console=console, transient=True, disable=as_json or not console.is_terminal)
 
-    def begin(self, path: Path) -> LoadReport:
+    def begin(self, path: Location) -> LoadReport:
         report = LoadReport(path, self.progress.add_task(escape(path.name), total=None))
         self.tables.append(report)
         return report
 
-    def table(self, path: Path, events: Iterable[LoadEvent]) -> None:
+    def table(self, path: Location, events: Iterable[LoadEvent]) -> None:
         """Follows one table's load to its end. An error ends the load and is part of the report."""
         report = self.begin(path)
         self.follow(report, events)
@@ -224,7 +225,7 @@ class TableRunner:
     def __init__(self, loader: Loader, settings: Config, reporter: Reporter, stop: threading.Event) -> None:
         self.loader, self.settings, self.reporter, self.stop = loader, settings, reporter, stop
         self._started = time.monotonic()
-        self.refused: dict[Path, LoaderConfigError] = {}
+        self.refused: dict[Location, LoaderConfigError] = {}
 
     def jobs(self) -> list[TableJob]:
         """The configuration's jobs, with templates expanded to the present topics. Raises LoadError.
@@ -232,7 +233,7 @@ class TableRunner:
         Those that cannot be loaded beside the others are left out; `refused` has them.
         """
         found: list[TableJob] = []
-        without_folder: dict[Path, LoaderConfigError] = {}
+        without_folder: dict[Location, LoaderConfigError] = {}
         for job in self.settings.tables:
             if not job.is_template:
                 found.append(job)
@@ -262,8 +263,8 @@ class TableRunner:
 
     def follow(self) -> None:
         """Returns when ``stop`` is set, when no table is left, or when Spark has ended."""
-        refused: set[Path] = set()
-        threads: dict[Path, threading.Thread] = {}
+        refused: set[Location] = set()
+        threads: dict[Location, threading.Thread] = {}
         while not self.stop.is_set():
             # Topics that cannot be listed now are listed the next time.
             with suppress(Transient):
@@ -324,20 +325,22 @@ def expand_template(job: TableJob, topics: Iterable[str]) -> list[TableJob]:
         if name not in _NO_FOLDERS:
             by_name.setdefault(name, []).append(topic)
     return [
-        job.model_copy(update={"path": Path(str(job.path).replace(TOPIC, name)), "topics": found})
+        job.model_copy(
+            update={"path": Location.of(str(job.path).replace(TOPIC, name), job.path.access), "topics": found}
+        )
         for name, found in by_name.items()
     ]
 
 
 def apart(
     jobs: Sequence[TableJob], is_loaded: Callable[[TableJob], bool]
-) -> tuple[list[TableJob], dict[Path, LoaderConfigError]]:
+) -> tuple[list[TableJob], dict[Location, LoaderConfigError]]:
     """The jobs that share no folder, and why the others are refused. No folder may belong to two tables.
 
     Of two that would share one, the table that was loaded before stays; else the one with the shorter path.
     """
-    taken: dict[Path, Path] = {}
-    refused: dict[Path, LoaderConfigError] = {}
+    taken: dict[Location, Location] = {}
+    refused: dict[Location, LoaderConfigError] = {}
     for job in sorted(jobs, key=lambda job: (not is_loaded(job), len(str(job.path)), job.path)):
         folders = TablePaths.of(job.path)
         if shared := [folder for folder in folders if folder in taken]:
@@ -350,7 +353,7 @@ def apart(
 
 def is_loaded(job: TableJob) -> bool:
     """Whether table and ledger exist, so that the folder is not merely a side table of another one."""
-    return all((folder / "_delta_log").is_dir() for folder in TablePaths.of(job.path)[:2])
+    return all(not is_empty(folder / "_delta_log") for folder in TablePaths.of(job.path)[:2])
 
 
 def _raised(error: LoadError) -> Iterator[LoadEvent]:

@@ -5,7 +5,7 @@ still commit a batch of the ledger then, but the table takes each batch once. Ja
 nothing.
 
 With a master that is not local, executors run on other hosts: they get the jars from the driver, write into the table's
-folder, which must be mounted there under the same path, and keep a batch on their own disks.
+folder, which must be mounted there under the same path unless it is in a store, and keep a batch on their own disks.
 
 Under spark-submit the JVM already runs, with the master, memory and jars of spark-submit. The settings that rows depend
 on are set in any case; all other settings of spark-submit stay.
@@ -26,7 +26,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -80,10 +80,13 @@ def remove_stale(base: Path) -> list[Path]:
 _LOGGING: Final = Path(__file__).absolute().with_name("log4j2.properties")
 # For regular expressions, see `parsing.formats`; unused stack costs nothing.
 _STACK: Final = "-Xss128m"
+_EXTENSIONS: Final = "spark.sql.extensions"
+_CATALOG: Final = "spark.sql.catalog.spark_catalog"
+_DELTA: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _EXECUTOR: Final = "spark.executor.extraJavaOptions"
 _SCRIPT: Final = Path(__file__).absolute().parents[1] / "submit" / "logferry_load.py"
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
-_NEEDED: Final = ("org.apache.spark.sql.kafka010.KafkaSourceProvider", "io.delta.sql.DeltaSparkSessionExtension")
+_NEEDED: Final = ("org.apache.spark.sql.kafka010.KafkaSourceProvider", _DELTA)
 
 _SETTINGS: Final = {
     "spark.app.name": "logferry-load",
@@ -106,9 +109,22 @@ _SETTINGS: Final = {
 }
 
 
-def spark_conf(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> SparkConf:
-    """The settings of a JVM that the loader starts."""
-    conf = SparkConf(loadDefaults=False).setAll([*_SETTINGS.items(), *settings.conf.items(), *OWN.items()])
+def _with_delta(conf: SparkConf) -> None:
+    """Adds Delta to the extensions; another session catalog stays."""
+    said = [name for name in (conf.get(_EXTENSIONS, "") or "").split(",") if name.strip()]
+    if _DELTA not in said:
+        conf.set(_EXTENSIONS, ",".join([*said, _DELTA]))
+    if not conf.contains(_CATALOG):
+        conf.set(_CATALOG, "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+
+
+def spark_conf(
+    settings: SparkSettings, jars: Sequence[Path], scratch: Path, stores: Mapping[str, str] | None = None
+) -> SparkConf:
+    """The settings of a JVM that the loader starts. ``stores``: those for access to the tables."""
+    given = {**_SETTINGS, **(stores or {}), **settings.conf, **OWN}
+    conf = SparkConf(loadDefaults=False).setAll(list(given.items()))
+    _with_delta(conf)
     conf.setMaster(settings.master)
     conf.set("spark.driver.memory", settings.driver_memory)
     conf.set("spark.jars", ",".join(map(str, jars)))
@@ -133,7 +149,7 @@ def submit_options(jars: Sequence[Path]) -> str:
     return shlex.join(["--jars", ",".join(map(str, jars)), "--driver-java-options", _STACK, str(_SCRIPT)])
 
 
-def _submitted_conf(gateway: Any, settings: SparkSettings) -> SparkConf:
+def _submitted_conf(gateway: Any, settings: SparkSettings, stores: Mapping[str, str]) -> SparkConf:
     """The settings of spark-submit, completed by ours. Raises LoaderConfigError where jars are missing."""
     SparkContext._ensure_initialized(gateway=gateway)
     jvm: Any = SparkContext._jvm
@@ -144,10 +160,11 @@ def _submitted_conf(gateway: Any, settings: SparkSettings) -> SparkConf:
                 f"no jar of spark-submit holds {name}: pass the arguments that `logferry load --print-submit` prints"
             )
     conf = SparkConf(loadDefaults=True, _jvm=jvm)
-    for name, value in {**_SETTINGS, **settings.conf}.items():
+    for name, value in {**_SETTINGS, **stores, **settings.conf}.items():
         if not conf.contains(name):
             conf.set(name, value)
     conf.setAll(list(OWN.items()))
+    _with_delta(conf)
     said = conf.get(_EXECUTOR, "") or ""
     if "-Xss" not in said:
         conf.set(_EXECUTOR, f"{said} {_STACK}".strip())
@@ -155,7 +172,9 @@ def _submitted_conf(gateway: Any, settings: SparkSettings) -> SparkConf:
 
 
 @contextmanager
-def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) -> Iterator[SparkSession]:
+def spark_session(
+    settings: SparkSettings, jars: Sequence[Path], scratch: Path, stores: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """A session with Kafka's and Delta's jars; at most one in a process. Raises SparkUnavailable, LoaderConfigError.
 
     Java is taken from JAVA_HOME, else from PATH, as by Spark's own launcher. Under spark-submit, Java, master, memory
@@ -163,12 +182,12 @@ def spark_session(settings: SparkSettings, jars: Sequence[Path], scratch: Path) 
     """
     if is_submitted():
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
-        with _session(_submitted_conf(gateway, settings), gateway) as session:
+        with _session(_submitted_conf(gateway, settings, stores or {}), gateway) as session:
             yield session
         return
     os.environ |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "PYSPARK_PYTHON": sys.executable}
     log = scratch / "spark.log"
-    conf = spark_conf(settings, jars, scratch)
+    conf = spark_conf(settings, jars, scratch, stores)
     with log.open("wb") as stderr:
         try:
             gateway = launch_gateway(conf, {"stderr": stderr, "stdout": stderr})  # type: ignore[no-untyped-call]

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -31,7 +30,17 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
-from logferry.loaders.storage.ledger import APP, check_features, existing_table, last_batch, open_table, storage_errors
+from logferry.loaders.location import Location
+from logferry.loaders.storage.files import (
+    delete_files,
+    file_system,
+    in_parallel,
+    list_files,
+    open_table,
+    read_text,
+    storage_errors,
+)
+from logferry.loaders.storage.ledger import APP, check_features, existing_table, last_batch
 
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 # Longer texts are useless as bounds.
@@ -42,34 +51,56 @@ FOLDER: Final = "batch-"
 class DataFiles(NamedTuple):
     """Files that no commit names yet. ``rows`` in all of them."""
 
-    folder: Path
-    adds: tuple[AddAction, ...]
-    rows: int
+    table: Location
+    adds: tuple[AddAction, ...] = ()
+    rows: int = 0
 
     def check_rows(self, expected: int) -> DataFiles:
         """To be called before the commit: a stale listing of the folder can lack a file. Raises StorageUnavailable."""
         if self.rows != expected:
             raise StorageUnavailable(
-                f"{self.folder}: {expected:,} rows were written, but its files hold {self.rows:,}: the listing of the "
+                f"{self.table}: {expected:,} rows were written, but its files hold {self.rows:,}: the listing of their "
                 "folder may be stale. Nothing is committed; the next load repeats the batch"
             )
         return self
 
     @property
-    def paths(self) -> list[Path]:
-        return [self.folder.parent / unquote(add.path) for add in self.adds]
+    def names(self) -> list[str]:
+        return [unquote(add.path) for add in self.adds]
 
 
-def add_action(table: Path, file: Path, values: Mapping[str, str | None]) -> tuple[AddAction, int]:
+def new_files(table: Location, folder: str, partition_by: Sequence[str]) -> DataFiles:
+    """The files with rows in a folder of the table, by their footers; a file without rows is deleted.
+
+    Raises OSError, ArrowException, DeltaError.
+    """
+    store = file_system(table)
+    files = [(f"{folder}/{file.name}", file.size) for file in list_files(table / folder) if is_data(file.name)]
+
+    def added(file: tuple[str, int]) -> tuple[AddAction, int]:
+        return add_action(store, *file, partition_values(file[0], partition_by))
+
+    found = list(in_parallel(added, files))
+    delete_files(table, [name for (name, _), (_, rows) in zip(files, found, strict=True) if not rows])
+    return DataFiles(table, tuple(add for add, rows in found if rows), sum(rows for _, rows in found))
+
+
+def is_data(name: str) -> bool:
+    """Whether the file holds rows, and is not a leftover of Spark or of its committers."""
+    hidden = any(part.startswith(("_", ".")) for part in name.split("/"))
+    return name.endswith(".parquet") and not hidden
+
+
+def add_action(store: Any, name: str, size: int, values: Mapping[str, str | None]) -> tuple[AddAction, int]:
     """The action that adds a file with these values of the partition columns, and the number of its rows."""
-    meta = pq.read_metadata(file)
-    path, size, stats = file.relative_to(table).as_posix(), file.stat().st_size, json.dumps(statistics(meta))
-    return AddAction(path, size, dict(values), int(time.time() * 1000), True, stats), meta.num_rows
+    meta = pq.read_metadata(name, filesystem=store)
+    stats = json.dumps(statistics(meta))
+    return AddAction(name, size, dict(values), int(time.time() * 1000), True, stats), meta.num_rows
 
 
-def partition_values(table: Path, file: Path, partition_by: Sequence[str]) -> dict[str, str | None]:
+def partition_values(name: str, partition_by: Sequence[str]) -> dict[str, str | None]:
     """From the names of the file's folders."""
-    said = dict(part.split("=", 1) for part in file.relative_to(table).parts[1:-1])
+    said = dict(part.split("=", 1) for part in name.split("/")[1:-1])
     return {name: None if said[name] == _NO_VALUE else unquote(said[name]) for name in partition_by}
 
 
@@ -131,7 +162,7 @@ class CommittedBatch(NamedTuple):
 
 def commit_files(
     written: DataFiles,
-    path: Path,
+    path: Location,
     batch: int,
     run: str,
     partition_by: Sequence[str] = (),
@@ -159,7 +190,7 @@ def commit_files(
     return commit_once(write, path, batch, run, written.rows, alone=replace or changes is not None, beside=beside)
 
 
-def commit_rows(rows: pa.Table, path: Path, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
+def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
     """Appends a few rows, or replaces all by them, without Spark; once per batch. Raises StorageUnavailable."""
     given: dict[str, Any] = {"mode": "overwrite" if replace else "append", "post_commithook_properties": HOOKS}
 
@@ -171,7 +202,7 @@ def commit_rows(rows: pa.Table, path: Path, batch: int, run: str, *, replace: bo
 
 def commit_once(
     write: Write,
-    path: Path,
+    path: Location,
     batch: int,
     run: str,
     rows: int,
@@ -216,7 +247,7 @@ def commit_once(
     raise StorageUnavailable(f"{path}: batch {batch} lost {_TRIES} races with other writers")
 
 
-def _checkpoint(path: Path) -> None:
+def _checkpoint(path: Location) -> None:
     """Every so many versions, so that opening the table stays fast. A later batch makes up for one that fails."""
     table = open_table(path)
     if table is not None and table.version() % _CHECKPOINT == 0:
@@ -224,19 +255,19 @@ def _checkpoint(path: Path) -> None:
             table.create_checkpoint()
 
 
-def committed_batch(path: Path, batch: int, run: str) -> CommittedBatch | None:
+def committed_batch(path: Location, batch: int, run: str) -> CommittedBatch | None:
     """Who wrote the batch; None while the table does not hold it."""
     table = open_table(path)
     if table is None or last_batch(table) < batch:
         return None
-    for facts in _history(path, table.version()):
+    for facts in commit_facts(path, table.version()):
         if facts.get("app") == APP and facts.get("batch") == batch:
             rows = facts.get("rows")
             return CommittedBatch(facts.get("run") == run, None if rows is None else int(rows))
     return CommittedBatch(False, None)
 
 
-def _history(path: Path, version: int) -> Iterator[dict[str, Any]]:
+def commit_facts(path: Location, version: int) -> Iterator[dict[str, Any]]:
     """The user metadata of the commits up to ``version``, newest first, up to the first one that is missing.
 
     They are read from the files, whose names are the versions: where the log was cleaned up, a late loader can write a
@@ -244,7 +275,7 @@ def _history(path: Path, version: int) -> Iterator[dict[str, Any]]:
     """
     for number in range(version, max(-1, version - _HISTORY), -1):
         try:
-            actions = (path / "_delta_log" / f"{number:020}.json").read_text(encoding="utf-8").splitlines()
+            actions = read_text(path / "_delta_log" / f"{number:020}.json").splitlines()
         except FileNotFoundError:
             return
         for info in (action["commitInfo"] for action in map(json.loads, actions) if "commitInfo" in action):

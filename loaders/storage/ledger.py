@@ -12,19 +12,20 @@ local folder checks and then renames, which is too weak: two loaders could each 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.files import open_table, storage_errors
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
@@ -63,17 +64,8 @@ _SCHEMA: Final = pa.schema(
 _HEAD: Final = ("dc", "parser", "run", "planned", "kind", "settings", "origin", "reload", "cutoff")
 
 
-@contextmanager
-def storage_errors(failure: str) -> Iterator[None]:
-    """Turns errors of delta-rs, pyarrow and the file system into StorageUnavailable."""
-    try:
-        yield
-    except (DeltaError, pa.ArrowException, OSError) as error:
-        raise StorageUnavailable(f"{failure}: {error}") from error
-
-
 def create_table(
-    path: Path,
+    path: Location,
     schema: Schema | pa.Schema,
     name: str,
     configuration: Mapping[str, str | None] | None = None,
@@ -85,13 +77,13 @@ def create_table(
     more: dict[str, Any] = {"configuration": dict(configuration or {}), "partition_by": list(partition_by) or None}
     with storage_errors(f"{path} cannot be created"):
         try:
-            DeltaTable.create(str(path), schema, mode="ignore", name=name, **more)
+            DeltaTable.create(path.uri, schema, mode="ignore", name=name, storage_options=path.options, **more)
         except CommitFailedError:
             if open_table(path) is None:
                 raise
 
 
-def add_columns(path: Path, schema: Schema) -> None:
+def add_columns(path: Location, schema: Schema) -> None:
     """Adds the missing columns of ``schema`` to a table. Several loaders may do so. Raises StorageUnavailable."""
     for _ in range(_TRIES):
         table = existing_table(path)
@@ -105,19 +97,7 @@ def add_columns(path: Path, schema: Schema) -> None:
     raise StorageUnavailable(f"{path}: columns could not be added after several tries")
 
 
-def open_table(path: Path) -> DeltaTable | None:
-    """The Delta table at its newest version; None when there is none. Raises StorageUnavailable, UnsupportedFeature."""
-    with storage_errors(f"{path} cannot be read"), suppress(TableNotFoundError):
-        try:
-            return DeltaTable(str(path))
-        except DeltaError as error:
-            if "Unsupported: Feature" in str(error):
-                raise UnsupportedFeature(f"{path} cannot be read: {error}") from None
-            raise
-    return None
-
-
-def existing_table(path: Path) -> DeltaTable:
+def existing_table(path: Location) -> DeltaTable:
     """`open_table`, for a table that was there before. Raises StorageUnavailable also where it is gone."""
     table = open_table(path)
     if table is None:
@@ -167,7 +147,7 @@ def unsupported_features(
     return [found[name] for name in sorted(found)]
 
 
-def check_features(path: Path, table: DeltaTable | None) -> None:
+def check_features(path: Location, table: DeltaTable | None) -> None:
     """To be called before a commit: delta-rs itself ignores some features. Raises UnsupportedFeature."""
     if table is None:
         return
@@ -181,7 +161,7 @@ def check_features(path: Path, table: DeltaTable | None) -> None:
         )
 
 
-def read_rows(path: Path, filters: Any = None) -> list[dict[str, Any]]:
+def read_rows(path: Location, filters: Any = None) -> list[dict[str, Any]]:
     """The rows of a small table; empty where there is none. Raises StorageUnavailable."""
     table = open_table(path)
     if table is None:
@@ -197,7 +177,7 @@ def last_batch(table: DeltaTable | None) -> int:
     return -1 if version is None else version
 
 
-def table_at(path: Path, batch: int) -> DeltaTable:
+def table_at(path: Location, batch: int) -> DeltaTable:
     """The table, which holds exactly this batch. Raises Overtaken."""
     table = open_table(path)
     if table is None or last_batch(table) != batch:
@@ -205,7 +185,7 @@ def table_at(path: Path, batch: int) -> DeltaTable:
     return table
 
 
-def read_ledger(path: Path) -> list[LedgerEntry]:
+def read_ledger(path: Location) -> list[LedgerEntry]:
     """Every entry of the ledger of the table at ``path`` (the main table's), oldest first.
 
     The last one may be planned only: it is loaded when it is not above `last_batch` of the main table.
@@ -216,7 +196,7 @@ def read_ledger(path: Path) -> list[LedgerEntry]:
 class Ledger:
     """The ledger at its own path. Every call reads the stored table."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
 
     def create(self) -> None:
@@ -294,7 +274,7 @@ def _rows(entry: LedgerEntry) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 
-def _entries(rows: Iterable[Mapping[str, Any]], path: Path) -> list[LedgerEntry]:
+def _entries(rows: Iterable[Mapping[str, Any]], path: Location) -> list[LedgerEntry]:
     by_batch: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_batch.setdefault(row["batch"], []).append(row)

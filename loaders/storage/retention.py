@@ -24,13 +24,10 @@ batch planned executes it. Crash windows: as with a reload.
 from __future__ import annotations
 
 import re
-import shutil
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -40,12 +37,30 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from logferry.loaders.errors import LedgerBroken, LoaderConfigError, StorageUnavailable
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, drop_before
 from logferry.loaders.planning.source_facts import shared_topics
-from logferry.loaders.storage.commit import FOLDER, HOOKS, CommittedBatch, DataFiles, commit_files, committed_batch
-from logferry.loaders.storage.ledger import check_features, existing_table, last_batch, open_table, storage_errors
-from logferry.loaders.storage.rewrite import Rewriter, Rule
+from logferry.loaders.storage.commit import (
+    FOLDER,
+    HOOKS,
+    CommittedBatch,
+    DataFiles,
+    commit_files,
+    committed_batch,
+    is_data,
+)
+from logferry.loaders.storage.files import (
+    StoredFile,
+    delete_files,
+    delete_folder,
+    folders,
+    list_files,
+    open_table,
+    storage_errors,
+)
+from logferry.loaders.storage.ledger import check_features, existing_table, last_batch
+from logferry.loaders.storage.rewrite import Rewriter, Rule, file_name
 from logferry.loaders.storage.side_tables import (
     add_sources,
     known_before,
@@ -66,14 +81,14 @@ _BATCH: Final = re.compile(rf"{re.escape(FOLDER)}(\d+)-")
 class CompactedTable(NamedTuple):
     """``before``, ``after``: files of the table. ``removed``: from the disk, files of any kind."""
 
-    path: Path
+    path: Location
     before: int
     after: int
     removed: int
     bytes: int
 
 
-def compact(path: Path, retain: timedelta = RETAIN, target_mb: int = TARGET_MB) -> Iterator[CompactedTable]:
+def compact(path: Location, retain: timedelta = RETAIN, target_mb: int = TARGET_MB) -> Iterator[CompactedTable]:
     """The table and its side tables, one after the other. Safe to call again, and while others load.
 
     Raises LoaderConfigError where there is no table, StorageUnavailable.
@@ -87,7 +102,7 @@ def compact(path: Path, retain: timedelta = RETAIN, target_mb: int = TARGET_MB) 
             yield compact_table(place, last_batch(main), retain, target_mb)
 
 
-def compact_table(path: Path, last: int, retain: timedelta, target_mb: int = TARGET_MB) -> CompactedTable:
+def compact_table(path: Location, last: int, retain: timedelta, target_mb: int = TARGET_MB) -> CompactedTable:
     """One table. ``last``: the last batch that the main table held before; later batches may be in progress."""
     before, after = _merge(path, target_mb)
     table = existing_table(path)
@@ -96,12 +111,14 @@ def compact_table(path: Path, last: int, retain: timedelta, target_mb: int = TAR
         table.create_checkpoint()
         table.cleanup_metadata()
         hours = int(retain.total_seconds() // 3600)
-        unneeded = table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
-        freed = [_remove(path / unquote(name)) for name in removable(unneeded, last)]
-        files = (Path(unquote(uri.removeprefix("file://"))).relative_to(path) for uri in table.file_uris())
-        _remove_leftovers(path, last, retain, {unquote(file.as_posix()) for file in files})
-    sizes = [size for size in freed if size is not None]
-    return CompactedTable(path, before, after, len(sizes), sum(sizes))
+        old = table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+        stored = list_files(path)
+        unneeded = set(map(unquote, removable(old, last)))
+        freed = [file for file in stored if file.name in unneeded]
+        delete_files(path, [file.name for file in freed])
+        named = {file_name(table, uri) for uri in table.file_uris()}
+        _remove_leftovers(path, last, retain, named, [file for file in stored if file.name not in unneeded])
+    return CompactedTable(path, before, after, len(freed), sum(file.size for file in freed))
 
 
 def removable(files: Iterable[str], last: int) -> list[str]:
@@ -118,7 +135,7 @@ def batch_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def _merge(path: Path, target_mb: int) -> tuple[int, int]:
+def _merge(path: Location, target_mb: int) -> tuple[int, int]:
     for _ in range(_TRIES):
         table = existing_table(path)
         check_features(path, table)
@@ -135,32 +152,25 @@ def _merge(path: Path, target_mb: int) -> tuple[int, int]:
     raise StorageUnavailable(f"{path}: its files were replaced {_TRIES} times while they were merged")
 
 
-def _remove(file: Path) -> int | None:
-    """The size in bytes; None: another compaction has deleted it already."""
-    with suppress(FileNotFoundError):
-        size = file.stat().st_size
-        file.unlink()
-        return size
-    return None
-
-
-def _remove_leftovers(path: Path, last: int, retain: timedelta, named: set[str]) -> None:
+def _remove_leftovers(
+    path: Location, last: int, retain: timedelta, named: set[str], stored: Sequence[StoredFile]
+) -> None:
     """Deletes folders of finished batches that no longer hold rows, only leftovers of Spark or a killed loader."""
     oldest = time.time() - retain.total_seconds()
-    for folder in path.glob(f"{FOLDER}*"):
-        batch = batch_of(folder.name + "/")
-        if batch is None or batch > last or any(name.startswith(f"{folder.name}/") for name in named):
+    inside: dict[str, list[StoredFile]] = {}
+    for file in stored:
+        inside.setdefault(file.name.split("/")[0], []).append(file)
+    in_use = {name.split("/")[0] for name in named}
+    made = folders(path)
+    for folder in {*made, *inside} - in_use:
+        batch = batch_of(folder + "/")
+        if batch is None or batch > last:
             continue
-        inside = [file for file in folder.rglob("*") if file.is_file()]
-        if any(file.stat().st_mtime > oldest or _is_data(file, folder) for file in inside):
+        files = inside.get(folder, [])
+        if any(file.modified > oldest or is_data(file.name) for file in files):
             continue
-        if inside or folder.stat().st_mtime <= oldest:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_data(file: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts)
-    return file.suffix == ".parquet" and not hidden
+        if files or made[folder] <= oldest:
+            delete_folder(path / folder)
 
 
 _DAY: Final = timedelta(days=1)
@@ -195,7 +205,7 @@ def cutoff_of(paths: TablePaths, now: datetime, keep: timedelta) -> datetime:
     return cutoff(now, keep, segment_length(paths.segments), by_days=by_days)
 
 
-def newest_recorded(path: Path) -> datetime | None:
+def newest_recorded(path: Location) -> datetime | None:
     """When a gateway recorded the newest row, by the files' bounds; None: unknown. Raises StorageUnavailable."""
     if (table := open_table(path)) is None:
         return None
@@ -223,7 +233,7 @@ def drop_rows(paths: TablePaths, entry: LedgerEntry, run: str) -> CommittedBatch
     before = entry.cutoff
     if before is None:
         raise LedgerBroken(f"{paths.ledger}: batch {entry.batch} is a drop without a cut-off")
-    nothing = DataFiles(paths.main, (), 0)
+    nothing = DataFiles(paths.main)
     if committed_batch(paths.quarantine, entry.batch, run) is None:
         # Quarantined lines have no event time.
         rule = _rule(before, has_events=False)._replace(resolved_by=entry.batch)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -21,9 +20,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
+from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Range, one_a_partition
 from logferry.loaders.storage.commit import FOLDER, DataFiles, add_action
-from logferry.loaders.storage.ledger import storage_errors
+from logferry.loaders.storage.files import create_file, file_system, storage_errors
 
 _PART_BYTES: Final = 16 << 20
 _PART_ROWS: Final = 1 << 16
@@ -56,9 +56,9 @@ class SelectedFile(NamedTuple):
 class Rewriter:
     """Applies a rule; when the commit is retried, a file that is still there is not rewritten a second time."""
 
-    def __init__(self, path: Path, batch: int, rule: Rule) -> None:
-        self._path, self._rule = path, rule
-        self._folder = path / f"{FOLDER}{batch:08}-{uuid.uuid4().hex[:12]}"
+    def __init__(self, path: Location, batch: int, rule: Rule) -> None:
+        self._path, self._rule, self._store = path, rule, file_system(path)
+        self._folder = f"{FOLDER}{batch:08}-{uuid.uuid4().hex[:12]}"
         self._done: dict[str, tuple[AddAction | None, int]] = {}
 
     def actions(self, table: DeltaTable) -> list[AddAction | RemoveAction]:
@@ -112,16 +112,17 @@ class Rewriter:
         meant, rows = self._count(file, schema)
         if not meant or (removes and meant == rows):
             return None, meant
-        self._folder.mkdir(parents=True, exist_ok=True)
-        target = self._folder / f"{len(self._done):06}.parquet"
+        target = f"{self._folder}/{len(self._done):06}.parquet"
         stored = [name for name in schema.names if name not in file.values]
-        with pq.ParquetWriter(target, pa.schema([schema.field(name) for name in stored]), compression="zstd") as writer:
+        kept = pa.schema([schema.field(name) for name in stored])
+        with create_file(self._path, target) as stream, pq.ParquetWriter(stream, kept, compression="zstd") as writer:
             for part in self._parts(file, schema):
                 after = self._changed(part).select(stored)
                 if after.num_rows:
                     writer.write_table(after)
-        add, left = add_action(self._path, target, _texts(file.values))
-        DataFiles(self._folder, (add,), left).check_rows(rows - meant if removes else rows)
+        size = self._store.get_file_info(target).size
+        add, left = add_action(self._store, target, size, _texts(file.values))
+        DataFiles(self._path, (add,), left).check_rows(rows - meant if removes else rows)
         return add, meant
 
     def _changed(self, part: pa.Table) -> pa.Table:
@@ -143,7 +144,8 @@ class Rewriter:
 
     def _parts(self, file: SelectedFile, schema: pa.Schema, part_rows: int | None = None) -> Iterator[pa.Table]:
         """The rows with these columns: those of the partition from the log; null where the file is older than one."""
-        with pq.ParquetFile(self._path / unquote(file.path), coerce_int96_timestamp_unit="us") as stored:
+        name = unquote(file.path)
+        with pq.ParquetFile(name, filesystem=self._store, coerce_int96_timestamp_unit="us") as stored:
             meta = stored.metadata
             row_bytes = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
             rows = max(1, min(_PART_ROWS, _PART_BYTES * max(1, meta.num_rows) // max(1, row_bytes)))
@@ -161,9 +163,13 @@ class Rewriter:
 
 def _names(table: DeltaTable, where: str) -> set[str]:
     """The files of the table that may hold such rows, by their bounds. Raises DeltaError."""
-    root = unquote(table.table_uri.removeprefix("file://"))
-    uris = table.file_uris(file_pruning_predicate=where)
-    return {Path(unquote(uri.removeprefix("file://"))).relative_to(root).as_posix() for uri in uris}
+    return {file_name(table, uri) for uri in table.file_uris(file_pruning_predicate=where)}
+
+
+def file_name(table: DeltaTable, uri: str) -> str:
+    """The name of a file below the table's folder."""
+    root, place = (unquote(text.removeprefix("file://")) for text in (table.table_uri, uri))
+    return place.removeprefix(root).lstrip("/")
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str | None]:

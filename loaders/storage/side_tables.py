@@ -22,11 +22,9 @@ Batch n writes them before the main table's commit, with the same transaction ve
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -34,21 +32,22 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import Schema, write_deltalake
+from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, Overtaken
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, Segment, SegmentRules, WatermarkCheck, add_rows
 from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, merged, utc_text
 from logferry.loaders.storage.commit import DataFiles, commit_rows
+from logferry.loaders.storage.files import file_system, open_table, read_text, storage_errors, write_text
 from logferry.loaders.storage.ledger import (
     add_columns,
     arrow_schema,
     create_table,
     existing_table,
     last_batch,
-    open_table,
     read_rows,
-    storage_errors,
     table_at,
 )
 from logferry.loaders.storage.tables import active_filter
@@ -62,7 +61,7 @@ _EXCLUDED: Final = arrow_schema("at time, source_id string, excluded string, by 
 _YES: Final = "yes"
 
 
-def read_sources(path: Path) -> dict[SourceKey, SourceFacts]:
+def read_sources(path: Location) -> dict[SourceKey, SourceFacts]:
     """Raises StorageUnavailable."""
     found = []
     for row in read_rows(path):
@@ -71,7 +70,7 @@ def read_sources(path: Path) -> dict[SourceKey, SourceFacts]:
     return merged(*found)
 
 
-def add_sources(path: Path, batch: int, run: str, known: KnownSources, *, all_of_it: bool = False) -> None:
+def add_sources(path: Location, batch: int, run: str, known: KnownSources, *, all_of_it: bool = False) -> None:
     """Writes the facts of a batch, or (``all_of_it``) all up to it. Safe to call again. Raises StorageUnavailable."""
     if last_batch(open_table(path)) >= batch:
         return
@@ -88,14 +87,14 @@ def moment(micros: int) -> datetime:
 # ---- exclusions ----------------------------------------------------------------------------------
 
 
-def read_excluded(path: Path) -> list[str]:
+def read_excluded(path: Location) -> list[str]:
     """The names that are excluded now. Raises StorageUnavailable."""
     decisions = sorted(read_rows(path), key=lambda row: row["at"])
     newest = {row["source_id"]: row["excluded"] == _YES for row in decisions}
     return sorted(name for name, is_excluded in newest.items() if is_excluded)
 
 
-def exclude(path: Path, names: Iterable[str], at: datetime, by: str, *, is_excluded: bool) -> None:
+def exclude(path: Location, names: Iterable[str], at: datetime, by: str, *, is_excluded: bool) -> None:
     """Records a decision of the user ``by``, after those before it, also where the clock of an earlier one was ahead.
 
     Raises StorageUnavailable.
@@ -136,7 +135,7 @@ def left_out_rows(notes: Iterable[LeftOutChunk]) -> Any:
     return pa.Table.from_pylist([note._asdict() for note in notes], schema=LEFT_OUT_SCHEMA)
 
 
-def read_left_out(path: Path, last: int) -> list[LeftOutChunk]:
+def read_left_out(path: Location, last: int) -> list[LeftOutChunk]:
     """The chunks left out of a table with this last batch. Raises StorageUnavailable."""
     notes = (LeftOutChunk(**row) for row in read_rows(path, [("batch", "<=", last)]))
     found = {note.place: note for note in sorted(notes, key=lambda note: note.batch)}
@@ -215,7 +214,7 @@ _LOOK: Final = "_last_look.json"
 Segments = dict[datetime, Segment]
 
 
-def create_segments(path: Path, rules: SegmentRules) -> None:
+def create_segments(path: Location, rules: SegmentRules) -> None:
     """Raises ForeignTable when the table has segments of another length."""
     create_table(path, _SEGMENTS, f"logferry segments of {rules.window_s} s")
     have = segment_length(path)
@@ -223,7 +222,7 @@ def create_segments(path: Path, rules: SegmentRules) -> None:
         raise ForeignTable(f"{path} has segments of {have} s, the job {rules.window_s} s: the length cannot be changed")
 
 
-def segment_length(path: Path) -> int | None:
+def segment_length(path: Location) -> int | None:
     """The length of the table's segments in seconds; None: it has none. Raises ForeignTable."""
     table = open_table(path)
     if table is None:
@@ -234,13 +233,13 @@ def segment_length(path: Path) -> int | None:
     return int(words[3])
 
 
-def read_segments(path: Path, last: int) -> Segments:
+def read_segments(path: Location, last: int) -> Segments:
     """The newest row of each segment up to this batch. Raises StorageUnavailable."""
     rows = sorted((Segment(**row) for row in read_rows(path)), key=lambda one: (one.start, one.batch))
     return {segment.start: segment for segment in rows if segment.batch <= last}
 
 
-def put_segments(path: Path, batch: int, run: str, changed: Iterable[Segment]) -> None:
+def put_segments(path: Location, batch: int, run: str, changed: Iterable[Segment]) -> None:
     """What a batch changes. Safe to call again: the first one that is written stands. Raises StorageUnavailable."""
     all_of_it = batch % SNAPSHOT_EVERY == 0
     # The earlier rows count until the main table holds this batch, so they stay beside the new ones.
@@ -248,7 +247,7 @@ def put_segments(path: Path, batch: int, run: str, changed: Iterable[Segment]) -
     _commit_segments([*changed, *kept], path, batch, run, replace=all_of_it)
 
 
-def _commit_segments(rows: Iterable[Segment], path: Path, batch: int, run: str, *, replace: bool) -> None:
+def _commit_segments(rows: Iterable[Segment], path: Location, batch: int, run: str, *, replace: bool) -> None:
     add_columns(path, Schema.from_arrow(_SEGMENTS))
     table = pa.Table.from_pylist([segment._asdict() for segment in rows], schema=_SEGMENTS)
     commit_rows(table, path, batch, run, replace=replace)
@@ -278,10 +277,11 @@ def added_by(written: DataFiles, rules: SegmentRules) -> tuple[dict[datetime, Ad
     added: dict[datetime, AddedRows] = {}
     newest: dict[SourceKey, datetime] = {}
     columns = ["topic", "source_id", "event_time", "text"]
-    for path in written.paths:
-        with storage_errors(f"{path} cannot be read"):
-            file = pq.ParquetFile(path)
-            have = [name for name in columns if name in file.schema_arrow.names]
+    store = file_system(written.table)
+    for name in written.names:
+        with storage_errors(f"{written.table}/{name} cannot be read"):
+            file = pq.ParquetFile(name, filesystem=store)
+            have = [column for column in columns if column in file.schema_arrow.names]
             if "event_time" not in have:
                 # The batch was planned for a parser without event time.
                 continue
@@ -293,7 +293,7 @@ def added_by(written: DataFiles, rules: SegmentRules) -> tuple[dict[datetime, Ad
                     if row["event_time_max"] is None:
                         continue
                     # Partitioned by topic: the topic is in the file's name.
-                    topic = row.get("topic") or path.as_posix().split("/topic=")[1].split("/")[0]
+                    topic = row.get("topic") or name.split("/topic=")[1].split("/")[0]
                     key = SourceKey(topic, row["source_id"])
                     newest[key] = max(newest.get(key, row["event_time_max"]), row["event_time_max"])
     return added, newest
@@ -317,20 +317,18 @@ def _merged(one: Mapping[datetime, AddedRows], other: Mapping[datetime, AddedRow
     return {**one, **{start: rows.plus(one.get(start)) for start, rows in other.items()}}
 
 
-def save_check(path: Path, look: WatermarkCheck) -> None:
+def save_check(path: Location, look: WatermarkCheck) -> None:
     """For `logferry table segments list`; a failure to write it is ignored."""
     low = utc_text(look.low.at) if look.low.at else None
     text = json.dumps({"at": utc_text(look.now), "low": low, "waits": look.low.why()})
-    temporary = path / f"{_LOOK}.{os.getpid()}"
-    with suppress(OSError):
-        temporary.write_text(text)
-        temporary.replace(path / _LOOK)
+    with suppress(OSError, DeltaError):
+        write_text(path / _LOOK, text)
 
 
-def last_check(path: Path) -> dict[str, Any]:
+def last_check(path: Location) -> dict[str, Any]:
     """The file of `save_check`: ``at``, ``low``, ``waits``; empty where there is none."""
     try:
-        kept = json.loads((path / _LOOK).read_text())
-    except (OSError, ValueError):
+        kept = json.loads(read_text(path / _LOOK))
+    except (OSError, ValueError, DeltaError):
         return {}
     return kept if isinstance(kept, dict) else {}

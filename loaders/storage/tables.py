@@ -13,17 +13,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, Schema
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoaderConfigError, TopicChanged
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicOffsets, plan
 from logferry.loaders.planning.source_facts import shared_topics
-from logferry.loaders.storage.ledger import Ledger, arrow_schema, check_features, last_batch, open_table, storage_errors
+from logferry.loaders.storage.files import open_table, storage_errors
+from logferry.loaders.storage.ledger import Ledger, arrow_schema, check_features, last_batch
 
 # Where a line is quarantined, ``line`` and ``newline`` are set; where a whole record is, ``key`` and ``headers``.
 # ``parser`` could not read the line. ``since`` is the batch that added the row in a reload, ``resolved`` the batch that
@@ -83,7 +84,7 @@ def read_state(paths: TablePaths) -> TableState:
     return TableState(last, committed, ledger.get(entered) if entered > last else None)
 
 
-def partition_columns(path: Path) -> list[str]:
+def partition_columns(path: Location) -> list[str]:
     table = open_table(path)
     return list(table.metadata().partition_columns) if table is not None else []
 
@@ -92,7 +93,7 @@ def partition_columns(path: Path) -> list[str]:
 class TableSnapshot:
     """``table`` stays at its version. ``entry``: the ledger's, of the last batch that this version holds."""
 
-    path: Path
+    path: Location
     table: DeltaTable
     entry: LedgerEntry
 
@@ -101,7 +102,7 @@ class TableSnapshot:
         return int(self.table.version())
 
 
-def snapshot_of(path: Path) -> TableSnapshot:
+def snapshot_of(path: Location) -> TableSnapshot:
     """Pins the newest version. Raises LoaderConfigError, LedgerBroken, StorageUnavailable."""
     paths = TablePaths.of(path)
     table = open_table(paths.main)
@@ -159,7 +160,7 @@ def active_filter(last: int) -> Any:
     return (resolved.is_null() | (resolved > last)) & (since.is_null() | (since <= last))
 
 
-def count_rows(path: Path, selected: Any, active_as_of: int | None = None) -> int:
+def count_rows(path: Location, selected: Any, active_as_of: int | None = None) -> int:
     """The rows that a filter selects; of a quarantine those active as of a batch. Raises StorageUnavailable."""
     table = open_table(path)
     if table is None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from logferry.gateway.contract.names import visible
 from logferry.loaders.errors import LoadError
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query import python_rows
 from logferry.loaders.storage.tables import TableSnapshot, copied_topics, snapshot_of
@@ -87,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
             statements = connection.extract_statements(args.sql)
             if len(statements) != 1:
                 raise UsageError(f"expected one SQL statement, got {len(statements)}")
-            snapshot = snapshot_of(Path(args.table))
+            snapshot = snapshot_of(Location.of(Path(args.table)))
             _views(connection, snapshot, _tail(args, snapshot))
             for setting in _LOCKED:
                 connection.execute(setting)

@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.planning.source_facts import utc_text
-from logferry.loaders.storage.ledger import Ledger, last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import Ledger, last_batch
 from logferry.loaders.storage.side_tables import Segments, read_segments
 from logferry.ops.demo.plan import DC, FULL_TOPIC, SEGMENT_S, DemoPlan
 from logferry.ops.demo.view import View
@@ -149,7 +151,7 @@ class LoaderRuns:
 
     def _rows_files(self) -> set[str]:
         """Names of the main table's data files, committed or not."""
-        return {path.name for path in self.paths.main.glob("batch-*/**/*.parquet")}
+        return {path.name for path in Path(self.paths.main).glob("batch-*/**/*.parquet")}
 
     def _report(self, child: Child) -> None:
         child.check_end()

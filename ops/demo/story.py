@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from logferry.loaders.storage.ledger import open_table
+from logferry.loaders.location import Location
+from logferry.loaders.storage.files import open_table
 from logferry.ops.cli.gateway_client import GatewayClient
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.demo.loader_runs import RUN_S, LoaderRuns
@@ -324,7 +325,7 @@ def unread_bytes(url: str) -> int:
 
 def stored_rows(path: Path) -> int:
     """Rows of the table, without its quarantine."""
-    table = open_table(path)
+    table = open_table(Location.of(path))
     return 0 if table is None else int(table.to_pyarrow_dataset().count_rows())
 
 

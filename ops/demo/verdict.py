@@ -16,6 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 from logferry.gateway.config import KafkaSettings
+from logferry.loaders.location import Location
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.ledger import existing_table
@@ -143,7 +144,7 @@ def _rows(path: Path) -> Table:
     table = _table(f"{_ROWS} rows of the table, read by delta-rs, without Spark", ("file",), ("seqno", "line"))
     add_columns(table, ("text",), (), "text")
     try:
-        dataset = existing_table(path).to_pyarrow_dataset()
+        dataset = existing_table(Location.of(path)).to_pyarrow_dataset()
         count = dataset.count_rows()
         wanted = sorted({count * number // _ROWS for number in range(_ROWS)} if count else ())
         rows = dataset.take(wanted, columns=["source_id", "seqno", "line", "text"]).to_pylist()

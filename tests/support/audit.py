@@ -260,7 +260,7 @@ class Load:
                 (paths.main, main, self.rows),
             ):
                 chosen = [row for row in rows if _batch_of(row, self.entries) in batches]
-                commit(place, entry.batch, pa.Table.from_pylist(chosen, schema=schema))
+                commit(Path(place), entry.batch, pa.Table.from_pylist(chosen, schema=schema))
         return path
 
 

@@ -13,7 +13,8 @@ from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, add_rows
 from logferry.loaders.storage.commit import INDEXED
-from logferry.loaders.storage.ledger import APP, Ledger, last_batch, new_entry, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import APP, Ledger, last_batch, new_entry
 from logferry.loaders.storage.side_tables import create_segments, put_segments, read_segments
 from logferry.loaders.storage.tables import QUARANTINE, active_filter
 
@@ -75,7 +76,7 @@ class LoadedTable:
         first = self.offset
         self.batch = self.plan(len(events))
         lines = [{**row(first, None, at), "bytes": b"?"} for at in bad]
-        commit(self.paths.quarantine, self.batch, lines, QUARANTINE_ROWS)
+        commit(Path(self.paths.quarantine), self.batch, lines, QUARANTINE_ROWS)
         times: Sequence[datetime | None] = recorded or [None] * len(events)
         rows = [row(first + i, event, at) for i, (event, at) in enumerate(zip(events, times, strict=True))]
         added: dict[datetime, AddedRows] = {}
@@ -89,7 +90,7 @@ class LoadedTable:
         if open_table(self.paths.segments):
             known = read_segments(self.paths.segments, self.batch - 1)
             put_segments(self.paths.segments, self.batch, "run", add_rows(known, added, self.batch, NOON).values())
-        commit(self.paths.main, self.batch, rows, MAIN)
+        commit(Path(self.paths.main), self.batch, rows, MAIN)
 
     @property
     def offsets(self) -> list[int]:

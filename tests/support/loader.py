@@ -16,7 +16,8 @@ from aiokafka.structs import RecordMetadata, TopicPartition
 from deltalake import DeltaTable
 from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 
 from tests.support.checker import History, Stored, digest, violations
 
@@ -224,7 +225,7 @@ def quarantine(path: Path) -> list[dict[str, Any]]:
     """What stands in the quarantine of the table at ``path``: not the lines that a batch of the table has brought."""
     paths = TablePaths.of(path)
     last = last_batch(open_table(paths.main))
-    rows = stored(paths.quarantine)
+    rows = stored(Path(paths.quarantine))
     return [
         row
         for row in rows
@@ -236,7 +237,7 @@ def check_exact(table: Path, sent: Iterable[Sent]) -> None:
     """The tables hold these chunks' lines: all of them, none twice, none other, byte for byte."""
     want_rows, want_bad = rows_of(sent)
     paths = TablePaths.of(table)
-    rows = [_line(row, row["text"].encode()) for row in stored(paths.main)]
+    rows = [_line(row, row["text"].encode()) for row in stored(Path(paths.main))]
     bad = [_line(row, row["bytes"]) for row in quarantine(table)]
     for what, have, want in (("table", rows, want_rows), ("quarantine", bad, want_bad)):
         assert len(have) == len(set(have)), f"{what}: {len(have) - len(set(have))} rows stand twice"
@@ -257,8 +258,8 @@ def check_kept(table: Path, sent: Sequence[Sent]) -> None:
 
 def _chunks_in(paths: TablePaths) -> list[Stored]:
     """Each chunk wherever it came from: one that was loaded from two offsets is there twice."""
-    lines = [(row, row["text"].encode()) for row in stored(paths.main)]
-    lines += [(row, row["bytes"]) for row in stored(paths.quarantine)]
+    lines = [(row, row["text"].encode()) for row in stored(Path(paths.main))]
+    lines += [(row, row["bytes"]) for row in stored(Path(paths.quarantine))]
     chunks: dict[tuple[str, int, int, int], dict[int, bytes]] = {}
     for row, data in lines:
         place = (row["source_id"], row["partition"], row["offset"], row["seqno"])

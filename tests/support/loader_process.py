@@ -117,10 +117,10 @@ def data_files(path: Path) -> int:
 
 # What grows at a step, and from which number on: creating a table is its first commit.
 STEPS: dict[str, Watch] = {
-    "ledger": lambda paths: commits(paths.ledger),
-    "quarantine": lambda paths: commits(paths.quarantine),
-    "mid-write": lambda paths: data_files(paths.main),
-    "commit": lambda paths: commits(paths.main),
+    "ledger": lambda paths: commits(Path(paths.ledger)),
+    "quarantine": lambda paths: commits(Path(paths.quarantine)),
+    "mid-write": lambda paths: data_files(Path(paths.main)),
+    "commit": lambda paths: commits(Path(paths.main)),
 }
 
 

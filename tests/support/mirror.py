@@ -22,6 +22,7 @@ from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands.move import move_table
 from logferry.loaders.config import TableJob
+from logferry.loaders.location import Location
 from logferry.loaders.planning.position_plan import PositionChange, ResetTarget
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.spark.kafka_access import kafka_topics
@@ -188,7 +189,7 @@ class Places:
     def __init__(self, stack: Stack, name: str, table: Path) -> None:
         self.stack = stack
         self.topics = {dc: Topic(stack.cluster(dc).bootstrap, f"{dc}.{name}") for dc in ("dc1", "dc2")}
-        self.job = TableJob(path=table, topics=[f"*.{name}"], max_records=1000)
+        self.job = TableJob(path=Location.of(table), topics=[f"*.{name}"], max_records=1000)
 
     def copy_of(self, dc: str) -> Topic:
         """The copy of that data centre's topic, in the other one."""
@@ -196,7 +197,7 @@ class Places:
 
     @property
     def table(self) -> Path:
-        return self.job.path
+        return Path(self.job.path)
 
     @property
     def sent(self) -> list[Sent]:

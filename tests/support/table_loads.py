@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.loaders.batches import records
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.commands.repair import ReloadPreview, reload_table
 from logferry.loaders.config import TableJob
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry
 from logferry.loaders.planning.plan import StoppedTopic
 from logferry.loaders.planning.reload_plan import ReloadTarget
 from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage.commit import add_action
+from logferry.loaders.storage import commit
+from logferry.loaders.storage.commit import is_data
+from logferry.loaders.storage.files import StoredFile, list_files
 from logferry.loaders.storage.ledger import read_ledger
 
 
@@ -30,19 +32,18 @@ def die(*_: object, **__: object) -> Any:
 
 
 @contextmanager
-def losing_a_file(table: Path) -> Iterator[None]:
-    """The first file with rows that a batch writes into this folder is gone when the batch lists its files."""
-    lost: list[Path] = []
+def losing_a_file(table: Location) -> Iterator[None]:
+    """The first file that a batch writes into this folder is missing when the batch lists its files."""
+    lost: list[StoredFile] = []
 
-    def losing(path: Path, file: Path, values: Any) -> Any:
-        add, rows = add_action(path, file, values)
-        if not lost and path == table and rows:
-            lost.append(file)
-            rows = 0
-        return add, rows
+    def losing(folder: Location) -> list[StoredFile]:
+        found = list_files(folder)
+        if not lost and folder.parent == table and (data := [file for file in found if is_data(file.name)]):
+            lost.append(data[0])
+        return [file for file in found if file not in lost]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "add_action", losing)
+        patch.setattr(commit, "list_files", losing)
         yield
     assert len(lost) == 1
 
@@ -65,7 +66,7 @@ def planned(loader: Loader, table: Path, max_records: int, *topics: str) -> Ledg
         patch.setattr(table_run, "do_batch", die)
         with pytest.raises(LoaderDied):
             list(load_table(loader, job(table, *topics, max_records=max_records)))
-    return read_ledger(table)[-1]
+    return read_ledger(Location.of(table))[-1]
 
 
 def reload(loader: Loader, work: TableJob, *targets: str) -> tuple[BatchDone, ReloadPreview]:

@@ -21,7 +21,8 @@ from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
-from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch, read_ledger
 from logferry.loaders.storage.rewrite import text
 from logferry.loaders.storage.side_tables import read_left_out, read_segments, segment_length
 from logferry.ops.audit.digests.sums import WHOLE_CHUNK, WHOLE_RECORD, ChunkLine
@@ -84,7 +85,7 @@ class TableReader:
         for file, table, _, _ in self._fragments():
             with readable(table):
                 folder = self.paths.main if file.table == MAIN else self.paths.quarantine
-                stat = (folder / file.name).stat()
+                stat = Path(folder / file.name).stat()
                 found[file] = FileStat(stat.st_size, stat.st_mtime_ns)
         return found
 

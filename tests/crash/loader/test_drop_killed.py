@@ -12,9 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.segment_states import DROPPED
-from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch, read_ledger
 from logferry.loaders.storage.side_tables import read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -38,7 +40,7 @@ def lines(start: datetime, count: int, word: str) -> list[bytes]:
 
 
 def drops(table: Path) -> int:
-    return sum(entry.kind == DROP for entry in read_ledger(table))
+    return sum(entry.kind == DROP for entry in read_ledger(Location.of(table)))
 
 
 def drop(table: Path) -> subprocess.Popen[bytes]:
@@ -92,8 +94,8 @@ async def test_killed_while_loads_continue(
     assert last.returncode == 0, said
     assert Counter(row["text"].encode() for row in stored(table)) == Counter(new)
     assert drops(table) > 1
-    cutoffs = {entry.cutoff for entry in read_ledger(table) if entry.kind == DROP}
+    cutoffs = {entry.cutoff for entry in read_ledger(Location.of(table)) if entry.kind == DROP}
     assert all(at is not None and OLD + timedelta(hours=3) < at < NOW - timedelta(days=4) for at in cutoffs)
-    segments = read_segments(TablePaths.of(table).segments, last_batch(open_table(table))).values()
+    segments = read_segments(TablePaths.of(table).segments, last_batch(open_table(Location.of(table)))).values()
     assert sum(segment.rows for segment in segments) == len(new)
     assert {s.state for s in segments if s.start < NOW - timedelta(days=5)} == {DROPPED}

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import Sent, Topic, check_kept, chunks_of
@@ -82,7 +84,7 @@ def following(cluster: KafkaCluster, table: Path, tmp_path: Path) -> Iterator[Fo
 
 
 def loaded(table: Path) -> int:
-    return last_batch(open_table(table))
+    return last_batch(open_table(Location.of(table)))
 
 
 async def test_kafka_is_killed_and_started_again(cluster: KafkaCluster, following: Following, table: Path):
@@ -103,7 +105,7 @@ async def test_kafka_is_killed_and_started_again(cluster: KafkaCluster, followin
 
 
 def count(table: Path) -> int:
-    found = open_table(table)
+    found = open_table(Location.of(table))
     return 0 if found is None else int(found.to_pyarrow_dataset().count_rows())
 
 
@@ -126,4 +128,4 @@ async def test_the_disk_is_full_and_has_room_again(who: str, cluster: KafkaClust
     wait_for(lambda: count(table) == rows, "all rows", following.loader)
     assert following.end() == 0, following.said
     check_kept(table, topic.committed)
-    assert TablePaths.of(table).ledger.exists()
+    assert Path(TablePaths.of(table).ledger).exists()

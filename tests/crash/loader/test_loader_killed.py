@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from logferry.loaders.commands.table import main as table_command
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch, read_ledger
 from logferry.loaders.storage.retention import compact
 from logferry.loaders.storage.side_tables import read_left_out
 from logferry.ops.stack.kafka_cluster import KafkaCluster
@@ -41,10 +43,10 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
     await topic.write(logs(8, 300), partitions=2)
 
     first = start(table, topic.name)
-    wait_for(lambda: bool(read_ledger(table)), "the first entry of the ledger", first)
+    wait_for(lambda: bool(read_ledger(Location.of(table))), "the first entry of the ledger", first)
     first.kill()
     first.finish()
-    (planned,) = read_ledger(table)
+    (planned,) = read_ledger(Location.of(table))
 
     # The JVM alone dies: the loader commits what is written by then, if it is, and says that the next run will do.
     second = start(table, topic.name)
@@ -56,9 +58,9 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
 
     # Python alone dies: its JVM ends by itself, whatever it still wrote.
     await topic.write(logs(8, 300, round_=1), partitions=2)
-    files = data_files(paths.main)
+    files = data_files(Path(paths.main))
     third = start(table, topic.name)
-    wait_for(lambda: data_files(paths.main) > files, "the first file of rows", third)
+    wait_for(lambda: data_files(Path(paths.main)) > files, "the first file of rows", third)
     jvm = third.kill(jvm=False)
     third.finish()
     assert jvm is not None
@@ -74,7 +76,7 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
     status, summary, _ = start(table, topic.name).finish()
     assert (status, summary["exit"]) == (0, 0)
     check_kept(table, topic.committed)
-    assert read_ledger(table)[0] == planned
+    assert read_ledger(Location.of(table))[0] == planned
     assert not list((tmp_path / "runs").iterdir()), "folders of killed runs are left"
 
 
@@ -125,7 +127,7 @@ async def test_a_frozen_loader_that_wakes_after_its_batch_was_loaded_and_compact
     table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
     await topic.write(logs(8, 300), partitions=2)
     zombie = start(table, topic.name)
-    wait_for(lambda: data_files(paths.main) > 0, "the first file of rows", zombie)
+    wait_for(lambda: data_files(Path(paths.main)) > 0, "the first file of rows", zombie)
     with frozen(zombie):
         assert last_batch(open_table(paths.main)) == -1, "it was stopped too late to show anything"
         await topic.write(logs(8, 300, round_=1), partitions=2)
@@ -135,7 +137,7 @@ async def test_a_frozen_loader_that_wakes_after_its_batch_was_loaded_and_compact
         tidied = last_batch(open_table(paths.main))
         if by == "hand":
             for path in (paths.main, paths.quarantine):
-                tidy(path)
+                tidy(Path(path))
         else:
             assert table_command(["compact", str(table)]) == 0
         check_kept(table, topic.committed)
@@ -159,12 +161,12 @@ async def test_a_frozen_loader_finds_the_files_of_its_batch_after_a_compaction(
     await topic.write(logs(8, 100), partitions=2)
     assert start(table, topic.name).finish()[0] == 0
     await topic.write(logs(8, 300, round_=1), partitions=2)
-    before, files = last_batch(open_table(table)), data_files(paths.main)
+    before, files = last_batch(open_table(Location.of(table))), data_files(Path(paths.main))
     zombie = start(table, topic.name)
-    wait_for(lambda: data_files(paths.main) > files, "the first file of rows", zombie)
+    wait_for(lambda: data_files(Path(paths.main)) > files, "the first file of rows", zombie)
     with frozen(zombie):
-        assert last_batch(open_table(table)) == before, "it was stopped too late to show anything"
-        removed = sum(tidied.removed for tidied in compact(table, timedelta(0)))
+        assert last_batch(open_table(Location.of(table))) == before, "it was stopped too late to show anything"
+        removed = sum(tidied.removed for tidied in compact(Location.of(table), timedelta(0)))
         assert removed > 0
     status, summary, err = zombie.finish()
     assert status == 0, (summary, err)
@@ -184,8 +186,8 @@ async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
 
     def compact_again_and_again() -> None:
         while not ended.wait(0.2):
-            if last_batch(open_table(table)) >= 0:
-                tidied = list(compact(table, timedelta(hours=1)))
+            if last_batch(open_table(Location.of(table))) >= 0:
+                tidied = list(compact(Location.of(table), timedelta(hours=1)))
                 merged.append(sum(one.before - one.after for one in tidied))
 
     with ThreadPoolExecutor(1) as pool:
@@ -203,7 +205,7 @@ async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
     status, summary, err = start(table, topic.name).finish()
     assert status == 0, (summary, err)
     check_kept(table, topic.committed)
-    assert sum(tidied.removed for tidied in compact(table, timedelta(0))) > 0
+    assert sum(tidied.removed for tidied in compact(Location.of(table), timedelta(0))) > 0
     check_kept(table, topic.committed)
 
 
@@ -251,5 +253,5 @@ async def test_racing_and_killed_while_sources_move(
     assert status == 0, (summary, err)
     check_exact(table, sent)
     twice = sum(len(topic.committed) for topic in centres) - len(sent)
-    left_out = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(table)))
+    left_out = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(Location.of(table))))
     assert len(left_out) == twice > 0

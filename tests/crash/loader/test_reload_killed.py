@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
-from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch, read_ledger
 
 from tests.support.loader import Topic, check_kept, quarantine, stored
 from tests.support.loader_faults import RacingLoaders, frozen, logs, seeded
@@ -49,7 +51,11 @@ async def test_killed_at_each_step_under_live_input(
         assert status == 0, err
         check_kept(table, topic.committed)
         damage(table)
-        damaged, positions, last = what(table), read_ledger(table)[-1].ranges, last_batch(open_table(table))
+        damaged, positions, last = (
+            what(table),
+            read_ledger(Location.of(table))[-1].ranges,
+            last_batch(open_table(Location.of(table))),
+        )
         await topic.write(logs(4, 50, 2 * round_ + 1), partitions=2)
         before = STEPS[step](paths)
         victim = start(table, topic.name, "", "reload", "--from", topic.name, "--yes")
@@ -57,9 +63,9 @@ async def test_killed_at_each_step_under_live_input(
         await asyncio.sleep(dice.random() * 0.3 * (round_ > 0))  # killed at the step, or somewhat later
         victim.kill()
         victim.finish()
-        entry = read_ledger(table)[-1]
+        entry = read_ledger(Location.of(table))[-1]
         assert (entry.kind, [r.end for r in entry.ranges]) == (RELOAD, [r.end for r in positions])
-        if last_batch(open_table(table)) == last:
+        if last_batch(open_table(Location.of(table))) == last:
             unfinished += 1
             assert what(table) == damaged, "the batch is not in the table, so nothing has changed"
     assert unfinished or step == "commit"
@@ -78,7 +84,7 @@ async def test_racing_with_loads_and_killed_at_random(
     status, _, err = start(table, topic.name).finish()
     assert status == 0, err
     damage(table)
-    ends = {r.partition: r.end for r in read_ledger(table)[-1].ranges}
+    ends = {r.partition: r.end for r in read_ledger(Location.of(table))[-1].ranges}
     kinds: list[tuple[str, ...]] = [
         ("reload", "--from", f"{topic.name}:0", "--yes"),
         (),
@@ -94,7 +100,7 @@ async def test_racing_with_loads_and_killed_at_random(
         status, summary, err = start(table, topic.name, "", *options).finish()
         assert status == 0, (summary, err)
     check_kept(table, topic.committed)
-    assert sum(entry.kind == RELOAD for entry in read_ledger(table)) > 1
+    assert sum(entry.kind == RELOAD for entry in read_ledger(Location.of(table))) > 1
 
 
 async def test_a_frozen_reload_that_wakes_after_another_loader_has_done_it(
@@ -105,11 +111,11 @@ async def test_a_frozen_reload_that_wakes_after_another_loader_has_done_it(
     status, _, err = start(table, topic.name).finish()
     assert status == 0, err
     damage(table)
-    files, batch = data_files(paths.main), last_batch(open_table(table)) + 1
+    files, batch = data_files(Path(paths.main)), last_batch(open_table(Location.of(table))) + 1
     zombie = start(table, topic.name, "", "reload", "--from", topic.name, "--yes")
-    wait_for(lambda: data_files(paths.main) > files, "the first file of rows", zombie)
+    wait_for(lambda: data_files(Path(paths.main)) > files, "the first file of rows", zombie)
     with frozen(zombie):
-        assert last_batch(open_table(table)) == batch - 1, "it was stopped too late to show anything"
+        assert last_batch(open_table(Location.of(table))) == batch - 1, "it was stopped too late to show anything"
         await topic.write(logs(8, 50, 1), partitions=2)
         status, _, err = start(table, topic.name).finish()
         assert status == 0, err

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 
 from tests.support.loader import Topic, chunks_of, quarantine, stored
 from tests.support.loader_process import STEPS, LoaderProcess, wait_for
@@ -55,13 +57,13 @@ async def test_killed_at_each_step(start: Callable[..., LoaderProcess], topic: T
     assert before[1] > TOTAL / 3
     for step in ("ledger", "quarantine", "mid-write", "commit"):
         seen = STEPS[step](paths)
-        batch = last_batch(open_table(table))
+        batch = last_batch(open_table(Location.of(table)))
         victim = start(table, topic.name, MENDED, "requarantine")
         wait_for(lambda seen=seen, step=step: STEPS[step](paths) > seen, step, victim)  # type: ignore[misc]
         victim.kill()
         victim.finish()
         found = counted(table, topic)
-        if last_batch(open_table(table)) == batch:
+        if last_batch(open_table(Location.of(table))) == batch:
             assert found == before, f"{step}: the batch is not in the table, so nothing has moved"
     status, summary, err = start(table, topic.name, MENDED, "requarantine").finish()
     assert status == 0, (summary, err)

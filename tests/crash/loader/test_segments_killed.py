@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import READY
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import read_segments
 
 from tests.support.loader import Sent, Topic, check_exact, chunks_of, stored
@@ -29,8 +31,8 @@ event_time = { column = "at", formats = ["iso"] }
 FIRST = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=9)
 STEPS = {
     **STEPS,
-    "sources": lambda paths: commits(paths.sources),
-    "segments": lambda paths: commits(paths.segments),
+    "sources": lambda paths: commits(Path(paths.sources)),
+    "segments": lambda paths: commits(Path(paths.segments)),
 }
 
 
@@ -48,7 +50,7 @@ def logs(round_: int) -> list[Sent]:
 
 def check_segments(table: Path) -> set[str]:
     """Rows, bytes and bounds are those of what the table holds now. Returns the states."""
-    found = read_segments(TablePaths.of(table).segments, last_batch(open_table(table)))
+    found = read_segments(TablePaths.of(table).segments, last_batch(open_table(Location.of(table))))
     there: dict[datetime, list[tuple[datetime, int]]] = {}
     for row in stored(table):
         at = row["event_time"]

@@ -13,6 +13,7 @@ from logferry.loaders.batches.execute import Loader
 from logferry.loaders.commands.compact import drop_old
 from logferry.loaders.commands.repair import reload_table
 from logferry.loaders.config import TableJob
+from logferry.loaders.location import Location
 from logferry.loaders.planning.reload_plan import ReloadTarget
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.runs.table_run import load_table, requarantine_table
@@ -46,7 +47,7 @@ async def test_what_the_loader_wrote_is_exact(
             plan.records[index] = record._replace(chunk=record.chunk._replace(data=data))
     await world.write(plan, transactional_id=world.name)
     await world.write_foreign(b"not\nours", [])
-    job = TableJob(path=tmp_path / "t", topics=[world.topic], max_records=9)
+    job = TableJob(path=Location.of(tmp_path / "t"), topics=[world.topic], max_records=9)
     list(load_table(loader(), job))
     report = await world.audit(table=job.path)
     assert report.table is not None
@@ -62,7 +63,7 @@ async def test_damage_of_what_the_loader_wrote(
     world = World(kafka.bootstrap, topic_name)
     await world.create()
     await world.write(world.plan(), transactional_id=world.name)
-    job = TableJob(path=tmp_path / "t", topics=[world.topic])
+    job = TableJob(path=Location.of(tmp_path / "t"), topics=[world.topic])
     list(load_table(loader(), job))
     assert (await world.audit(table=job.path)).exact
     victim = DeltaTable(str(job.path)).to_pyarrow_table().to_pylist()[7]
@@ -142,7 +143,7 @@ async def test_every_kind_of_batch_leaves_a_table_proven(kept: Kept, loader: Cal
     assert third.read is not None
     assert third.read.records <= 5 + 2
 
-    list(compact(kept.table, timedelta(0)))
+    list(compact(Location.of(kept.table), timedelta(0)))
     fourth = await kept.exact()
     assert fourth.read is not None
     assert (fourth.read.records, fourth.read.files) == (2, 2), "the merged ones"
@@ -154,7 +155,7 @@ async def test_every_kind_of_batch_leaves_a_table_proven(kept: Kept, loader: Cal
     await kept.exact()
 
     # A row is at most a day older than its recording: the clock is ahead, so that those of 30 hours ago are too old.
-    dropped, _ = drop_old(kept.table, timedelta(hours=24), now=datetime.now(UTC) + timedelta(hours=8))
+    dropped, _ = drop_old(Location.of(kept.table), timedelta(hours=24), now=datetime.now(UTC) + timedelta(hours=8))
     assert dropped is not None
     fifth = await kept.audit()
     assert fifth.exact, [str(finding) for finding in fifth.findings]

@@ -74,8 +74,8 @@ class Site:
             row for one in world.stored if one.offset >= self.loaded[one.partition] for row in rows_of(world.topic, one)
         ]
         change(rows)
-        commit(paths.quarantine, self.batch, pa.Table.from_pylist([], schema=QUARANTINE))
-        commit(paths.main, self.batch, pa.Table.from_pylist(rows, schema=MAIN))
+        commit(Path(paths.quarantine), self.batch, pa.Table.from_pylist([], schema=QUARANTINE))
+        commit(Path(paths.main), self.batch, pa.Table.from_pylist(rows, schema=MAIN))
         self.loaded = ends
 
     def drop(self, where: str) -> None:
@@ -334,7 +334,7 @@ async def test_a_ledger_that_says_less_than_was_proven(site: Site):
 @pytest.mark.long
 async def test_a_recreated_table(site: Site):
     for path in TablePaths.of(site.table):
-        path.rename(path.with_name(f"old-{path.name}")) if path.exists() else None
+        Path(path).rename(path.with_name(f"old-{path.name}")) if Path(path).exists() else None
     site.world.load().write(site.table)
     assert refuting(await site.audit()) == {"table-recreated": 1}
     assert (await site.audit()).exact, "said once"

@@ -273,7 +273,7 @@ async def test_a_batch_that_a_loader_has_begun(world: World, tmp_path: Path):
     Ledger(paths.ledger).put(planned)
     begun = pa.Table.from_pylist(load.quarantine, schema=QUARANTINE)
     assert begun.num_rows == 1
-    commit(paths.quarantine, planned.batch, begun)
+    commit(Path(paths.quarantine), planned.batch, begun)
     report = await world.audit(table=table)
     assert report.exact
     assert not len(report.findings)
@@ -286,7 +286,7 @@ async def test_a_table_that_was_put_back_behind_its_ledger(world: World, tmp_pat
     load = world.load(batches=3)
     table = load.write(tmp_path / "t")
     paths = TablePaths.of(table)
-    for name in sorted((paths.main / "_delta_log").glob("*.json"))[2:]:
+    for name in sorted(Path(paths.main / "_delta_log").glob("*.json"))[2:]:
         name.unlink()
     assert "ledger-ahead" in refuting(await world.audit(table=table))
 
@@ -308,7 +308,7 @@ async def test_an_entry_that_was_written_twice(world: World, tmp_path: Path):
     table = world.load().write(tmp_path / "t")
     ledger = TablePaths.of(table).ledger
     rows = DeltaTable(str(ledger)).to_pyarrow_table()
-    commit(ledger, 7, rows)
+    commit(Path(ledger), 7, rows)
     assert refuting(await world.audit(table=table)) == ["ledger-broken"]
 
 

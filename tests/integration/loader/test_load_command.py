@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.location import Location
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.processes import free_ports
 
@@ -63,9 +65,9 @@ async def test_following_until_a_signal(kafka: KafkaCluster, topic_name: str, tm
     await topic.write(chunks_of("a", b"1\n"))
     loader = LoaderProcess(kafka.bootstrap, tmp_path / "t", topic.name, "--follow", scratch=tmp_path)
     try:
-        await until(lambda: last_batch(open_table(tmp_path / "t")) == 0)
+        await until(lambda: last_batch(open_table(Location.of(tmp_path / "t"))) == 0)
         await topic.write(chunks_of("b", b"2\n"))
-        await until(lambda: last_batch(open_table(tmp_path / "t")) == 1)
+        await until(lambda: last_batch(open_table(Location.of(tmp_path / "t"))) == 1)
         loader.process.terminate()
         status, summary, err = loader.finish()
     finally:

@@ -12,12 +12,14 @@ from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.commands.compact import drop_old
 from logferry.loaders.commands.table import main as table_command
 from logferry.loaders.config import TableJob
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage import retention
-from logferry.loaders.storage.ledger import Ledger, add_columns, last_batch, new_entry, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import Ledger, add_columns, last_batch, new_entry, read_ledger
 from logferry.loaders.storage.retention import compact
 from logferry.loaders.storage.side_tables import read_segments
 from logferry.loaders.storage.tables import QUARANTINE
@@ -59,7 +61,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     await topic.write(chunks[:2], recorded_ms=recorded_ms)
     await topic.write(chunks[2:])
     list(load_table(loader(), job))
-    before = last_batch(open_table(table))
+    before = last_batch(open_table(Location.of(table)))
     # The command dies before the rows go: nothing has, and the regular load does what was planned.
     with monkeypatch.context() as patch:
         patch.setattr(retention, "partition_columns", lambda *_: (_ for _ in ()).throw(LoaderDied))
@@ -74,7 +76,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     kept = sorted([*times[6:], OLD + timedelta(minutes=5), NOW])
     assert sorted(row["event_time"] for row in stored(table)) == kept
     assert [row["bytes"] for row in quarantine(table)] == [b"?"]
-    entry = read_ledger(table)[before + 1]
+    entry = read_ledger(Location.of(table))[before + 1]
     assert (entry.kind, entry.cutoff) == (DROP, OLD + timedelta(hours=2))
     states = [s.state for _, s in sorted(read_segments(TablePaths.of(table).segments, before + 2).items())][:3]
     assert states[:2] == [DROPPED, DROPPED]
@@ -84,9 +86,9 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     assert f"{window} was dropped: 3 rows, " in capsys.readouterr().out
     # Late rows of that time go with the next one; the view and the loads continue.
     keep = timedelta(days=8) if parted else timedelta(days=10) - timedelta(hours=3)
-    _, found = drop_old(table, keep, now=NOW, is_idle=True)
+    _, found = drop_old(Location.of(table), keep, now=NOW, is_idle=True)
     assert found.rows == 4, "hours two and three, and the late row"
-    assert len(list(compact(table, timedelta(0)))) > 3
+    assert len(list(compact(Location.of(table), timedelta(0)))) > 3
     kept = [at for at in kept if at >= NOW - timedelta(days=9)]
     assert sorted(row["event_time"] for row in stored(table)) == kept
     await topic.write(chunks_of("c", lines(NOW)))
@@ -97,7 +99,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
 
 def planned(table: Path, cutoff: datetime) -> Any:
     """What `drop_old` puts into the ledger."""
-    paths, last = TablePaths.of(table), read_ledger(table)[-1]
+    paths, last = TablePaths.of(table), read_ledger(Location.of(table))[-1]
     add_columns(paths.quarantine, QUARANTINE)
     resting = [r._replace(start=r.end) for r in last.ranges]
     entry = new_entry(last.batch + 1, "dc1", last.parser, "dies", resting, kind=DROP, origin=last.origin, cutoff=cutoff)

@@ -16,6 +16,7 @@ from logferry.loaders.commands.inspection import show, table_facts
 from logferry.loaders.commands.repair import reset_table
 from logferry.loaders.config import Config
 from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError
+from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Limits
 from logferry.loaders.planning.position_plan import PositionChange, ResetTarget
 from logferry.loaders.runs import table_run
@@ -92,7 +93,7 @@ async def test_a_bounded_run_and_the_next(loader: Start, kafka: KafkaCluster, to
     settings = config(kafka, {"path": tmp_path / "t", "topics": [topic.name], "max_records": 4})
     report = reporter()
     TableRunner(loader(), settings, report, threading.Event()).once(Limits(offsets=6))
-    assert [r.size for entry in read_ledger(tmp_path / "t") for r in entry.reads] == [4, 2]
+    assert [r.size for entry in read_ledger(Location.of(tmp_path / "t")) for r in entry.reads] == [4, 2]
     found = said(report)
     assert (found["exit"], found["tables"][0]["left"]) == (0, 15), "20 chunks, and the end of their transaction"
     assert "the limit of 6 records" in found["tables"][0]["ended"]
@@ -143,7 +144,7 @@ async def test_the_state_reports_the_content_of_a_table(
     await topic.write(chunks_of("b", b"\xff\n\xff\nx\n"))
     (job,) = config(kafka, {"path": tmp_path / "t", "topics": [topic.name]}).tables
     list(load_table(loader(), job))
-    facts = table_facts(tmp_path / "t")
+    facts = table_facts(Location.of(tmp_path / "t"))
     assert [(p["topic"], p["partition"], p["offset"]) for p in facts["positions"]] == [(topic.name, 0, 23)]
     assert facts["quarantine"] == {"the line is not UTF-8": 2}
     assert (facts["last"]["batch"], facts["last"]["parser"], facts["planned"]) == (0, "lines/1", None)
@@ -152,7 +153,7 @@ async def test_the_state_reports_the_content_of_a_table(
     assert "holds batch 0 (load, lines/1, offsets of dc1" in out.getvalue()
     assert "quarantined: 2 · the line is not UTF-8" in out.getvalue()
     with pytest.raises(LoaderConfigError, match="no batch was ever loaded: check the path"):
-        table_facts(tmp_path / "nothing")
+        table_facts(Location.of(tmp_path / "nothing"))
 
 
 @pytest.mark.long
@@ -179,7 +180,7 @@ async def test_a_reset_moves_positions_by_command(
     assert reset_table(loader(), job, targets, refuse) is None
     assert [(move.before, move.after) for move in told[0]] == [(21, 0)]
     assert "another topic of that name" in told[0][0].means
-    assert len(read_ledger(tmp_path / "t")) == 1, "nothing was changed"
+    assert len(read_ledger(Location.of(tmp_path / "t"))) == 1, "nothing was changed"
     done = reset_table(loader(), job, targets, lambda moves: True)
     assert done is not None
     assert (done.batch, done.rows) == (1, 0)
@@ -187,7 +188,7 @@ async def test_a_reset_moves_positions_by_command(
     list(load_table(loader(), job))
     new = chunks_of("new", b"new 1\n", b"new 2\n")
     check_exact(tmp_path / "t", [*stays.committed, *new])
-    assert [entry.kind for entry in read_ledger(tmp_path / "t")] == ["load", "reset", "load"]
+    assert [entry.kind for entry in read_ledger(Location.of(tmp_path / "t"))] == ["load", "reset", "load"]
     # And back: what is loaded again stands twice, as it was said.
     (back,) = [ResetTarget.parse(f"{stays.name}:0=18")]
     reset_table(loader(), job, [back], lambda moves: "2 offsets will be" not in moves[0].means)

@@ -12,9 +12,11 @@ from logferry.loaders.batches import execute
 from logferry.loaders.batches.dedup import without_copies
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.config import TableJob
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import read_left_out
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -32,7 +34,7 @@ class Centres:
     def __init__(self, kafka: KafkaCluster, name: str, table: Path) -> None:
         self.one, self.two, self.three = (Topic(kafka.bootstrap, f"dc{i}.{name}") for i in (1, 2, 3))
         self.table = table
-        self.job = TableJob(path=table, topics=[f"*.{name}"], max_records=1000)
+        self.job = TableJob(path=Location.of(table), topics=[f"*.{name}"], max_records=1000)
 
     def load(self, loader: Loader) -> int:
         """How many chunks were left out."""
@@ -40,7 +42,7 @@ class Centres:
         return sum(batch.left_out for batch in done)
 
     def notes(self) -> list[tuple[str, int, str | None]]:
-        last = last_batch(open_table(self.table))
+        last = last_batch(open_table(Location.of(self.table)))
         return [(note.topic, note.seqno, note.kept) for note in read_left_out(TablePaths.of(self.table).left_out, last)]
 
 
@@ -96,7 +98,7 @@ async def test_a_data_centre_that_comes_later(loader: Start, centres: Centres):
     bad = chunks_of("bad", b"\xff\n", b"\xfe\n")
     await centres.one.write([*numbered("a", 1, 2), *bad])
     assert centres.load(loader()) == 0
-    assert not TablePaths.of(centres.table).sources.exists()
+    assert not Path(TablePaths.of(centres.table).sources).exists()
     await centres.two.create()
     await centres.two.write([*numbered("a", 2, 3), *bad])
     assert centres.load(loader()) == 3

@@ -17,13 +17,15 @@ from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.commands.table import main as table_command
 from logferry.loaders.config import GatewayAccess, TableJob
 from logferry.loaders.errors import ForeignTable
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, IMMUTABLE, READY, Segment
 from logferry.loaders.planning.source_facts import SourceKey
 from logferry.loaders.runs import segment_check, table_run
 from logferry.loaders.runs.segment_check import ReportedSource
 from logferry.loaders.runs.table_run import SegmentNotice, load_table
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import last_check, read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -64,7 +66,7 @@ class Hours:
 
     def segments(self) -> dict[datetime, Segment]:
         """The segments, after a check that their counts are those of the rows."""
-        found = read_segments(TablePaths.of(self.table).segments, last_batch(open_table(self.table)))
+        found = read_segments(TablePaths.of(self.table).segments, last_batch(open_table(Location.of(self.table))))
         rows: dict[datetime, list[dict[str, Any]]] = {}
         for row in stored(self.table):
             start = row["event_time"].replace(minute=0, second=0, microsecond=0)
@@ -102,8 +104,10 @@ async def test_an_hour_becomes_ready_and_gets_a_new_version(
     states = [hours.load(loads)[OLD].state for _ in range(4)]
     assert states == [IMMUTABLE, READY, READY, READY]
     assert hours.segments()[NEW].state == ACTIVE
-    last = last_batch(open_table(hours.table))
-    assert hours.load(loads)[OLD].batch <= last == last_batch(open_table(hours.table)), "a look that changes nothing"
+    last = last_batch(open_table(Location.of(hours.table)))
+    assert hours.load(loads)[OLD].batch <= last == last_batch(open_table(Location.of(hours.table))), (
+        "a look that changes nothing"
+    )
     assert command(["segments", "wait", str(hours.table), window]) == 0
     assert "is READY: version 1, 3 rows" in capsys.readouterr().out
     # A late row opens it again, and it takes the same way.
@@ -148,7 +152,7 @@ async def test_a_loader_that_died_has_not_checked_the_sources(
         patch.setattr(table_run, "do_batch", die)
         with pytest.raises(LoaderDied):
             hours.load(loader("dies"))
-    planned = last_batch(open_table(hours.table)) + 1
+    planned = last_batch(open_table(Location.of(hours.table))) + 1
     done = [event for event in load_table(loader("continues"), hours.job) if isinstance(event, BatchDone)]
     assert done[0].batch == planned
     assert hours.segments()[OLD].state == IMMUTABLE, "by its own look, after that"

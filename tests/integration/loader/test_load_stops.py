@@ -17,6 +17,7 @@ from logferry.loaders.batches.execute import Loader
 from logferry.loaders.batches.records import kept_on_disk, read, write_files
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageUnavailable, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
+from logferry.loaders.location import Location
 from logferry.loaders.parsing import rows as parsing_rows
 from logferry.loaders.parsing.settings import VERSIONS
 from logferry.loaders.planning.ledger_entry import TablePaths
@@ -62,7 +63,7 @@ async def test_a_file_lost_between_writing_and_listing_is_not_committed(
     await topic.create(2)
     await topic.write(chunks_of("a", b"1\n\xff\n2\n") + chunks_of("b", b"3\n\xff\n"), partitions=2)
     with losing_a_file(getattr(TablePaths.of(table), target)):
-        with pytest.raises(StorageUnavailable, match="the listing of the folder may be stale"):
+        with pytest.raises(StorageUnavailable, match="the listing of their folder may be stale"):
             done(load_table(loader(), job(table, topic.name)))
     assert stored(table) == []
     done(load_table(loader("again"), job(table, topic.name)))
@@ -109,7 +110,7 @@ async def test_a_topic_that_is_recreated_while_it_is_read_is_detected(
 
     def recreate_afterwards(rows: DataFrame, path: Path, *more: Any) -> DataFiles:
         """The rows are the old topic's, the lines of the quarantine the new one's."""
-        written = write_files(rows, path, *more)
+        written = write_files(rows, Location.of(path), *more)
         if not rounds:
             change = threading.Thread(target=asyncio.run, args=(recreate(),))
             change.start()
@@ -128,8 +129,8 @@ async def test_a_topic_that_is_recreated_while_it_is_read_is_detected(
         done(load_table(loader(), job(table, topic.name)))
     paths = TablePaths.of(table)
     assert rounds == [paths.main, paths.quarantine]
-    assert stored(paths.main) == []
-    assert stored(paths.quarantine) == []
+    assert stored(Path(paths.main)) == []
+    assert stored(Path(paths.quarantine)) == []
 
 
 async def test_records_removed_before_they_were_loaded_stop_the_topic(loader: Start, topic: Topic, table: Path):
@@ -164,7 +165,7 @@ async def test_reading_itself_fails_when_records_are_gone(loader: Start, topic: 
     with pytest.raises(TopicChanged, match="reading some"):
         kept_on_disk(batch, [Range("some", 0, topic_id, 0, 3)])
     with pytest.raises(TopicChanged, match="writing some"), sorted_errors("writing some"):
-        write_files(parsing_rows.table_rows(parsing_rows.parse_records(batch.frame)), tmp_path, 0)
+        write_files(parsing_rows.table_rows(parsing_rows.parse_records(batch.frame)), Location.of(tmp_path), 0)
 
 
 async def test_a_topic_that_never_existed(loader: Start, table: Path):

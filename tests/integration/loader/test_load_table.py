@@ -10,11 +10,13 @@ import pytest
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.records import read, write_files
 from logferry.loaders.errors import TopicChanged
+from logferry.loaders.location import Location
 from logferry.loaders.parsing import rows as parsing_rows
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.commit import commit_files, committed_batch
-from logferry.loaders.storage.ledger import Ledger, last_batch, new_entry, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import Ledger, last_batch, new_entry, read_ledger
 from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, read_state
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -56,7 +58,7 @@ async def test_ranges_that_end_in_control_records_and_aborted_data(loader: Start
         batches = done(load_table(loader(), job(own, topic.name, max_records=size)))
         check_exact(own, topic.committed)
         assert all(sum(r.size for r in batch.ranges) <= size for batch in batches)
-        ranges = [r for entry in read_ledger(own) for r in entry.reads]
+        ranges = [r for entry in read_ledger(Location.of(own)) for r in entry.reads]
         assert [r.start for r in ranges] == [0, *(r.end for r in ranges[:-1])]
 
 
@@ -88,7 +90,7 @@ async def test_several_topics_and_later_partitions(loader: Start, topic: Topic, 
     done(load_table(loader(), job(table, pattern)))
     check_exact(table, [*topic.committed, *other.committed])
     assert {(row["topic"], row["dc"]) for row in stored(table)} == {(topic.name, "dc1"), (other.name, "dc1")}
-    seen = {(r.topic, r.partition) for r in read_ledger(table)[-1].ranges}
+    seen = {(r.topic, r.partition) for r in read_ledger(Location.of(table))[-1].ranges}
     assert seen == {(topic.name, 0), (topic.name, 1), (topic.name, 2), (other.name, 0), (other.name, 1)}
 
 
@@ -109,7 +111,7 @@ async def test_records_of_other_producers_are_quarantined(loader: Start, topic: 
     raw = await topic.write_raw(b"a\nb", b"\xff", [("who", b"someone")])
     (batch,) = done(load_table(loader(), job(table, topic.name)))
     assert (batch.rows, batch.quarantined) == (0, 1)
-    (row,) = stored(TablePaths.of(table).quarantine)
+    (row,) = stored(Path(TablePaths.of(table).quarantine))
     assert (row["bytes"], row["key"], row["offset"], row["line"]) == (b"a\nb", b"\xff", raw.offset, None)
     assert row["source_id"] is None
     assert "seqno" in row["reason"]
@@ -209,7 +211,7 @@ async def test_racing_loaders_from_the_very_first_batch(loader: Start, topic: To
     assert failures == []
     check_exact(table, topic.committed)
     won = sorted(batch.batch for batches in results.values() for batch in batches if batch.ours)
-    assert won == list(range(last_batch(open_table(table)) + 1))
+    assert won == list(range(last_batch(open_table(Location.of(table))) + 1))
     assert read_state(TablePaths.of(table)).planned is None
 
 

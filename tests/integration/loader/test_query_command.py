@@ -18,12 +18,14 @@ import pytest
 from logferry.client import Reader, Writer
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.query import python_rows
 from logferry.loaders.runs.table_run import load_table, prepare
 from logferry.loaders.storage.commit import commit_rows
-from logferry.loaders.storage.ledger import Ledger, new_entry, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.tables import snapshot_of
 from logferry.ops.audit.log.read import committed
 from logferry.ops.cli import main
@@ -144,7 +146,7 @@ def test_a_tail_of_kafka_is_fetched_as_it_is_taken(loaded: Loaded, monkeypatch: 
     loaded.write("s0", b"x\n")
     loaded.write("s1", b"x\n")
     tail = tail_kafka.KafkaTail(loaded.workers.kafka.bootstrap, None)
-    chunks = tail.chunks(tail.ranges(snapshot_of(loaded.path), None))
+    chunks = tail.chunks(tail.ranges(snapshot_of(Location.of(loaded.path)), None))
     next(chunks)
     assert len(fetched) == 1
     assert len([*chunks]) == 3
@@ -166,7 +168,7 @@ def test_a_batch_that_is_committed_meanwhile_moves_no_row(ran: Ran, loaded: Load
     batches: list[LedgerEntry] = []
 
     def slow(path: Path) -> Any:
-        opened = open_table(path)
+        opened = open_table(Location.of(path))
         if not batches:
             batches.append(loaded.load(1))
         return opened
@@ -316,7 +318,7 @@ async def test_the_tail_is_what_the_loader_will_load(
     one, two = (Topic(workers.kafka.bootstrap, f"{dc}.{topic_name}") for dc in ("dc1", "dc2"))
     await one.create()
     await two.create()
-    job = TableJob(path=tmp_path / "logs", topics=[f"*.{topic_name}"], partition_by=["recorded_date"])
+    job = TableJob(path=Location.of(tmp_path / "logs"), topics=[f"*.{topic_name}"], partition_by=["recorded_date"])
     await one.write(chunks_of("s", b"1\n"))
     list(load_table(loader(), job))
     await one.write(chunks_of("s", b"2\n\xff\n", start=2))
@@ -334,4 +336,4 @@ async def test_the_tail_is_what_the_loader_will_load(
     assert before == await asyncio.to_thread(all_of_it, "--bootstrap", workers.kafka.bootstrap)
     list(load_table(loader(), job))
     assert before == await asyncio.to_thread(all_of_it)
-    assert len(stored(job.path)) == 3
+    assert len(stored(Path(job.path))) == 3

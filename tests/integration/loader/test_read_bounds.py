@@ -65,7 +65,7 @@ class Behind:
         now_ms = int(time.time() * 1000)
         await self.topic.write(chunks(start), recorded_ms=now_ms - days * DAY_MS - 60_000)
         self.load()
-        (self.far,) = self.job.path.rglob("batch-*/**/*.parquet")
+        (self.far,) = Path(self.job.path).rglob("batch-*/**/*.parquet")
         await self.topic.write(chunks(NEAR), recorded_ms=now_ms - 60_000)
         self.load()
         self.since = datetime.fromtimestamp(now_ms / 1000 - 30, UTC)

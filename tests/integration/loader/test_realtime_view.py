@@ -17,13 +17,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.errors import LoaderConfigError, TopicChanged
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import TopicPartition
 from logferry.loaders.query.realtime_view import Instant, pin, realtime
 from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import LoadEvent, load_table
 from logferry.loaders.storage import tables
-from logferry.loaders.storage.ledger import open_table
+from logferry.loaders.storage.files import open_table
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.loader import Topic, chunks_of
@@ -79,7 +80,7 @@ async def test_loads_between_any_two_looks_move_no_row(
 
     def slow(path: Path) -> DeltaTable | None:
         """Another batch is in the table by the time that this one is open."""
-        opened = open_table(path)
+        opened = open_table(Location.of(path))
         monkeypatch.setattr(tables, "open_table", open_table)  # the load opens tables, too
         if not meanwhile:
             meanwhile.extend(load_table(loads, job(table, topic.name)))
@@ -205,7 +206,7 @@ async def test_a_view_that_cannot_be_exact_is_refused(spark: SparkSession, loade
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     list(load_table(loader(), job(table, topic.name)))
-    newer = tables.snapshot_of(table)
+    newer = tables.snapshot_of(Location.of(table))
     older = replace(newer, entry=newer.entry._replace(origin=None))
     with pytest.raises(LoaderConfigError, match="name its Kafka and its topics"):
         tables.origin_of(older, None, None)
@@ -214,7 +215,7 @@ async def test_a_view_that_cannot_be_exact_is_refused(spark: SparkSession, loade
     await topic.create()
     with pytest.raises(TopicChanged, match="recreated"):
         realtime(spark, table)
-    assert TablePaths.of(table).main.exists()
+    assert Path(TablePaths.of(table).main).exists()
 
 
 # ---- during a live load --------------------------------------------------------------------------------------

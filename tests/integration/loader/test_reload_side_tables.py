@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from logferry.loaders.batches.execute import Loader
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, READY
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import read_left_out, read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -46,7 +48,7 @@ async def test_copies_stay_left_out_and_chunks_without_a_copy_come_in(
     done(load_table(loader(), work))
 
     def noted() -> list[tuple[str, int]]:
-        found = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(table)))
+        found = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(Location.of(table))))
         return [(note.topic, note.seqno) for note in found]
 
     left_out = [(here.name, one.chunk.seqno) for one in chunks[:4]]
@@ -90,7 +92,7 @@ async def test_segments_get_exact_counts_and_a_new_version_where_rows_change(
         done(load_table(loader(), work))
 
     def segments() -> dict[datetime, Any]:
-        return read_segments(TablePaths.of(table).segments, last_batch(open_table(table)))
+        return read_segments(TablePaths.of(table).segments, last_batch(open_table(Location.of(table))))
 
     before = segments()
     assert [before[hour].state for hour in (first, second, third)] == [READY, READY, ACTIVE]

@@ -17,6 +17,7 @@ from logferry.loaders.batches.execute import Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands.inspection import table_facts
 from logferry.loaders.errors import CannotMove
+from logferry.loaders.location import Location
 from logferry.loaders.runs import table_run
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.storage.ledger import read_ledger
@@ -103,7 +104,7 @@ async def test_positions_and_a_planned_batch_move_with_every_login(
     await write(places, 0)
     with stack.loader(spark, "dc1", way, notes=False) as one, stack.loader(spark, "dc2", way) as two:
         places.load(one)
-        assert not any(entry.originals for entry in read_ledger(places.table))
+        assert not any(entry.originals for entry in read_ledger(Location.of(places.table)))
         await write(places, 1)
         with monkeypatch.context() as patch:
             patch.setattr(table_run, "do_batch", die)
@@ -140,10 +141,10 @@ async def test_the_command_connects_by_the_section_of_the_other_data_centre(
     command = ["move", str(places.table), "--config", str(file), "--to", "dc2", "--wait", "30", "--yes"]
     ended = await asyncio.to_thread(run_table, command)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert table_facts(places.table)["last"]["dc"] == "dc2"
+    assert table_facts(Location.of(places.table))["last"]["dc"] == "dc2"
     await write(places, 1)
     with stack.loader(spark, "dc2", "SCRAM-SHA-512") as two:
         places.load(two)
     check_exact(places.table, places.sent)
-    for text in (ended.stdout, ended.stderr, str(read_ledger(places.table))):
+    for text in (ended.stdout, ended.stderr, str(read_ledger(Location.of(places.table)))):
         assert PASSWORD not in text

@@ -21,12 +21,14 @@ import pytest
 from logferry.loaders.batches import execute
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.source_facts import SourceKey
 from logferry.loaders.runs import segment_check
 from logferry.loaders.runs.segment_check import ReportedSource
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -233,7 +235,7 @@ async def test_hour_by_hour(
         events = await world.live_on(run)
         await asyncio.to_thread(lambda: list(load_table(loader(), job)))
         model.run(world.now, events, world.sources)
-        found = read_segments(TablePaths.of(table).segments, last_batch(open_table(table)))
+        found = read_segments(TablePaths.of(table).segments, last_batch(open_table(Location.of(table))))
         have = {at: (s.state, s.version, s.rows, s.late_rows) for at, s in found.items()}
         want = {at: (w.state, w.version, w.rows, w.late) for at, w in model.windows.items()}
         assert have == want, f"run {run}, {world.now}"

@@ -15,6 +15,7 @@ from logferry.loaders.commands import move as commands_move
 from logferry.loaders.commands.inspection import table_facts
 from logferry.loaders.config import SegmentSettings, TableJob
 from logferry.loaders.errors import CannotMove, LedgerBroken, MirrorBehind
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import MOVE, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.query.realtime_view import realtime
@@ -80,10 +81,10 @@ async def test_a_table_moves_there_and_back(at: At, places: Places, spark: Spark
     assert all(move.before != move.after for move in said), "offsets that are alike would show nothing"
     with pytest.raises(LedgerBroken, match="holds offsets of dc2, this is dc1"):
         places.load(one)
-    facts = table_facts(places.table)
+    facts = table_facts(Location.of(places.table))
     assert (facts["last"]["kind"], facts["last"]["dc"]) == ("move", "dc2")
     assert places.move(two) is None, "it is there already"
-    (move,) = (entry for entry in read_ledger(places.table) if entry.kind == MOVE)
+    (move,) = (entry for entry in read_ledger(Location.of(places.table)) if entry.kind == MOVE)
     assert {at.topic for at in move.originals} == {places.topics["dc1"].name}, "it could go back from a dead dc2"
 
     await places.mirrored()
@@ -100,7 +101,7 @@ async def test_a_table_moves_there_and_back(at: At, places: Places, spark: Spark
     assert sum(batch.records for batch in places.load(one)) == 8
     check_exact(places.table, places.sent)
     assert {row["dc"] for row in stored(places.table)} == {"dc1", "dc2"}
-    assert [entry.dc for entry in read_ledger(places.table) if entry.kind == MOVE] == ["dc2", "dc1"]
+    assert [entry.dc for entry in read_ledger(Location.of(places.table)) if entry.kind == MOVE] == ["dc2", "dc1"]
 
 
 async def test_every_position_is_translated_exactly(at: At, stack: Stack, places: Places):
@@ -143,13 +144,13 @@ async def test_a_mirror_that_is_behind(at: At, stack: Stack, places: Places):
         places.load(one)
         with pytest.raises(MirrorBehind, match=r"has copied up to \d+ of dc1, the table is at \d+"):
             places.move(two)
-        assert table_facts(places.table)["last"]["dc"] == "dc1"
+        assert table_facts(Location.of(places.table))["last"]["dc"] == "dc1"
         await write(places, "dc1", 2)
         places.load(one)
     finally:
         stack.kill("dc2/mirror-0", signal.SIGCONT)
     assert places.move(two, wait_s=60, yes=False) is not None
-    assert table_facts(places.table)["last"]["dc"] == "dc1", "it was not agreed to"
+    assert table_facts(Location.of(places.table))["last"]["dc"] == "dc1", "it was not agreed to"
     places.move(two, wait_s=60)
     assert sum(batch.records for batch in places.load(two)) == 0
     check_exact(places.table, places.sent)
@@ -225,7 +226,7 @@ async def test_a_planned_batch_of_a_dead_data_centre_is_finished_in_the_new_one(
     places.move(two)
     rows = stored(places.table)
     assert {(row["dc"], row["seqno"] // 1000) for row in rows} == {("dc1", 0), ("dc2", 1)}
-    move = read_ledger(places.table)[-1]
+    move = read_ledger(Location.of(places.table))[-1]
     assert move.reads == ()
     ranges = {r.key: r for r in move.ranges}
     for row in (row for row in rows if row["dc"] == "dc2"):
@@ -248,7 +249,7 @@ async def test_topics_that_are_not_mirrored_are_abandoned_by_name_only(at: At, p
     places.load(one)
     with pytest.raises(CannotMove, match=f"positions of {alone.name} are known as offsets of dc1 only"):
         places.move(two)
-    assert table_facts(places.table)["last"]["dc"] == "dc1"
+    assert table_facts(Location.of(places.table))["last"]["dc"] == "dc1"
     said = places.move(two, f"{alone.name}=forget", wait_s=30)
     assert said is not None
     assert [move.after for move in said if move.topic == alone.name] == [None]
@@ -265,7 +266,7 @@ async def test_positions_without_a_note_are_asked_for(at: At, places: Places):
     await write(places, "dc2", 0)
     await places.mirrored()
     places.load(at("dc1", notes=False))
-    assert not any(entry.originals for entry in read_ledger(places.table))
+    assert not any(entry.originals for entry in read_ledger(Location.of(places.table)))
     places.move(at("dc2"), wait_s=30)
     await write(places, "dc2", 1)
     places.load(at("dc2"))
@@ -312,6 +313,6 @@ async def test_the_side_tables_move_with_the_table(at: At, places: Places):
     assert len(rows) == len(set(rows)) == 10
     assert quarantine(places.table) == []
     paths = TablePaths.of(places.table)
-    held = read_segments(paths.segments, table_facts(places.table)["last"]["batch"])
+    held = read_segments(paths.segments, table_facts(Location.of(places.table))["last"]["batch"])
     assert sum(segment.rows for segment in held.values()) == 10
     assert {key.source_id for key in read_sources(paths.sources)} == {"one", "two", "moves"}

@@ -17,11 +17,13 @@ from logferry.loaders.commands import move as commands_move
 from logferry.loaders.commands import repair as commands_repair
 from logferry.loaders.commands.repair import reload_table
 from logferry.loaders.errors import KafkaUnavailable, LedgerBroken, LoaderConfigError, TopicChanged
+from logferry.loaders.location import Location
 from logferry.loaders.planning import position_plan
 from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
 from logferry.loaders.planning.reload_plan import ReloadTarget, TimeSpan
 from logferry.loaders.runs.table_run import load_table, requarantine_table
-from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch, read_ledger
 
 from tests.support.loader import Topic, chunks_of, quarantine, stored
 from tests.support.table_loads import LoaderDied, die, done, job, reload
@@ -72,7 +74,7 @@ async def test_rows_damaged_by_hand_are_replaced_by_the_records_of_kafka(
     await topic.write_raw(b"not a chunk\n", b"stranger", [])
     work = job(table, topic.name, max_records=17, partition_by=parted)
     done(load_table(loader(), work))
-    exact, positions = state(table), read_ledger(table)[-1].ranges
+    exact, positions = state(table), read_ledger(Location.of(table))[-1].ranges
     damage(table)
     assert state(table) != exact
     # A part: what is beside it stays as it is, wrong or not.
@@ -89,7 +91,7 @@ async def test_rows_damaged_by_hand_are_replaced_by_the_records_of_kafka(
     reload(loader(), work, topic.name)
     assert state(table) == exact
     assert DeltaTable(str(table)).version() == version + 1, "in one transaction"
-    entry = read_ledger(table)[-1]
+    entry = read_ledger(Location.of(table))[-1]
     assert (entry.kind, entry.ranges) == (RELOAD, tuple(r._replace(start=r.end) for r in positions))
     assert [(r.start, r.end) for r in entry.reload] == [(0, positions[0].end)]
     (more,) = done(load_table(loader(), work))
@@ -175,7 +177,7 @@ async def test_a_planned_reload_of_removed_records_is_abandoned(
     await topic.write(chunks_of("a", *LINES))
     work = job(table, topic.name)
     done(load_table(loader(), work))
-    end = read_ledger(table)[-1].ranges[0].end
+    end = read_ledger(Location.of(table))[-1].ranges[0].end
     damage(table)
     with monkeypatch.context() as patch:
         patch.setattr(execute, died, die)
@@ -201,7 +203,7 @@ async def test_a_planned_reload_of_removed_records_is_abandoned(
         return replace_quarantined(*given)
 
     # One that has read before it was removed comes too late, too.
-    planned = read_ledger(table)[-1]
+    planned = read_ledger(Location.of(table))[-1]
     shorter = planned._replace(reload=tuple(r._replace(start=10) for r in planned.reload))
     with monkeypatch.context() as patch:
         patch.setattr(execute, "replace_quarantined", given_up_first)
@@ -210,7 +212,7 @@ async def test_a_planned_reload_of_removed_records_is_abandoned(
     assert (slow.ours, state(table)) == (False, damaged)
     await topic.write(chunks_of("b", b"new\n"))
     assert [one.rows for one in done(load_table(loader(), work))] == [1]
-    assert read_ledger(table)[-1].ranges[0].start == end
+    assert read_ledger(Location.of(table))[-1].ranges[0].start == end
 
 
 @pytest.mark.long
@@ -226,7 +228,7 @@ async def test_a_move_from_a_dead_data_centre_abandons_a_planned_reload(
         patch.setattr(execute, "read", die)
         with pytest.raises(LoaderDied):
             reload(loader("dies"), work, topic.name)
-    damaged, planned = state(table), read_ledger(table)[-1]
+    damaged, planned = state(table), read_ledger(Location.of(table))[-1]
 
     def away(*_: object) -> Any:
         raise KafkaUnavailable("nobody is there")
@@ -236,7 +238,7 @@ async def test_a_move_from_a_dead_data_centre_abandons_a_planned_reload(
     moving = commands_move.TableMove(loader("moves", dc="dc2"), work, "logferry", books)
     found = commands_move._finish(moving, planned)
     assert (found.batch, found.ours, found.rows) == (planned.batch, True, 0)
-    assert last_batch(open_table(table)) == planned.batch
+    assert last_batch(open_table(Location.of(table))) == planned.batch
     assert state(table) == damaged
 
 
@@ -246,7 +248,7 @@ async def test_a_refused_reload_changes_nothing(loader: Start, topic: Topic, tmp
     await topic.write(chunks_of("a", *LINES))
     work = job(table, topic.name)
     done(load_table(loader(), work))
-    end = read_ledger(table)[-1].ranges[0].end
+    end = read_ledger(Location.of(table))[-1].ranges[0].end
     await topic.remove_before(0, 10)
     before = state(table)
     with pytest.raises(LoaderConfigError, match=f"is loaded up to {end}"):
@@ -258,7 +260,7 @@ async def test_a_refused_reload_changes_nothing(loader: Start, topic: Topic, tmp
     with pytest.raises(TopicChanged, match="may be of that time, too"):
         reload(loader(), work, "2020-01-01..2099-01-01")
     assert reload_table(loader(), work, [ReloadTarget.parse(f"{topic.name}:0=10..20")], lambda _: False) is None
-    assert (state(table), len(read_ledger(table))) == (before, 1)
+    assert (state(table), len(read_ledger(Location.of(table)))) == (before, 1)
     reload(loader(), work, f"{topic.name}:0=10..{end}")
     assert state(table) == before
     await topic.delete()
@@ -287,7 +289,7 @@ async def test_a_span_of_time_holds_every_record_of_it(loader: Start, topic: Top
         await producer.stop()
     one, work = loader(), job(tmp_path / "logs", topic.name)
     done(load_table(one, work))
-    ranges = read_ledger(tmp_path / "logs")[-1].ranges
+    ranges = read_ledger(Location.of(tmp_path / "logs"))[-1].ranges
     places = {r.key: r.end for r in ranges}
     offsets = {row["text"]: row["offset"] for row in stored(tmp_path / "logs")}
     for start, end in (

@@ -12,11 +12,13 @@ from logferry.loaders.batches import execute
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageUnavailable
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import load_table, requarantine_table
 from logferry.loaders.storage.commit import commit_files, committed_batch
-from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch, read_ledger
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import Topic, chunks_of, quarantine, stored
@@ -83,7 +85,7 @@ async def test_lines_that_the_new_parser_reads_move_into_the_table(loader: Start
     assert nothing.rows == 0
     rows, bad = where(table)
     assert rows + bad == Counter([*LINES, b"info 5 z"])
-    assert [entry.kind for entry in read_ledger(table)] == ["load", "requarantine", "load", "requarantine"]
+    assert [entry.kind for entry in read_ledger(Location.of(table))] == ["load", "requarantine", "load", "requarantine"]
 
 
 MENDED_NAME = TableJob.model_validate({"path": "x", "topics": ["dc1.a"], "parser": MENDED}).parser.name
@@ -122,7 +124,7 @@ async def test_a_lost_file_of_the_quarantine_does_not_replace_it(loader: Start, 
     done(load_table(loader(), job(table, topic, BROKEN)))
     before = quarantine(table)
     with losing_a_file(TablePaths.of(table).quarantine):
-        with pytest.raises(StorageUnavailable, match="the listing of the folder may be stale"):
+        with pytest.raises(StorageUnavailable, match="the listing of their folder may be stale"):
             done(requarantine_table(loader(), job(table, topic, MENDED)))
     assert quarantine(table) == before
     (batch,) = done(requarantine_table(loader("again"), job(table, topic, MENDED)))
@@ -138,7 +140,7 @@ async def test_a_lost_file_of_rows_is_not_committed_where_another_loader_marked_
         patch.setattr(execute, "resolved_rows", die)
         with pytest.raises(LoaderDied):
             done(requarantine_table(loader("dies"), job(table, topic, MENDED)))
-    with losing_a_file(table):
+    with losing_a_file(Location.of(table)):
         with pytest.raises(LedgerBroken, match="2 lines of the quarantine can be read, but they make 0 rows"):
             done(load_table(loader("continues"), job(table, topic, BROKEN)))
     (ended,) = done(load_table(loader("again"), job(table, topic, BROKEN)))
@@ -185,7 +187,7 @@ async def test_a_planned_batch_is_parsed_as_it_was_planned(
     done(load_table(loader("continues"), job(table, topic, MENDED)))
     rows, _ = check_each_line_once(table)
     assert rows == Counter([b"INFO 1", b"INFO 4"])
-    assert last_batch(open_table(table)) == 0
+    assert last_batch(open_table(Location.of(table))) == 0
 
 
 @pytest.mark.long
@@ -211,7 +213,7 @@ async def test_partitioned_by_days(loader: Start, topic: Topic, tmp_path: Path):
         ("a", "2026-11-20"),
         ("b", "2026-11-21"),
     }
-    made = open_table(table)
+    made = open_table(Location.of(table))
     assert made is not None
     assert {file.split("/")[-3:-1][1] for file in made.file_uris()} == {
         "event_date=2026-11-20",

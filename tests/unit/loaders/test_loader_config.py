@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from logferry.loaders import config
 from logferry.loaders.errors import LoaderConfigError
+from logferry.loaders.location import Location
 
 GOOD = """
 dc = "dc2"
@@ -32,7 +33,7 @@ def test_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (table,) = settings.tables
     assert settings.dc == "dc2"
     assert settings.spark.master == "local[3]"
-    assert table.path == tmp_path / "nginx"
+    assert table.path == Location.of(tmp_path / "nginx")
     assert table.topics == ["*.nginx", "dc1.apache"]
 
 
@@ -46,8 +47,11 @@ WRONG = {
     "no such number": (GOOD + "max_records = 0", "tables.0.max_records"),
     "a data centre that is none": (GOOD.replace("dc2", "DC 2"), "dc"),
     "a heap that is none": (GOOD.replace('master = "local[3]"', 'driver_memory = "lots"'), "spark.driver_memory"),
-    "an address elsewhere": (GOOD.replace('path = "nginx"', 'path = "s3://bucket/nginx"'), "not a folder"),
-    "a path that cannot be quoted": (GOOD.replace('path = "nginx"', 'path = "a`b"'), "backtick"),
+    "a store that is unknown": (GOOD.replace('path = "nginx"', 'path = "ftp://host/nginx"'), "ftp:// is not known"),
+    "half a URI": (GOOD.replace('path = "nginx"', 'path = "s3:/bucket/nginx"'), "neither a path nor a URI"),
+    "a bucket alone": (GOOD.replace('path = "nginx"', 'path = "s3://bucket"'), "a bucket or host, and a path"),
+    "a way out": (GOOD.replace('path = "nginx"', 'path = "s3://bucket/a/../b"'), "without empty parts and dots"),
+    "a path that cannot be quoted": (GOOD.replace('path = "nginx"', 'path = "a`b"'), "holds none of `"),
     "no path": (GOOD.replace('path = "nginx"', 'path = "/"'), "path"),
     "twice the same": (GOOD + '[[tables]]\npath = "nginx"\ntopics = ["b"]', "two tables"),
     "one beside another": (GOOD + '[[tables]]\npath = "nginx_ledger"\ntopics = ["b"]', "two tables"),

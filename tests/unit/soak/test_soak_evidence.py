@@ -16,7 +16,7 @@ from tests.support.loaded_table import HOUR, MAIN, NOON, RULES, LoadedTable, com
 def put(table: LoadedTable, batch: int, changed: dict[datetime, Segment], *, is_confirmed: bool = True) -> None:
     put_segments(table.paths.segments, batch, "run", changed.values())
     if is_confirmed:
-        commit(table.paths.main, batch, [], MAIN)
+        commit(Path(table.paths.main), batch, [], MAIN)
 
 
 def test_every_state_is_read_though_later_batches_replace_it(tmp_path: Path) -> None:
@@ -30,13 +30,13 @@ def test_every_state_is_read_though_later_batches_replace_it(tmp_path: Path) -> 
     late = {NOON: AddedRows(1, 6, NOON, NOON)}
     reopened = add_rows(read_segments(segments, 3), late, SNAPSHOT_EVERY, NOON)
     put(table, SNAPSHOT_EVERY, reopened, is_confirmed=False)
-    found = [one for one in evidence.read_segments(table.paths.main) if one.start == NOON]
+    found = [one for one in evidence.read_segments(Path(table.paths.main)) if one.start == NOON]
     states = [("ACTIVE", 0, 0), ("ACTIVE", 1, 0), ("IMMUTABLE", 2, 0), ("READY", 3, 1)]
     assert [(one.state, one.batch, one.silent) for one in found] == states
     assert [one.written_ms for one in found] == sorted(one.written_ms for one in found)
 
-    commit(table.paths.main, SNAPSHOT_EVERY, [], MAIN)
+    commit(Path(table.paths.main), SNAPSHOT_EVERY, [], MAIN)
     put(table, 2 * SNAPSHOT_EVERY, {})
-    *before, again = [one for one in evidence.read_segments(table.paths.main) if one.start == NOON]
+    *before, again = [one for one in evidence.read_segments(Path(table.paths.main)) if one.start == NOON]
     assert before == found
     assert (again.state, again.version, again.rows, again.batch) == ("ACTIVE", 2, 3, SNAPSHOT_EVERY)

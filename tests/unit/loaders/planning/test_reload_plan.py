@@ -11,6 +11,7 @@ import pytest
 from logferry.loaders.commands.repair import ReloadPreview
 from logferry.loaders.commands.table import main
 from logferry.loaders.errors import LoaderConfigError, TopicChanged
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, RESET, LedgerEntry
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, TopicPartition, one_a_partition
 from logferry.loaders.planning.reload_plan import HeldOffsets, ReloadTarget, TimeSpan, held_offsets, ranges_to_reload
@@ -158,7 +159,7 @@ def test_a_time_of_which_kafka_may_have_dropped_something_is_refused():
 
 
 def test_the_ledger_keeps_a_reload_apart_from_the_positions(tmp_path: Any):
-    ledger = Ledger(tmp_path / "ledger")
+    ledger = Ledger(Location.of(tmp_path / "ledger"))
     ledger.create()
     again = [Range(T, 0, "A", 40, 50), Range(T, 0, "A", 10, 20)]
     put = new_entry(0, "dc1", "lines/1", "run", [Range(T, 0, "A", 90, 90)], kind=RELOAD, reload=again)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from logferry.loaders.batches.dedup import copies
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey, merged, possible_copies, shared_topics
-from logferry.loaders.storage.ledger import last_batch, open_table
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import SNAPSHOT_EVERY, add_sources, create_side_tables, read_sources
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)

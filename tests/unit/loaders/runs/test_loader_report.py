@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from logferry.loaders.batches.execute import BatchDone
 from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError, TopicChanged
+from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Range, StoppedTopic
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice
 from logferry.loaders.runs.table_runner import Reporter
@@ -29,7 +30,7 @@ def run(*events: LoadEvent, error: Exception | None = None, as_json: bool = Fals
 
     out = io.StringIO()
     reporter = Reporter(Console(file=out, width=200), as_json=as_json)
-    reporter.table(Path("/data/a"), load())
+    reporter.table(Location.of(Path("/data/a")), load())
     return reporter.finish(), out.getvalue()
 
 
@@ -80,9 +81,9 @@ def test_an_error_for_the_operator_outranks_a_passing_one():
     def refused() -> Iterator[LoadEvent]:
         yield StoppedTopic("dc1.a", "gone")
 
-    reporter.table(Path("/a"), away())
-    reporter.table(Path("/b"), refused())
-    reporter.table(Path("/c"), iter([Backlog(0)]))
+    reporter.table(Location.of(Path("/a")), away())
+    reporter.table(Location.of(Path("/b")), refused())
+    reporter.table(Location.of(Path("/c")), iter([Backlog(0)]))
     assert reporter.finish() == 1
     assert [t["error"] for t in json.loads(out.getvalue())["tables"]] == ["no broker", None, None]
 
@@ -110,7 +111,7 @@ def test_left_out_chunks_are_reported():
 def test_an_unchanged_notice_is_printed_once_while_following():
     out = io.StringIO()
     reporter = Reporter(Console(file=out, width=200), as_json=False)
-    report = reporter.begin(Path("/data/a"))
+    report = reporter.begin(Location.of(Path("/data/a")))
     for _ in range(3):
         reporter.follow(
             report, [SegmentNotice("the gateway of dc1 is away"), StoppedTopic("dc1.b", "dc1.b was recreated")]

@@ -11,13 +11,14 @@ from typing import Any
 
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import Config, TableJob
+from logferry.loaders.location import Location
 from logferry.loaders.runs.table_run import LoadEvent
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, apart, expand_template
 from rich.console import Console
 
 
 def test_a_table_of_each_topic_whatever_its_data_centre():
-    template = TableJob(path=Path("/t/{topic}"), topics=["*.*"], max_records=7)
+    template = TableJob(path=Location.of(Path("/t/{topic}")), topics=["*.*"], max_records=7)
     found = expand_template(template, ["dc2.nginx", "dc1.nginx", "dc1.app.web"])
     assert {str(job.path): (job.topics, job.max_records) for job in found} == {
         "/t/app.web": (["dc1.app.web"], 7),
@@ -27,7 +28,7 @@ def test_a_table_of_each_topic_whatever_its_data_centre():
 
 
 def test_of_tables_that_would_share_a_folder_one_is_loaded():
-    template = TableJob(path=Path("/t/{topic}"), topics=["*"])
+    template = TableJob(path=Location.of(Path("/t/{topic}")), topics=["*"])
     jobs = expand_template(template, ["dc1.a", "dc1.a_ledger", "dc1.b"])
     kept, refused = apart(jobs, lambda _: False)
     assert [str(job.path) for job in kept] == ["/t/a", "/t/b"]
@@ -36,11 +37,11 @@ def test_of_tables_that_would_share_a_folder_one_is_loaded():
     }
     kept, refused = apart(jobs, lambda job: job.path.name == "a_ledger")
     assert [str(job.path) for job in kept] == ["/t/a_ledger", "/t/b"], "a new topic does not stop a table"
-    assert list(refused) == [Path("/t/a")]
+    assert list(refused) == [Location.of("/t/a")]
 
 
 def test_a_topic_cannot_lead_out_of_the_folder():
-    template = TableJob(path=Path("/t/{topic}"), topics=["*"])
+    template = TableJob(path=Location.of(Path("/t/{topic}")), topics=["*"])
     assert [str(job.path) for job in expand_template(template, ["dc1...", "dc1..", "dc1.a", "dc1...."])] == [
         "/t/...",
         "/t/a",

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from logferry.loaders.errors import StorageUnavailable
+from logferry.loaders.location import Location
 from logferry.loaders.storage.commit import DataFiles, statistics
 
 
@@ -51,7 +52,7 @@ def test_bounds_that_are_not_usable_are_left_out(tmp_path: Path):
 
 
 def test_a_file_that_a_stale_listing_lacks_is_noticed_before_the_commit(tmp_path: Path):
-    written = DataFiles(tmp_path, (), 7)
+    written = DataFiles(Location.of(tmp_path), (), 7)
     assert written.check_rows(7) is written
     with pytest.raises(StorageUnavailable, match="9 rows were written, but its files hold 7"):
         written.check_rows(9)

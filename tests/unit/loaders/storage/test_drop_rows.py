@@ -14,7 +14,8 @@ from logferry.loaders.planning.ledger_entry import DROP
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED
 from logferry.loaders.storage import retention
 from logferry.loaders.storage.commit import commit_files
-from logferry.loaders.storage.ledger import last_batch, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch, read_ledger
 from logferry.loaders.storage.retention import OldRows, cutoff
 from logferry.loaders.storage.rewrite import Rewriter, SelectedFile
 from logferry.loaders.storage.side_tables import create_side_tables, known_before, read_segments

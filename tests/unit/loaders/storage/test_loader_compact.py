@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage import retention
 from logferry.loaders.storage.commit import DataFiles, commit_files
-from logferry.loaders.storage.ledger import existing_table, last_batch, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import existing_table, last_batch, read_ledger
 from logferry.loaders.storage.retention import batch_of, compact, removable
 from logferry.loaders.storage.rewrite import Rewriter, of_ranges
 
@@ -55,20 +57,20 @@ def test_files_of_unfinished_batches_stay_however_old(tmp_path: Path):
     for batch, age in ((0, long_ago), (0, time.time()), (1, long_ago), (7, long_ago)):
         folder = logs.paths.main / f"batch-{batch:08}-{'old' if age == long_ago else 'new'}"
         file = folder / "topic=x" / "part-1.parquet"
-        file.parent.mkdir(parents=True)
-        for name in (file, file.with_name(".part-1.parquet.crc"), file.parents[1] / "_temporary"):
-            name.write_bytes(b"x")
+        Path(file.parent).mkdir(parents=True)
+        for name in (file, file.with_name(".part-1.parquet.crc"), folder / "_temporary"):
+            Path(name).write_bytes(b"x")
             os.utime(name, (age, age))
         os.utime(folder, (age, age))
         places[batch, age == long_ago] = file
     logs.plan(1)
     assert sum(tidied.removed for tidied in compact(logs.paths.main)) > 0
     empty = logs.paths.main / "batch-00000000-old"
-    assert [file for file in empty.rglob("*") if file.is_file()] == []
+    assert [file for file in Path(empty).rglob("*") if file.is_file()] == []
     os.utime(empty, (long_ago, long_ago))
     assert len(list(compact(logs.paths.main))) == 4
-    assert not empty.exists()
-    assert {key: file.exists() for key, file in places.items()} == {
+    assert not Path(empty).exists()
+    assert {key: Path(file).exists() for key, file in places.items()} == {
         (0, True): False,
         (0, False): True,
         (1, True): True,
@@ -95,11 +97,17 @@ def test_a_merge_that_loses_its_files_repeats(tmp_path: Path, monkeypatch: pytes
     times: list[Path] = []
 
     def rows_go_after_the_look(path: Path) -> DeltaTable:
-        table = existing_table(path)
+        table = existing_table(Location.of(path))
         if path == logs.paths.main and not times:
             times.append(path)
             rule = of_ranges([Range(T, 0, "id", 3, 4)], "dc1")
-            commit_files(DataFiles(path, (), 0), path, 4, "other", changes=Rewriter(path, 4, rule).actions)
+            commit_files(
+                DataFiles(Location.of(path), (), 0),
+                Location.of(path),
+                4,
+                "other",
+                changes=Rewriter(Location.of(path), 4, rule).actions,
+            )
         return table
 
     monkeypatch.setattr(retention, "existing_table", rows_go_after_the_look)

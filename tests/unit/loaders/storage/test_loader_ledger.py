@@ -10,10 +10,12 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageUnavailable
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.commit import committed_batch
-from logferry.loaders.storage.ledger import APP, Ledger, new_entry, open_table, read_ledger
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import APP, Ledger, new_entry, read_ledger
 from logferry.loaders.storage.tables import read_state
 
 RACERS = 4
@@ -106,12 +108,12 @@ def test_without_a_table_there_is_nothing(paths: TablePaths):
 
 
 def test_a_folder_that_is_not_a_table(paths: TablePaths):
-    paths.main.mkdir()
+    Path(paths.main).mkdir()
     assert open_table(paths.main) is None
 
 
 def _race(path: Path, racer: int, barrier: object, results: object) -> None:
-    ledger = Ledger(path)
+    ledger = Ledger(Location.of(path))
     barrier.wait()  # type: ignore[attr-defined]
     ledger.create()
     seen = []
@@ -152,14 +154,14 @@ def test_planned_and_not_written(paths: TablePaths, ledger: Ledger):
 
 def test_planned_and_quarantined(paths: TablePaths, ledger: Ledger):
     planned = ledger.put(entry(0))
-    commit(paths.quarantine, 0)
+    commit(Path(paths.quarantine), 0)
     assert read_state(paths) == (-1, None, planned)
 
 
 def test_written(paths: TablePaths, ledger: Ledger):
     done = ledger.put(entry(0))
-    commit(paths.quarantine, 0)
-    commit(paths.main, 0)
+    commit(Path(paths.quarantine), 0)
+    commit(Path(paths.main), 0)
     assert read_state(paths) == (0, done, None)
     planned = ledger.put(entry(1, start=10))
     assert read_state(paths) == (0, done, planned)
@@ -169,12 +171,12 @@ def test_the_state_outlives_the_commit_files(paths: TablePaths, ledger: Ledger):
     """As after years: the commits are only in a checkpoint."""
     for batch in range(3):
         last = ledger.put(entry(batch, start=10 * batch))
-        commit(paths.quarantine, batch)
-        commit(paths.main, batch)
+        commit(Path(paths.quarantine), batch)
+        commit(Path(paths.main), batch)
     for path in (paths.main, paths.ledger, paths.quarantine):
         table = DeltaTable(str(path))
         table.create_checkpoint()
-        for log in (path / "_delta_log").glob("*.json"):
+        for log in Path(path / "_delta_log").glob("*.json"):
             if int(log.stem) < table.version():
                 log.unlink()
     assert read_state(paths) == (2, last, None)
@@ -182,22 +184,22 @@ def test_the_state_outlives_the_commit_files(paths: TablePaths, ledger: Ledger):
 
 def test_no_entry_for_what_the_table_holds(paths: TablePaths, ledger: Ledger):
     ledger.put(entry(0))
-    commit(paths.quarantine, 0)
-    commit(paths.main, 1)
+    commit(Path(paths.quarantine), 0)
+    commit(Path(paths.main), 1)
     with pytest.raises(LedgerBroken, match="no entry for batch 1"):
         read_state(paths)
 
 
 def test_no_ledger_for_what_the_table_holds(paths: TablePaths):
-    commit(paths.quarantine, 0)
-    commit(paths.main, 0)
+    commit(Path(paths.quarantine), 0)
+    commit(Path(paths.main), 0)
     with pytest.raises(LedgerBroken):
         read_state(paths)
 
 
 def test_the_quarantine_was_removed(paths: TablePaths, ledger: Ledger):
     ledger.put(entry(0))
-    commit(paths.main, 0)
+    commit(Path(paths.main), 0)
     with pytest.raises(LedgerBroken, match="quarantine is missing"):
         read_state(paths)
 
@@ -205,8 +207,8 @@ def test_the_quarantine_was_removed(paths: TablePaths, ledger: Ledger):
 def test_the_table_was_put_back(paths: TablePaths, ledger: Ledger):
     for batch in range(3):
         ledger.put(entry(batch))
-    commit(paths.quarantine, 0)
-    commit(paths.main, 0)
+    commit(Path(paths.quarantine), 0)
+    commit(Path(paths.main), 0)
     with pytest.raises(LedgerBroken, match="restored"):
         read_state(paths)
 
@@ -219,7 +221,7 @@ def test_the_table_was_removed(paths: TablePaths, ledger: Ledger):
 
 
 def test_a_quarantine_of_another_table(paths: TablePaths, ledger: Ledger):
-    commit(paths.quarantine, 4)
+    commit(Path(paths.quarantine), 4)
     with pytest.raises(LedgerBroken, match="holds batch 4"):
         read_state(paths)
 
@@ -233,7 +235,7 @@ def write_batch(path: Path, batch: int, run: str) -> None:
 
 def test_who_wrote_a_batch(paths: TablePaths):
     for batch, run in enumerate(["one", "two", "one"]):
-        write_batch(paths.main, batch, run)
+        write_batch(Path(paths.main), batch, run)
     assert [committed_batch(paths.main, batch, "one") for batch in range(4)] == [
         (True, None),
         (False, None),
@@ -245,9 +247,9 @@ def test_who_wrote_a_batch(paths: TablePaths):
 def test_commits_beyond_a_gap_do_not_name_the_writer_of_a_batch(paths: TablePaths):
     """A late loader can write into the past where the history was dropped; that is no part of the table."""
     for batch, run in enumerate(["late", "other", "other", "other"]):
-        write_batch(paths.main, batch, run)
+        write_batch(Path(paths.main), batch, run)
     DeltaTable(str(paths.main)).create_checkpoint()
-    (paths.main / "_delta_log" / f"{1:020}.json").unlink()
+    Path(paths.main / "_delta_log" / f"{1:020}.json").unlink()
     assert committed_batch(paths.main, 0, "late") == (False, None)
     assert committed_batch(paths.main, 2, "other") == (True, None)
 

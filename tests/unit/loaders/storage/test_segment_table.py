@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import TopicPartition
 from logferry.loaders.planning.segment_states import ACTIVE, READY, AddedRows, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
 from logferry.loaders.runs.segment_check import ReportedSource, notify_ready, source_views
+from logferry.loaders.storage.claims import claim
 from logferry.loaders.storage.commit import DataFiles, commit_rows
-from logferry.loaders.storage.ledger import create_table, open_table, read_rows
+from logferry.loaders.storage.files import delete_folder, open_table
+from logferry.loaders.storage.ledger import create_table, read_rows
 from logferry.loaders.storage.side_tables import (
     _SEGMENTS,
     SNAPSHOT_EVERY,
@@ -47,42 +50,42 @@ def segment(batch: int, hour: int = 0, **changes: Any) -> Segment:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "t_segments"
-    create_segments(path, SegmentRules())
+    create_segments(Location.of(path), SegmentRules())
     return path
 
 
 def test_rows_of_a_batch_that_the_table_does_not_hold_do_not_count(path: Path):
-    put_segments(path, 0, "run", [segment(0)])
-    put_segments(path, 1, "run", [segment(1, state=READY), segment(1, hour=1)])
-    assert read_segments(path, 1) == {START: segment(1, state=READY), START + HOUR: segment(1, hour=1)}
-    assert read_segments(path, 0) == {START: segment(0)}
-    assert read_segments(path, -1) == {}
+    put_segments(Location.of(path), 0, "run", [segment(0)])
+    put_segments(Location.of(path), 1, "run", [segment(1, state=READY), segment(1, hour=1)])
+    assert read_segments(Location.of(path), 1) == {START: segment(1, state=READY), START + HOUR: segment(1, hour=1)}
+    assert read_segments(Location.of(path), 0) == {START: segment(0)}
+    assert read_segments(Location.of(path), -1) == {}
 
 
 def test_the_first_that_is_written_stands(path: Path):
-    put_segments(path, 0, "one", [segment(0)])
-    put_segments(path, 0, "two", [segment(0, rows=99)])
-    assert read_segments(path, 0)[START].rows == 0
+    put_segments(Location.of(path), 0, "one", [segment(0)])
+    put_segments(Location.of(path), 0, "two", [segment(0, rows=99)])
+    assert read_segments(Location.of(path), 0)[START].rows == 0
 
 
 def test_it_stays_small_and_keeps_the_segments_before_the_newest_batch(path: Path):
     for batch in range(SNAPSHOT_EVERY + 1):
-        put_segments(path, batch, "run", [segment(batch, hour=batch % 3)])
-    table = open_table(path)
+        put_segments(Location.of(path), batch, "run", [segment(batch, hour=batch % 3)])
+    table = open_table(Location.of(path))
     assert table is not None
     assert len(table.file_uris()) == 1
-    newest = {one.batch for one in read_segments(path, SNAPSHOT_EVERY).values()}
+    newest = {one.batch for one in read_segments(Location.of(path), SNAPSHOT_EVERY).values()}
     assert newest == {SNAPSHOT_EVERY, SNAPSHOT_EVERY - 1, SNAPSHOT_EVERY - 2}
-    before = {one.batch for one in read_segments(path, SNAPSHOT_EVERY - 1).values()}
+    before = {one.batch for one in read_segments(Location.of(path), SNAPSHOT_EVERY - 1).values()}
     assert before == {SNAPSHOT_EVERY - 1, SNAPSHOT_EVERY - 2, SNAPSHOT_EVERY - 3}
 
 
 def test_another_length_is_another_table(path: Path):
-    assert segment_length(path) == 3600
-    create_segments(path, SegmentRules())
+    assert segment_length(Location.of(path)) == 3600
+    create_segments(Location.of(path), SegmentRules())
     with pytest.raises(ForeignTable, match="segments of 3600 s, the job 60 s"):
-        create_segments(path, SegmentRules(window_s=60))
-    assert segment_length(path.with_name("nothing")) is None
+        create_segments(Location.of(path), SegmentRules(window_s=60))
+    assert segment_length(Location.of(path.with_name("nothing"))) is None
 
 
 _MOST = 200 * 365 * 24 * 3600 * 1_000_000
@@ -95,10 +98,10 @@ def test_counts_are_those_of_plain_python(times: list[datetime], length: int):
     texts = ["ä" * i for i in range(len(times))]
     rows = pa.table({"event_time": pa.array(times, pa.timestamp("us", "UTC")), "text": texts})
     want: dict[datetime, AddedRows] = {}
-    for i, time in enumerate(times):
-        start = rules.start_of(time)
-        before = want.get(start, AddedRows(0, 0, time, time))
-        want[start] = AddedRows(before.rows + 1, before.bytes + 2 * i, min(before.first, time), max(before.last, time))
+    for i, at in enumerate(times):
+        start = rules.start_of(at)
+        before = want.get(start, AddedRows(0, 0, at, at))
+        want[start] = AddedRows(before.rows + 1, before.bytes + 2 * i, min(before.first, at), max(before.last, at))
     assert _added(rows, rules) == want
 
 
@@ -111,7 +114,7 @@ def test_files_of_a_table_that_is_partitioned_by_topic(tmp_path: Path):
     class Add:
         path = "batch-1/topic=dc1.a/p.parquet"
 
-    added, newest = added_by(DataFiles(tmp_path / "batch-1", (Add(),), 2), SegmentRules())  # type: ignore[arg-type]
+    added, newest = added_by(DataFiles(Location.of(tmp_path), (Add(),), 2), SegmentRules())  # type: ignore[arg-type]
     assert {start: one.bytes for start, one in added.items()} == {START: 1, START + HOUR: 2}
     assert newest == {SourceKey("dc1.a", "a"): START + HOUR}
 
@@ -133,12 +136,15 @@ def test_one_of_several_loaders_notifies_and_another_one_when_it_has_died(tmp_pa
     parser = {"format": "access"}
     job = TableJob.model_validate({"path": paths.main, "topics": ["dc1.a"], "parser": parser, "segments": settings})
     told = paths.segments / "_told"
-    told.mkdir()
-    (told / "2026-11-20T10-1.claim").touch()
+    mark = told / "2026-11-20T10-1.claim"
+    assert claim(mark, 60)
+    assert not claim(mark, 60), "a second one"
     done = tmp_path / "ready" / "2026-11-20T10" / "_SUCCESS"
     assert notify_ready(job, paths, 0) == []
     assert not done.exists(), "another one is at it"
-    os.utime(told / "2026-11-20T10-1.claim", (0, 0))
+    assert not claim(mark, 60, now=time.time() + 59)
+    delete_folder(mark)
+    assert claim(mark, 60, now=time.time() - 61)
     assert notify_ready(job, paths, 0) == []
     assert json.loads(done.read_text())["version"] == 1
     done.unlink()
@@ -224,22 +230,24 @@ def test_a_table_of_an_older_loader_gets_the_new_columns(tmp_path: Path):
     for name in ("sources", "silent_sources", "watermark"):
         del old[name]
     columns = [field for field in _SEGMENTS if field.name in old]
-    create_table(path, pa.schema(columns), "logferry segments of 3600 s")
-    commit_rows(pa.Table.from_pylist([old], schema=pa.schema(columns)), path, 0, "run")
-    assert read_segments(path, 0) == {START: segment(0)}
+    create_table(Location.of(path), pa.schema(columns), "logferry segments of 3600 s")
+    commit_rows(pa.Table.from_pylist([old], schema=pa.schema(columns)), Location.of(path), 0, "run")
+    assert read_segments(Location.of(path), 0) == {START: segment(0)}
     ready = segment(1, state=READY, sources=3, silent_sources=1, watermark=START + HOUR)
-    put_segments(path, 1, "run", [ready])
-    assert read_segments(path, 1) == {START: ready}
+    put_segments(Location.of(path), 1, "run", [ready])
+    assert read_segments(Location.of(path), 1) == {START: ready}
 
 
 def test_decisions_of_operators(tmp_path: Path):
     path = tmp_path / "t_excluded"
-    assert read_excluded(path) == []
-    exclude(path, ["web7:*", "b"], START, "eve", is_excluded=True)
+    assert read_excluded(Location.of(path)) == []
+    exclude(Location.of(path), ["web7:*", "b"], START, "eve", is_excluded=True)
     # The clock of the host of the first decision was ahead.
-    exclude(path, ["b"], START - HOUR, "adam", is_excluded=False)
-    assert read_excluded(path) == ["web7:*"]
-    assert sorted((row["at"], row["by"], row["source_id"], row["excluded"]) for row in read_rows(path)) == [
+    exclude(Location.of(path), ["b"], START - HOUR, "adam", is_excluded=False)
+    assert read_excluded(Location.of(path)) == ["web7:*"]
+    assert sorted(
+        (row["at"], row["by"], row["source_id"], row["excluded"]) for row in read_rows(Location.of(path))
+    ) == [
         (START, "eve", "b", "yes"),
         (START, "eve", "web7:*", "yes"),
         (START + timedelta(microseconds=1), "adam", "b", "no"),

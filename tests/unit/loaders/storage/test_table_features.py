@@ -11,7 +11,8 @@ from deltalake.exceptions import CommitFailedError
 from logferry.loaders.errors import Transient, UnsupportedFeature
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.storage.commit import commit_once, commit_rows
-from logferry.loaders.storage.ledger import open_table, unsupported_features
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import unsupported_features
 from logferry.loaders.storage.retention import RETAIN, compact_table
 from logferry.loaders.storage.tables import read_state
 
@@ -61,15 +62,15 @@ def with_feature(path: Path, case: str) -> None:
 def test_a_table_with_it_is_refused_by_its_name(case: str, tmp_path: Path):
     logs = LoadedTable(tmp_path)
     logs.load(NOON, NOON)
-    commits = len(list(logs.paths.main.glob("_delta_log/*.json")))
-    with_feature(logs.paths.main, case)
+    commits = len(list(Path(logs.paths.main).glob("_delta_log/*.json")))
+    with_feature(Path(logs.paths.main), case)
     with pytest.raises(UnsupportedFeature, match=case):
         commit_rows(MAIN.empty_table(), logs.paths.main, 1, "run")
     with pytest.raises(UnsupportedFeature, match=case):
         read_state(TablePaths.of(logs.paths.main))
     with pytest.raises(UnsupportedFeature, match=case):
         compact_table(logs.paths.main, 0, RETAIN)
-    assert len(list(logs.paths.main.glob("_delta_log/*.json"))) == commits + 1
+    assert len(list(Path(logs.paths.main).glob("_delta_log/*.json"))) == commits + 1
     assert not issubclass(UnsupportedFeature, Transient), "--follow ends"
 
 

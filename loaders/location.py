@@ -1,0 +1,195 @@
+"""Where a table is: a folder of a mounted file system, or a URI of an object store or of HDFS. The values only.
+
+    /warehouse/nginx          s3://bucket/warehouse/nginx (s3a:// is the same)
+    hdfs://namenode/nginx     abfss://container@account.dfs.core.windows.net/nginx, gs://bucket/nginx
+
+S3 is accessed as the section ``[s3]`` of the configuration says, else by the variables ``AWS_ENDPOINT_URL``,
+``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN``, else by the roles of the
+platform; the other stores by their own variables and roles. Secrets are read from their files at each use, so that
+they can change, and are part of no representation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from functools import total_ordering
+from pathlib import Path
+from typing import Final
+
+# The schemes of URIs, each with the names by which it is known.
+_SCHEMES: Final = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs", "abfss": "abfss", "gs": "gs"}
+_URI: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/]*)(/.*)?", re.DOTALL)
+# delta-rs ends the thread, or writes elsewhere, for these; Spark quotes names by backticks.
+_REFUSED: Final = "`%\\[]^|"
+_VARIABLES: Final = {
+    "endpoint": "AWS_ENDPOINT_URL",
+    "region": "AWS_REGION",
+    "access_key": "AWS_ACCESS_KEY_ID",
+    "secret_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN",
+}
+_SECRET: Final = ("access_key", "secret_key", "session_token")
+# Whatever was read as a secret by this process, to keep it out of errors.
+_known_secrets: set[str] = set()
+
+
+@dataclass(frozen=True)
+class S3Access:
+    """How S3 is accessed; what is None is taken from the environment or the platform. ``ca_file``: PEM."""
+
+    endpoint: str | None = None
+    region: str | None = None
+    access_key_file: Path | None = None
+    secret_key_file: Path | None = None
+    session_token_file: Path | None = None
+    ca_file: Path | None = None
+
+    def values(self) -> dict[str, str]:
+        """What is known, by the names of `_VARIABLES`. Raises OSError, ValueError for a secret's file."""
+        found = {name: os.environ[variable] for name, variable in _VARIABLES.items() if os.environ.get(variable)}
+        files = {"access_key": self.access_key_file, "secret_key": self.secret_key_file}
+        given: dict[str, str | None] = {"endpoint": self.endpoint, "region": self.region}
+        if any(files.values()):
+            # A token of the environment belongs to the keys of the environment.
+            found.pop("session_token", None)
+        for name, file in {**files, "session_token": self.session_token_file}.items():
+            given[name] = None if file is None else _secret(file)
+        found |= {name: value for name, value in given.items() if value is not None}
+        _known_secrets.update(found[name] for name in _SECRET if name in found)
+        return found
+
+    def delta_options(self) -> dict[str, str]:
+        """The options of delta-rs: a commit is a PUT with If-None-Match."""
+        values = self.values()
+        options = {_VARIABLES[name]: value for name, value in values.items()}
+        options["aws_conditional_put"] = "etag"
+        if "endpoint" in values:
+            options["AWS_ALLOW_HTTP"] = str(values["endpoint"].startswith("http:")).lower()
+            # Servers of one's own rarely have a name per bucket.
+            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "false"
+            options.setdefault("AWS_REGION", "us-east-1")
+        return options
+
+    def hadoop_options(self) -> dict[str, str]:
+        """The settings of Spark for S3A: files are uploaded where they belong, never renamed."""
+        values = self.values()
+        names = {"endpoint": "endpoint", "region": "endpoint.region", "access_key": "access.key"}
+        names |= {"secret_key": "secret.key", "session_token": "session.token"}
+        s3a = {names[name]: value for name, value in values.items()}
+        if "endpoint" in values:
+            s3a["path.style.access"] = "true"
+            s3a["connection.ssl.enabled"] = str(not values["endpoint"].startswith("http:")).lower()
+            s3a.setdefault("endpoint.region", "us-east-1")
+        s3a |= {"committer.name": "magic", "committer.magic.enabled": "true", "fast.upload.buffer": "disk"}
+        return {
+            "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+            "spark.hadoop.mapreduce.outputcommitter.factory.scheme.s3a": (
+                "org.apache.hadoop.fs.s3a.commit.S3ACommitterFactory"
+            ),
+            "spark.sql.sources.commitProtocolClass": "org.apache.spark.internal.io.cloud.PathOutputCommitProtocol",
+            "spark.sql.parquet.output.committer.class": (
+                "org.apache.spark.internal.io.cloud.BindingParquetOutputCommitter"
+            ),
+            **{f"spark.hadoop.fs.s3a.{name}": value for name, value in s3a.items()},
+        }
+
+
+def _secret(file: Path) -> str:
+    text = file.read_text(encoding="utf-8").strip()
+    if not text or not text.isprintable() or " " in text:
+        raise ValueError(f"{file} does not hold a key: one line without spaces is expected")
+    return text
+
+
+def without_secrets(text: str) -> str:
+    """The text without the keys that this process uses: stores repeat them in some of their errors."""
+    for secret in _known_secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+@total_ordering
+@dataclass(frozen=True, eq=False)
+class Location:
+    """A folder or file. ``uri``: an absolute path for a mounted file system. Equal where the URIs are."""
+
+    uri: str
+    access: S3Access = field(default=S3Access(), repr=False)
+
+    @classmethod
+    def of(cls, place: Location | Path | str, access: S3Access | None = None) -> Location:
+        """Raises ValueError for a URI without a bucket or path, of an unknown scheme, or with ``..`` in it, and for
+        characters that some of the programs involved take for something else."""
+        if isinstance(place, Location):
+            return place if access is None else replace(place, access=access)
+        text = str(place)
+        if any(c in _REFUSED or not c.isprintable() for c in text):
+            raise ValueError(f"{text!r}: a table's path holds none of {' '.join(_REFUSED)} and no control character")
+        match = _URI.fullmatch(text)
+        if match is None:
+            # pathlib takes one slash of "s3://bucket".
+            if ":/" in text:
+                raise ValueError(f"{text} is neither a path nor a URI like s3://bucket/table")
+            return cls(str(Path(text).absolute()), access or S3Access())
+        scheme, host, path = match[1].lower(), match[2], (match[3] or "").rstrip("/")
+        if scheme == "file":
+            return cls(str(Path(path or "/").absolute()), access or S3Access())
+        if scheme not in _SCHEMES:
+            raise ValueError(f"{text}: {scheme}:// is not known; {', '.join(f'{name}://' for name in _SCHEMES)} are")
+        parts = path.split("/")[1:]
+        if not host or not parts or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"{text}: a bucket or host, and a path without empty parts and dots, are expected")
+        return cls(f"{_SCHEMES[scheme]}://{host}/{'/'.join(parts)}", access or S3Access())
+
+    @property
+    def scheme(self) -> str:
+        """Empty for a mounted file system."""
+        match = _URI.fullmatch(self.uri)
+        return match[1] if match else ""
+
+    @property
+    def is_local(self) -> bool:
+        return not self.scheme
+
+    @property
+    def name(self) -> str:
+        return self.uri.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Location:
+        return replace(self, uri=self.uri.rpartition("/")[0] or "/")
+
+    def with_name(self, name: str) -> Location:
+        return self.parent / name
+
+    def __truediv__(self, name: str) -> Location:
+        return replace(self, uri=f"{self.uri.rstrip('/')}/{name}")
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """For delta-rs. Raises OSError, ValueError for a secret's file."""
+        return self.access.delta_options() if self.scheme == "s3" else None
+
+    @property
+    def for_spark(self) -> str:
+        """As Hadoop names it."""
+        return f"s3a{self.uri[2:]}" if self.scheme == "s3" else self.uri
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def __fspath__(self) -> str:
+        if not self.is_local:
+            raise TypeError(f"{self.uri} is not in a mounted file system")
+        return self.uri
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Location) and self.uri == other.uri
+
+    def __lt__(self, other: Location) -> bool:
+        return self.uri < other.uri
+
+    def __hash__(self) -> int:
+        return hash(self.uri)

@@ -1,0 +1,205 @@
+"""The files of tables in any store: the one module that lists, reads, writes and deletes them. Without Spark.
+
+Mounted folders are accessed by pyarrow; all other stores by delta-rs's own client, so that one set of credentials and
+one policy of retries holds for commits and files. Names are relative to the table's folder, with ``/``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
+from logferry.loaders.location import Location, without_secrets
+
+# Requests of a store that wait for answers at the same time.
+_REQUESTS: Final = 16
+_BLOCK: Final = 8 << 20
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@contextmanager
+def storage_errors(failure: str) -> Iterator[None]:
+    """Turns errors of delta-rs, pyarrow and the file system into StorageUnavailable, without secrets."""
+    try:
+        yield
+    except (DeltaError, pa.ArrowException, OSError, ValueError) as error:
+        raise StorageUnavailable(without_secrets(f"{failure}: {error}")) from None
+
+
+def open_table(place: Location | Path) -> DeltaTable | None:
+    """The Delta table at its newest version; None when there is none. Raises StorageUnavailable, UnsupportedFeature."""
+    at = Location.of(place)
+    with storage_errors(f"{at} cannot be read"), suppress(TableNotFoundError):
+        try:
+            return DeltaTable(at.uri, storage_options=at.options)
+        except DeltaError as error:
+            if "Unsupported: Feature" in str(error):
+                raise UnsupportedFeature(f"{at} cannot be read: {error}") from None
+            raise
+    return None
+
+
+class StoredFile(NamedTuple):
+    """``name``: below the folder that was listed. ``modified``: seconds since 1970."""
+
+    name: str
+    size: int
+    modified: float
+
+
+class _Store(DeltaStorageHandler):
+    """Its output streams take bytes only."""
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> Any:
+        return pa.PythonFile(_Bytes(self._handler.open_output_stream(path, metadata)), "wb")
+
+
+class _Bytes:
+    """A stream to write, in blocks: a store takes a request for each."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._parts, self._size = stream, list[bytes](), 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self._size += len(part)
+        if self._size >= _BLOCK:
+            self.flush()
+        return len(part)
+
+    def flush(self) -> None:
+        if self._parts:
+            self._stream.write(b"".join(self._parts))
+            self._parts, self._size = [], 0
+
+    def close(self) -> None:
+        if not self.closed:
+            self.flush()
+            self.closed = True
+            self._stream.close()
+
+
+def file_system(folder: Location) -> pa_fs.FileSystem:
+    """For the files in the folder, by their names below it. Raises OSError, ValueError, DeltaError."""
+    if folder.is_local:
+        return pa_fs.SubTreeFileSystem(folder.uri, pa_fs.LocalFileSystem())
+    return pa_fs.PyFileSystem(_Store(folder.uri, folder.options))
+
+
+def list_files(folder: Location) -> list[StoredFile]:
+    """All files below the folder, hidden ones too; none where there is no folder. Raises OSError, DeltaError.
+
+    A folder that is removed meanwhile is no error; one that may not be read is.
+    """
+    if not folder.is_local:
+        found = file_system(folder).get_file_info(pa_fs.FileSelector("", recursive=True, allow_not_found=True))
+        return sorted(StoredFile(f.path, f.size, f.mtime_ns / 1e9) for f in found if f.type == pa_fs.FileType.File)
+    files: list[StoredFile] = []
+    for inside, _, names in os.walk(folder.uri, onerror=_unless_gone):
+        for name in names:
+            path = Path(inside, name)
+            with suppress(FileNotFoundError):
+                stat = path.lstat()
+                files.append(StoredFile(path.relative_to(folder.uri).as_posix(), stat.st_size, stat.st_mtime))
+    return sorted(files)
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def folders(folder: Location) -> dict[str, float]:
+    """The folders in a folder, with the time of their last change. Only mounted folders and HDFS have empty ones."""
+    if folder.is_local:
+        with os.scandir(folder.uri) as inside:
+            return {entry.name: entry.stat().st_mtime for entry in inside if entry.is_dir(follow_symlinks=False)}
+    found = file_system(folder).get_file_info(pa_fs.FileSelector("", allow_not_found=True))
+    return {f.path: f.mtime_ns / 1e9 if f.mtime_ns else 0.0 for f in found if f.type == pa_fs.FileType.Directory}
+
+
+def is_empty(folder: Location) -> bool:
+    """Whether there is nothing in the folder, or no folder. Raises OSError, DeltaError."""
+    if folder.is_local:
+        with suppress(FileNotFoundError), os.scandir(folder.uri) as inside:
+            return not any(True for _ in inside)
+        return True
+    return not file_system(folder).get_file_info(pa_fs.FileSelector("", allow_not_found=True))
+
+
+def read_text(file: Location) -> str:
+    """Raises FileNotFoundError, OSError, DeltaError."""
+    with file_system(file.parent).open_input_file(file.name) as stream:
+        return bytes(stream.readall()).decode("utf-8")
+
+
+def write_text(file: Location, text: str) -> None:
+    """Replaces the file as a whole: a reader sees the old or the new text. Raises OSError, DeltaError."""
+    if file.scheme in ("", "hdfs"):
+        hidden = f".{file.name}.{os.getpid()}"
+        _write(file.with_name(hidden), text)
+        if file.is_local:
+            Path(file.with_name(hidden)).replace(file)
+        else:
+            file_system(file.parent).move(hidden, file.name)
+    else:
+        _write(file, text)
+
+
+def _write(file: Location, text: str) -> None:
+    if file.is_local:
+        Path(file.parent).mkdir(parents=True, exist_ok=True)
+        with Path(file).open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return
+    with file_system(file.parent).open_output_stream(file.name) as stream:
+        stream.write(text.encode())
+
+
+def create_file(folder: Location, name: str) -> Any:
+    """A stream to write a new file below the folder. Raises OSError, ValueError, DeltaError."""
+    if folder.is_local:
+        Path(folder / name).parent.mkdir(parents=True, exist_ok=True)
+    return file_system(folder).open_output_stream(name)
+
+
+def delete_files(folder: Location, names: Sequence[str]) -> None:
+    """Those that exist. Raises OSError, DeltaError."""
+    store = file_system(folder)
+
+    def delete(name: str) -> None:
+        with suppress(FileNotFoundError):
+            store.delete_file(name)
+
+    list(in_parallel(delete, names))
+
+
+def delete_folder(folder: Location) -> None:
+    """With all that is in it; what cannot be deleted stays."""
+    if folder.is_local:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with suppress(OSError, DeltaError):
+        delete_files(folder, [file.name for file in list_files(folder)])
+
+
+def in_parallel(work: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+    """The results in the order of the items, several at a time: a store answers after milliseconds."""
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        yield from pool.map(work, items)
