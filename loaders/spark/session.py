@@ -88,6 +88,11 @@ _SCRIPT: Final = Path(__file__).absolute().parents[1] / "submit" / "logferry_loa
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
 _NEEDED: Final = ("org.apache.spark.sql.kafka010.KafkaSourceProvider", _DELTA)
 
+_S3A: Final = (
+    "org.apache.hadoop.fs.s3a.S3AFileSystem",
+    "org.apache.spark.internal.io.cloud.PathOutputCommitProtocol",
+)
+
 _SETTINGS: Final = {
     "spark.app.name": "logferry-load",
     "spark.ui.enabled": "false",
@@ -152,14 +157,7 @@ def submit_options(jars: Sequence[Path]) -> str:
 def _submitted_conf(gateway: Any, settings: SparkSettings, stores: Mapping[str, str]) -> SparkConf:
     """The settings of spark-submit, completed by ours. Raises LoaderConfigError where jars are missing."""
     SparkContext._ensure_initialized(gateway=gateway)
-    jvm: Any = SparkContext._jvm
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    for name in _NEEDED:
-        if loader.getResource(name.replace(".", "/") + ".class") is None:
-            raise LoaderConfigError(
-                f"no jar of spark-submit holds {name}: pass the arguments that `logferry load --print-submit` prints"
-            )
-    conf = SparkConf(loadDefaults=True, _jvm=jvm)
+    conf = SparkConf(loadDefaults=True, _jvm=SparkContext._jvm)
     for name, value in {**_SETTINGS, **stores, **settings.conf}.items():
         if not conf.contains(name):
             conf.set(name, value)
@@ -182,7 +180,7 @@ def spark_session(
     """
     if is_submitted():
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
-        with _session(_submitted_conf(gateway, settings, stores or {}), gateway) as session:
+        with _session(_submitted_conf(gateway, settings, stores or {}), gateway, stores) as session:
             yield session
         return
     os.environ |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "PYSPARK_PYTHON": sys.executable}
@@ -196,14 +194,16 @@ def spark_session(
             why, home = lines[-1] if lines else str(error), os.environ.get("JAVA_HOME", "not set")
             raise SparkUnavailable(f"Spark cannot start (JAVA_HOME is {home}): {why}") from None
     try:
-        with _session(conf, gateway) as session:
+        with _session(conf, gateway, stores) as session:
             yield session
     finally:
         _end(gateway)
 
 
 @contextmanager
-def _session(conf: SparkConf, gateway: Any) -> Iterator[SparkSession]:
+def _session(conf: SparkConf, gateway: Any, stores: Mapping[str, str] | None) -> Iterator[SparkSession]:
+    SparkContext._ensure_initialized(gateway=gateway)
+    _check_jars([*_NEEDED, *(_S3A if stores else ())])
     with sorted_errors("starting Spark"):
         context = SparkContext(conf=conf, gateway=gateway)
     try:
@@ -211,6 +211,18 @@ def _session(conf: SparkConf, gateway: Any) -> Iterator[SparkSession]:
     finally:
         with released():
             context.stop()
+
+
+def _check_jars(needed: Sequence[str]) -> None:
+    """Raises LoaderConfigError where a class is missing."""
+    jvm: Any = SparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for name in needed:
+        if loader.getResource(name.replace(".", "/") + ".class") is None:
+            raise LoaderConfigError(
+                f"no jar holds {name}: `logferry load` finds the jars by itself; for spark-submit pass the arguments "
+                "that `logferry load --print-submit` prints"
+            )
 
 
 def _end(gateway: Any) -> None:

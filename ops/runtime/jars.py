@@ -70,18 +70,19 @@ class JarSet(NamedTuple):
     sha256: Mapping[str, str]
 
 
-def _pinned_sets() -> Iterator[JarSet]:
+def _pinned_sets() -> Iterator[tuple[str, JarSet]]:
     pins = tomllib.loads(Path(__file__).with_name("jar_pins.toml").read_text(encoding="utf-8"))
     hashes = Path(__file__).with_name("jar_pins.sha256").read_text(encoding="utf-8").splitlines()
     sha256 = {name: digest for digest, name in map(str.split, hashes)}
-    for pinned in pins.values():
+    for name, pinned in pins.items():
         lines = [line.split() for line in pinned["jars"].strip().splitlines()]
         coordinates = tuple(f"{organisation}:{jar}" for organisation, *jars in lines for jar in jars)
         files = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in coordinates]
-        yield JarSet(pinned["name"], coordinates, {file: sha256[file] for file in files})
+        yield name, JarSet(pinned["name"], coordinates, {file: sha256[file] for file in files})
 
 
-KAFKA, MIRROR_MAKER, SPARK = _pinned_sets()
+_SETS = dict(_pinned_sets())
+KAFKA, MIRROR_MAKER, SPARK, S3 = (_SETS[name] for name in ("kafka", "mirror_maker", "spark", "s3"))
 
 
 def kafka_jars() -> list[Path]:
@@ -94,14 +95,14 @@ def mirror_maker_jars() -> list[Path]:
     return kafka_jars() + fetch_jars(MIRROR_MAKER)
 
 
-def spark_jars() -> list[Path]:
-    """The jars beside pyspark's own: Kafka connector and Delta. Raises Unavailable."""
-    return fetch_jars(SPARK)
+def spark_jars(*, s3: bool = False) -> list[Path]:
+    """The jars beside pyspark's own: Kafka connector and Delta; S3A for tables on S3. Raises Unavailable."""
+    return fetch_jars(SPARK) + (fetch_jars(S3) if s3 else [])
 
 
-def spark_environment() -> dict[str, str]:
+def spark_environment(*, s3: bool = False) -> dict[str, str]:
     """The variables with which a loader finds its Java and jars. Raises Unavailable."""
-    return {"JAVA_HOME": str(find_java().home), "LOGFERRY_SPARK_JARS": os.pathsep.join(map(str, spark_jars()))}
+    return {"JAVA_HOME": str(find_java().home), "LOGFERRY_SPARK_JARS": os.pathsep.join(map(str, spark_jars(s3=s3)))}
 
 
 def fetch_jars(wanted: JarSet) -> list[Path]:
