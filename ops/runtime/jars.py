@@ -82,7 +82,7 @@ def _pinned_sets() -> Iterator[tuple[str, JarSet]]:
 
 
 _SETS = dict(_pinned_sets())
-KAFKA, MIRROR_MAKER, SPARK, S3 = (_SETS[name] for name in ("kafka", "mirror_maker", "spark", "s3"))
+KAFKA, MIRROR_MAKER, SPARK, S3, HDFS = (_SETS[name] for name in ("kafka", "mirror_maker", "spark", "s3", "hdfs"))
 
 
 def kafka_jars() -> list[Path]:
@@ -98,6 +98,11 @@ def mirror_maker_jars() -> list[Path]:
 def spark_jars(*, s3: bool = False) -> list[Path]:
     """The jars beside pyspark's own: Kafka connector and Delta; S3A for tables on S3. Raises Unavailable."""
     return fetch_jars(SPARK) + (fetch_jars(S3) if s3 else [])
+
+
+def hdfs_jars() -> list[Path]:
+    """The servers of HDFS, and what they need of pyspark's jars. Raises Unavailable."""
+    return [*fetch_jars(HDFS), *sorted(_pyspark_jars())]
 
 
 def spark_environment(*, s3: bool = False) -> dict[str, str]:
@@ -249,11 +254,15 @@ def _run_ivy(wanted: JarSet, work: Path, new: Path) -> None:
 
 
 def _ivy_jar() -> Path:
-    spec = importlib.util.find_spec("pyspark")
-    found = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar")) if spec and spec.origin else []
+    found = [jar for jar in sorted(_pyspark_jars()) if jar.name.startswith("ivy-")]
     if not found:
         raise Unavailable("fetching the jars needs Ivy, which is part of pyspark: pip install 'logferry[loaders]'")
     return found[-1]
+
+
+def _pyspark_jars() -> Iterator[Path]:
+    spec = importlib.util.find_spec("pyspark")
+    return (Path(spec.origin).parent / "jars").glob("*.jar") if spec and spec.origin else iter(())
 
 
 def _jks(certificates: Sequence[bytes]) -> bytes:

@@ -1,0 +1,85 @@
+"""A local HDFS for tests: one NameNode and one DataNode, of the version that pyspark's client has."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from pathlib import Path
+from typing import Final
+
+from logferry.ops.cli.problems import Unavailable
+from logferry.ops.runtime.jars import hdfs_jars
+from logferry.ops.runtime.java import find_java
+from logferry.ops.stack.processes import Child, free_ports, stop_all
+
+_READY_S: Final = 90.0
+_STOP_S: Final = 10.0
+_LOOK_S: Final = 0.1
+_NODE: Final = "org.apache.hadoop.hdfs.server"
+_LIVE: Final = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+
+
+class HdfsCluster:
+    """``uri``: its root. The data are in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        rpc, self._http, data, data_http, data_ipc = free_ports(5)
+        self.uri = f"hdfs://127.0.0.1:{rpc}"
+        self._folder = folder
+        settings = {
+            "fs.defaultFS": self.uri,
+            "dfs.namenode.name.dir": f"file://{folder}/name",
+            "dfs.namenode.http-address": f"127.0.0.1:{self._http}",
+            "dfs.namenode.rpc-bind-host": "127.0.0.1",
+            "dfs.namenode.safemode.extension": "0",
+            "dfs.datanode.data.dir": f"file://{folder}/data",
+            "dfs.datanode.address": f"127.0.0.1:{data}",
+            "dfs.datanode.http.address": f"127.0.0.1:{data_http}",
+            "dfs.datanode.ipc.address": f"127.0.0.1:{data_ipc}",
+            "dfs.datanode.hostname": "127.0.0.1",
+            "dfs.replication": "1",
+            "dfs.permissions.enabled": "false",
+            "hadoop.tmp.dir": f"{folder}/tmp",
+        }
+        lines = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
+        folder.mkdir(parents=True, exist_ok=True)
+        text = f"<configuration>{''.join(lines)}</configuration>"
+        for name in ("core-site.xml", "hdfs-site.xml"):
+            (folder / name).write_text(text, encoding="utf-8")
+        self._children = [self._node("namenode.NameNode"), self._node("datanode.DataNode")]
+
+    def _node(self, name: str, *arguments: str) -> Child:
+        jars = os.pathsep.join([str(self._folder), *map(str, hdfs_jars())])
+        java = [str(find_java().executable), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
+        log = self._folder / f"{name.rpartition('.')[2].lower()}.log"
+        return Child(name, [*java, f"{_NODE}.{name}", *arguments], log)
+
+    def __enter__(self) -> HdfsCluster:
+        """Returns when files can be written. Raises Unavailable."""
+        formatting = self._node("namenode.NameNode", "-format", "-nonInteractive")
+        formatting.start()
+        if not formatting.wait_for_end(_READY_S) or formatting.exit_status:
+            raise Unavailable(f"HDFS cannot be formatted:\n{formatting.log_tail()}")
+        for child in self._children:
+            child.start()
+        deadline = time.monotonic() + _READY_S
+        while not self._has_data_node():
+            ended = [child for child in self._children if not child.running]
+            if ended or time.monotonic() > deadline:
+                self.__exit__()
+                raise Unavailable(f"HDFS does not start:\n{(ended or self._children)[0].log_tail()}")
+            time.sleep(_LOOK_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stop_all(self._children, _STOP_S)
+
+    def _has_data_node(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/{_LIVE}", timeout=5) as answer:
+                beans = json.load(answer)["beans"]
+        except (OSError, ValueError, KeyError):
+            return False
+        return any(bean.get("NumLiveDataNodes") == 1 and bean.get("FSState") == "Operational" for bean in beans)
