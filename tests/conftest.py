@@ -10,11 +10,13 @@ from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from logferry.loaders.location import Location
 from logferry.ops.runtime.jars import spark_jars
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.gateway import Gateway, gateway
 from tests.support.main_ways import MAIN_WAYS
+from tests.support.stores import STORES, new_warehouse, running_store
 
 _TESTS: Final = Path(__file__).parent
 _numbers = itertools.count(1)
@@ -22,6 +24,10 @@ _numbers = itertools.count(1)
 # A busy machine is no reason to fail.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("untimed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--store", choices=STORES, default=STORES[0], help="where the loader's tests have their tables")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,6 +64,19 @@ def topic_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def spark_jar_paths() -> list[Path]:
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The root for tables in the store of this run; empty: folders."""
+    with running_store(request.config.getoption("--store"), tmp_path_factory.mktemp("store")) as root:
+        yield root
+
+
+@pytest.fixture
+def warehouse(store: str, tmp_path: Path) -> Location:
+    """An empty place for the tables of this test."""
+    return new_warehouse(store, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def spark_jar_paths(store: str) -> list[Path]:
     """The jars that go beside pyspark's own."""
-    return spark_jars()
+    return spark_jars(s3=store.startswith("s3"))

@@ -9,6 +9,7 @@ import pytest
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import SparkSettings
+from logferry.loaders.location import S3Access
 from logferry.loaders.spark.kafka_access import KafkaTopics, kafka_topics
 from logferry.loaders.spark.session import spark_session
 from logferry.ops.stack.kafka_cluster import KafkaCluster
@@ -18,12 +19,13 @@ from tests.support.loader_process import java_env
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, spark_jar_paths: list[Path]) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory, spark_jar_paths: list[Path], store: str) -> Iterator[SparkSession]:
     settings = SparkSettings(master="local[2]", driver_memory="1g")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java_env().items():
             patch.setenv(name, value)
-        with spark_session(settings, spark_jar_paths, tmp_path_factory.mktemp("spark")) as session:
+        access = S3Access().hadoop_options() if store.startswith("s3") else {}
+        with spark_session(settings, spark_jar_paths, tmp_path_factory.mktemp("spark"), access) as session:
             yield session
 
 

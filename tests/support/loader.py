@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from aiokafka.structs import RecordMetadata, TopicPartition
 from deltalake import DeltaTable
 from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import last_batch
@@ -215,17 +216,18 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def stored(path: Path) -> list[dict[str, Any]]:
+def stored(place: Location | Path) -> list[dict[str, Any]]:
     """All rows of a table, read without Spark."""
-    rows: list[dict[str, Any]] = DeltaTable(str(path)).to_pyarrow_table().to_pylist()
+    at = Location.of(place)
+    rows: list[dict[str, Any]] = DeltaTable(at.uri, storage_options=at.options).to_pyarrow_table().to_pylist()
     return rows
 
 
-def quarantine(path: Path) -> list[dict[str, Any]]:
+def quarantine(path: Location | Path) -> list[dict[str, Any]]:
     """What stands in the quarantine of the table at ``path``: not the lines that a batch of the table has brought."""
     paths = TablePaths.of(path)
     last = last_batch(open_table(paths.main))
-    rows = stored(Path(paths.quarantine))
+    rows = stored(paths.quarantine)
     return [
         row
         for row in rows
@@ -233,11 +235,11 @@ def quarantine(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def check_exact(table: Path, sent: Iterable[Sent]) -> None:
+def check_exact(table: Location | Path, sent: Iterable[Sent]) -> None:
     """The tables hold these chunks' lines: all of them, none twice, none other, byte for byte."""
     want_rows, want_bad = rows_of(sent)
     paths = TablePaths.of(table)
-    rows = [_line(row, row["text"].encode()) for row in stored(Path(paths.main))]
+    rows = [_line(row, row["text"].encode()) for row in stored(paths.main)]
     bad = [_line(row, row["bytes"]) for row in quarantine(table)]
     for what, have, want in (("table", rows, want_rows), ("quarantine", bad, want_bad)):
         assert len(have) == len(set(have)), f"{what}: {len(have) - len(set(have))} rows stand twice"
@@ -245,7 +247,7 @@ def check_exact(table: Path, sent: Iterable[Sent]) -> None:
         assert not set(have) - want, f"{what}: not written {sorted(set(have) - want, key=str)[:3]}"
 
 
-def check_kept(table: Path, sent: Sequence[Sent]) -> None:
+def check_kept(table: Location | Path, sent: Sequence[Sent]) -> None:
     """`check_exact`, and the judgement of the checker on the chunks as they can be put together from the tables."""
     check_exact(table, sent)
     history = History()
@@ -258,8 +260,8 @@ def check_kept(table: Path, sent: Sequence[Sent]) -> None:
 
 def _chunks_in(paths: TablePaths) -> list[Stored]:
     """Each chunk wherever it came from: one that was loaded from two offsets is there twice."""
-    lines = [(row, row["text"].encode()) for row in stored(Path(paths.main))]
-    lines += [(row, row["bytes"]) for row in stored(Path(paths.quarantine))]
+    lines = [(row, row["text"].encode()) for row in stored(paths.main)]
+    lines += [(row, row["bytes"]) for row in stored(paths.quarantine)]
     chunks: dict[tuple[str, int, int, int], dict[int, bytes]] = {}
     for row, data in lines:
         place = (row["source_id"], row["partition"], row["offset"], row["seqno"])

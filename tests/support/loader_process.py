@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.storage.files import list_files
 from logferry.ops.runtime.jars import spark_jars
 from logferry.ops.runtime.java import find_java
 
@@ -30,7 +33,7 @@ class LoaderProcess:
     def __init__(
         self,
         bootstrap: str,
-        table: Path,
+        table: Location,
         topic: str,
         *options: str,
         scratch: Path,
@@ -80,7 +83,7 @@ class LoaderProcess:
 
 
 def loader_env() -> dict[str, str]:
-    jars = os.pathsep.join(map(str, spark_jars()))
+    jars = os.pathsep.join(map(str, spark_jars(s3="AWS_ENDPOINT_URL" in os.environ)))
     return {**os.environ, **java_env(), "LOGFERRY_SPARK_JARS": jars}
 
 
@@ -107,20 +110,21 @@ def run_table(arguments: Sequence[str], env: dict[str, str] | None = None) -> su
 Watch = Callable[[TablePaths], int]
 
 
-def commits(path: Path) -> int:
-    return sum(1 for file in (path / "_delta_log").glob("*.json") if file.stem.isdigit())
+def commits(path: Location) -> int:
+    return sum(1 for file in list_files(path / "_delta_log") if re.fullmatch(r"[0-9]+\.json", file.name))
 
 
-def data_files(path: Path) -> int:
-    return sum(1 for _ in path.glob("batch-*/**/*.parquet"))
+def data_files(path: Location) -> int:
+    """In a mounted folder those of tasks that are not committed, too."""
+    return sum(1 for file in list_files(path) if re.fullmatch(r"batch-.*/.*\.parquet", file.name))
 
 
 # What grows at a step, and from which number on: creating a table is its first commit.
 STEPS: dict[str, Watch] = {
-    "ledger": lambda paths: commits(Path(paths.ledger)),
-    "quarantine": lambda paths: commits(Path(paths.quarantine)),
-    "mid-write": lambda paths: data_files(Path(paths.main)),
-    "commit": lambda paths: commits(Path(paths.main)),
+    "ledger": lambda paths: commits(paths.ledger),
+    "quarantine": lambda paths: commits(paths.quarantine),
+    "mid-write": lambda paths: data_files(paths.main),
+    "commit": lambda paths: commits(paths.main),
 }
 
 
@@ -140,7 +144,7 @@ def loaders(bootstrap: str, scratch: Path) -> Iterator[Callable[..., LoaderProce
     """``begin(table, topic, settings, *options)`` starts one; none is left behind."""
     started: list[LoaderProcess] = []
 
-    def begin(table: Path, topic: str, settings: str = "", *options: str) -> LoaderProcess:
+    def begin(table: Location, topic: str, settings: str = "", *options: str) -> LoaderProcess:
         started.append(LoaderProcess(bootstrap, table, topic, *options, scratch=scratch, settings=settings))
         return started[-1]
 

@@ -186,18 +186,18 @@ PREFIX = "logferry"
 class Places:
     """A topic of one name in both data centres (``topics``, where they are written), and a table of both."""
 
-    def __init__(self, stack: Stack, name: str, table: Path) -> None:
+    def __init__(self, stack: Stack, name: str, table: Location) -> None:
         self.stack = stack
         self.topics = {dc: Topic(stack.cluster(dc).bootstrap, f"{dc}.{name}") for dc in ("dc1", "dc2")}
-        self.job = TableJob(path=Location.of(table), topics=[f"*.{name}"], max_records=1000)
+        self.job = TableJob(path=table, topics=[f"*.{name}"], max_records=1000)
 
     def copy_of(self, dc: str) -> Topic:
         """The copy of that data centre's topic, in the other one."""
         return Topic(self.topics["dc2" if dc == "dc1" else "dc1"].bootstrap, self.topics[dc].name)
 
     @property
-    def table(self) -> Path:
-        return Path(self.job.path)
+    def table(self) -> Location:
+        return self.job.path
 
     @property
     def sent(self) -> list[Sent]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +47,7 @@ def losing_a_file(table: Location) -> Iterator[None]:
     assert len(lost) == 1
 
 
-def job(table: Path, *topics: str, **settings: Any) -> TableJob:
+def job(table: Location, *topics: str, **settings: Any) -> TableJob:
     return TableJob.model_validate({"path": table, "topics": list(topics), **settings})
 
 
@@ -60,7 +59,7 @@ def stops(events: Iterable[object]) -> list[StoppedTopic]:
     return [event for event in events if isinstance(event, StoppedTopic)]
 
 
-def planned(loader: Loader, table: Path, max_records: int, *topics: str) -> LedgerEntry:
+def planned(loader: Loader, table: Location, max_records: int, *topics: str) -> LedgerEntry:
     """Leaves the table as a loader does that dies after it has written the ledger."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_run, "do_batch", die)

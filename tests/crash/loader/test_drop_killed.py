@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from logferry.loaders.location import Location
@@ -39,11 +38,11 @@ def lines(start: datetime, count: int, word: str) -> list[bytes]:
     return [f"{(start + timedelta(seconds=13 * n)).isoformat()} {word} {n}".encode() for n in range(count)]
 
 
-def drops(table: Path) -> int:
-    return sum(entry.kind == DROP for entry in read_ledger(Location.of(table)))
+def drops(table: Location) -> int:
+    return sum(entry.kind == DROP for entry in read_ledger(table))
 
 
-def drop(table: Path) -> subprocess.Popen[bytes]:
+def drop(table: Location) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         "-m",
@@ -58,9 +57,9 @@ def drop(table: Path) -> subprocess.Popen[bytes]:
 
 
 async def test_killed_while_loads_continue(
-    start: Callable[..., LoaderProcess], kafka: KafkaCluster, topic_name: str, tmp_path: Path
+    start: Callable[..., LoaderProcess], kafka: KafkaCluster, topic_name: str, warehouse: Location
 ):
-    table, topic = tmp_path / "logs", Topic(kafka.bootstrap, f"dc1.{topic_name}")
+    table, topic = warehouse / "logs", Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create(partitions=2)
     dice = seeded()
     new: list[bytes] = []
@@ -94,8 +93,8 @@ async def test_killed_while_loads_continue(
     assert last.returncode == 0, said
     assert Counter(row["text"].encode() for row in stored(table)) == Counter(new)
     assert drops(table) > 1
-    cutoffs = {entry.cutoff for entry in read_ledger(Location.of(table)) if entry.kind == DROP}
+    cutoffs = {entry.cutoff for entry in read_ledger(table) if entry.kind == DROP}
     assert all(at is not None and OLD + timedelta(hours=3) < at < NOW - timedelta(days=4) for at in cutoffs)
-    segments = read_segments(TablePaths.of(table).segments, last_batch(open_table(Location.of(table)))).values()
+    segments = read_segments(TablePaths.of(table).segments, last_batch(open_table(table))).values()
     assert sum(segment.rows for segment in segments) == len(new)
     assert {s.state for s in segments if s.start < NOW - timedelta(days=5)} == {DROPPED}

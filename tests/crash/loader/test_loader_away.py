@@ -41,7 +41,7 @@ def logs(round_: int) -> list[Sent]:
 class Following:
     """A following loader and its output."""
 
-    def __init__(self, bootstrap: str, table: Path, scratch: Path) -> None:
+    def __init__(self, bootstrap: str, table: Location, scratch: Path) -> None:
         self.loader = LoaderProcess(bootstrap, table, TOPIC, "--follow", scratch=scratch, as_json=False)
         self.said = ""
         self._reader = threading.Thread(target=self._read)
@@ -72,22 +72,22 @@ def cluster(tmp_path: Path) -> Iterator[KafkaCluster]:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
+def table(warehouse: Location) -> Location:
+    return warehouse / "logs"
 
 
 @pytest.fixture
-def following(cluster: KafkaCluster, table: Path, tmp_path: Path) -> Iterator[Following]:
+def following(cluster: KafkaCluster, table: Location, tmp_path: Path) -> Iterator[Following]:
     found = Following(cluster.bootstrap, table, tmp_path)
     yield found
     found.kill()
 
 
-def loaded(table: Path) -> int:
-    return last_batch(open_table(Location.of(table)))
+def loaded(table: Location) -> int:
+    return last_batch(open_table(table))
 
 
-async def test_kafka_is_killed_and_started_again(cluster: KafkaCluster, following: Following, table: Path):
+async def test_kafka_is_killed_and_started_again(cluster: KafkaCluster, following: Following, table: Location):
     topic = Topic(cluster.bootstrap, TOPIC)
     await topic.create(2)
     for round_ in range(3):
@@ -104,13 +104,15 @@ async def test_kafka_is_killed_and_started_again(cluster: KafkaCluster, followin
     check_kept(table, topic.committed)
 
 
-def count(table: Path) -> int:
-    found = open_table(Location.of(table))
+def count(table: Location) -> int:
+    found = open_table(table)
     return 0 if found is None else int(found.to_pyarrow_dataset().count_rows())
 
 
 @pytest.mark.parametrize("who", ["jvm", "python"])
-async def test_the_disk_is_full_and_has_room_again(who: str, cluster: KafkaCluster, following: Following, table: Path):
+async def test_the_disk_is_full_and_has_room_again(
+    who: str, cluster: KafkaCluster, following: Following, table: Location
+):
     """Of the JVM, which writes rows; of Python, which commits."""
     topic = Topic(cluster.bootstrap, TOPIC)
     await topic.create(2)
@@ -128,4 +130,4 @@ async def test_the_disk_is_full_and_has_room_again(who: str, cluster: KafkaClust
     wait_for(lambda: count(table) == rows, "all rows", following.loader)
     assert following.end() == 0, following.said
     check_kept(table, topic.committed)
-    assert Path(TablePaths.of(table).ledger).exists()
+    assert open_table(TablePaths.of(table).ledger) is not None

@@ -37,16 +37,18 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path):
+async def test_killed_at_every_step_in_a_row(
+    start: Callable[[Location, str], LoaderProcess], topic: Topic, tmp_path: Path, warehouse: Location
+):
     """Each run resumes the work of the one before and is killed one step later. The last run finishes."""
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     await topic.write(logs(8, 300), partitions=2)
 
     first = start(table, topic.name)
-    wait_for(lambda: bool(read_ledger(Location.of(table))), "the first entry of the ledger", first)
+    wait_for(lambda: bool(read_ledger(table)), "the first entry of the ledger", first)
     first.kill()
     first.finish()
-    (planned,) = read_ledger(Location.of(table))
+    (planned,) = read_ledger(table)
 
     # The JVM alone dies: the loader commits what is written by then, if it is, and says that the next run will do.
     second = start(table, topic.name)
@@ -58,9 +60,9 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
 
     # Python alone dies: its JVM ends by itself, whatever it still wrote.
     await topic.write(logs(8, 300, round_=1), partitions=2)
-    files = data_files(Path(paths.main))
+    files = data_files(paths.main)
     third = start(table, topic.name)
-    wait_for(lambda: data_files(Path(paths.main)) > files, "the first file of rows", third)
+    wait_for(lambda: data_files(paths.main) > files, "the first file of rows", third)
     jvm = third.kill(jvm=False)
     third.finish()
     assert jvm is not None
@@ -76,16 +78,16 @@ async def test_killed_at_every_step_in_a_row(start: Callable[[Path, str], Loader
     status, summary, _ = start(table, topic.name).finish()
     assert (status, summary["exit"]) == (0, 0)
     check_kept(table, topic.committed)
-    assert read_ledger(Location.of(table))[0] == planned
+    assert read_ledger(table)[0] == planned
     assert not list((tmp_path / "runs").iterdir()), "folders of killed runs are left"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 async def test_killed_repeatedly_at_one_step(
-    step: str, start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+    step: str, start: Callable[[Location, str], LoaderProcess], topic: Topic, warehouse: Location
 ):
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     dice = seeded()
     for round_ in range(4):
         await topic.write(logs(8, 200, round_), partitions=2)
@@ -103,9 +105,9 @@ async def test_killed_repeatedly_at_one_step(
 
 @pytest.mark.long
 async def test_two_racing_and_killed_at_random(
-    start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+    start: Callable[[Location, str], LoaderProcess], topic: Topic, warehouse: Location
 ):
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     dice = seeded()
     racers = RacingLoaders(dice, [lambda: start(table, topic.name)] * 2)
     for round_ in range(8):
@@ -121,13 +123,13 @@ async def test_two_racing_and_killed_at_random(
 @pytest.mark.long
 @pytest.mark.parametrize("by", ["hand", "command"])
 async def test_a_frozen_loader_that_wakes_after_its_batch_was_loaded_and_compacted(
-    by: str, start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+    by: str, start: Callable[[Location, str], LoaderProcess], topic: Topic, warehouse: Location
 ):
     """Stopped in mid-write; others finish; table and quarantine are compacted and lose their history; it continues."""
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     await topic.write(logs(8, 300), partitions=2)
     zombie = start(table, topic.name)
-    wait_for(lambda: data_files(Path(paths.main)) > 0, "the first file of rows", zombie)
+    wait_for(lambda: data_files(paths.main) > 0, "the first file of rows", zombie)
     with frozen(zombie):
         assert last_batch(open_table(paths.main)) == -1, "it was stopped too late to show anything"
         await topic.write(logs(8, 300, round_=1), partitions=2)
@@ -154,19 +156,19 @@ async def test_a_frozen_loader_that_wakes_after_its_batch_was_loaded_and_compact
 
 @pytest.mark.long
 async def test_a_frozen_loader_finds_the_files_of_its_batch_after_a_compaction(
-    start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+    start: Callable[[Location, str], LoaderProcess], topic: Topic, warehouse: Location
 ):
     """A compaction removes every unnamed file, however young, except those of a batch that is not in the table yet."""
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     await topic.write(logs(8, 100), partitions=2)
     assert start(table, topic.name).finish()[0] == 0
     await topic.write(logs(8, 300, round_=1), partitions=2)
-    before, files = last_batch(open_table(Location.of(table))), data_files(Path(paths.main))
+    before, files = last_batch(open_table(table)), data_files(paths.main)
     zombie = start(table, topic.name)
-    wait_for(lambda: data_files(Path(paths.main)) > files, "the first file of rows", zombie)
+    wait_for(lambda: data_files(paths.main) > files, "the first file of rows", zombie)
     with frozen(zombie):
-        assert last_batch(open_table(Location.of(table))) == before, "it was stopped too late to show anything"
-        removed = sum(tidied.removed for tidied in compact(Location.of(table), timedelta(0)))
+        assert last_batch(open_table(table)) == before, "it was stopped too late to show anything"
+        removed = sum(tidied.removed for tidied in compact(table, timedelta(0)))
         assert removed > 0
     status, summary, err = zombie.finish()
     assert status == 0, (summary, err)
@@ -176,9 +178,9 @@ async def test_a_frozen_loader_finds_the_files_of_its_batch_after_a_compaction(
 
 @pytest.mark.long
 async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
-    start: Callable[[Path, str], LoaderProcess], topic: Topic, tmp_path: Path
+    start: Callable[[Location, str], LoaderProcess], topic: Topic, warehouse: Location
 ):
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     dice = seeded()
     await topic.write(logs(8, 200), partitions=2)
     racers = RacingLoaders(dice, [lambda: start(table, topic.name)] * 2)
@@ -186,8 +188,8 @@ async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
 
     def compact_again_and_again() -> None:
         while not ended.wait(0.2):
-            if last_batch(open_table(Location.of(table))) >= 0:
-                tidied = list(compact(Location.of(table), timedelta(hours=1)))
+            if last_batch(open_table(table)) >= 0:
+                tidied = list(compact(table, timedelta(hours=1)))
                 merged.append(sum(one.before - one.after for one in tidied))
 
     with ThreadPoolExecutor(1) as pool:
@@ -205,7 +207,7 @@ async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
     status, summary, err = start(table, topic.name).finish()
     assert status == 0, (summary, err)
     check_kept(table, topic.committed)
-    assert sum(tidied.removed for tidied in compact(Location.of(table), timedelta(0))) > 0
+    assert sum(tidied.removed for tidied in compact(table, timedelta(0))) > 0
     check_kept(table, topic.committed)
 
 
@@ -228,10 +230,10 @@ def tidy(path: Path) -> None:
 
 @pytest.mark.long
 async def test_racing_and_killed_while_sources_move(
-    start: Callable[[Path, str], LoaderProcess], kafka: KafkaCluster, topic_name: str, tmp_path: Path
+    start: Callable[[Location, str], LoaderProcess], kafka: KafkaCluster, topic_name: str, warehouse: Location
 ):
     """Two data centres, chunks in both, two loaders that are killed at random: each chunk once."""
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     centres = [Topic(kafka.bootstrap, f"dc{i}.{topic_name}") for i in (1, 2)]
     for topic in centres:
         await topic.create(partitions=2)
@@ -253,5 +255,5 @@ async def test_racing_and_killed_while_sources_move(
     assert status == 0, (summary, err)
     check_exact(table, sent)
     twice = sum(len(topic.committed) for topic in centres) - len(sent)
-    left_out = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(Location.of(table))))
+    left_out = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(table)))
     assert len(left_out) == twice > 0

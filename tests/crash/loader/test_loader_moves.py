@@ -41,8 +41,8 @@ def stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture
-async def places(stack: Stack, topic_name: str, tmp_path: Path) -> Places:
-    found = Places(stack, topic_name[-40:].lstrip("-"), tmp_path / "logs")
+async def places(stack: Stack, topic_name: str, warehouse: Location) -> Places:
+    found = Places(stack, topic_name[-40:].lstrip("-"), warehouse / "logs")
     await both_ways(found, partitions=2)
     return found
 
@@ -81,8 +81,8 @@ async def truth(places: Places) -> list[Sent]:
     ]
 
 
-def place_of(table: Path) -> str:
-    return read_ledger(Location.of(table))[-1].dc
+def place_of(table: Location) -> str:
+    return read_ledger(table)[-1].dc
 
 
 def ended(loader: LoaderProcess) -> None:
@@ -114,8 +114,8 @@ async def test_to_and_fro_under_load_killed_at_random(places: Places, start: Sta
         here = place_of(table)
         racer = start(here, "--follow")
         # Killed where a batch is planned, or anywhere.
-        entries = commits(Path(paths.ledger))
-        await until(racer, lambda entries=entries: commits(Path(paths.ledger)) > entries, 30)  # type: ignore[misc]
+        entries = commits(paths.ledger)
+        await until(racer, lambda entries=entries: commits(paths.ledger) > entries, 30)  # type: ignore[misc]
         await asyncio.sleep(dice.random() * 2 if round_ % 2 else 0)
         if dice.random() < 0.7:
             racer.kill()
@@ -124,8 +124,8 @@ async def test_to_and_fro_under_load_killed_at_random(places: Places, start: Sta
         mover = start(OTHER[here], "move", "--to", OTHER[here], "--wait", "60", "--yes")
         if round_ % 3:
             # Just as its entry is written, or the planned batch before it, or somewhere.
-            entries = commits(Path(paths.ledger))
-            await until(mover, lambda entries=entries: commits(Path(paths.ledger)) > entries, 60)  # type: ignore[misc]
+            entries = commits(paths.ledger)
+            await until(mover, lambda entries=entries: commits(paths.ledger) > entries, 60)  # type: ignore[misc]
             await asyncio.sleep(dice.choice([0, dice.random()]))
             mover.kill()
         else:
@@ -142,7 +142,7 @@ async def test_to_and_fro_under_load_killed_at_random(places: Places, start: Sta
     sent = await truth(places)
     assert sorted(sent, key=str) == sorted(places.sent, key=str)
     check_exact(table, sent)
-    moves = [entry.dc for entry in read_ledger(Location.of(table)) if entry.kind == MOVE]
+    moves = [entry.dc for entry in read_ledger(table) if entry.kind == MOVE]
     assert len(moves) >= 4, "it has hardly moved"
     assert {row["dc"] for row in stored(table)} == {"dc1", "dc2"}
 
@@ -160,7 +160,7 @@ async def test_a_move_out_of_a_dead_data_centre(places: Places, start: Start, st
     await asyncio.to_thread(wait_for, lambda: last_batch(open_table(paths.ledger)) > last, "a planned batch", second)
     second.kill()
     second.finish()
-    planned = read_ledger(Location.of(table))[-1]
+    planned = read_ledger(table)[-1]
     assert (planned.kind, planned.dc, last_batch(open_table(paths.main))) == (LOAD, "dc1", planned.batch - 1)
     is_over.set()
     await asyncio.gather(*writers)
@@ -173,6 +173,4 @@ async def test_a_move_out_of_a_dead_data_centre(places: Places, start: Start, st
     assert status == 0, (summary, err)
     check_exact(table, sent)
     assert {row["dc"] for row in stored(table) if row["offset"] is not None} == {"dc1", "dc2"}
-    assert any(r.size for r in read_ledger(Location.of(table))[planned.batch + 1].ranges), (
-        "the ledger says what was read in dc2"
-    )
+    assert any(r.size for r in read_ledger(table)[planned.batch + 1].ranges), "the ledger says what was read in dc2"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -24,7 +23,7 @@ from tests.support.loader_process import STEPS, LoaderProcess, data_files, wait_
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 
 
-def damage(table: Path) -> None:
+def damage(table: Location) -> None:
     """Damages the table by hand, while no loader runs."""
     main = str(table)
     DeltaTable(main).delete("line % 7 = 3")
@@ -33,16 +32,16 @@ def damage(table: Path) -> None:
     DeltaTable(str(TablePaths.of(table).quarantine)).delete("seqno % 2 = 0")
 
 
-def what(table: Path) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
+def what(table: Location) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
     rows: list[tuple[object, ...]] = sorted((r["source_id"], r["seqno"], r["line"], r["text"]) for r in stored(table))
     return rows, sorted((r["source_id"], r["seqno"], r["line"], r["bytes"]) for r in quarantine(table))
 
 
 @pytest.mark.parametrize("step", ["ledger", "mid-write", "quarantine", "commit"])
 async def test_killed_at_each_step_under_live_input(
-    step: str, start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path
+    step: str, start: Callable[..., LoaderProcess], topic: Topic, warehouse: Location
 ):
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     dice = seeded()
     unfinished = 0
     for round_ in range(3):
@@ -53,8 +52,8 @@ async def test_killed_at_each_step_under_live_input(
         damage(table)
         damaged, positions, last = (
             what(table),
-            read_ledger(Location.of(table))[-1].ranges,
-            last_batch(open_table(Location.of(table))),
+            read_ledger(table)[-1].ranges,
+            last_batch(open_table(table)),
         )
         await topic.write(logs(4, 50, 2 * round_ + 1), partitions=2)
         before = STEPS[step](paths)
@@ -63,9 +62,9 @@ async def test_killed_at_each_step_under_live_input(
         await asyncio.sleep(dice.random() * 0.3 * (round_ > 0))  # killed at the step, or somewhat later
         victim.kill()
         victim.finish()
-        entry = read_ledger(Location.of(table))[-1]
+        entry = read_ledger(table)[-1]
         assert (entry.kind, [r.end for r in entry.ranges]) == (RELOAD, [r.end for r in positions])
-        if last_batch(open_table(Location.of(table))) == last:
+        if last_batch(open_table(table)) == last:
             unfinished += 1
             assert what(table) == damaged, "the batch is not in the table, so nothing has changed"
     assert unfinished or step == "commit"
@@ -75,16 +74,16 @@ async def test_killed_at_each_step_under_live_input(
 
 
 async def test_racing_with_loads_and_killed_at_random(
-    start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path
+    start: Callable[..., LoaderProcess], topic: Topic, warehouse: Location
 ):
     """Two reloads of different ranges, beside loads and live input."""
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     dice = seeded()
     await topic.write(logs(8, 200), partitions=2)
     status, _, err = start(table, topic.name).finish()
     assert status == 0, err
     damage(table)
-    ends = {r.partition: r.end for r in read_ledger(Location.of(table))[-1].ranges}
+    ends = {r.partition: r.end for r in read_ledger(table)[-1].ranges}
     kinds: list[tuple[str, ...]] = [
         ("reload", "--from", f"{topic.name}:0", "--yes"),
         (),
@@ -100,22 +99,22 @@ async def test_racing_with_loads_and_killed_at_random(
         status, summary, err = start(table, topic.name, "", *options).finish()
         assert status == 0, (summary, err)
     check_kept(table, topic.committed)
-    assert sum(entry.kind == RELOAD for entry in read_ledger(Location.of(table))) > 1
+    assert sum(entry.kind == RELOAD for entry in read_ledger(table)) > 1
 
 
 async def test_a_frozen_reload_that_wakes_after_another_loader_has_done_it(
-    start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path
+    start: Callable[..., LoaderProcess], topic: Topic, warehouse: Location
 ):
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     await topic.write(logs(8, 200), partitions=2)
     status, _, err = start(table, topic.name).finish()
     assert status == 0, err
     damage(table)
-    files, batch = data_files(Path(paths.main)), last_batch(open_table(Location.of(table))) + 1
+    files, batch = data_files(paths.main), last_batch(open_table(table)) + 1
     zombie = start(table, topic.name, "", "reload", "--from", topic.name, "--yes")
-    wait_for(lambda: data_files(Path(paths.main)) > files, "the first file of rows", zombie)
+    wait_for(lambda: data_files(paths.main) > files, "the first file of rows", zombie)
     with frozen(zombie):
-        assert last_batch(open_table(Location.of(table))) == batch - 1, "it was stopped too late to show anything"
+        assert last_batch(open_table(table)) == batch - 1, "it was stopped too late to show anything"
         await topic.write(logs(8, 50, 1), partitions=2)
         status, _, err = start(table, topic.name).finish()
         assert status == 0, err

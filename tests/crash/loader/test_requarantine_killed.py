@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from logferry.loaders.location import Location
@@ -34,7 +33,7 @@ async def topic(topic: Topic) -> Topic:
     return topic
 
 
-def counted(table: Path, topic: Topic) -> tuple[int, int]:
+def counted(table: Location, topic: Topic) -> tuple[int, int]:
     """Checks that each line is once in one of the tables. Returns (rows, lines in the quarantine)."""
     sent = Counter(
         (source_id, chunk.seqno, line) for source_id, chunk in topic.committed for line in chunk.data.splitlines()
@@ -49,29 +48,29 @@ TOTAL = SOURCES * CHUNKS * LINES
 HOPELESS = SOURCES * sum(n % 50 == 7 for n in range(CHUNKS * LINES))
 
 
-async def test_killed_at_each_step(start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path):
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+async def test_killed_at_each_step(start: Callable[..., LoaderProcess], topic: Topic, warehouse: Location):
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     status, _, err = start(table, topic.name, BROKEN).finish()
     assert status == 0, err
     before = counted(table, topic)
     assert before[1] > TOTAL / 3
     for step in ("ledger", "quarantine", "mid-write", "commit"):
         seen = STEPS[step](paths)
-        batch = last_batch(open_table(Location.of(table)))
+        batch = last_batch(open_table(table))
         victim = start(table, topic.name, MENDED, "requarantine")
         wait_for(lambda seen=seen, step=step: STEPS[step](paths) > seen, step, victim)  # type: ignore[misc]
         victim.kill()
         victim.finish()
         found = counted(table, topic)
-        if last_batch(open_table(Location.of(table))) == batch:
+        if last_batch(open_table(table)) == batch:
             assert found == before, f"{step}: the batch is not in the table, so nothing has moved"
     status, summary, err = start(table, topic.name, MENDED, "requarantine").finish()
     assert status == 0, (summary, err)
     assert counted(table, topic) == (TOTAL - HOPELESS, HOPELESS)
 
 
-async def test_racing_beside_a_load(start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path):
-    table = tmp_path / "logs"
+async def test_racing_beside_a_load(start: Callable[..., LoaderProcess], topic: Topic, warehouse: Location):
+    table = warehouse / "logs"
     status, _, err = start(table, topic.name, BROKEN).finish()
     assert status == 0, err
     await topic.write(chunks_of("late", *(b"late %d\n" % n for n in range(600))), partitions=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from logferry.loaders.location import Location
@@ -31,8 +30,8 @@ event_time = { column = "at", formats = ["iso"] }
 FIRST = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=9)
 STEPS = {
     **STEPS,
-    "sources": lambda paths: commits(Path(paths.sources)),
-    "segments": lambda paths: commits(Path(paths.segments)),
+    "sources": lambda paths: commits(paths.sources),
+    "segments": lambda paths: commits(paths.segments),
 }
 
 
@@ -48,9 +47,9 @@ def logs(round_: int) -> list[Sent]:
     return sent
 
 
-def check_segments(table: Path) -> set[str]:
+def check_segments(table: Location) -> set[str]:
     """Rows, bytes and bounds are those of what the table holds now. Returns the states."""
-    found = read_segments(TablePaths.of(table).segments, last_batch(open_table(Location.of(table))))
+    found = read_segments(TablePaths.of(table).segments, last_batch(open_table(table)))
     there: dict[datetime, list[tuple[datetime, int]]] = {}
     for row in stored(table):
         at = row["event_time"]
@@ -64,8 +63,8 @@ def check_segments(table: Path) -> set[str]:
     return {one.state for start, one in found.items() if one.rows}
 
 
-async def test_killed_at_each_step(start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path):
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+async def test_killed_at_each_step(start: Callable[..., LoaderProcess], topic: Topic, warehouse: Location):
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     await topic.write(logs(0), partitions=2)
     status, summary, err = start(table, topic.name, SETTINGS).finish()
     assert status == 0, (summary, err)
@@ -80,8 +79,8 @@ async def test_killed_at_each_step(start: Callable[..., LoaderProcess], topic: T
     await settled(start, table, topic)
 
 
-async def test_two_racing_and_killed_at_random(start: Callable[..., LoaderProcess], topic: Topic, tmp_path: Path):
-    table = tmp_path / "logs"
+async def test_two_racing_and_killed_at_random(start: Callable[..., LoaderProcess], topic: Topic, warehouse: Location):
+    table = warehouse / "logs"
     dice = seeded()
     racers = RacingLoaders(dice, [lambda: start(table, topic.name, SETTINGS)] * 2)
     for round_ in range(6):
@@ -93,7 +92,7 @@ async def test_two_racing_and_killed_at_random(start: Callable[..., LoaderProces
     await settled(start, table, topic)
 
 
-async def settled(start: Callable[..., LoaderProcess], table: Path, topic: Topic) -> None:
+async def settled(start: Callable[..., LoaderProcess], table: Location, topic: Topic) -> None:
     """Once all is loaded and the sources are silent, three checks make every hour READY."""
     states: set[str] = set()
     for _ in range(3):

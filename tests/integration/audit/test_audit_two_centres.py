@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from logferry.gateway.config import KafkaSettings
+from logferry.loaders.location import Location
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import CopySettings
 from logferry.ops.stack.stack import Stack
@@ -33,7 +34,7 @@ async def test_a_table_that_moves_there_and_back(
     stack: Stack, spark: SparkSession, topic_name: str, tmp_path: Path
 ) -> None:
     name = topic_name[-40:].lstrip("-")
-    places = Places(stack, name, tmp_path / "logs")
+    places = Places(stack, name, Location.of(tmp_path / "logs"))
     await both_ways(places, partitions=2)
     here, there = stack.cluster("dc1").bootstrap, stack.cluster("dc2").bootstrap
 
@@ -46,7 +47,7 @@ async def test_a_table_that_moves_there_and_back(
             "state_file": tmp_path / "audit.state",
             **options,
         }
-        return await audited(here, "dc1", table=places.table, **settings)
+        return await audited(here, "dc1", table=Path(places.table), **settings)
 
     async with Load(name, stack.urls("dc1"), seed=7, sources=4) as load:
         await load.acknowledged(100)

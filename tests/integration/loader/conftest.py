@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from logferry.gateway.contract.chunk import record_headers
+from logferry.loaders.location import Location
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import SparkSession
@@ -23,8 +24,8 @@ def topic(kafka: KafkaCluster, topic_name: str) -> Topic:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
+def table(warehouse: Location) -> Location:
+    return warehouse / "logs"
 
 
 @pytest.fixture

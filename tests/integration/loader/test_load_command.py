@@ -63,7 +63,7 @@ async def test_following_until_a_signal(kafka: KafkaCluster, topic_name: str, tm
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
-    loader = LoaderProcess(kafka.bootstrap, tmp_path / "t", topic.name, "--follow", scratch=tmp_path)
+    loader = LoaderProcess(kafka.bootstrap, Location.of(tmp_path / "t"), topic.name, "--follow", scratch=tmp_path)
     try:
         await until(lambda: last_batch(open_table(Location.of(tmp_path / "t"))) == 0)
         await topic.write(chunks_of("b", b"2\n"))

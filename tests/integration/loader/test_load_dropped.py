@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,11 +46,11 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     spark: SparkSession,
     kafka: KafkaCluster,
     topic_name: str,
-    tmp_path: Path,
+    warehouse: Location,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    topic, table = Topic(kafka.bootstrap, f"dc1.{topic_name}"), tmp_path / "logs"
+    topic, table = Topic(kafka.bootstrap, f"dc1.{topic_name}"), warehouse / "logs"
     await topic.create()
     raw: dict[str, Any] = {"path": table, "topics": [topic.name], "parser": PARSER, "partition_by": parted}
     job = TableJob.model_validate({**raw, "segments": {"late_wait_s": 0, "source_idle_s": 3600}})
@@ -61,7 +60,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     await topic.write(chunks[:2], recorded_ms=recorded_ms)
     await topic.write(chunks[2:])
     list(load_table(loader(), job))
-    before = last_batch(open_table(Location.of(table)))
+    before = last_batch(open_table(table))
     # The command dies before the rows go: nothing has, and the regular load does what was planned.
     with monkeypatch.context() as patch:
         patch.setattr(retention, "partition_columns", lambda *_: (_ for _ in ()).throw(LoaderDied))
@@ -76,7 +75,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     kept = sorted([*times[6:], OLD + timedelta(minutes=5), NOW])
     assert sorted(row["event_time"] for row in stored(table)) == kept
     assert [row["bytes"] for row in quarantine(table)] == [b"?"]
-    entry = read_ledger(Location.of(table))[before + 1]
+    entry = read_ledger(table)[before + 1]
     assert (entry.kind, entry.cutoff) == (DROP, OLD + timedelta(hours=2))
     states = [s.state for _, s in sorted(read_segments(TablePaths.of(table).segments, before + 2).items())][:3]
     assert states[:2] == [DROPPED, DROPPED]
@@ -86,9 +85,9 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     assert f"{window} was dropped: 3 rows, " in capsys.readouterr().out
     # Late rows of that time go with the next one; the view and the loads continue.
     keep = timedelta(days=8) if parted else timedelta(days=10) - timedelta(hours=3)
-    _, found = drop_old(Location.of(table), keep, now=NOW, is_idle=True)
+    _, found = drop_old(table, keep, now=NOW, is_idle=True)
     assert found.rows == 4, "hours two and three, and the late row"
-    assert len(list(compact(Location.of(table), timedelta(0)))) > 3
+    assert len(list(compact(table, timedelta(0)))) > 3
     kept = [at for at in kept if at >= NOW - timedelta(days=9)]
     assert sorted(row["event_time"] for row in stored(table)) == kept
     await topic.write(chunks_of("c", lines(NOW)))
@@ -97,9 +96,9 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     assert len(stored(table)) == len(kept) + 1
 
 
-def planned(table: Path, cutoff: datetime) -> Any:
+def planned(table: Location, cutoff: datetime) -> Any:
     """What `drop_old` puts into the ledger."""
-    paths, last = TablePaths.of(table), read_ledger(Location.of(table))[-1]
+    paths, last = TablePaths.of(table), read_ledger(table)[-1]
     add_columns(paths.quarantine, QUARANTINE)
     resting = [r._replace(start=r.end) for r in last.ranges]
     entry = new_entry(last.batch + 1, "dc1", last.parser, "dies", resting, kind=DROP, origin=last.origin, cutoff=cutoff)

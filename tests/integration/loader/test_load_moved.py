@@ -31,10 +31,10 @@ Start = Callable[..., Loader]
 class Centres:
     """The same topic of two (or three) data centres, and the table that all are loaded into."""
 
-    def __init__(self, kafka: KafkaCluster, name: str, table: Path) -> None:
+    def __init__(self, kafka: KafkaCluster, name: str, table: Location) -> None:
         self.one, self.two, self.three = (Topic(kafka.bootstrap, f"dc{i}.{name}") for i in (1, 2, 3))
         self.table = table
-        self.job = TableJob(path=Location.of(table), topics=[f"*.{name}"], max_records=1000)
+        self.job = TableJob(path=table, topics=[f"*.{name}"], max_records=1000)
 
     def load(self, loader: Loader) -> int:
         """How many chunks were left out."""
@@ -47,8 +47,8 @@ class Centres:
 
 
 @pytest.fixture
-async def centres(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Centres:
-    found = Centres(kafka, topic_name, tmp_path / "logs")
+async def centres(kafka: KafkaCluster, topic_name: str, warehouse: Location) -> Centres:
+    found = Centres(kafka, topic_name, warehouse / "logs")
     await found.one.create()
     return found
 

@@ -49,7 +49,7 @@ def lines(hour: datetime, *minutes: int) -> bytes:
 class Hours:
     """A topic and its table, with no wait for late rows."""
 
-    def __init__(self, topic: Topic, table: Path, **settings: Any) -> None:
+    def __init__(self, topic: Topic, table: Location, **settings: Any) -> None:
         self.topic, self.table = topic, table
         rules = {"late_wait_s": 0, "source_idle_s": 3600, **settings}
         raw = {"path": table, "topics": [topic.name], "parser": PARSER, "segments": rules}
@@ -82,10 +82,10 @@ class Hours:
 
 
 @pytest.fixture
-async def hours(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Hours:
+async def hours(kafka: KafkaCluster, topic_name: str, warehouse: Location) -> Hours:
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create()
-    return Hours(topic, tmp_path / "logs")
+    return Hours(topic, warehouse / "logs")
 
 
 async def test_an_hour_becomes_ready_and_gets_a_new_version(
@@ -226,14 +226,14 @@ async def test_others_are_notified_once_for_each_version(
 
 @pytest.mark.long
 async def test_heartbeats_through_a_real_gateway(
-    loader: Start, kafka: KafkaCluster, workers: Gateway, topic_name: str, tmp_path: Path
+    loader: Start, kafka: KafkaCluster, workers: Gateway, topic_name: str, warehouse: Location
 ):
     """A silent source is complete by its heartbeat. A source with unloaded chunks holds the segment open."""
     url = workers.urls[0]
     name = topic_name[-80:]
     call(f"{url}/v1/topics/{name}", {"partitions": 1}, "PUT")
     topic = Topic(kafka.bootstrap, f"dc1.{name}")
-    told = Hours(topic, tmp_path / "logs")
+    told = Hours(topic, warehouse / "logs")
     loads = loader()
     object.__setattr__(loads, "gateways", {"dc1": GatewayAccess(urls=[url])})
     sources = f"{url}/v1/topics/{name}/sources"
@@ -255,12 +255,12 @@ async def test_heartbeats_through_a_real_gateway(
 
 
 async def test_chunks_that_were_removed_from_the_copy_of_another_data_centre(
-    loader: Start, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loader: Start, kafka: KafkaCluster, topic_name: str, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
     """Their source is finished: nobody writes them again. A chunk of hours later shows that they will not come."""
     topic = Topic(kafka.bootstrap, f"dc2.{topic_name}")
     await topic.create(1)
-    table = Hours(topic, tmp_path / "logs")
+    table = Hours(topic, warehouse / "logs")
     reported: dict[SourceKey, ReportedSource] = {}
 
     async def write(source: str, recorded: datetime, *parts: bytes) -> None:

@@ -36,7 +36,7 @@ Start = Callable[..., Loader]
 
 
 async def test_a_recreated_topic_stops_and_the_others_continue(
-    loader: Start, topic: Topic, kafka: KafkaCluster, table: Path
+    loader: Start, topic: Topic, kafka: KafkaCluster, table: Location
 ):
     await topic.create()
     other = Topic(kafka.bootstrap, f"{topic.name}-other")
@@ -57,7 +57,7 @@ async def test_a_recreated_topic_stops_and_the_others_continue(
 
 @pytest.mark.parametrize("target", ["main", "quarantine"])
 async def test_a_file_lost_between_writing_and_listing_is_not_committed(
-    target: str, loader: Start, topic: Topic, table: Path
+    target: str, loader: Start, topic: Topic, table: Location
 ):
     """One of the files of a batch is gone when the folder is listed, as with a stale listing of a network folder."""
     await topic.create(2)
@@ -72,7 +72,7 @@ async def test_a_file_lost_between_writing_and_listing_is_not_committed(
 
 @pytest.mark.parametrize("settings", [{}, {"format": "chunk"}], ids=str)
 async def test_a_lost_file_of_records_that_no_gateway_wrote_is_not_committed(
-    settings: dict[str, Any], loader: Start, topic: Topic, table: Path
+    settings: dict[str, Any], loader: Start, topic: Topic, table: Location
 ):
     """The batch has no line that cannot be read, so that the quarantine has whole records alone."""
     await topic.create()
@@ -87,7 +87,7 @@ async def test_a_lost_file_of_records_that_no_gateway_wrote_is_not_committed(
     assert (batch.quarantined, [row["bytes"] for row in quarantine(table)]) == (3, [b"x\ny\n", b"z", None])
 
 
-async def test_a_planned_batch_of_a_recreated_topic_is_refused(loader: Start, topic: Topic, table: Path):
+async def test_a_planned_batch_of_a_recreated_topic_is_refused(loader: Start, topic: Topic, table: Location):
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     planned(loader("dies"), table, 1000, topic.name)
@@ -100,7 +100,7 @@ async def test_a_planned_batch_of_a_recreated_topic_is_refused(loader: Start, to
 
 
 async def test_a_topic_that_is_recreated_while_it_is_read_is_detected(
-    loader: Start, topic: Topic, table: Path, monkeypatch: pytest.MonkeyPatch
+    loader: Start, topic: Topic, table: Location, monkeypatch: pytest.MonkeyPatch
 ):
     """What was read may be either topic's: nothing of it is written."""
     await topic.create()
@@ -129,11 +129,11 @@ async def test_a_topic_that_is_recreated_while_it_is_read_is_detected(
         done(load_table(loader(), job(table, topic.name)))
     paths = TablePaths.of(table)
     assert rounds == [paths.main, paths.quarantine]
-    assert stored(Path(paths.main)) == []
-    assert stored(Path(paths.quarantine)) == []
+    assert stored(paths.main) == []
+    assert stored(paths.quarantine) == []
 
 
-async def test_records_removed_before_they_were_loaded_stop_the_topic(loader: Start, topic: Topic, table: Path):
+async def test_records_removed_before_they_were_loaded_stop_the_topic(loader: Start, topic: Topic, table: Location):
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     done(load_table(loader(), job(table, topic.name)))
@@ -144,7 +144,7 @@ async def test_records_removed_before_they_were_loaded_stop_the_topic(loader: St
     check_exact(table, topic.committed[:1])
 
 
-async def test_records_removed_after_the_plan_are_not_left_out(loader: Start, topic: Topic, table: Path):
+async def test_records_removed_after_the_plan_are_not_left_out(loader: Start, topic: Topic, table: Location):
     await topic.create()
     await topic.write(chunks_of("a", b"1\n", b"2\n"))
     planned(loader("dies"), table, 1000, topic.name)
@@ -168,14 +168,14 @@ async def test_reading_itself_fails_when_records_are_gone(loader: Start, topic: 
         write_files(parsing_rows.table_rows(parsing_rows.parse_records(batch.frame)), Location.of(tmp_path), 0)
 
 
-async def test_a_topic_that_never_existed(loader: Start, table: Path):
+async def test_a_topic_that_never_existed(loader: Start, table: Location):
     with pytest.raises(TopicChanged, match="no topic"):
         done(load_table(loader(), job(table, "dc9.nothing*")))
     (stop,) = stops(load_table(loader(), job(table, "dc9.nothing")))
     assert stop.reason == "dc9.nothing does not exist"
 
 
-async def test_a_ledger_of_another_data_centre(loader: Start, topic: Topic, table: Path):
+async def test_a_ledger_of_another_data_centre(loader: Start, topic: Topic, table: Location):
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     done(load_table(loader(dc="dc1"), job(table, topic.name)))
@@ -185,7 +185,7 @@ async def test_a_ledger_of_another_data_centre(loader: Start, topic: Topic, tabl
 
 
 async def test_a_batch_planned_for_another_parser(
-    loader: Start, topic: Topic, table: Path, monkeypatch: pytest.MonkeyPatch
+    loader: Start, topic: Topic, table: Location, monkeypatch: pytest.MonkeyPatch
 ):
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
@@ -195,7 +195,7 @@ async def test_a_batch_planned_for_another_parser(
         done(load_table(loader(), job(table, topic.name)))
 
 
-async def test_a_lost_ledger_is_never_recreated(loader: Start, topic: Topic, table: Path):
+async def test_a_lost_ledger_is_never_recreated(loader: Start, topic: Topic, table: Location):
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     done(load_table(loader(), job(table, topic.name)))

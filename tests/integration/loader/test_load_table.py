@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
@@ -32,7 +31,7 @@ Start = Callable[..., Loader]
 
 
 async def test_committed_lines_are_loaded_once_and_the_next_load_reads_new_ones(
-    loader: Start, topic: Topic, table: Path
+    loader: Start, topic: Topic, table: Location
 ):
     await topic.create(partitions=4)
     await topic.write(chunks_of("a", b"1\n2\n", b"3\r\n\n", b""), partitions=4)
@@ -48,7 +47,7 @@ async def test_committed_lines_are_loaded_once_and_the_next_load_reads_new_ones(
     assert (second.batch, second.rows) == (1, 1)
 
 
-async def test_ranges_that_end_in_control_records_and_aborted_data(loader: Start, topic: Topic, table: Path):
+async def test_ranges_that_end_in_control_records_and_aborted_data(loader: Start, topic: Topic, table: Location):
     """Batches of every small size, over committed, aborted and empty transactions, cut anywhere."""
     await topic.create()
     for i in range(4):
@@ -62,7 +61,7 @@ async def test_ranges_that_end_in_control_records_and_aborted_data(loader: Start
         assert [r.start for r in ranges] == [0, *(r.end for r in ranges[:-1])]
 
 
-async def test_nothing_beyond_the_last_stable_offset(loader: Start, topic: Topic, table: Path):
+async def test_nothing_beyond_the_last_stable_offset(loader: Start, topic: Topic, table: Location):
     """An open transaction holds back its records and all later ones. The next load reads all of them."""
     await topic.create()
     await topic.write(chunks_of("a", b"before\n"))
@@ -77,7 +76,7 @@ async def test_nothing_beyond_the_last_stable_offset(loader: Start, topic: Topic
     check_exact(table, [*topic.committed, *late])
 
 
-async def test_several_topics_and_later_partitions(loader: Start, topic: Topic, kafka: KafkaCluster, table: Path):
+async def test_several_topics_and_later_partitions(loader: Start, topic: Topic, kafka: KafkaCluster, table: Location):
     await topic.create()
     other = Topic(kafka.bootstrap, topic.name.replace("dc1.", "dc2."))
     await topic.write(chunks_of("a", b"1\n"))
@@ -90,11 +89,13 @@ async def test_several_topics_and_later_partitions(loader: Start, topic: Topic, 
     done(load_table(loader(), job(table, pattern)))
     check_exact(table, [*topic.committed, *other.committed])
     assert {(row["topic"], row["dc"]) for row in stored(table)} == {(topic.name, "dc1"), (other.name, "dc1")}
-    seen = {(r.topic, r.partition) for r in read_ledger(Location.of(table))[-1].ranges}
+    seen = {(r.topic, r.partition) for r in read_ledger(table)[-1].ranges}
     assert seen == {(topic.name, 0), (topic.name, 1), (topic.name, 2), (other.name, 0), (other.name, 1)}
 
 
-async def test_topics_loaded_in_turn_keep_their_places(loader: Start, topic: Topic, kafka: KafkaCluster, table: Path):
+async def test_topics_loaded_in_turn_keep_their_places(
+    loader: Start, topic: Topic, kafka: KafkaCluster, table: Location
+):
     await topic.create()
     other = Topic(kafka.bootstrap, f"{topic.name}-other")
     await other.create()
@@ -106,18 +107,18 @@ async def test_topics_loaded_in_turn_keep_their_places(loader: Start, topic: Top
     check_exact(table, [*topic.committed, *other.committed])
 
 
-async def test_records_of_other_producers_are_quarantined(loader: Start, topic: Topic, table: Path):
+async def test_records_of_other_producers_are_quarantined(loader: Start, topic: Topic, table: Location):
     await topic.create()
     raw = await topic.write_raw(b"a\nb", b"\xff", [("who", b"someone")])
     (batch,) = done(load_table(loader(), job(table, topic.name)))
     assert (batch.rows, batch.quarantined) == (0, 1)
-    (row,) = stored(Path(TablePaths.of(table).quarantine))
+    (row,) = stored(TablePaths.of(table).quarantine)
     assert (row["bytes"], row["key"], row["offset"], row["line"]) == (b"a\nb", b"\xff", raw.offset, None)
     assert row["source_id"] is None
     assert "seqno" in row["reason"]
 
 
-async def test_compacted_topics_are_not_loaded(loader: Start, topic: Topic, kafka: KafkaCluster, table: Path):
+async def test_compacted_topics_are_not_loaded(loader: Start, topic: Topic, kafka: KafkaCluster, table: Location):
     state = Topic(kafka.bootstrap, f"{topic.name}-state")
     await topic.create()
     await state.create(1, **{"cleanup.policy": "compact"})
@@ -132,7 +133,7 @@ async def test_compacted_topics_are_not_loaded(loader: Start, topic: Topic, kafk
 # ---- several loaders, and those that died -------------------------------------------------------------------
 
 
-async def test_a_planned_batch_is_loaded_as_it_was_planned(loader: Start, topic: Topic, table: Path):
+async def test_a_planned_batch_is_loaded_as_it_was_planned(loader: Start, topic: Topic, table: Location):
     """The next run has other limits, and Kafka has more records. The ranges of the ledger are loaded unchanged."""
     await topic.create()
     await topic.write(chunks_of("a", b"1\n", b"2\n", b"3\n"))
@@ -146,7 +147,7 @@ async def test_a_planned_batch_is_loaded_as_it_was_planned(loader: Start, topic:
 
 
 async def test_a_planned_batch_comes_first_whatever_the_job_names(
-    loader: Start, topic: Topic, kafka: KafkaCluster, table: Path
+    loader: Start, topic: Topic, kafka: KafkaCluster, table: Location
 ):
     """The next run is for another topic without new records."""
     await topic.create()
@@ -158,7 +159,7 @@ async def test_a_planned_batch_comes_first_whatever_the_job_names(
     check_exact(table, topic.committed)
 
 
-async def test_a_loader_that_dies_after_the_quarantine(loader: Start, topic: Topic, table: Path):
+async def test_a_loader_that_dies_after_the_quarantine(loader: Start, topic: Topic, table: Location):
     await topic.create()
     await topic.write(chunks_of("a", b"ok\n\xff\n"))
     entry = planned(loader("dies"), table, 1000, topic.name)
@@ -174,7 +175,7 @@ async def test_a_loader_that_dies_after_the_quarantine(loader: Start, topic: Top
     assert not quarantine.ours
 
 
-async def test_a_batch_that_another_loader_wrote_meanwhile(loader: Start, topic: Topic, table: Path):
+async def test_a_batch_that_another_loader_wrote_meanwhile(loader: Start, topic: Topic, table: Location):
     """A late loader has an entry that another one has loaded: its rows are refused, and it reports this."""
     await topic.create()
     await topic.write(chunks_of("a", b"1\n\xff\n"))
@@ -189,7 +190,7 @@ async def test_a_batch_that_another_loader_wrote_meanwhile(loader: Start, topic:
     check_exact(table, topic.committed)
 
 
-async def test_racing_loaders_from_the_very_first_batch(loader: Start, topic: Topic, table: Path):
+async def test_racing_loaders_from_the_very_first_batch(loader: Start, topic: Topic, table: Location):
     """They also create the tables. Every batch has one winner, and every loader ends without an error."""
     await topic.create(partitions=2)
     for i in range(8):
@@ -211,11 +212,11 @@ async def test_racing_loaders_from_the_very_first_batch(loader: Start, topic: To
     assert failures == []
     check_exact(table, topic.committed)
     won = sorted(batch.batch for batches in results.values() for batch in batches if batch.ours)
-    assert won == list(range(last_batch(open_table(Location.of(table))) + 1))
+    assert won == list(range(last_batch(open_table(table)) + 1))
     assert read_state(TablePaths.of(table)).planned is None
 
 
-async def test_two_loaders_with_plans_of_their_own_load_one(loader: Start, topic: Topic, table: Path):
+async def test_two_loaders_with_plans_of_their_own_load_one(loader: Start, topic: Topic, table: Location):
     await topic.create()
     await topic.write(chunks_of("a", b"1\n", b"2\n", b"3\n"))
     first = planned(loader("one"), table, 1, topic.name)

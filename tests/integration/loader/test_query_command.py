@@ -43,7 +43,7 @@ class Loaded:
     """A topic of two partitions, and a table that holds its first chunks, loaded without Spark."""
 
     def __init__(
-        self, workers: Gateway, name: str, path: Path, dc: str = "dc1", parser: str = python_rows.LINES
+        self, workers: Gateway, name: str, path: Location, dc: str = "dc1", parser: str = python_rows.LINES
     ) -> None:
         self.workers, self.name, self.path, self.dc, self.parser = workers, name, path, dc, parser
         self.paths = TablePaths.of(path)
@@ -84,7 +84,7 @@ class Loaded:
 
 @pytest.fixture
 def loaded(workers: Gateway, topic_name: str, tmp_path: Path) -> Loaded:
-    found = Loaded(workers, topic_name, tmp_path / "nginx")
+    found = Loaded(workers, topic_name, Location.of(tmp_path / "nginx"))
     found.write("a", b"1\n2\n", b"3\n")
     found.load(0)
     found.write("a", b"4\n")
@@ -104,7 +104,7 @@ def ran(workers: Gateway, capfd: pytest.CaptureFixture[str]) -> Ran:
     return run
 
 
-def texts(ran: Ran, table: Path, *arguments: object) -> list[str]:
+def texts(ran: Ran, table: Location, *arguments: object) -> list[str]:
     status, output, said = ran("SELECT text FROM logs ORDER BY ALL", "--table", table, "--format", "json", *arguments)
     assert status == 0, said
     return [row["text"] for row in json.loads(output)]
@@ -146,7 +146,7 @@ def test_a_tail_of_kafka_is_fetched_as_it_is_taken(loaded: Loaded, monkeypatch: 
     loaded.write("s0", b"x\n")
     loaded.write("s1", b"x\n")
     tail = tail_kafka.KafkaTail(loaded.workers.kafka.bootstrap, None)
-    chunks = tail.chunks(tail.ranges(snapshot_of(Location.of(loaded.path)), None))
+    chunks = tail.chunks(tail.ranges(snapshot_of(loaded.path), None))
     next(chunks)
     assert len(fetched) == 1
     assert len([*chunks]) == 3
@@ -254,8 +254,8 @@ def test_a_gateway_that_is_away(loaded: Loaded):
     assert ran_plain([*away, "--no-tail"]) == (0, "n\n3\n", "")
 
 
-def test_a_gateway_of_another_data_centre(ran: Ran, workers: Gateway, topic_name: str, tmp_path: Path):
-    elsewhere = Loaded(workers, topic_name, tmp_path / "logs", dc="dc2")
+def test_a_gateway_of_another_data_centre(ran: Ran, workers: Gateway, topic_name: str, warehouse: Location):
+    elsewhere = Loaded(workers, topic_name, Location.of(Path(warehouse / "logs")), dc="dc2")
     elsewhere.write("a", b"1\n")
     elsewhere.load(0)
     status, output, said = ran("SELECT 1", "--table", elsewhere.path)
@@ -281,9 +281,9 @@ def stored_schema(loaded: Loaded) -> Any:
 
 
 def test_a_parser_of_its_own_is_answered_from_the_table_alone(
-    ran: Ran, workers: Gateway, topic_name: str, tmp_path: Path
+    ran: Ran, workers: Gateway, topic_name: str, warehouse: Location
 ):
-    parsed = Loaded(workers, topic_name, tmp_path / "logs", parser="logfmt/1:3f2a9c01d4e7")
+    parsed = Loaded(workers, topic_name, Location.of(Path(warehouse / "logs")), parser="logfmt/1:3f2a9c01d4e7")
     parsed.write("a", b"1\n")
     parsed.load(0)
     parsed.write("a", b"2\n")
@@ -310,7 +310,7 @@ def test_it_needs_no_spark_and_about_a_second(loaded: Loaded):
 
 @pytest.mark.spark
 async def test_the_tail_is_what_the_loader_will_load(
-    ran: Ran, spark: SparkSession, loader: Callable[..., Loader], workers: Gateway, topic_name: str, tmp_path: Path
+    ran: Ran, spark: SparkSession, loader: Callable[..., Loader], workers: Gateway, topic_name: str, warehouse: Location
 ):
     """Every column, and chunks that came by two data centres."""
     from tests.support.loader import Topic, chunks_of
@@ -318,7 +318,7 @@ async def test_the_tail_is_what_the_loader_will_load(
     one, two = (Topic(workers.kafka.bootstrap, f"{dc}.{topic_name}") for dc in ("dc1", "dc2"))
     await one.create()
     await two.create()
-    job = TableJob(path=Location.of(tmp_path / "logs"), topics=[f"*.{topic_name}"], partition_by=["recorded_date"])
+    job = TableJob(path=Location.of(warehouse / "logs"), topics=[f"*.{topic_name}"], partition_by=["recorded_date"])
     await one.write(chunks_of("s", b"1\n"))
     list(load_table(loader(), job))
     await one.write(chunks_of("s", b"2\n\xff\n", start=2))

@@ -16,6 +16,7 @@ import pytest
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LoadError
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs.table_run import load_table
@@ -51,7 +52,7 @@ def chunks(start: int) -> list[Sent]:
 class Behind:
     """A table of three files: one with a copy of the tail's first chunk, one with the last rows, one far from both."""
 
-    def __init__(self, topic: Topic, table: Path, loader: Loader) -> None:
+    def __init__(self, topic: Topic, table: Location, loader: Loader) -> None:
         self.topic, self.loader = topic, loader
         self.other = Topic(topic.bootstrap, topic.name.replace("dc1.", "dc2."))
         self.job: TableJob = job(table, topic.name.replace("dc1.", "*."))
@@ -80,7 +81,7 @@ class Behind:
 
 
 @pytest.fixture
-def behind(topic: Topic, table: Path, loader: Callable[..., Loader]) -> Behind:
+def behind(topic: Topic, table: Location, loader: Callable[..., Loader]) -> Behind:
     return Behind(topic, table, loader())
 
 

@@ -18,7 +18,6 @@ from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.errors import LoaderConfigError, TopicChanged
 from logferry.loaders.location import Location
-from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import TopicPartition
 from logferry.loaders.query.realtime_view import Instant, pin, realtime
 from logferry.loaders.runs import table_run
@@ -67,7 +66,7 @@ def rows(found: list[dict[str, Any]]) -> list[Row]:
 
 
 async def test_loads_between_any_two_looks_move_no_row(
-    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ):
     """One batch is committed while the view is made, one before it is evaluated."""
     await topic.create(2)
@@ -103,7 +102,7 @@ async def test_loads_between_any_two_looks_move_no_row(
 
 
 async def test_the_tail_is_what_will_be_loaded_in_every_column(
-    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole
 ):
     """New partitions, a new topic of the pattern, lines that do not parse, columns of an earlier parser."""
     await topic.create()
@@ -128,7 +127,7 @@ async def test_the_tail_is_what_will_be_loaded_in_every_column(
 
 @pytest.mark.long
 async def test_dates_that_the_table_is_partitioned_by(
-    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole
 ):
     await topic.create()
     dated = job(table, topic.name, parser={"format": "access"}, partition_by=["event_date"])
@@ -143,7 +142,7 @@ async def test_dates_that_the_table_is_partitioned_by(
 
 @pytest.mark.long
 async def test_a_chunk_that_came_by_two_data_centres_is_there_once(
-    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole
 ):
     """One copy in the table and one behind it; both behind it."""
     other = Topic(topic.bootstrap, topic.name.replace("dc1.", "dc2."))
@@ -162,7 +161,7 @@ async def test_a_chunk_that_came_by_two_data_centres_is_there_once(
 
 @pytest.mark.long
 async def test_a_copy_counts_as_one_for_the_configured_time(
-    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole
 ):
     """``duplicate_window_days`` of the job, which the ledger notes: here it is over at once, and both copies stay."""
     other, loads = Topic(topic.bootstrap, topic.name.replace("dc1.", "dc2.")), loader()
@@ -180,7 +179,7 @@ async def test_a_copy_counts_as_one_for_the_configured_time(
 
 
 async def test_before_the_first_batch_all_is_tail(
-    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ):
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
@@ -196,7 +195,9 @@ async def test_before_the_first_batch_all_is_tail(
     assert [row.text for row in rows(whole(realtime(spark, table)))] == ["1", "2"]
 
 
-async def test_a_view_that_cannot_be_exact_is_refused(spark: SparkSession, loader: Start, topic: Topic, table: Path):
+async def test_a_view_that_cannot_be_exact_is_refused(
+    spark: SparkSession, loader: Start, topic: Topic, table: Location
+):
     with pytest.raises(LoaderConfigError, match="is not a table"):
         realtime(spark, table)
     foreign = table.with_name("foreign")
@@ -206,7 +207,7 @@ async def test_a_view_that_cannot_be_exact_is_refused(spark: SparkSession, loade
     await topic.create()
     await topic.write(chunks_of("a", b"1\n"))
     list(load_table(loader(), job(table, topic.name)))
-    newer = tables.snapshot_of(Location.of(table))
+    newer = tables.snapshot_of(table)
     older = replace(newer, entry=newer.entry._replace(origin=None))
     with pytest.raises(LoaderConfigError, match="name its Kafka and its topics"):
         tables.origin_of(older, None, None)
@@ -215,14 +216,14 @@ async def test_a_view_that_cannot_be_exact_is_refused(spark: SparkSession, loade
     await topic.create()
     with pytest.raises(TopicChanged, match="recreated"):
         realtime(spark, table)
-    assert Path(TablePaths.of(table).main).exists()
+    assert open_table(table) is not None
 
 
 # ---- during a live load --------------------------------------------------------------------------------------
 
 
 async def live(
-    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole, queries: int
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole, queries: int
 ) -> tuple[list[tuple[Instant, list[Row]]], list[Record]]:
     """Writers, aborted transactions among theirs, loaders in small batches, and queries, all at once.
 
@@ -282,7 +283,9 @@ def check_shown(shown: list[tuple[Instant, list[Row]]], records: list[Record]) -
 
 
 @pytest.mark.long
-async def test_queries_during_a_live_load(spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole):
+async def test_queries_during_a_live_load(
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole
+):
     shown, records = await live(spark, loader, topic, table, whole, 3)
     check_shown(shown, records)
     assert len(shown) == 3
@@ -291,7 +294,7 @@ async def test_queries_during_a_live_load(spark: SparkSession, loader: Start, to
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 async def test_a_hundred_queries_during_a_live_load(
-    spark: SparkSession, loader: Start, topic: Topic, table: Path, whole: Whole
+    spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole
 ):
     shown, records = await live(spark, loader, topic, table, whole, 100)
     check_shown(shown, records)

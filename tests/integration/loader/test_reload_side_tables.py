@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,12 +34,12 @@ async def topic(topic: Topic) -> Topic:
 
 @pytest.mark.long
 async def test_copies_stay_left_out_and_chunks_without_a_copy_come_in(
-    loader: Start, kafka: KafkaCluster, topic_name: str, tmp_path: Path
+    loader: Start, kafka: KafkaCluster, topic_name: str, warehouse: Location
 ):
     here, there = (Topic(kafka.bootstrap, f"dc{n}.{topic_name}") for n in (1, 2))
     for topic in (here, there):
         await topic.create()
-    table, work = tmp_path / "logs", job(tmp_path / "logs", f"*.{topic_name}")
+    table, work = warehouse / "logs", job(warehouse / "logs", f"*.{topic_name}")
     chunks = chunks_of("a", *(b"line %d\n" % n for n in range(6)))
     await there.write(chunks[:4])
     done(load_table(loader(), work))
@@ -48,7 +47,7 @@ async def test_copies_stay_left_out_and_chunks_without_a_copy_come_in(
     done(load_table(loader(), work))
 
     def noted() -> list[tuple[str, int]]:
-        found = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(Location.of(table))))
+        found = read_left_out(TablePaths.of(table).left_out, last_batch(open_table(table)))
         return [(note.topic, note.seqno) for note in found]
 
     left_out = [(here.name, one.chunk.seqno) for one in chunks[:4]]
@@ -71,7 +70,7 @@ async def test_copies_stay_left_out_and_chunks_without_a_copy_come_in(
 
 @pytest.mark.long
 async def test_segments_get_exact_counts_and_a_new_version_where_rows_change(
-    loader: Start, topic: Topic, tmp_path: Path
+    loader: Start, topic: Topic, warehouse: Location
 ):
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     first, second, third = (now - timedelta(hours=n) for n in (6, 5, 4))
@@ -87,12 +86,12 @@ async def test_segments_get_exact_counts_and_a_new_version_where_rows_change(
         "event_time": {"column": "at", "formats": ["iso"]},
     }
     rules = {"late_wait_s": 0, "source_idle_s": 3600}
-    table, work = tmp_path / "logs", job(tmp_path / "logs", topic.name, parser=parser, segments=rules)
+    table, work = warehouse / "logs", job(warehouse / "logs", topic.name, parser=parser, segments=rules)
     for _ in range(4):
         done(load_table(loader(), work))
 
     def segments() -> dict[datetime, Any]:
-        return read_segments(TablePaths.of(table).segments, last_batch(open_table(Location.of(table))))
+        return read_segments(TablePaths.of(table).segments, last_batch(open_table(table)))
 
     before = segments()
     assert [before[hour].state for hour in (first, second, third)] == [READY, READY, ACTIVE]

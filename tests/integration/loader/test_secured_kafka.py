@@ -12,6 +12,7 @@ import pytest
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.errors import KafkaRefused, LoaderConfigError
+from logferry.loaders.location import Location
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.spark.kafka_access import kafka_topics
@@ -84,7 +85,7 @@ Load = Callable[[KafkaSettings, Path, str], list[Any]]
 def load(spark: SparkSession) -> Load:
     def run(settings: KafkaSettings, table: Path, topic: str) -> list[Any]:
         with kafka_topics(spark, settings) as kafka:
-            return list(load_table(Loader(spark, kafka, "dc1", "run"), job(table, topic)))
+            return list(load_table(Loader(spark, kafka, "dc1", "run"), job(Location.of(table), topic)))
 
     return run
 
@@ -169,9 +170,9 @@ async def test_a_renewed_password_or_token_needs_no_new_loader(
         with kafka_topics(spark, secured.settings("loader", way, **{name: str(file)})) as kafka:
             loader = Loader(spark, kafka, "dc1", "run")
             with pytest.raises(KafkaRefused):
-                list(load_table(loader, job(table, topic.name)))
+                list(load_table(loader, job(Location.of(table), topic.name)))
             file.write_text(good)
-            list(load_table(loader, job(table, topic.name)))
+            list(load_table(loader, job(Location.of(table), topic.name)))
         check_exact(table, topic.committed)
 
 

@@ -80,8 +80,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
 
 
 @pytest.fixture
-async def places(stack: Any, topic_name: str, tmp_path: Path) -> Places:
-    found = Places(stack, topic_name[-40:].lstrip("-"), tmp_path / "logs")
+async def places(stack: Any, topic_name: str, warehouse: Location) -> Places:
+    found = Places(stack, topic_name[-40:].lstrip("-"), warehouse / "logs")
     await both_ways(found, partitions=2)
     return found
 
@@ -132,7 +132,7 @@ async def test_the_command_connects_by_the_section_of_the_other_data_centre(
     assert there["bootstrap_servers"] in str(caught.value)
     assert "other_kafka.dc1" in str(caught.value)
     assert PASSWORD not in str(caught.value)
-    file = places.table.with_name("load-dc2.toml")
+    file = Path(places.table.with_name("load-dc2.toml"))
     tables = f'[[tables]]\npath = "{places.table}"\ntopics = {list(places.job.topics)}\n'
     spark_settings = '[spark]\nmaster = "local[1]"\ndriver_memory = "512m"\n'
     file.write_text(

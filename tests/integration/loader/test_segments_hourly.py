@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,12 +206,12 @@ async def test_hour_by_hour(
     loader: Callable[..., Loader],
     kafka: KafkaCluster,
     topic_name: str,
-    tmp_path: Path,
+    warehouse: Location,
     monkeypatch: pytest.MonkeyPatch,
 ):
     topic = Topic(kafka.bootstrap, f"dc1.{topic_name}")
     await topic.create()
-    world, model, table = World(topic, random.Random(seed)), Model(), tmp_path / "logs"
+    world, model, table = World(topic, random.Random(seed)), Model(), warehouse / "logs"
     rules = {
         "late_wait_s": WAIT.total_seconds(),
         "max_wait_s": WAIT_MOST.total_seconds(),
@@ -235,7 +234,7 @@ async def test_hour_by_hour(
         events = await world.live_on(run)
         await asyncio.to_thread(lambda: list(load_table(loader(), job)))
         model.run(world.now, events, world.sources)
-        found = read_segments(TablePaths.of(table).segments, last_batch(open_table(Location.of(table))))
+        found = read_segments(TablePaths.of(table).segments, last_batch(open_table(table)))
         have = {at: (s.state, s.version, s.rows, s.late_rows) for at, s in found.items()}
         want = {at: (w.state, w.version, w.rows, w.late) for at, w in model.windows.items()}
         assert have == want, f"run {run}, {world.now}"

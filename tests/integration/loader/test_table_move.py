@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import pytest
 from logferry.gateway.config import KafkaSettings
@@ -48,8 +47,8 @@ def at(spark: SparkSession, stack: Stack) -> Iterator[At]:
 
 
 @pytest.fixture
-async def places(stack: Stack, topic_name: str, tmp_path: Path) -> Places:
-    found = Places(stack, topic_name[-40:].lstrip("-"), tmp_path / "logs")
+async def places(stack: Stack, topic_name: str, warehouse: Location) -> Places:
+    found = Places(stack, topic_name[-40:].lstrip("-"), warehouse / "logs")
     await both_ways(found, partitions=2)
     return found
 

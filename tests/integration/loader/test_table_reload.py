@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ async def topic(topic: Topic) -> Topic:
     return topic
 
 
-def state(table: Path) -> tuple[list[str], list[str]]:
+def state(table: Location) -> tuple[list[str], list[str]]:
     """(rows, rows that stand in the quarantine), with all that is in them."""
     marks = ("resolved", "since")
     found = [
@@ -52,7 +51,7 @@ def state(table: Path) -> tuple[list[str], list[str]]:
     return sorted(map(repr, found[0])), sorted(map(repr, found[1]))
 
 
-def damage(table: Path) -> None:
+def damage(table: Location) -> None:
     """Rows and lines of the quarantine gone, a row altered, another one twice."""
     main, beside = str(table), str(TablePaths.of(table).quarantine)
     DeltaTable(main).delete("seqno % 3 = 0")
@@ -67,14 +66,14 @@ LINES = [b"one %d\ntwo\n\xff bad\nlast" % n for n in range(40)]
 
 @pytest.mark.parametrize("parted", [[], pytest.param(["topic", "recorded_date"], marks=pytest.mark.long)])
 async def test_rows_damaged_by_hand_are_replaced_by_the_records_of_kafka(
-    parted: list[str], loader: Start, topic: Topic, tmp_path: Path
+    parted: list[str], loader: Start, topic: Topic, warehouse: Location
 ):
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     await topic.write(chunks_of("a", *LINES))
     await topic.write_raw(b"not a chunk\n", b"stranger", [])
     work = job(table, topic.name, max_records=17, partition_by=parted)
     done(load_table(loader(), work))
-    exact, positions = state(table), read_ledger(Location.of(table))[-1].ranges
+    exact, positions = state(table), read_ledger(table)[-1].ranges
     damage(table)
     assert state(table) != exact
     # A part: what is beside it stays as it is, wrong or not.
@@ -91,7 +90,7 @@ async def test_rows_damaged_by_hand_are_replaced_by_the_records_of_kafka(
     reload(loader(), work, topic.name)
     assert state(table) == exact
     assert DeltaTable(str(table)).version() == version + 1, "in one transaction"
-    entry = read_ledger(Location.of(table))[-1]
+    entry = read_ledger(table)[-1]
     assert (entry.kind, entry.ranges) == (RELOAD, tuple(r._replace(start=r.end) for r in positions))
     assert [(r.start, r.end) for r in entry.reload] == [(0, positions[0].end)]
     (more,) = done(load_table(loader(), work))
@@ -107,10 +106,10 @@ WINDOWS = ["read", "replace_quarantined", "_commit", "replace_main"]
 
 @pytest.mark.parametrize("window", [pytest.param(w, marks=[pytest.mark.long] * (w != "replace_main")) for w in WINDOWS])
 async def test_a_loader_that_dies_in_between(
-    window: str, loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    window: str, loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
     """Nothing changes before the commit, neither rows nor quarantine; any loader ends what was begun, as planned."""
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     await topic.write(chunks_of("a", b"INFO 1\nwarn 2\nINFO -3\n", b"INFO 4 x\n", b"none\nINFO 5\n"))
     done(load_table(loader(), job(table, topic.name, parser=BROKEN)))
     before = state(table)
@@ -141,10 +140,10 @@ async def test_a_loader_that_dies_in_between(
 
 @pytest.mark.long
 async def test_a_compaction_comes_between_the_read_and_the_commit(
-    loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
     """It replaces the files that the reload takes rows out of. The reload searches again, and no row is doubled."""
-    table, paths = tmp_path / "logs", TablePaths.of(tmp_path / "logs")
+    table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     await topic.write(chunks_of("a", *LINES))
     work = job(table, topic.name, max_records=17)
     done(load_table(loader(), work))
@@ -170,14 +169,14 @@ async def test_a_compaction_comes_between_the_read_and_the_commit(
 @pytest.mark.long
 @pytest.mark.parametrize("died", ["read", "_commit"])
 async def test_a_planned_reload_of_removed_records_is_abandoned(
-    died: str, loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    died: str, loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
     """By one loader, for all; but not where its quarantine is changed already."""
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     await topic.write(chunks_of("a", *LINES))
     work = job(table, topic.name)
     done(load_table(loader(), work))
-    end = read_ledger(Location.of(table))[-1].ranges[0].end
+    end = read_ledger(table)[-1].ranges[0].end
     damage(table)
     with monkeypatch.context() as patch:
         patch.setattr(execute, died, die)
@@ -203,7 +202,7 @@ async def test_a_planned_reload_of_removed_records_is_abandoned(
         return replace_quarantined(*given)
 
     # One that has read before it was removed comes too late, too.
-    planned = read_ledger(Location.of(table))[-1]
+    planned = read_ledger(table)[-1]
     shorter = planned._replace(reload=tuple(r._replace(start=10) for r in planned.reload))
     with monkeypatch.context() as patch:
         patch.setattr(execute, "replace_quarantined", given_up_first)
@@ -212,14 +211,14 @@ async def test_a_planned_reload_of_removed_records_is_abandoned(
     assert (slow.ours, state(table)) == (False, damaged)
     await topic.write(chunks_of("b", b"new\n"))
     assert [one.rows for one in done(load_table(loader(), work))] == [1]
-    assert read_ledger(Location.of(table))[-1].ranges[0].start == end
+    assert read_ledger(table)[-1].ranges[0].start == end
 
 
 @pytest.mark.long
 async def test_a_move_from_a_dead_data_centre_abandons_a_planned_reload(
-    loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     await topic.write(chunks_of("a", *LINES))
     work = job(table, topic.name)
     done(load_table(loader(), work))
@@ -228,7 +227,7 @@ async def test_a_move_from_a_dead_data_centre_abandons_a_planned_reload(
         patch.setattr(execute, "read", die)
         with pytest.raises(LoaderDied):
             reload(loader("dies"), work, topic.name)
-    damaged, planned = state(table), read_ledger(Location.of(table))[-1]
+    damaged, planned = state(table), read_ledger(table)[-1]
 
     def away(*_: object) -> Any:
         raise KafkaUnavailable("nobody is there")
@@ -238,17 +237,17 @@ async def test_a_move_from_a_dead_data_centre_abandons_a_planned_reload(
     moving = commands_move.TableMove(loader("moves", dc="dc2"), work, "logferry", books)
     found = commands_move._finish(moving, planned)
     assert (found.batch, found.ours, found.rows) == (planned.batch, True, 0)
-    assert last_batch(open_table(Location.of(table))) == planned.batch
+    assert last_batch(open_table(table)) == planned.batch
     assert state(table) == damaged
 
 
 @pytest.mark.long
-async def test_a_refused_reload_changes_nothing(loader: Start, topic: Topic, tmp_path: Path):
-    table = tmp_path / "logs"
+async def test_a_refused_reload_changes_nothing(loader: Start, topic: Topic, warehouse: Location):
+    table = warehouse / "logs"
     await topic.write(chunks_of("a", *LINES))
     work = job(table, topic.name)
     done(load_table(loader(), work))
-    end = read_ledger(Location.of(table))[-1].ranges[0].end
+    end = read_ledger(table)[-1].ranges[0].end
     await topic.remove_before(0, 10)
     before = state(table)
     with pytest.raises(LoaderConfigError, match=f"is loaded up to {end}"):
@@ -260,7 +259,7 @@ async def test_a_refused_reload_changes_nothing(loader: Start, topic: Topic, tmp
     with pytest.raises(TopicChanged, match="may be of that time, too"):
         reload(loader(), work, "2020-01-01..2099-01-01")
     assert reload_table(loader(), work, [ReloadTarget.parse(f"{topic.name}:0=10..20")], lambda _: False) is None
-    assert (state(table), len(read_ledger(Location.of(table)))) == (before, 1)
+    assert (state(table), len(read_ledger(table))) == (before, 1)
     reload(loader(), work, f"{topic.name}:0=10..{end}")
     assert state(table) == before
     await topic.delete()
@@ -272,7 +271,7 @@ async def test_a_refused_reload_changes_nothing(loader: Start, topic: Topic, tmp
 
 
 @pytest.mark.long
-async def test_a_span_of_time_holds_every_record_of_it(loader: Start, topic: Topic, tmp_path: Path):
+async def test_a_span_of_time_holds_every_record_of_it(loader: Start, topic: Topic, warehouse: Location):
     """Record times go to and fro, as clocks of several gateways do, with control records in between."""
     base = datetime(2026, 11, 20, 10, tzinfo=UTC)
     minutes = [0, 5, 4, 9, 30, 28, 31, 29, 60, 45, 62, 110, 180]
@@ -287,11 +286,11 @@ async def test_a_span_of_time_holds_every_record_of_it(loader: Start, topic: Top
                 )
     finally:
         await producer.stop()
-    one, work = loader(), job(tmp_path / "logs", topic.name)
+    one, work = loader(), job(warehouse / "logs", topic.name)
     done(load_table(one, work))
-    ranges = read_ledger(Location.of(tmp_path / "logs"))[-1].ranges
+    ranges = read_ledger(Location.of(warehouse / "logs"))[-1].ranges
     places = {r.key: r.end for r in ranges}
-    offsets = {row["text"]: row["offset"] for row in stored(tmp_path / "logs")}
+    offsets = {row["text"]: row["offset"] for row in stored(warehouse / "logs")}
     for start, end in (
         (-20, 5),
         (4, 5),
@@ -313,9 +312,9 @@ async def test_a_span_of_time_holds_every_record_of_it(loader: Start, topic: Top
             assert found == [(first, max(inside) + 1)], (start, end)
         assert len(found) <= 1
     hour = f"{base:%Y-%m-%dT%H}..{base + timedelta(hours=1):%Y-%m-%dT%H}"
-    exact = state(tmp_path / "logs")
-    damage(tmp_path / "logs")
+    exact = state(warehouse / "logs")
+    damage(warehouse / "logs")
     reload(one, work, hour)
     in_span = [f"'text': 'line {m}'" for m in minutes if m < 60]
-    have = [row for row in state(tmp_path / "logs")[0] if any(text in row for text in in_span)]
+    have = [row for row in state(warehouse / "logs")[0] if any(text in row for text in in_span)]
     assert have == [row for row in exact[0] if any(text in row for text in in_span)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,17 +41,17 @@ async def topic(kafka: KafkaCluster, topic_name: str) -> Topic:
     return topic
 
 
-def job(table: Path, topic: Topic, parser: dict[str, Any]) -> TableJob:
+def job(table: Location, topic: Topic, parser: dict[str, Any]) -> TableJob:
     return TableJob.model_validate({"path": table, "topics": [topic.name], "parser": parser})
 
 
-def where(table: Path) -> tuple[Counter[bytes], Counter[bytes]]:
+def where(table: Location) -> tuple[Counter[bytes], Counter[bytes]]:
     """(lines in the table, lines that stand in the quarantine)"""
     rows = Counter(row["text"].encode() for row in stored(table))
     return rows, Counter(row["bytes"] for row in quarantine(table) if row["line"] is not None)
 
 
-def check_each_line_once(table: Path) -> tuple[Counter[bytes], Counter[bytes]]:
+def check_each_line_once(table: Location) -> tuple[Counter[bytes], Counter[bytes]]:
     rows, bad = where(table)
     assert rows + bad == Counter(LINES)
     return rows, bad
@@ -61,8 +60,8 @@ def check_each_line_once(table: Path) -> tuple[Counter[bytes], Counter[bytes]]:
 STAY = Counter([b"\xff", b"", b"WARN many"])
 
 
-async def test_lines_that_the_new_parser_reads_move_into_the_table(loader: Start, topic: Topic, tmp_path: Path):
-    table = tmp_path / "logs"
+async def test_lines_that_the_new_parser_reads_move_into_the_table(loader: Start, topic: Topic, warehouse: Location):
+    table = warehouse / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     rows, bad = check_each_line_once(table)
     assert rows == Counter([b"INFO 1", b"INFO 4"])
@@ -85,7 +84,7 @@ async def test_lines_that_the_new_parser_reads_move_into_the_table(loader: Start
     assert nothing.rows == 0
     rows, bad = where(table)
     assert rows + bad == Counter([*LINES, b"info 5 z"])
-    assert [entry.kind for entry in read_ledger(Location.of(table))] == ["load", "requarantine", "load", "requarantine"]
+    assert [entry.kind for entry in read_ledger(table)] == ["load", "requarantine", "load", "requarantine"]
 
 
 MENDED_NAME = TableJob.model_validate({"path": "x", "topics": ["dc1.a"], "parser": MENDED}).parser.name
@@ -100,10 +99,10 @@ WINDOWS = {
 
 @pytest.mark.parametrize("window", ["after the mark", *(pytest.param(w, marks=pytest.mark.long) for w in WINDOWS)])
 async def test_a_loader_that_dies_in_between(
-    window: str, loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    window: str, loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
     """Each line is in exactly one table at any time. The next run, of any kind, finishes the batch."""
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     with monkeypatch.context() as patch:
         patch.setattr(execute, WINDOWS[window], die)
@@ -118,9 +117,9 @@ async def test_a_loader_that_dies_in_between(
     assert bad == STAY
 
 
-async def test_a_lost_file_of_the_quarantine_does_not_replace_it(loader: Start, topic: Topic, tmp_path: Path):
+async def test_a_lost_file_of_the_quarantine_does_not_replace_it(loader: Start, topic: Topic, warehouse: Location):
     """A requarantine rewrites the whole quarantine: a file that is missing in the listing would be lost."""
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     before = quarantine(table)
     with losing_a_file(TablePaths.of(table).quarantine):
@@ -132,15 +131,15 @@ async def test_a_lost_file_of_the_quarantine_does_not_replace_it(loader: Start, 
 
 
 async def test_a_lost_file_of_rows_is_not_committed_where_another_loader_marked_the_lines(
-    loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     with monkeypatch.context() as patch:
         patch.setattr(execute, "resolved_rows", die)
         with pytest.raises(LoaderDied):
             done(requarantine_table(loader("dies"), job(table, topic, MENDED)))
-    with losing_a_file(Location.of(table)):
+    with losing_a_file(table):
         with pytest.raises(LedgerBroken, match="2 lines of the quarantine can be read, but they make 0 rows"):
             done(load_table(loader("continues"), job(table, topic, BROKEN)))
     (ended,) = done(load_table(loader("again"), job(table, topic, BROKEN)))
@@ -151,10 +150,10 @@ async def test_a_lost_file_of_rows_is_not_committed_where_another_loader_marked_
 
 @pytest.mark.long
 async def test_a_late_loader_that_has_read_the_batch(
-    loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
     """It has marked and parsed all lines when another loader writes the batch and two more. Its commit is refused."""
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     late: list[Any] = []
 
@@ -176,10 +175,10 @@ async def test_a_late_loader_that_has_read_the_batch(
 
 
 async def test_a_planned_batch_is_parsed_as_it_was_planned(
-    loader: Start, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
     """The parser is changed while a loader is dead in mid-batch: no line is sorted twice."""
-    table = tmp_path / "logs"
+    table = warehouse / "logs"
     with monkeypatch.context() as patch:
         patch.setattr(table_run, "do_batch", die)
         with pytest.raises(LoaderDied):
@@ -187,20 +186,20 @@ async def test_a_planned_batch_is_parsed_as_it_was_planned(
     done(load_table(loader("continues"), job(table, topic, MENDED)))
     rows, _ = check_each_line_once(table)
     assert rows == Counter([b"INFO 1", b"INFO 4"])
-    assert last_batch(open_table(Location.of(table))) == 0
+    assert last_batch(open_table(table)) == 0
 
 
 @pytest.mark.long
-async def test_a_column_with_another_type_is_another_table(loader: Start, topic: Topic, tmp_path: Path):
-    table = tmp_path / "logs"
+async def test_a_column_with_another_type_is_another_table(loader: Start, topic: Topic, warehouse: Location):
+    table = warehouse / "logs"
     done(load_table(loader(), job(table, topic, BROKEN)))
     with pytest.raises(ForeignTable, match="has other columns than the job: n"):
         done(load_table(loader(), job(table, topic, {**BROKEN, "columns": {}})))
 
 
 @pytest.mark.long
-async def test_partitioned_by_days(loader: Start, topic: Topic, tmp_path: Path):
-    table = tmp_path / "logs"
+async def test_partitioned_by_days(loader: Start, topic: Topic, warehouse: Location):
+    table = warehouse / "logs"
     await topic.write(chunks_of("b", b"2026-11-20T23:59:59 a\n2026-11-21T00:00:00 b\n"))
     parser = {
         "format": "regex",
@@ -213,7 +212,7 @@ async def test_partitioned_by_days(loader: Start, topic: Topic, tmp_path: Path):
         ("a", "2026-11-20"),
         ("b", "2026-11-21"),
     }
-    made = open_table(Location.of(table))
+    made = open_table(table)
     assert made is not None
     assert {file.split("/")[-3:-1][1] for file in made.file_uris()} == {
         "event_date=2026-11-20",
