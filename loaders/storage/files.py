@@ -52,11 +52,11 @@ def open_table(place: Location | Path) -> DeltaTable | None:
 
 
 class StoredFile(NamedTuple):
-    """``name``: below the folder that was listed. ``modified``: seconds since 1970."""
+    """``name``: below the folder that was listed. ``modified_ns``: since 1970."""
 
     name: str
     size: int
-    modified: float
+    modified_ns: int
 
 
 class _Store(DeltaStorageHandler):
@@ -107,14 +107,14 @@ def list_files(folder: Location) -> list[StoredFile]:
     """
     if not folder.is_local:
         found = file_system(folder).get_file_info(pa_fs.FileSelector("", recursive=True, allow_not_found=True))
-        return sorted(StoredFile(f.path, f.size, f.mtime_ns / 1e9) for f in found if f.type == pa_fs.FileType.File)
+        return sorted(StoredFile(f.path, f.size, f.mtime_ns) for f in found if f.type == pa_fs.FileType.File)
     files: list[StoredFile] = []
     for inside, _, names in os.walk(folder.uri, onerror=_unless_gone):
         for name in names:
             path = Path(inside, name)
             with suppress(FileNotFoundError):
                 stat = path.lstat()
-                files.append(StoredFile(path.relative_to(folder.uri).as_posix(), stat.st_size, stat.st_mtime))
+                files.append(StoredFile(path.relative_to(folder.uri).as_posix(), stat.st_size, stat.st_mtime_ns))
     return sorted(files)
 
 
@@ -123,13 +123,16 @@ def _unless_gone(error: OSError) -> None:
         raise error
 
 
-def folders(folder: Location) -> dict[str, float]:
-    """The folders in a folder, with the time of their last change. Only mounted folders and HDFS have empty ones."""
+def folders(folder: Location) -> dict[str, int]:
+    """The folders in a folder, with the time of their last change in nanoseconds since 1970.
+
+    Only mounted folders and HDFS have empty ones, and only the former a time. Raises OSError, DeltaError.
+    """
     if folder.is_local:
         with os.scandir(folder.uri) as inside:
-            return {entry.name: entry.stat().st_mtime for entry in inside if entry.is_dir(follow_symlinks=False)}
+            return {entry.name: entry.stat().st_mtime_ns for entry in inside if entry.is_dir(follow_symlinks=False)}
     found = file_system(folder).get_file_info(pa_fs.FileSelector("", allow_not_found=True))
-    return {f.path: f.mtime_ns / 1e9 if f.mtime_ns else 0.0 for f in found if f.type == pa_fs.FileType.Directory}
+    return {f.path: f.mtime_ns or 0 for f in found if f.type == pa_fs.FileType.Directory}
 
 
 def is_empty(folder: Location) -> bool:

@@ -156,7 +156,7 @@ def _remove_leftovers(
     path: Location, last: int, retain: timedelta, named: set[str], stored: Sequence[StoredFile]
 ) -> None:
     """Deletes folders of finished batches that no longer hold rows, only leftovers of Spark or a killed loader."""
-    oldest = time.time() - retain.total_seconds()
+    oldest_ns = time.time_ns() - int(retain.total_seconds() * 1e9)
     inside: dict[str, list[StoredFile]] = {}
     for file in stored:
         inside.setdefault(file.name.split("/")[0], []).append(file)
@@ -167,9 +167,9 @@ def _remove_leftovers(
         if batch is None or batch > last:
             continue
         files = inside.get(folder, [])
-        if any(file.modified > oldest or is_data(file.name) for file in files):
+        if any(file.modified_ns > oldest_ns or is_data(file.name) for file in files):
             continue
-        if files or made[folder] <= oldest:
+        if files or made[folder] <= oldest_ns:
             delete_folder(path / folder)
 
 

@@ -28,6 +28,7 @@ from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.tls import kafka_options
+from logferry.loaders.location import Location
 from logferry.ops.audit.compare.mirror_copy import CopyComparison, MirrorReport
 from logferry.ops.audit.compare.pinpoint import Pinpointer
 from logferry.ops.audit.compare.proven_file import ProvenState, read_state_file, write_state_file
@@ -69,7 +70,7 @@ async def audit(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     async with AsyncExitStack() as stack:
-        tables = [TableReader(path) for path in dict.fromkeys(path.absolute() for path in config.tables)]
+        tables = [TableReader(Location.of(place, config.s3.access)) for place in dict.fromkeys(config.tables)]
         kafka = await stack.enter_async_context(connected(options))
         views = (await kafka.describe()).topics
         dc = config.dc or only_dc(views, config.prefix)

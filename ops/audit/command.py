@@ -13,6 +13,7 @@ from typing import Final
 
 from logferry.gateway.config import ConfigError, KafkaSettings, load, load_as
 from logferry.gateway.contract.names import Malformed, check_dc, visible
+from logferry.loaders.commands.options import location
 from logferry.mirror.config import load as load_mirror
 from logferry.ops.audit.audit import ProgressCallback, audit
 from logferry.ops.audit.compare.mirror_copy import MirrorReport, audit_mirror
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("audit", "[--config FILE] [--json | --brief] [OPTION ...]", description, example)
     add, many = parser.add_argument, partial(parser.add_argument, action="append", default=[])
     many("--topic", metavar="T", help="audit this topic only; may be repeated")
-    many("--table", type=Path, metavar="PATH", help="a table that is loaded from the topics; may be repeated")
+    many("--table", type=location, metavar="PATH", help="a table that is loaded from the topics; may be repeated")
     files = "original files that were pushed"
     add("--file", nargs="+", action="extend", default=[], type=Path, metavar="PATH", help=files)
     add("--bootstrap", metavar="HOST:PORT", help="Kafka's address (default: from --config)")

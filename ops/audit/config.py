@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from logferry.gateway.config import Dc, KafkaSettings, Pattern
+from logferry.loaders.config import Place, S3Settings
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -54,8 +55,11 @@ class AuditConfig(_Strict):
     topics: list[str] = []
     """Topics to audit, as writers name them; by default all topics of the data centre."""
 
-    tables: list[Path] = []
-    """Paths of tables that are loaded from this Kafka."""
+    tables: list[Place] = []
+    """Paths or URIs of tables that are loaded from this Kafka."""
+
+    s3: S3Settings = S3Settings()
+    """Access to S3, for tables at `s3://`."""
 
     files: list[str] = []
     """Paths or patterns of original files that were pushed."""

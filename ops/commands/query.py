@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date, datetime, time
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -23,8 +22,8 @@ import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from logferry.gateway.contract.names import visible
+from logferry.loaders.commands.options import location
 from logferry.loaders.errors import LoadError
-from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query import python_rows
 from logferry.loaders.storage.tables import TableSnapshot, copied_topics, snapshot_of
@@ -88,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
             statements = connection.extract_statements(args.sql)
             if len(statements) != 1:
                 raise UsageError(f"expected one SQL statement, got {len(statements)}")
-            snapshot = snapshot_of(Location.of(Path(args.table)))
+            snapshot = snapshot_of(args.table)
             _views(connection, snapshot, _tail(args, snapshot))
             for setting in _LOCKED:
                 connection.execute(setting)
@@ -174,7 +173,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("sql", metavar="SQL", help='one statement, such as "SELECT count(*) FROM logs"')
     option = parser.add_argument
     options = [
-        option("--table", metavar="PATH", help="folder of the table (required)"),
+        option("--table", type=location, metavar="PATH", help="folder or URI of the table (required)"),
         option("--topics", nargs="+", metavar="PATTERN", help="topics of the tail (default: those of the table)"),
         option("--bootstrap", metavar="HOST:PORT", help="read the tail from this Kafka, not from a gateway"),
         option("--kafka", metavar="FILE", help="the same, with the section [kafka] of this file (TLS, SASL)"),

@@ -48,7 +48,7 @@ def run_audit(plan: DemoPlan, stack: Stack, console: Console) -> Report:
     """
     kafka, mirrored = (KafkaSettings(bootstrap_servers=stack.cluster(dc).bootstrap) for dc in (DC, OTHER_DC))
     copies = [CopySettings(dc=OTHER_DC, kafka=mirrored)]
-    config = AuditConfig(dc=DC, kafka=kafka, tables=[plan.table], copies=copies)
+    config = AuditConfig(dc=DC, kafka=kafka, tables=[Location.of(plan.table)], copies=copies)
     with progress(console) as advance:
         return asyncio.run(audit(config, files=plan.originals(), progress=advance))
 

@@ -23,6 +23,7 @@ from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
 from logferry.gateway.contract.names import full_topic, lane_of, partition_of, printed_topic_id
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.ledger import APP, Ledger, new_entry
@@ -80,7 +81,7 @@ async def audited(
     **settings: Any,
 ) -> Report:
     """An audit without progress. ``settings``: others of `AuditConfig`."""
-    tables = settings.pop("tables", []) if table is None else [table]
+    tables = [Location.of(one) for one in (settings.pop("tables", []) if table is None else [table])]
     kafka = KafkaSettings(bootstrap_servers=bootstrap)
     return await audit(AuditConfig(dc=dc, kafka=kafka, tables=tables, **settings), files=files, full=full)
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,11 +18,12 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
-from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.files import list_files, open_table
 from logferry.loaders.storage.ledger import last_batch, read_ledger
-from logferry.loaders.storage.rewrite import text
+from logferry.loaders.storage.rewrite import file_name, text
 from logferry.loaders.storage.side_tables import read_left_out, read_segments, segment_length
 from logferry.ops.audit.digests.sums import WHOLE_CHUNK, WHOLE_RECORD, ChunkLine
 from logferry.ops.audit.tables.rows import MAIN, QUARANTINE, ChunkRows, FileId, FileStat
@@ -42,7 +42,7 @@ class TableReader:
     the segments, None where there are none. ``whole_chunks``: a row is a chunk, not a line.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         """Raises Unavailable if there is no table, or it cannot be read."""
         self.paths = paths = TablePaths.of(path)
         self.entries, self.broken = list[LedgerEntry](), ""
@@ -82,11 +82,13 @@ class TableReader:
     def files(self) -> dict[FileId, FileStat]:
         """All files of both tables. Raises Unavailable."""
         found = {}
-        for file, table, _, _ in self._fragments():
+        for name, table, folder in self._tables():
             with readable(table):
-                folder = self.paths.main if file.table == MAIN else self.paths.quarantine
-                stat = Path(folder / file.name).stat()
-                found[file] = FileStat(stat.st_size, stat.st_mtime_ns)
+                stored = {file.name: FileStat(file.size, file.modified_ns) for file in list_files(folder)}
+                for file in (file_name(table, uri) for uri in table.file_uris()):
+                    if file not in stored:
+                        raise FileNotFoundError(f"{folder}/{file} is missing")
+                    found[FileId(name, file)] = stored[file]
         return found
 
     def read(self, wanted: Collection[FileId]) -> Iterator[tuple[FileId, Iterator[ChunkRows]]]:
@@ -106,12 +108,16 @@ class TableReader:
 
     def _fragments(self, wanted: Any = None) -> Iterator[tuple[FileId, DeltaTable, Any, Any]]:
         """The files with their table and its schema, main table first."""
-        for name, table in ((MAIN, self.main), (QUARANTINE, self.quarantine)):
-            if table is not None:
-                with readable(table):
-                    dataset = table.to_pyarrow_dataset()
-                    fragments = list(dataset.get_fragments(filter=wanted))
-                yield from ((FileId(name, each.path), table, each, dataset.schema) for each in fragments)
+        for name, table, _ in self._tables():
+            with readable(table):
+                dataset = table.to_pyarrow_dataset()
+                fragments = list(dataset.get_fragments(filter=wanted))
+            yield from ((FileId(name, each.path), table, each, dataset.schema) for each in fragments)
+
+    def _tables(self) -> Iterator[tuple[str, DeltaTable, Location]]:
+        yield MAIN, self.main, self.paths.main
+        if self.quarantine is not None:
+            yield QUARANTINE, self.quarantine, self.paths.quarantine
 
     def _scanned(self, name: str, table: DeltaTable, fragment: Any, schema: Any, wanted: Any = None) -> Any:
         have = set(schema.names)

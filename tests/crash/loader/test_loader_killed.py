@@ -6,6 +6,7 @@ Nothing in the loader helps these tests: they watch the tables' folders, and str
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +14,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from logferry.loaders.commands.table import main as table_command
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.files import open_table
-from logferry.loaders.storage.ledger import last_batch, read_ledger
+from logferry.loaders.storage.files import delete_files, list_files, open_table
+from logferry.loaders.storage.ledger import existing_table, last_batch, read_ledger
 from logferry.loaders.storage.retention import compact
+from logferry.loaders.storage.rewrite import file_name
 from logferry.loaders.storage.side_tables import read_left_out
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -139,7 +140,7 @@ async def test_a_frozen_loader_that_wakes_after_its_batch_was_loaded_and_compact
         tidied = last_batch(open_table(paths.main))
         if by == "hand":
             for path in (paths.main, paths.quarantine):
-                tidy(Path(path))
+                tidy(path)
         else:
             assert table_command(["compact", str(table)]) == 0
         check_kept(table, topic.committed)
@@ -211,21 +212,24 @@ async def test_compacted_all_the_time_while_loaders_race_and_are_killed(
     check_kept(table, topic.committed)
 
 
-def tidy(path: Path) -> None:
+def tidy(path: Location) -> None:
     """Compacts, drops what that replaced, and leaves nothing of the history but a checkpoint.
 
     Files that no commit names stay: they are the frozen loader's, which is to get as far as it can.
     """
-    table = DeltaTable(str(path))
-    replaced = {Path(uri) for uri in table.file_uris()}
-    table.optimize.compact()
-    table = DeltaTable(str(path))
+
+    def names() -> set[str]:
+        table = existing_table(path)
+        return {file_name(table, uri) for uri in table.file_uris()}
+
+    replaced = names()
+    existing_table(path).optimize.compact()
+    table = existing_table(path)
     table.create_checkpoint()
-    for file in replaced - {Path(uri) for uri in table.file_uris()}:
-        file.unlink()
-    for log in (path / "_delta_log").iterdir():
-        if log.suffix in (".json", ".crc") and log.stem.isdigit() and int(log.stem) < table.version():
-            log.unlink()
+    delete_files(path, sorted(replaced - names()))
+    logs = [file.name for file in list_files(path / "_delta_log")]
+    old = [name for name in logs if re.fullmatch(r"[0-9]+\.(json|crc)", name) and int(name[:20]) < table.version()]
+    delete_files(path / "_delta_log", old)
 
 
 @pytest.mark.long

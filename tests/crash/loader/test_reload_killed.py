@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
 from logferry.loaders.storage.files import open_table
-from logferry.loaders.storage.ledger import last_batch, read_ledger
+from logferry.loaders.storage.ledger import existing_table, last_batch, read_ledger
 
 from tests.support.loader import Topic, check_kept, quarantine, stored
 from tests.support.loader_faults import RacingLoaders, frozen, logs, seeded
@@ -25,11 +25,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.long]
 
 def damage(table: Location) -> None:
     """Damages the table by hand, while no loader runs."""
-    main = str(table)
-    DeltaTable(main).delete("line % 7 = 3")
-    DeltaTable(main).update(updates={"text": "'forged'"}, predicate="line = 1")
-    write_deltalake(main, DeltaTable(main).to_pyarrow_table(filters=[("line", "=", 0)]), mode="append")
-    DeltaTable(str(TablePaths.of(table).quarantine)).delete("seqno % 2 = 0")
+    main = table
+    existing_table(main).delete("line % 7 = 3")
+    existing_table(main).update(updates={"text": "'forged'"}, predicate="line = 1")
+    write_deltalake(
+        existing_table(main), existing_table(main).to_pyarrow_table(filters=[("line", "=", 0)]), mode="append"
+    )
+    existing_table(TablePaths.of(table).quarantine).delete("seqno % 2 = 0")
 
 
 def what(table: Location) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
@@ -120,7 +122,7 @@ async def test_a_frozen_reload_that_wakes_after_another_loader_has_done_it(
         assert status == 0, err
         check_kept(table, topic.committed)
         for path in (paths.main, paths.quarantine):
-            DeltaTable(str(path)).optimize.compact()
+            existing_table(path).optimize.compact()
     status, summary, err = zombie.finish()
     assert status == 0, (summary, err)
     assert [(done["batch"], done["ours"]) for done in summary["tables"][0]["batches"]] == [(batch, False)]

@@ -255,7 +255,7 @@ def test_a_gateway_that_is_away(loaded: Loaded):
 
 
 def test_a_gateway_of_another_data_centre(ran: Ran, workers: Gateway, topic_name: str, warehouse: Location):
-    elsewhere = Loaded(workers, topic_name, Location.of(Path(warehouse / "logs")), dc="dc2")
+    elsewhere = Loaded(workers, topic_name, warehouse / "logs", dc="dc2")
     elsewhere.write("a", b"1\n")
     elsewhere.load(0)
     status, output, said = ran("SELECT 1", "--table", elsewhere.path)
@@ -283,7 +283,7 @@ def stored_schema(loaded: Loaded) -> Any:
 def test_a_parser_of_its_own_is_answered_from_the_table_alone(
     ran: Ran, workers: Gateway, topic_name: str, warehouse: Location
 ):
-    parsed = Loaded(workers, topic_name, Location.of(Path(warehouse / "logs")), parser="logfmt/1:3f2a9c01d4e7")
+    parsed = Loaded(workers, topic_name, warehouse / "logs", parser="logfmt/1:3f2a9c01d4e7")
     parsed.write("a", b"1\n")
     parsed.load(0)
     parsed.write("a", b"2\n")
@@ -336,4 +336,4 @@ async def test_the_tail_is_what_the_loader_will_load(
     assert before == await asyncio.to_thread(all_of_it, "--bootstrap", workers.kafka.bootstrap)
     list(load_table(loader(), job))
     assert before == await asyncio.to_thread(all_of_it)
-    assert len(stored(Path(job.path))) == 3
+    assert len(stored(job.path)) == 3

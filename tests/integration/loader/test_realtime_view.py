@@ -24,6 +24,7 @@ from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import LoadEvent, load_table
 from logferry.loaders.storage import tables
 from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import existing_table
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.loader import Topic, chunks_of
@@ -91,7 +92,7 @@ async def test_loads_between_any_two_looks_move_no_row(
     frame = instant.frame(spark)
     await topic.write(chunks_of("b", b"6\n", start=9), partitions=2)
     list(load_table(loads, job(table, topic.name)))
-    DeltaTable(str(table)).optimize.compact()
+    existing_table(table).optimize.compact()
     records = await committed_records(topic.bootstrap, [topic.name])
     found = rows(whole(frame))
     assert [row.text for row in found] == ["1", "2", "4", "5", "3"]

@@ -7,14 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, READY
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.files import open_table
-from logferry.loaders.storage.ledger import last_batch
+from logferry.loaders.storage.ledger import existing_table, last_batch
 from logferry.loaders.storage.side_tables import read_left_out, read_segments
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -61,7 +60,7 @@ async def test_copies_stay_left_out_and_chunks_without_a_copy_come_in(
     check_exact(table, chunks)
     assert noted() == [(there.name, one.chunk.seqno) for one in chunks[:4]]
     # The operator has removed rows of the one: the other's come in.
-    DeltaTable(str(table)).delete(f"topic = '{here.name}' and text = 'line 2'")
+    existing_table(table).delete(f"topic = '{here.name}' and text = 'line 2'")
     reload(loader(), work, there.name)
     check_exact(table, chunks)
     assert (there.name, chunks[2].chunk.seqno) not in noted()
@@ -98,8 +97,8 @@ async def test_segments_get_exact_counts_and_a_new_version_where_rows_change(
     # No row changes: no segment opens again.
     reload(loader(), work, topic.name)
     assert segments() == before
-    DeltaTable(str(table)).delete(f"event_time = '{(second + timedelta(minutes=59)).isoformat()}'")
-    DeltaTable(str(table)).update(
+    existing_table(table).delete(f"event_time = '{(second + timedelta(minutes=59)).isoformat()}'")
+    existing_table(table).update(
         updates={"what": "'forged'"}, predicate=f"event_time = '{(first + timedelta(minutes=1)).isoformat()}'"
     )
     reload(loader(), work, f"{topic.name}:0=0..1")

@@ -217,7 +217,11 @@ async def test_audit_with_its_rights(way: str, secured: SecuredKafka, topic_name
     await world.write(world.plan(), transactional_id=world.name)
     load(secured.settings("loader"), tmp_path / "t", world.topic)
     settings = AuditConfig(
-        dc="dc1", prefix="audited", kafka=secured.settings("audit", way), topics=[world.name], tables=[tmp_path / "t"]
+        dc="dc1",
+        prefix="audited",
+        kafka=secured.settings("audit", way),
+        topics=[world.name],
+        tables=[Location.of(tmp_path / "t")],
     )
     report = await audit(settings)
     assert not report.findings.counts

@@ -22,7 +22,7 @@ from logferry.loaders.planning.ledger_entry import RELOAD, TablePaths
 from logferry.loaders.planning.reload_plan import ReloadTarget, TimeSpan
 from logferry.loaders.runs.table_run import load_table, requarantine_table
 from logferry.loaders.storage.files import open_table
-from logferry.loaders.storage.ledger import last_batch, read_ledger
+from logferry.loaders.storage.ledger import existing_table, last_batch, read_ledger
 
 from tests.support.loader import Topic, chunks_of, quarantine, stored
 from tests.support.table_loads import LoaderDied, die, done, job, reload
@@ -53,12 +53,12 @@ def state(table: Location) -> tuple[list[str], list[str]]:
 
 def damage(table: Location) -> None:
     """Rows and lines of the quarantine gone, a row altered, another one twice."""
-    main, beside = str(table), str(TablePaths.of(table).quarantine)
-    DeltaTable(main).delete("seqno % 3 = 0")
-    DeltaTable(main).update(updates={"text": "'forged'"}, predicate="line = 1 and seqno % 3 = 1")
-    twice = DeltaTable(main).to_pyarrow_table(filters=[("line", "=", 0)])
-    write_deltalake(main, twice, mode="append")
-    DeltaTable(beside).delete("seqno % 2 = 0")
+    main, beside = table, TablePaths.of(table).quarantine
+    existing_table(main).delete("seqno % 3 = 0")
+    existing_table(main).update(updates={"text": "'forged'"}, predicate="line = 1 and seqno % 3 = 1")
+    twice = existing_table(main).to_pyarrow_table(filters=[("line", "=", 0)])
+    write_deltalake(existing_table(main), twice, mode="append")
+    existing_table(beside).delete("seqno % 2 = 0")
 
 
 LINES = [b"one %d\ntwo\n\xff bad\nlast" % n for n in range(40)]
@@ -86,10 +86,10 @@ async def test_rows_damaged_by_hand_are_replaced_by_the_records_of_kafka(
     assert state(table) != exact
     # All of it, and a load that continues.
     await topic.write(chunks_of("b", b"new\n\xfe\n"))
-    version = DeltaTable(str(table)).version()
+    version = existing_table(table).version()
     reload(loader(), work, topic.name)
     assert state(table) == exact
-    assert DeltaTable(str(table)).version() == version + 1, "in one transaction"
+    assert existing_table(table).version() == version + 1, "in one transaction"
     entry = read_ledger(table)[-1]
     assert (entry.kind, entry.ranges) == (RELOAD, tuple(r._replace(start=r.end) for r in positions))
     assert [(r.start, r.end) for r in entry.reload] == [(0, positions[0].end)]
@@ -155,8 +155,8 @@ async def test_a_compaction_comes_between_the_read_and_the_commit(
     def compact_first(self: DeltaTable, *given: Any, **more: Any) -> None:
         if len(times) < 2:
             for path in (paths.main, paths.quarantine):
-                write_deltalake(str(path), DeltaTable(str(path)).to_pyarrow_table(), mode="overwrite")
-                DeltaTable(str(path)).optimize.compact()
+                write_deltalake(existing_table(path), existing_table(path).to_pyarrow_table(), mode="overwrite")
+                existing_table(path).optimize.compact()
             times.append(self)
         create(self, *given, **more)
 
