@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 # The schemes of URIs, each with the names by which it is known.
 _SCHEMES: Final = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs", "abfss": "abfss", "gs": "gs"}
@@ -30,6 +30,8 @@ _VARIABLES: Final = {
     "secret_key": "AWS_SECRET_ACCESS_KEY",
     "session_token": "AWS_SESSION_TOKEN",
 }
+# After this long without a store, a load fails and is repeated by its caller.
+_RETRY: Final = "60s"
 _SECRET: Final = ("access_key", "secret_key", "session_token")
 # Whatever was read as a secret by this process, to keep it out of errors.
 _known_secrets: set[str] = set()
@@ -64,12 +66,23 @@ class S3Access:
         """The options of delta-rs: a commit is a PUT with If-None-Match."""
         values = self.values()
         options = {_VARIABLES[name]: value for name, value in values.items()}
-        options["aws_conditional_put"] = "etag"
+        options |= {"aws_conditional_put": "etag", "retry_timeout": _RETRY}
         if "endpoint" in values:
             options["AWS_ALLOW_HTTP"] = str(values["endpoint"].startswith("http:")).lower()
             # Servers of one's own rarely have a name per bucket.
             options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "false"
             options.setdefault("AWS_REGION", "us-east-1")
+        return options
+
+    def arrow_options(self) -> dict[str, Any]:
+        """The options of pyarrow's file system."""
+        values = self.values()
+        names = ("access_key", "secret_key", "session_token", "region")
+        options: dict[str, Any] = {name: values[name] for name in names if name in values}
+        if "endpoint" in values:
+            scheme, _, host = values["endpoint"].rstrip("/").partition("://")
+            options |= {"endpoint_override": host, "scheme": scheme}
+            options.setdefault("region", "us-east-1")
         return options
 
     def hadoop_options(self) -> dict[str, str]:

@@ -26,7 +26,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED, READY, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import moment_of, utc_text
-from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.files import dataset, open_table
 from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
 from logferry.loaders.storage.tables import active_filter, read_state
@@ -83,7 +83,7 @@ def _quarantined(paths: TablePaths, last: int) -> dict[str, int]:
     table = open_table(paths.quarantine)
     if table is None:
         return {}
-    stored = table.to_pyarrow_dataset()
+    stored = dataset(paths.quarantine, table)
     found: Counter[str] = Counter()
     for batch in stored.scanner(columns=["reason"], filter=active_filter(last)).to_batches():
         found.update({one["values"]: one["counts"] for one in batch.column(0).value_counts().to_pylist()})

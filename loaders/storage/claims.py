@@ -52,7 +52,7 @@ def claim(place: Location, valid_s: float, now: float | None = None) -> bool:
                     commit_properties=properties,
                     post_commithook_properties=HOOKS,
                 )
-        except DeltaError:
+        except (DeltaError, OSError):
             if open_table(place) is None:
                 raise
     table = open_table(place)

@@ -27,7 +27,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location
@@ -236,6 +236,10 @@ def commit_once(
                 except CommitFailedError as error:
                     # Another loader committed the batch, or another commit was faster, such as a compaction.
                     is_beaten, refused = True, str(error)
+                except (DeltaError, OSError):
+                    # The store may have it, and its answer was lost.
+                    if committed_batch(path, batch, run) is None:
+                        raise
         # Only the table's newest state counts: where the log was cleaned up, a commit can land in the past.
         if done := committed_batch(path, batch, run):
             if not is_beaten:

@@ -1,7 +1,7 @@
 """The files of tables in any store: the one module that lists, reads, writes and deletes them. Without Spark.
 
-Mounted folders are accessed by pyarrow; all other stores by delta-rs's own client, so that one set of credentials and
-one policy of retries holds for commits and files. Names are relative to the table's folder, with ``/``.
+Mounted folders and S3 are accessed by pyarrow; the other stores by delta-rs's own client, which needs no libraries of
+Hadoop but holds the interpreter while it waits. Names are relative to the table's folder, with ``/``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.fs as pa_fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -24,6 +25,7 @@ from logferry.loaders.location import Location, without_secrets
 
 # Requests of a store that wait for answers at the same time.
 _REQUESTS: Final = 16
+_TRIES: Final = 10
 _BLOCK: Final = 8 << 20
 T = TypeVar("T")
 U = TypeVar("U")
@@ -49,6 +51,11 @@ def open_table(place: Location | Path) -> DeltaTable | None:
                 raise UnsupportedFeature(f"{at} cannot be read: {error}") from None
             raise
     return None
+
+
+def dataset(folder: Location, table: DeltaTable, where: str | None = None) -> ds.Dataset:
+    """The rows of the table at its version. ``where``: SQL, by which files are passed over. Raises DeltaError."""
+    return table.to_pyarrow_dataset(filesystem=file_system(folder), file_pruning_predicate=where)
 
 
 class StoredFile(NamedTuple):
@@ -97,6 +104,10 @@ def file_system(folder: Location) -> pa_fs.FileSystem:
     """For the files in the folder, by their names below it. Raises OSError, ValueError, DeltaError."""
     if folder.is_local:
         return pa_fs.SubTreeFileSystem(folder.uri, pa_fs.LocalFileSystem())
+    if folder.scheme == "s3":
+        retries = pa_fs.AwsStandardS3RetryStrategy(max_attempts=_TRIES)
+        store = pa_fs.S3FileSystem(**folder.access.arrow_options(), retry_strategy=retries)
+        return pa_fs.SubTreeFileSystem(folder.uri.removeprefix("s3://"), store)
     return pa_fs.PyFileSystem(_Store(folder.uri, folder.options))
 
 
@@ -199,7 +210,10 @@ def delete_folder(folder: Location) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     with suppress(OSError, DeltaError):
-        delete_files(folder, [file.name for file in list_files(folder)])
+        if folder.scheme == "s3":
+            file_system(folder.parent).delete_dir(folder.name)
+        else:
+            delete_files(folder, [file.name for file in list_files(folder)])
 
 
 def in_parallel(work: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:

@@ -25,7 +25,7 @@ from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable,
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.files import open_table, storage_errors
+from logferry.loaders.storage.files import dataset, file_system, open_table, storage_errors
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
@@ -78,7 +78,7 @@ def create_table(
     with storage_errors(f"{path} cannot be created"):
         try:
             DeltaTable.create(path.uri, schema, mode="ignore", name=name, storage_options=path.options, **more)
-        except CommitFailedError:
+        except (DeltaError, OSError):
             if open_table(path) is None:
                 raise
 
@@ -167,7 +167,7 @@ def read_rows(path: Location, filters: Any = None) -> list[dict[str, Any]]:
     if table is None:
         return []
     with storage_errors(f"{path} cannot be read"):
-        rows: list[dict[str, Any]] = table.to_pyarrow_table(filters=filters).to_pylist()
+        rows: list[dict[str, Any]] = table.to_pyarrow_table(filters=filters, filesystem=file_system(path)).to_pylist()
     return rows
 
 
@@ -216,7 +216,7 @@ class Ledger:
         if (table := open_table(self.path)) is not None:
             with storage_errors(f"{self.path} cannot be read"):
                 # Each batch has its own file until they are merged; the others are not looked at.
-                stored = table.to_pyarrow_dataset(file_pruning_predicate=f"batch = {batch}")
+                stored = dataset(self.path, table, f"batch = {batch}")
                 found = _entries(stored.to_table(filter=ds.field("batch") == batch).to_pylist(), self.path)
         if not found:
             raise LedgerBroken(
@@ -237,8 +237,9 @@ class Ledger:
             with storage_errors(f"{self.path}: the entry of batch {entry.batch} cannot be written"):
                 try:
                     write_deltalake(table, _rows(entry), mode="append", commit_properties=properties)
-                except CommitFailedError:
-                    # Where another loader was faster, its entry is the batch's.
+                except (DeltaError, OSError):
+                    # Where another loader was faster, its entry is the batch's. Where the store's answer was lost, the
+                    # entry is ours.
                     if self.last() < entry.batch:
                         raise
         return self.get(entry.batch)

@@ -52,6 +52,7 @@ from logferry.loaders.storage.commit import (
 )
 from logferry.loaders.storage.files import (
     StoredFile,
+    dataset,
     delete_files,
     delete_folder,
     folders,
@@ -222,7 +223,7 @@ def count_old(paths: TablePaths, last: int, before: datetime) -> OldRows:
     quarantined = count_rows(paths.quarantine, ds.field("recorded") < _at(before), active_as_of=last)
     if (length := segment_length(paths.segments)) is not None:
         rules = SegmentRules(length)
-        staying = _staying(table, before, rules)
+        staying = _staying(paths.main, table, before, rules)
         changed = drop_before(read_segments(paths.segments, last), before, last, before, rules, staying)
         segments = sum(rules.end_of(start) <= before for start in changed)
     return OldRows(rows, quarantined, segments)
@@ -247,7 +248,7 @@ def drop_rows(paths: TablePaths, entry: LedgerEntry, run: str) -> CommittedBatch
     if length is not None:
         rules = SegmentRules(length)
         segments = segments_before(paths, entry.batch, run, rules)
-        staying = _staying(open_table(paths.main), before, rules)
+        staying = _staying(paths.main, open_table(paths.main), before, rules)
         changed = drop_before(segments, before, entry.batch, datetime.now(UTC), rules, staying)
         put_segments(paths.segments, entry.batch, run, changed.values())
     table = open_table(paths.main)
@@ -264,14 +265,16 @@ def _has_events(table: DeltaTable | None) -> bool:
     return table is not None and any(field.name == "event_time" for field in table.schema().fields)
 
 
-def _staying(table: DeltaTable | None, before: datetime, rules: SegmentRules) -> dict[datetime, AddedRows | None]:
+def _staying(
+    path: Location, table: DeltaTable | None, before: datetime, rules: SegmentRules
+) -> dict[datetime, AddedRows | None]:
     """The rows that stay, by segment: those of events before the cut-off that were recorded too late to be dropped, and
     all others of later segments that lose events, recorded long before."""
     if table is None or not _has_events(table):
         return {}
     event, is_gone = ds.field("event_time"), ds.field("recorded") < _at(before - _DAY)
     with storage_errors(f"{table.table_uri} cannot be read"):
-        counted = partial(rows_by_segment, table.to_pyarrow_dataset(), rules=rules)
+        counted = partial(rows_by_segment, dataset(path, table), rules=rules)
         young = (event < _at(before)) & (ds.field("recorded") >= _at(before + _DAY))
         found: dict[datetime, AddedRows | None] = {**counted(young)}
         for start in counted((event >= _at(before)) & is_gone):

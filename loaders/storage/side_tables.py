@@ -40,7 +40,7 @@ from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, Segment, SegmentRules, WatermarkCheck, add_rows
 from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, merged, utc_text
 from logferry.loaders.storage.commit import DataFiles, commit_rows
-from logferry.loaders.storage.files import file_system, open_table, read_text, storage_errors, write_text
+from logferry.loaders.storage.files import dataset, file_system, open_table, read_text, storage_errors, write_text
 from logferry.loaders.storage.ledger import (
     add_columns,
     arrow_schema,
@@ -195,7 +195,7 @@ def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any) 
         if path == paths.main and last_batch(table) != batch:
             raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader has continued")
         with storage_errors(f"{path} cannot be read"):
-            stored = table.to_pyarrow_dataset()
+            stored = dataset(path, table)
             if path == paths.quarantine:
                 wanted = wanted & active_filter(batch)
             have = [name for name in columns if name in stored.schema.names]
@@ -257,7 +257,7 @@ def segments_before(paths: TablePaths, batch: int, run: str, rules: SegmentRules
     """The segments before the batch; counted from the main table where the side table has none. Raises Overtaken."""
     before = batch - 1
     if before >= 0 and last_batch(open_table(paths.segments)) < before:
-        added = rows_by_segment(table_at(paths.main, before).to_pyarrow_dataset(), None, rules)
+        added = rows_by_segment(dataset(paths.main, table_at(paths.main, before)), None, rules)
         counted = add_rows({}, added, before, datetime.now(UTC))
         _commit_segments(counted.values(), paths.segments, before, run, replace=True)
     return read_segments(paths.segments, before)

@@ -23,7 +23,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range, TopicOffsets, plan
 from logferry.loaders.planning.source_facts import shared_topics
-from logferry.loaders.storage.files import open_table, storage_errors
+from logferry.loaders.storage.files import dataset, open_table, storage_errors
 from logferry.loaders.storage.ledger import Ledger, arrow_schema, check_features, last_batch
 
 # Where a line is quarantined, ``line`` and ``newline`` are set; where a whole record is, ``key`` and ``headers``.
@@ -168,4 +168,4 @@ def count_rows(path: Location, selected: Any, active_as_of: int | None = None) -
     with storage_errors(f"{path} cannot be read"):
         if active_as_of is not None:
             selected = selected & active_filter(active_as_of)
-        return int(table.to_pyarrow_dataset().count_rows(filter=selected))
+        return int(dataset(path, table).count_rows(filter=selected))

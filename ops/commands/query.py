@@ -26,6 +26,7 @@ from logferry.loaders.commands.options import location
 from logferry.loaders.errors import LoadError
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query import python_rows
+from logferry.loaders.storage.files import dataset
 from logferry.loaders.storage.tables import TableSnapshot, copied_topics, snapshot_of
 from logferry.ops.cli.gateway_client import add_gateway_options
 from logferry.ops.cli.options import command_parser, parse_with_file
@@ -130,7 +131,7 @@ def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> tuple[Iterator[p
             raise UsageError("--bootstrap and --kafka exclude each other: the file holds the address")
         newest = KafkaTail(args.bootstrap, args.kafka)
     ranges = newest.ranges(snapshot, args.topics)
-    schema = snapshot.table.to_pyarrow_dataset().schema
+    schema = dataset(snapshot.path, snapshot.table).schema
     rows = python_rows.batches(newest.chunks(ranges), entry.dc, entry.parser, schema)
     return rows, copied_topics(snapshot, ranges)
 
@@ -141,12 +142,12 @@ def _views(
     tail: tuple[Iterator[pa.RecordBatch], set[str]] | None,
 ) -> None:
     """The tail goes into a table of DuckDB, which moves to the disk what does not fit into its share of memory."""
-    dataset = snapshot.table.to_pyarrow_dataset()
-    connection.register("stored", dataset)
+    stored = dataset(snapshot.path, snapshot.table)
+    connection.register("stored", stored)
     union = ""
     if tail is not None:
         rows, several = tail
-        connection.register("arriving", dataset.schema.empty_table())
+        connection.register("arriving", stored.schema.empty_table())
         connection.execute("CREATE TEMP TABLE behind AS FROM arriving")
         for batch in rows:
             connection.register("arriving", pa.Table.from_batches([batch]))

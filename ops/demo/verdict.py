@@ -19,6 +19,7 @@ from logferry.gateway.config import KafkaSettings
 from logferry.loaders.location import Location
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.planning.source_facts import utc_text
+from logferry.loaders.storage.files import dataset
 from logferry.loaders.storage.ledger import existing_table
 from logferry.loaders.storage.side_tables import Segments
 from logferry.loaders.terminal import escape
@@ -144,10 +145,10 @@ def _rows(path: Path) -> Table:
     table = _table(f"{_ROWS} rows of the table, read by delta-rs, without Spark", ("file",), ("seqno", "line"))
     add_columns(table, ("text",), (), "text")
     try:
-        dataset = existing_table(Location.of(path)).to_pyarrow_dataset()
-        count = dataset.count_rows()
+        stored = dataset(Location.of(path), existing_table(Location.of(path)))
+        count = stored.count_rows()
         wanted = sorted({count * number // _ROWS for number in range(_ROWS)} if count else ())
-        rows = dataset.take(wanted, columns=["source_id", "seqno", "line", "text"]).to_pylist()
+        rows = stored.take(wanted, columns=["source_id", "seqno", "line", "text"]).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error
     for row in rows:

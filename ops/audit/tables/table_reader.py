@@ -21,7 +21,7 @@ from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
-from logferry.loaders.storage.files import list_files, open_table
+from logferry.loaders.storage.files import dataset, list_files, open_table
 from logferry.loaders.storage.ledger import last_batch, read_ledger
 from logferry.loaders.storage.rewrite import file_name, text
 from logferry.loaders.storage.side_tables import read_left_out, read_segments, segment_length
@@ -108,11 +108,11 @@ class TableReader:
 
     def _fragments(self, wanted: Any = None) -> Iterator[tuple[FileId, DeltaTable, Any, Any]]:
         """The files with their table and its schema, main table first."""
-        for name, table, _ in self._tables():
+        for name, table, folder in self._tables():
             with readable(table):
-                dataset = table.to_pyarrow_dataset()
-                fragments = list(dataset.get_fragments(filter=wanted))
-            yield from ((FileId(name, each.path), table, each, dataset.schema) for each in fragments)
+                stored = dataset(folder, table)
+                fragments = list(stored.get_fragments(filter=wanted))
+            yield from ((FileId(name, each.path), table, each, stored.schema) for each in fragments)
 
     def _tables(self) -> Iterator[tuple[str, DeltaTable, Location]]:
         yield MAIN, self.main, self.paths.main

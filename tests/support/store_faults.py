@@ -1,0 +1,148 @@
+"""A relay before an S3 server that refuses, loses answers and cuts uploads, as a test says. It runs in the
+process that uses the store: code that holds the interpreter while it waits for the store would wait for ever.
+
+with FaultyStore(endpoint) as store:
+    store.fail(LOST_ANSWER, "PUT", r"_delta_log/.*json", times=1)
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+# The store is busy; it fails; it does the work and says nothing; the connection breaks in mid-request.
+BUSY, FAILS, LOST_ANSWER, CUT = "busy", "fails", "lost answer", "cut"
+KINDS: Final = (BUSY, FAILS, LOST_ANSWER, CUT)
+_ERRORS: Final = {BUSY: (503, "SlowDown"), FAILS: (500, "InternalError")}
+_HOP: Final = {"connection", "keep-alive", "transfer-encoding", "content-length"}
+
+
+class Fault(NamedTuple):
+    kind: str
+    method: str
+    path: re.Pattern[str]
+
+
+class FaultyStore:
+    """``requests``: (method, path, fault or nothing) of all so far. ``url``: the relay's."""
+
+    def __init__(self, endpoint: str) -> None:
+        parts = urlsplit(endpoint)
+        self.target = (parts.hostname or "", parts.port or 80)
+        self.requests: list[tuple[str, str, str]] = []
+        self._faults: list[Fault] = []
+        self._lock = threading.Lock()
+        store = self
+
+        class Handler(_Handler):
+            relay = store
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> FaultyStore:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def fail(self, kind: str, method: str, path: str, times: int = 1) -> None:
+        """The next so many requests like this."""
+        with self._lock:
+            self._faults += [Fault(kind, method, re.compile(path))] * times
+
+    def struck(self) -> list[str]:
+        return [fault for _, _, fault in self.requests if fault]
+
+    def next_fault(self, method: str, path: str) -> str:
+        plain = unquote(path)
+        with self._lock:
+            found = next((f for f in self._faults if f.method == method and f.path.search(plain)), None)
+            if found is not None:
+                self._faults.remove(found)
+            kind = "" if found is None else found.kind
+            self.requests.append((method, plain, kind))
+        return kind
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+    relay: FaultyStore
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def handle_expect_100(self) -> bool:
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def _serve(self) -> None:
+        kind = self.relay.next_fault(self.command, self.path)
+        if kind != CUT:
+            body = self._body()
+        if kind == CUT:
+            self._drop()
+        elif kind in _ERRORS:
+            status, code = _ERRORS[kind]
+            self._answer(status, {}, f"<Error><Code>{code}</Code><Message>by the test</Message></Error>".encode())
+        else:
+            connection = http.client.HTTPConnection(*self.relay.target, timeout=60)
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in ("connection", "expect"):
+                    connection.putheader(name, value)
+            connection.endheaders(body or None)
+            reply = connection.getresponse()
+            content = reply.read()
+            connection.close()
+            if kind == LOST_ANSWER:
+                self._drop()
+            else:
+                self._answer(reply.status, dict(reply.getheaders()), content)
+
+    def _body(self) -> bytes:
+        """As it was sent, the frames of its chunks included."""
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while True:
+            parts.append(self.rfile.readline())
+            size = int(parts[-1].split(b";")[0], 16)
+            if not size:
+                break
+            parts.append(self.rfile.read(size + 2))
+        parts.append(self.rfile.readline())
+        while parts[-1].strip():
+            parts.append(self.rfile.readline())
+        return b"".join(parts)
+
+    def _drop(self) -> None:
+        self.close_connection = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in _HOP:
+                self.send_header(name, value)
+        length = headers.get("Content-Length", headers.get("content-length"))
+        self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+        self.wfile.flush()
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
