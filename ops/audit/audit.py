@@ -42,6 +42,7 @@ from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
 from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
 from logferry.ops.audit.log.read import Centre, audited_topics, committed, connected, only_dc, state_topic_of
+from logferry.ops.audit.tables.accepted_resets import AcceptedResets, ResetName, named_batches
 from logferry.ops.audit.tables.table_reader import TableReader
 from logferry.ops.cli.problems import Unavailable, UsageError
 
@@ -54,15 +55,16 @@ async def audit(
     *,
     files: Sequence[Path] = (),
     full: bool = False,
+    accept_resets: Sequence[ResetName] = (),
     progress: ProgressCallback = lambda _stage, _done, _total: None,
 ) -> Report:
     """Proves or refutes the guarantee over the stored data. It can run at any time, and writes only the state file.
 
     ``files``: the original files, in place of the patterns of the configuration. ``full``: read everything in spite of
-    the state file.
+    the state file. ``accept_resets``: resets of the tables that do not refute; the state file remembers them.
 
-    Raises UsageError for a topic, dc, file or state file that cannot be used, Unavailable when Kafka or a table cannot
-    be read.
+    Raises UsageError for a topic, dc, file, reset or state file that cannot be used, Unavailable when Kafka or a table
+    cannot be read.
     """
     try:
         options = kafka_options(config.kafka)
@@ -70,13 +72,16 @@ async def audit(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     async with AsyncExitStack() as stack:
-        tables = [TableReader(Location.of(place, config.s3.access)) for place in dict.fromkeys(config.tables)]
+        places = [Location.of(place, config.s3.access) for place in dict.fromkeys(config.tables)]
+        batches = named_batches(
+            (name._replace(table=str(Location.of(name.table))) for name in accept_resets), map(str, places)
+        )
+        tables = [TableReader(place) for place in places]
         kafka = await stack.enter_async_context(connected(options))
         views = (await kafka.describe()).topics
         dc = config.dc or only_dc(views, config.prefix)
         scope = {"dc": dc, "prefix": config.prefix, "topics": sorted(set(config.topics))}
-        state_file = None if full else config.state_file
-        proven = ProvenState(scope) if state_file is None else read_state_file(state_file, scope)
+        proven = _earlier_proof(config.state_file, scope, full)
         state_topic = state_topic_of(views, dc, config.prefix)
         originals = OriginalFiles(files, proven.files)
         stack.callback(originals.close)
@@ -88,7 +93,7 @@ async def audit(
                 raise UsageError(f"copies: {copy.dc} is {what}; name each data centre that mirrors it once")
             there = await stack.enter_async_context(connected(options))
             centres[copy.dc] = Centre(copy.dc, there, (await there.describe()).topics)
-        run = _Audit(config, here, centres, state_topic, originals, proven, progress)
+        run = _Audit(config, here, centres, state_topic, originals, proven, progress, batches)
         report = await run.run(tables)
         if config.state_file is not None:
             write_state_file(config.state_file, run.to_state())
@@ -108,6 +113,7 @@ class _Audit:
     originals: OriginalFiles
     proven: ProvenState
     progress: ProgressCallback
+    accepted_batches: Mapping[str, set[int]]
     findings: Findings = field(default_factory=Findings)
     comparisons: list[TableComparison] = field(default_factory=list)
 
@@ -116,15 +122,22 @@ class _Audit:
         topics = None if self.is_whole else frozenset(self.here.topics)
         self.states = SourceStates(self.state_topic.name, len(self.state_topic.partitions), topics, self.findings)
         self.copies = dict(self.proven.copies)
+        self.accepted = dict(self.proven.accepted)
         self.expired_ms = int(time.time() * 1000) - self.config.source_retention_ms
 
     async def run(self, readers: Iterable[TableReader]) -> Report:
         started = time.monotonic()
         for table in readers:
-            proven = self.proven.tables.get(str(table.paths.main))
+            path = str(table.paths.main)
+            proven = self.proven.tables.get(path)
+            known = self.proven.accepted.get(path, [])
+            accepted = AcceptedResets(table.id, self.accepted_batches[path], known)
             comparison = await begin_comparison(
-                table, self.here, self.centres, proven, self.findings, prefix=self.config.prefix, is_whole=self.is_whole
+                *(table, self.here, self.centres, proven, accepted, self.findings),
+                prefix=self.config.prefix,
+                is_whole=self.is_whole,
             )
+            self.accepted[path] = list(dict.fromkeys([*known, *accepted.met]))
             if comparison is not None:
                 self.comparisons.append(comparison)
         for centre in self.centres.values():
@@ -201,7 +214,7 @@ class _Audit:
             own = partitions.get((self.here.dc, place))
             chains = own.chains if own is not None else {}
             copy.sources = {name: tally for name, tally in copy.sources.items() if name in chains}
-        return ProvenState(self.proven.scope, partitions, tables, self.copies, self.originals.to_state())
+        return ProvenState(self.proven.scope, partitions, tables, self.copies, self.originals.to_state(), self.accepted)
 
     # ---- the order of reading ------------------------------------------------------------------------------
 
@@ -300,6 +313,18 @@ class _Audit:
         found = await comparison.run(named, self.progress)
         found.add_findings(self.findings)
         return found
+
+
+def _earlier_proof(state_file: Path | None, scope: dict[str, Any], full: bool) -> ProvenState:
+    """Of a full audit only the accepted resets, as far as the file can be used. Raises UsageError."""
+    if state_file is None:
+        return ProvenState(scope)
+    if not full:
+        return read_state_file(state_file, scope)
+    try:
+        return ProvenState(scope, accepted=read_state_file(state_file, scope).accepted)
+    except UsageError:
+        return ProvenState(scope)
 
 
 async def _existing_topics(centre: Centre) -> set[str]:

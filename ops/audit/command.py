@@ -20,6 +20,7 @@ from logferry.ops.audit.compare.mirror_copy import MirrorReport, audit_mirror
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit
 from logferry.ops.audit.render import brief, progress, show
+from logferry.ops.audit.tables.accepted_resets import ResetName
 from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import CommandError, UsageError
 from logferry.ops.cli.terminal import console_for_output
@@ -55,11 +56,15 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _report(args: argparse.Namespace, advance: ProgressCallback) -> Report | MirrorReport:
     if args.mirror is not None:
+        if args.accept_reset:
+            raise UsageError("--accept-reset: applies to tables, not with --mirror")
         return await _mirror_report(args, advance)
     config = _configuration(args)
     if args.full and config.state_file is None:
         raise UsageError("--full: applies only with --state-file; without it every audit is a full one")
-    return await audit(config, files=found_files(config.files) + args.file, full=args.full, progress=advance)
+    names = [ResetName.parse(written) for written in args.accept_reset]
+    files = found_files(config.files) + args.file
+    return await audit(config, files=files, full=args.full, accept_resets=names, progress=advance)
 
 
 async def _mirror_report(args: argparse.Namespace, advance: ProgressCallback) -> MirrorReport:
@@ -100,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     state_file = "store the proof here, and read only data that is newer than it"
     add("--state-file", type=Path, metavar="FILE", help=state_file)
     add("--full", action="store_true", help="read everything again, and replace the state file")
+    accept = "accept the reset of a table by the number of its batch; the state file remembers it; may be repeated"
+    many("--accept-reset", metavar="TABLE:BATCH", help=accept)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print one JSON object")
     shown.add_argument("--brief", action="store_true", help="print one line if the verdict is exact, else the findings")

@@ -31,6 +31,7 @@ from logferry.ops.audit.audit import audit
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.config import AuditConfig
 from logferry.ops.audit.digests.sums import lines_of
+from logferry.ops.audit.tables.accepted_resets import ResetName
 
 DC = "dc1"
 PARTITIONS = LANES = 2
@@ -78,12 +79,14 @@ async def audited(
     table: Path | None = None,
     files: Sequence[Path] = (),
     full: bool = False,
+    accept: Sequence[str] = (),
     **settings: Any,
 ) -> Report:
-    """An audit without progress. ``settings``: others of `AuditConfig`."""
+    """An audit without progress. ``settings``: others of `AuditConfig`. ``accept``: resets, by table and batch."""
     tables = [Location.of(one) for one in (settings.pop("tables", []) if table is None else [table])]
     kafka = KafkaSettings(bootstrap_servers=bootstrap)
-    return await audit(AuditConfig(dc=dc, kafka=kafka, tables=tables, **settings), files=files, full=full)
+    config = AuditConfig(dc=dc, kafka=kafka, tables=tables, **settings)
+    return await audit(config, files=files, full=full, accept_resets=[ResetName.parse(one) for one in accept])
 
 
 @dataclass

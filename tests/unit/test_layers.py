@@ -119,6 +119,7 @@ PURE = (
     "client.reading.prefetch",
     "ops.audit.digests",
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
+    "ops.audit.tables.accepted_resets",
     "ops.audit.tables.rows",
     "ops.status.diagnosis",
 )

@@ -24,6 +24,7 @@ from logferry.gateway.contract.names import TopicPartition
 from logferry.ops.audit.digests.sums import Cell, Ranges, Tally
 from logferry.ops.audit.log.original_files import ProvenOriginal
 from logferry.ops.audit.log.partition import ProvenPartition
+from logferry.ops.audit.tables.accepted_resets import ResetJump
 from logferry.ops.audit.tables.rows import FileFacts, FileId
 from logferry.ops.cli.problems import UsageError
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
@@ -77,17 +78,19 @@ class ProvenCopy:
 
 @dataclass
 class ProvenState:
-    """``scope``: the audited data centre and topics; a file of another scope is refused."""
+    """``scope``: the audited data centre and topics; a file of another scope is refused. ``accepted``: the accepted
+    resets of each table; they are no proof, and stay when everything is read again."""
 
     scope: dict[str, Any]
     partitions: Items[tuple[str, TopicPartition], ProvenPartition] = field(default_factory=dict)
     tables: dict[str, ProvenTable] = field(default_factory=dict)
     copies: Items[tuple[str, TopicPartition], ProvenCopy] = field(default_factory=dict)
     files: dict[str, ProvenOriginal] = field(default_factory=dict)
+    accepted: dict[str, list[ResetJump]] = field(default_factory=dict)
 
     def parts(self) -> Iterator[ProvenState]:
         """One part for each partition and table, and one for the rest: so that little is copied at once."""
-        yield ProvenState(self.scope, copies=self.copies, files=self.files)
+        yield ProvenState(self.scope, copies=self.copies, files=self.files, accepted=self.accepted)
         yield from (ProvenState({}, partitions={place: proven}) for place, proven in self.partitions.items())
         yield from (ProvenState({}, tables={path: proven}) for path, proven in self.tables.items())
 

@@ -30,6 +30,7 @@ from logferry.ops.audit.digests.sums import ANY_OFFSET, Cell, Ranges, Tally, add
 from logferry.ops.audit.log.partition import LogSide, PartitionLog, ProvenPartition
 from logferry.ops.audit.log.read import Centre, offset_at
 from logferry.ops.audit.tables import rows as table_rows
+from logferry.ops.audit.tables.accepted_resets import AcceptedResets
 from logferry.ops.audit.tables.rows import FileFacts, FileId, LoadedRanges, RowClassifier, pooled
 from logferry.ops.audit.tables.table_reader import TableReader
 
@@ -39,6 +40,7 @@ async def begin_comparison(
     here: Centre,
     centres: Mapping[str, Centre],
     proven: ProvenTable | None,
+    accepted: AcceptedResets,
     findings: Findings,
     *,
     prefix: str,
@@ -46,7 +48,8 @@ async def begin_comparison(
 ) -> TableComparison | None:
     """Reads the ledger of a table; None if it is broken. Adds the topics that it was loaded from to its home's.
 
-    ``here``: the audited data centre. ``is_whole``: all its topics are audited. Raises KafkaError.
+    ``here``: the audited data centre. ``is_whole``: all its topics are audited. Raises KafkaError;
+    UsageError for an accepted reset that there is not.
     """
     ledger = str(tables.paths.ledger)
     if tables.broken:
@@ -74,7 +77,8 @@ async def begin_comparison(
         # Of a data centre whose Kafka is not read, the ledger's own ids count.
         said = {r.topic: r.topic_id for entry in entries if entry.dc == dc for r in entry.ranges}
         loaded[dc] = table_rows.check_ledger("", entries, last, last, dc, said, Findings())
-    loaded[home] = table_rows.check_ledger(ledger, entries, last, tables.last_now, home, ids, findings)
+    loaded[home] = table_rows.check_ledger(ledger, entries, last, tables.last_now, home, ids, findings, accepted)
+    accepted.check(str(tables.paths.main), entries)
     found = TableComparison(tables, loaded, home, moved, _valid_proof(tables, home, moved, proven, findings), findings)
     firsts: dict[TopicPartition, tuple[str, int]] = {}
     for dc, there in loaded.items() if moved else ():

@@ -17,6 +17,7 @@ from logferry.loaders.planning.plan import Range
 from logferry.ops.audit.digests import sums
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.sums import Cell, ChunkLine, Ranges, Tally, add_to
+from logferry.ops.audit.tables.accepted_resets import AcceptedResets
 
 MAIN: Final = "main"
 QUARANTINE: Final = "quarantine"
@@ -115,6 +116,7 @@ def check_ledger(
     dc: str,
     ids: Mapping[str, str],
     findings: Findings,
+    accepted: AcceptedResets | None = None,
 ) -> LoadedRanges:
     """``last``: the last batch of the table as it is audited; ``last_now``: as it was after the ledger was read.
 
@@ -141,7 +143,7 @@ def check_ledger(
             if r.topic_id != ids.get(r.topic):
                 (found.strange if r.topic in ids else found.others).add(r.topic)
                 continue
-            _follow(ledger, entry.batch, r, before, findings)
+            _follow(ledger, entry, r, before, findings, accepted or AcceptedResets())
             found.first.setdefault(r.key, r.start)
             if entry.batch <= last:
                 found.upto[r.key] = r.end
@@ -161,9 +163,14 @@ def check_ledger(
 
 
 def _follow(
-    ledger: str, batch: int, r: Range, before: dict[TopicPartition, tuple[int, Range]], findings: Findings
+    ledger: str,
+    entry: LedgerEntry,
+    r: Range,
+    before: dict[TopicPartition, tuple[int, Range]],
+    findings: Findings,
+    accepted: AcceptedResets,
 ) -> None:
-    previous = before.get(r.key)
+    previous, batch = before.get(r.key), entry.batch
     before[r.key] = (batch, r)
     where = f"{r.topic}-{r.partition}"
     if r.end < r.start:
@@ -172,7 +179,12 @@ def _follow(
     if previous is None:
         return
     number, earlier = previous
-    if r.start > earlier.end:
+    first, last = sorted((earlier.end, r.start))
+    if first < last and accepted.accepts(entry, r, first, last - 1):
+        what = "skipped" if r.start > earlier.end else "to be loaded again"
+        detail = f"{ledger}: batch {batch} is an accepted reset: {last - first} offsets {what}"
+        findings.add(Finding("reset-accepted", where, detail, None, first, last - 1, last - first, refutes=False))
+    elif r.start > earlier.end:
         detail = f"{ledger}: batch {number} ends at {earlier.end}, batch {batch} starts at {r.start}: never loaded"
         findings.add(Finding("ledger-gap", where, detail, first=earlier.end, last=r.start - 1))
     elif r.start < earlier.end:
