@@ -157,8 +157,18 @@ def is_empty(folder: Location) -> bool:
 
 def read_text(file: Location) -> str:
     """Raises FileNotFoundError, OSError, DeltaError."""
-    with file_system(file.parent).open_input_file(file.name) as stream:
-        return bytes(stream.readall()).decode("utf-8")
+    store = file_system(file.parent)
+    for left in reversed(range(_TRIES)):
+        try:
+            with store.open_input_file(file.name) as stream:
+                return bytes(stream.readall()).decode("utf-8")
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # pyarrow does not repeat what a busy S3 refuses with more words than the file has.
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def write_text(file: Location, text: str) -> None:
