@@ -10,6 +10,9 @@ PAIRED := $(shell test "$$(nproc 2>/dev/null || echo 1)" -gt 1 && printf '%s' '-
 ALONE := -n 2 tests/unit tests/model
 BESIDE := $(PAIRED) tests/integration
 CRASH := tests/crash
+# The loader's tests once more, with their tables on S3 and on HDFS.
+STORED := tests/integration/loader/test_load_table.py tests/integration/loader/test_table_reload.py \
+	tests/crash/loader/test_loader_killed.py
 
 .PHONY: help setup demo up push-client check format test test-all test-long docs reference bench soak clean
 .DEFAULT_GOAL := help
@@ -55,11 +58,15 @@ test-all: setup ## every test but the long ones; CI runs this
 	$(BIN)/pytest -m 'not long' $(ALONE)
 	$(BIN)/pytest -m 'not long' $(BESIDE)
 	$(BIN)/pytest -m 'not long' $(CRASH)
+	$(BIN)/pytest -m 'not long' --store s3 $(STORED)
+	$(BIN)/pytest -m 'not long' --store hdfs $(STORED)
 
 test-long: setup ## every test, including the long ones
 	$(BIN)/pytest $(ALONE)
 	$(BIN)/pytest $(BESIDE)
 	$(BIN)/pytest $(CRASH)
+	$(BIN)/pytest --store s3 tests/integration/loader tests/crash/loader
+	$(BIN)/pytest --store hdfs tests/integration/loader tests/crash/loader
 
 docs: $(STAMP) ## build the documentation into site/; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file ops/mkdocs.yml

@@ -1,5 +1,5 @@
 """A relay before an S3 server that refuses, loses answers and cuts uploads, as a test says. It runs in the
-process that uses the store: code that holds the interpreter while it waits for the store would wait for ever.
+process that uses the store: code that holds the interpreter while it waits for the store would never end.
 
 with FaultyStore(endpoint) as store:
     store.fail(LOST_ANSWER, "PUT", r"_delta_log/.*json", times=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime import jars, java
-from logferry.ops.runtime.jars import KAFKA, MIRROR_MAKER, SPARK, JarSet
+from logferry.ops.runtime.jars import HDFS, KAFKA, MIRROR_MAKER, S3, SPARK, JarSet
 
 PINNED = {
     f"{name}.jar": hashlib.sha256(name.partition("-")[0].encode() * 1000).hexdigest()
@@ -228,4 +228,4 @@ def test_no_hash_is_left_of_a_jar_that_is_not_pinned() -> None:
     lines = (Path(jars.__file__).with_name("jar_pins.sha256")).read_text().splitlines()
     names = [line.split()[1] for line in lines]
     assert names == sorted(set(names))
-    assert set(names) == {name for pinned in (KAFKA, MIRROR_MAKER, SPARK) for name in pinned.sha256}
+    assert set(names) == {name for pinned in (KAFKA, MIRROR_MAKER, SPARK, S3, HDFS) for name in pinned.sha256}
