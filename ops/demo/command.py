@@ -11,6 +11,8 @@ import shlex
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,7 @@ from logferry.ops.demo.story import Story
 from logferry.ops.demo.view import View
 from logferry.ops.runtime.jars import KAFKA, kafka_jars, spark_jars
 from logferry.ops.runtime.java import find_java
+from logferry.ops.stack.s3_server import S3Server
 from logferry.ops.stack.stack import Stack
 
 _REFUTED: Final = 1
@@ -33,6 +36,7 @@ _EXAMPLE: Final = """examples:
   logferry demo
   logferry demo --file /var/log/nginx/access.log /var/log/syslog
   logferry demo --seconds 20 --data /tmp/demo
+  logferry demo --store s3
 
 Exit status: 0 every line was delivered exactly once, 1 not so, 2 wrong use, 3 a process did not start or failed.
 """
@@ -47,7 +51,7 @@ def main(argv: list[str]) -> int:
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     view = View(console_for_output())
     keep = args.keep_data or args.data is not None
-    plan = DemoPlan(_folder(args.data), files, args.seconds, seed, args.port)
+    plan = DemoPlan(_folder(args.data), files, args.seconds, seed, args.port, on_s3=args.store == "s3")
     try:
         with stop_on_signals(announce=b""):
             exact = _run(plan, view)
@@ -70,12 +74,12 @@ def _run(plan: DemoPlan, view: View) -> bool:
     java = find_java()
     view.say(f"Java {java.version}: {java.origin}")
     kafka_jars()
-    spark_jars()
+    spark_jars(s3=plan.on_s3)
     versions = ", ".join(f"{name} {version(name)}" for name in ("aiokafka", "pyspark", "deltalake"))
     view.say(f"{KAFKA.name.replace('kafka-', 'Kafka ')}, {versions}, Python {platform.python_version()}")
     view.say(f"data in {plan.data}" + ("" if plan.files else f", seed {plan.seed}"))
     stack = Stack(plan.stack, [DC, OTHER_DC], workers=WORKERS, lanes=LANES, port=plan.port, mirrors=1, say=view.say)
-    with stack:
+    with _store(plan, view), stack:
         view.say(f"ready: gateway {' '.join(stack.urls())}, Kafka {stack.cluster().bootstrap}", "green")
         with Story(plan, stack, view) as story:
             try:
@@ -90,13 +94,31 @@ def _run(plan: DemoPlan, view: View) -> bool:
     return verdict.print_summary(report, story, view.console)
 
 
+@contextmanager
+def _store(plan: DemoPlan, view: View) -> Iterator[None]:
+    """The local S3 server, where the table is there. Its objects end with it."""
+    if not plan.on_s3:
+        yield
+        return
+    before = dict(os.environ)
+    with S3Server(plan.runs) as server:
+        os.environ.update(server.environment)
+        view.say(f"S3 at {server.endpoint}; the table is {plan.table}")
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
 def _say_what_is_kept(plan: DemoPlan, view: View) -> None:
     stack, table, generated = (shlex.quote(str(path)) for path in (plan.stack, plan.table, plan.generated))
     files = shlex.join(map(str, plan.files)) or f"{generated}/*"
     view.say(f"kept: {plan.data} (process logs in {plan.stack / 'logs'} and {plan.runs}); to look again:")
+    audited = "" if plan.on_s3 else f"--table {table} "
     view.console.print(
         f"  logferry up --data {stack} --dc {DC},{OTHER_DC} --workers {WORKERS} --port 0\n"
-        f"  logferry audit --config {stack}/{DC}/gateway.toml --table {table} --file {files}",
+        f"  logferry audit --config {stack}/{DC}/gateway.toml {audited}--file {files}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -113,8 +135,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     option = parser.add_argument
     files = "files to send instead of generated logs"
     option("--file", nargs="+", action="extend", default=[], metavar="PATH", help=files)
+    store = "where the table is: a folder (default), or an S3 server that the demo starts, which keeps it in memory"
     port = "first port of the gateway workers (default: free ones)"
     options = [
+        option("--store", choices=("folder", "s3"), default="folder", help=store),
         option("--data", metavar="DIR", help="new or empty folder, kept at the end (default: a temporary one)"),
         option("--keep-data", action="store_true", help="keep the folder of the data at the end"),
         option("--seconds", type=int, default=45, metavar="N", help="duration of the generator (default: 45)"),

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.planning.source_facts import utc_text
-from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.files import list_files, open_table
 from logferry.loaders.storage.ledger import Ledger, last_batch
 from logferry.loaders.storage.side_tables import Segments, read_segments
 from logferry.ops.demo.plan import DC, FULL_TOPIC, SEGMENT_S, DemoPlan
@@ -37,6 +37,7 @@ _SEGMENTS: Final = {"window_s": SEGMENT_S, "late_wait_s": 1, "source_idle_s": 5}
 _READY_S: Final = 90.0
 _STOP_S: Final = 60.0
 RUN_S: Final = 600.0
+_ROWS: Final = re.compile(r"batch-.*\.parquet")
 
 
 class LoaderRun(NamedTuple):
@@ -70,7 +71,7 @@ class LoaderRuns:
             table |= {f"segments.{name}": value for name, value in _SEGMENTS.items()}
         self._config = plan.data / "loader.toml"
         self._config.write_text(f"{configuration(settings)}\n[[tables]]\n{configuration(table)}", encoding="utf-8")
-        self._logs, self._view = plan.runs, view
+        self._logs, self._view, self._on_s3 = plan.runs, view, plan.on_s3
         self._ending = threading.Event()
         self.child: Child | None = None
         self.runs = 0
@@ -135,7 +136,7 @@ class LoaderRuns:
     def _start(self, *options: str) -> Child:
         self.runs += 1
         command = [sys.executable, "-m", "logferry.loaders", "--config", str(self._config), "--json", *options]
-        log, environment = self._logs / f"loader-{self.runs}.log", {**os.environ, **spark_environment()}
+        log, environment = self._logs / f"loader-{self.runs}.log", {**os.environ, **spark_environment(s3=self._on_s3)}
         self.child = child = Child(f"loader run {self.runs}", command, log, environment)
         child.start()
         return child
@@ -150,8 +151,8 @@ class LoaderRuns:
             time.sleep(look_s)
 
     def _rows_files(self) -> set[str]:
-        """Names of the main table's data files, committed or not."""
-        return {path.name for path in Path(self.paths.main).glob("batch-*/**/*.parquet")}
+        """Names of the main table's data files, committed or not; on S3 those of unfinished uploads, too."""
+        return {file.name for file in list_files(self.paths.main) if _ROWS.fullmatch(file.name)}
 
     def _report(self, child: Child) -> None:
         child.check_end()

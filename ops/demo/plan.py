@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from logferry.gateway.contract.names import full_topic
+from logferry.loaders.location import Location
 from logferry.ops.stack.processes import Child
+from logferry.ops.stack.s3_server import BUCKET
 
 DC: Final = "dc1"
 OTHER_DC: Final = "dc2"
@@ -30,14 +32,18 @@ class DemoPlan:
     """``files``: absolute paths of the user's files; none: access logs are generated for at least ``seconds``, and
     ``is_live``: the files grow while they are sent, and their lines have times.
 
-    Folders: ``stack`` of Kafka, gateways and mirrors, ``table``, ``generated`` of the access logs, ``runs`` of the
-    processes' logs.
+    Folders: ``stack`` of Kafka, gateways and mirrors, ``generated`` of the access logs, ``runs`` of the processes'
+    logs. ``table``: a folder, too, or on the local S3 server.
     """
 
-    def __init__(self, data: Path, files: Sequence[Path], seconds: int, seed: int, port: int) -> None:
+    def __init__(
+        self, data: Path, files: Sequence[Path], seconds: int, seed: int, port: int, *, on_s3: bool = False
+    ) -> None:
+        self.on_s3 = on_s3
         self.data, self.files, self.seconds, self.seed, self.port = data, files, seconds, seed, port
         self.is_live = not files
-        self.stack, self.table = data / "stack", data / "warehouse" / TOPIC
+        self.stack = data / "stack"
+        self.table = Location.of(f"s3://{BUCKET}/{TOPIC}" if on_s3 else data / "warehouse" / TOPIC)
         self.generated, self.runs = data / "logs", data / "runs"
 
     def originals(self) -> list[Path]:

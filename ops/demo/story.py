@@ -22,7 +22,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from logferry.loaders.location import Location
-from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.files import dataset, open_table
 from logferry.ops.cli.gateway_client import GatewayClient
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.demo.loader_runs import RUN_S, LoaderRuns
@@ -323,10 +323,10 @@ def unread_bytes(url: str) -> int:
     return found
 
 
-def stored_rows(path: Path) -> int:
+def stored_rows(place: Location) -> int:
     """Rows of the table, without its quarantine."""
-    table = open_table(Location.of(path))
-    return 0 if table is None else int(table.to_pyarrow_dataset().count_rows())
+    table = open_table(place)
+    return 0 if table is None else int(dataset(place, table).count_rows())
 
 
 def _resume_text(positions: dict[str, int]) -> str:

@@ -49,7 +49,7 @@ def run_audit(plan: DemoPlan, stack: Stack, console: Console) -> Report:
     """
     kafka, mirrored = (KafkaSettings(bootstrap_servers=stack.cluster(dc).bootstrap) for dc in (DC, OTHER_DC))
     copies = [CopySettings(dc=OTHER_DC, kafka=mirrored)]
-    config = AuditConfig(dc=DC, kafka=kafka, tables=[Location.of(plan.table)], copies=copies)
+    config = AuditConfig(dc=DC, kafka=kafka, tables=[plan.table], copies=copies)
     with progress(console) as advance:
         return asyncio.run(audit(config, files=plan.originals(), progress=advance))
 
@@ -140,17 +140,17 @@ def _files(report: Report) -> Table:
     return table
 
 
-def _rows(path: Path) -> Table:
+def _rows(place: Location) -> Table:
     """Rows spread over the table, or all if there are few. Raises Unavailable."""
     table = _table(f"{_ROWS} rows of the table, read by delta-rs, without Spark", ("file",), ("seqno", "line"))
     add_columns(table, ("text",), (), "text")
     try:
-        stored = dataset(Location.of(path), existing_table(Location.of(path)))
+        stored = dataset(place, existing_table(place))
         count = stored.count_rows()
         wanted = sorted({count * number // _ROWS for number in range(_ROWS)} if count else ())
         rows = stored.take(wanted, columns=["source_id", "seqno", "line", "text"]).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise Unavailable(f"{path} cannot be read: {error}") from error
+        raise Unavailable(f"{place} cannot be read: {error}") from error
     for row in rows:
         name = row["source_id"].rpartition("/")[2].rpartition("#")[0]
         table.add_row(escape(name), f"{row['seqno']:,}", f"{row['line']:,}", escape(row["text"]))

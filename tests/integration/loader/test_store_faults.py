@@ -101,6 +101,22 @@ def test_a_claim_has_one_owner(kind: str, faulty: FaultyStore, place: Location):
     assert not claim(place, 60)
 
 
+def test_what_is_stored_decides_where_the_store_fails_after_a_lost_answer(faulty: FaultyStore, place: Location):
+    """The commit is there, and every repetition of it fails."""
+    create_table(place, SCHEMA, "t")
+    ledger = Ledger(place.with_name("ledger"))
+    ledger.create()
+    for path in (f"/t/{COMMITS}", f"/ledger/{COMMITS}", f"/claim/{COMMITS}"):
+        faulty.fail(LOST_ANSWER, "PUT", path)
+        faulty.fail(FAILS, "PUT", path, times=100)
+    assert commit_rows(BATCH, place, 0, "run").ours
+    assert rows_in(place) == 1000
+    entry = new_entry(0, "dc1", "lines", "mine", [Range("dc1.a", 0, "id", 0, 9)])
+    assert ledger.put(entry) == entry
+    assert claim(place.with_name("claim"), 60)
+    assert [faulty.struck().count(kind) for kind in (LOST_ANSWER, FAILS)] == [3, 30]
+
+
 def test_a_store_that_stays_away_is_an_error_by_name_without_secrets(faulty: FaultyStore, place: Location):
     create_table(place, SCHEMA, "t")
     faulty.fail(FAILS, "PUT", COMMITS, times=100)

@@ -1,0 +1,98 @@
+"""Locations: which texts are one, what they become for Spark and delta-rs, and that secrets stay out of sight."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from logferry.loaders.location import Location, S3Access, without_secrets
+
+WRONG = {
+    "s3://bucket": "a bucket or host",
+    "s3:///key": "a bucket or host",
+    "s3://bucket/a//b": "without empty parts",
+    "s3://bucket/../b": "dots",
+    "s3:/bucket/a": "neither a path nor a URI",
+    "ftp://host/a": "ftp:// is not known",
+    "/data/a%20b": "holds none of",
+    "/data/[a]": "holds none of",
+    "s3://bucket/a|b": "holds none of",
+    "/data/a\nb": "control character",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_no_location(text: str):
+    with pytest.raises(ValueError, match=re.escape(WRONG[text])):
+        Location.of(text)
+
+
+def test_one_place_has_one_name():
+    same = {Location.of(text) for text in ("s3://b/x/t", "s3a://b/x/t/", "S3A://b/x/t")}
+    assert [(str(at), at.for_spark, at.name, str(at.parent)) for at in same] == [
+        ("s3://b/x/t", "s3a://b/x/t", "t", "s3://b/x")
+    ]
+    local = {Location.of(text) for text in ("/x/t", "file:///x/t", "/x/t/", Path("/x/t"))}
+    assert [(str(at), at.for_spark, os.fspath(at), at.is_local) for at in local] == [("/x/t", "/x/t", "/x/t", True)]
+    assert str(Location.of("x")) == str(Path("x").absolute())
+    assert Location.of("hdfs://name:8020/x").for_spark == "hdfs://name:8020/x"
+    assert str(Location.of("s3://b/x/t").with_name("t_ledger") / "a") == "s3://b/x/t_ledger/a"
+    assert Location.of("s3://b/x") < Location.of("s3://b/y")
+    with pytest.raises(TypeError, match="not in a mounted file system"):
+        os.fspath(Location.of("s3://b/x"))
+
+
+def test_a_part_of_a_location_has_its_access(tmp_path: Path):
+    access = S3Access("http://host:9000", access_key_file=tmp_path / "a")
+    at = Location.of("s3://b/x/t", access)
+    assert (at / "y").access is at.with_name("z").access is Location.of(at).access is access
+
+
+def test_keys_of_files_come_before_those_of_the_environment_and_are_read_at_each_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in (("ACCESS_KEY_ID", "a0"), ("SECRET_ACCESS_KEY", "s0"), ("SESSION_TOKEN", "t0")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    at = Location.of("s3://b/t")
+    assert at.options is not None
+    assert (at.options["AWS_ACCESS_KEY_ID"], at.options["AWS_SESSION_TOKEN"]) == ("a0", "t0")
+    assert "AWS_ENDPOINT_URL" not in at.options, "that of AWS"
+    (tmp_path / "a").write_text("key-one\n")
+    (tmp_path / "s").write_text("secret-one\n")
+    at = Location.of("s3://b/t", S3Access("http://h:1", "eu", tmp_path / "a", tmp_path / "s"))
+    assert at.options == {
+        "AWS_ENDPOINT_URL": "http://h:1",
+        "AWS_REGION": "eu",
+        "AWS_ACCESS_KEY_ID": "key-one",
+        "AWS_SECRET_ACCESS_KEY": "secret-one",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false",
+        "aws_conditional_put": "etag",
+        "retry_timeout": "60s",
+    }
+    hadoop = at.access.hadoop_options()
+    assert hadoop["spark.hadoop.fs.s3a.secret.key"] == "secret-one"
+    assert hadoop["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "false"
+    assert "spark.hadoop.fs.s3a.session.token" not in hadoop, "the token belongs to other keys"
+    assert at.access.arrow_options()["endpoint_override"] == "h:1"
+    (tmp_path / "a").write_text("key-two\n")
+    assert at.options["AWS_ACCESS_KEY_ID"] == "key-two"
+    (tmp_path / "a").write_text("two words\n")
+    with pytest.raises(ValueError, match="does not hold a key"):
+        _ = at.options
+
+
+def test_secrets_are_not_shown(tmp_path: Path):
+    (tmp_path / "a").write_text("key-that-is-secret")
+    at = Location.of("s3://b/t", S3Access("http://h:1", None, tmp_path / "a"))
+    assert at.options
+    assert "key-that-is-secret" not in f"{at} {at!r} {at.access!r}"
+    assert without_secrets("403: key-that-is-secret is unknown") == "403: *** is unknown"
