@@ -22,8 +22,8 @@ import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from logferry.gateway.contract.names import visible
-from logferry.loaders.commands.options import location
 from logferry.loaders.errors import LoadError
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query import python_rows
 from logferry.loaders.storage.files import dataset
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
             statements = connection.extract_statements(args.sql)
             if len(statements) != 1:
                 raise UsageError(f"expected one SQL statement, got {len(statements)}")
-            snapshot = snapshot_of(args.table)
+            snapshot = snapshot_of(_location(args.table))
             _views(connection, snapshot, _tail(args, snapshot))
             for setting in _LOCKED:
                 connection.execute(setting)
@@ -106,6 +106,13 @@ def main(argv: Sequence[str]) -> int:
                 raise
             raise CommandError(f"{args.table} cannot be read: {error}") from None
     return 0
+
+
+def _location(text: str) -> Location:
+    try:
+        return Location.of(text)
+    except ValueError as error:
+        raise UsageError(f"--table: {error}") from None
 
 
 def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> tuple[Iterator[pa.RecordBatch], set[str]] | None:
@@ -174,7 +181,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("sql", metavar="SQL", help='one statement, such as "SELECT count(*) FROM logs"')
     option = parser.add_argument
     options = [
-        option("--table", type=location, metavar="PATH", help="folder or URI of the table (required)"),
+        option("--table", metavar="PATH", help="folder or URI of the table (required)"),
         option("--topics", nargs="+", metavar="PATTERN", help="topics of the tail (default: those of the table)"),
         option("--bootstrap", metavar="HOST:PORT", help="read the tail from this Kafka, not from a gateway"),
         option("--kafka", metavar="FILE", help="the same, with the section [kafka] of this file (TLS, SASL)"),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.commands.repair import ReloadPreview, reload_table
@@ -18,7 +19,7 @@ from logferry.loaders.runs import table_run
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage import commit
 from logferry.loaders.storage.commit import is_data
-from logferry.loaders.storage.files import StoredFile, list_files
+from logferry.loaders.storage.files import StoredFile, file_system, list_files
 from logferry.loaders.storage.ledger import read_ledger
 
 
@@ -32,13 +33,15 @@ def die(*_: object, **__: object) -> Any:
 
 @contextmanager
 def losing_a_file(table: Location) -> Iterator[None]:
-    """The first file that a batch writes into this folder is missing when the batch lists its files."""
+    """The first file with rows that a batch writes into this folder is missing when the batch lists its files."""
     lost: list[StoredFile] = []
 
     def losing(folder: Location) -> list[StoredFile]:
         found = list_files(folder)
-        if not lost and folder.parent == table and (data := [file for file in found if is_data(file.name)]):
-            lost.append(data[0])
+        if not lost and folder.parent == table:
+            store = file_system(folder)
+            data = [file for file in found if is_data(file.name)]
+            lost.extend([file for file in data if pq.read_metadata(file.name, filesystem=store).num_rows][:1])
         return [file for file in found if file not in lost]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -60,6 +60,12 @@ SECRET_PART: Final = b"; with = all"
 EVERY_WAY: Final = (*PASSWORDS, "OAUTHBEARER", "certificate")
 
 
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A folder, beside which the tests have their files."""
+    return tmp_path / "logs"
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[SecuredKafka]:
     kafka = SecuredKafka(
