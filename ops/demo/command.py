@@ -79,19 +79,20 @@ def _run(plan: DemoPlan, view: View) -> bool:
     view.say(f"{KAFKA.name.replace('kafka-', 'Kafka ')}, {versions}, Python {platform.python_version()}")
     view.say(f"data in {plan.data}" + ("" if plan.files else f", seed {plan.seed}"))
     stack = Stack(plan.stack, [DC, OTHER_DC], workers=WORKERS, lanes=LANES, port=plan.port, mirrors=1, say=view.say)
-    with _store(plan, view), stack:
-        view.say(f"ready: gateway {' '.join(stack.urls())}, Kafka {stack.cluster().bootstrap}", "green")
-        with Story(plan, stack, view) as story:
-            try:
-                story.run()
-                view.say("audit: compares Kafka, the table and the original files, then both data centres")
-                report = verdict.run_audit(plan, stack, view.console)
-            except StopRequested:
-                view.say("stopping")
-                raise
-            view.say(f"audit: done in {report.seconds:.1f} s")
-    view.say("all processes are stopped")
-    return verdict.print_summary(report, story, view.console)
+    with _store(plan, view):
+        with stack:
+            view.say(f"ready: gateway {' '.join(stack.urls())}, Kafka {stack.cluster().bootstrap}", "green")
+            with Story(plan, stack, view) as story:
+                try:
+                    story.run()
+                    view.say("audit: compares Kafka, the table and the original files, then both data centres")
+                    report = verdict.run_audit(plan, stack, view.console)
+                except StopRequested:
+                    view.say("stopping")
+                    raise
+                view.say(f"audit: done in {report.seconds:.1f} s")
+        view.say("all processes are stopped")
+        return verdict.print_summary(report, story, view.console)
 
 
 @contextmanager
