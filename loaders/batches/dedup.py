@@ -75,13 +75,12 @@ def without_copies(paths: TablePaths, entry: LedgerEntry, records: DataFrame, wi
     """
     facts = batch_facts(records)
     known = known_before(paths, entry.batch, entry.run)
-    topics = shared_topics(r.topic for r in entry.ranges)
-    theirs, ours = ({key: one for key, one in of.items() if key.topic in topics} for of in (known, facts))
-    suspects = possible_copies(theirs, ours)
+    suspects = possible_copies(known, facts, shared_topics(r.topic for r in entry.ranges))
     if not suspects and not entry.reload:
         return Deduplicated(records, facts, ())
     notes = _copies(paths, entry, records, suspects, within)
-    told = left_out_changes(read_left_out(paths.left_out, entry.batch - 1), notes, entry)
+    before = read_left_out(paths.left_out, entry.batch - 1, entry.reload) if entry.reload else ()
+    told = left_out_changes(before, notes, entry)
     if not notes:
         return Deduplicated(records, facts, told)
     left_out = records.sparkSession.createDataFrame(left_out_rows(notes).select(list(_CHUNK)))

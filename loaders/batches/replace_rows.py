@@ -37,10 +37,10 @@ from logferry.loaders.planning.reload_plan import TimeSpan
 from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, SegmentRules
 from logferry.loaders.spark.kafka_access import KafkaTopics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
-from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import APP, table_at
 from logferry.loaders.storage.rewrite import Rewriter, of_ranges, where
 from logferry.loaders.storage.side_tables import moment
+from logferry.loaders.storage.snapshots import newest_table
 from logferry.loaders.storage.tables import QUARANTINE_COLUMNS
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -158,7 +158,7 @@ def abandon_reload(paths: TablePaths, batch: int, run: str) -> bool:
 
 
 def is_abandoned(paths: TablePaths, batch: int) -> bool:
-    table = open_table(paths.quarantine)
+    table = newest_table(paths.quarantine)
     return table is not None and table.transaction_version(_ABANDONED) == batch
 
 

@@ -103,8 +103,11 @@ def plan(
     stopped: list[StoppedTopic] = []
     resting = {r.key: r.at_rest for r in committed}
     ready: list[Range] = []
+    by_topic: dict[str, list[Range]] = {}
+    for r in resting.values():
+        by_topic.setdefault(r.topic, []).append(r)
     for topic in sorted(set(wanted)):
-        known = [r for r in resting.values() if r.topic == topic]
+        known = by_topic.get(topic, [])
         reason = changed(topic, known, views.get(topic))
         if reason is not None:
             stopped.append(StoppedTopic(topic, reason))

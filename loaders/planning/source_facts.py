@@ -26,6 +26,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from typing import Final, NamedTuple
 
 from logferry.gateway.contract.names import split_topic
@@ -60,9 +61,13 @@ def merged(*many: KnownSources) -> dict[SourceKey, SourceFacts]:
     found: dict[SourceKey, SourceFacts] = {}
     for known in many:
         for key, facts in known.items():
-            before = found.get(key)
-            found[key] = facts if before is None else _both(before, facts)
+            add_facts(found, key, facts)
     return found
+
+
+def add_facts(known: dict[SourceKey, SourceFacts], key: SourceKey, facts: SourceFacts) -> None:
+    before = known.get(key)
+    known[key] = facts if before is None else _both(before, facts)
 
 
 def with_events(known: KnownSources, events: Mapping[SourceKey, datetime]) -> dict[SourceKey, SourceFacts]:
@@ -91,21 +96,28 @@ def shared_topics(topics: Iterable[str]) -> set[str]:
     return {topic for same in by_name.values() if len(same) > 1 for topic in same}
 
 
-def possible_copies(known: KnownSources, batch: KnownSources) -> dict[SourceKey, tuple[int, int]]:
-    """Sources of a batch that may have chunks from another data centre, too: the seqnos to compare.
+def possible_copies(
+    known: KnownSources, batch: KnownSources, shared: Collection[str]
+) -> dict[SourceKey, tuple[int, int]]:
+    """Sources of a batch that may have chunks from another data centre, too: the seqnos to compare. ``shared``: topics.
 
     A source that moved and came back has chunks before and after the others, so the ranges of its seqnos overlap. One
     that writes in one data centre only is never compared.
     """
-    others: dict[tuple[str, str], list[tuple[str, SourceFacts]]] = {}
-    for key, facts in merged(known, batch).items():
-        others.setdefault(key.anywhere, []).append((key.topic, facts))
+    topics: dict[str, set[str]] = {}
+    for topic in shared:
+        topics.setdefault(split_topic(topic)[1], set()).add(topic)
     found: dict[SourceKey, tuple[int, int]] = {}
     for key, facts in batch.items():
+        if key.topic not in shared:
+            continue
         low, high = facts.last_seqno + 1, facts.first_seqno - 1
-        for topic, other in others[key.anywhere]:
-            if topic == key.topic:
+        for topic in topics[key.anywhere[0]] - {key.topic}:
+            there = SourceKey(topic, key.source_id)
+            several = [one for one in (known.get(there), batch.get(there)) if one is not None]
+            if not several:
                 continue
+            other = reduce(_both, several)
             start, end = max(facts.first_seqno, other.first_seqno), min(facts.last_seqno, other.last_seqno)
             if start <= end:
                 low, high = min(low, start), max(high, end)

@@ -36,11 +36,11 @@ from logferry.loaders.storage.files import (
     file_system,
     in_parallel,
     list_files,
-    open_table,
     read_text,
     storage_errors,
 )
-from logferry.loaders.storage.ledger import APP, check_features, existing_table, last_batch
+from logferry.loaders.storage.ledger import APP, check_features, existing_table, last_batch, pinned_table
+from logferry.loaders.storage.snapshots import newest_table
 
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 # Longer texts are useless as bounds.
@@ -221,7 +221,8 @@ def commit_once(
     refused = ""
     for _ in range(_TRIES):
         is_beaten = False
-        table = existing_table(path)
+        # Removals are of the version that they were searched in: nothing may bring that object to another one.
+        table = pinned_table(path) if alone else existing_table(path)
         check_features(path, table)
         versions.add(int(table.version()))
         if last_batch(table) < batch:
@@ -253,7 +254,7 @@ def commit_once(
 
 def _checkpoint(path: Location) -> None:
     """Every so many versions, so that opening the table stays fast. A later batch makes up for one that fails."""
-    table = open_table(path)
+    table = newest_table(path)
     if table is not None and table.version() % _CHECKPOINT == 0:
         with storage_errors(f"{path}: the checkpoint cannot be written"):
             table.create_checkpoint()
@@ -261,7 +262,7 @@ def _checkpoint(path: Location) -> None:
 
 def committed_batch(path: Location, batch: int, run: str) -> CommittedBatch | None:
     """Who wrote the batch; None while the table does not hold it."""
-    table = open_table(path)
+    table = newest_table(path)
     if table is None or last_batch(table) < batch:
         return None
     for facts in commit_facts(path, table.version()):

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -26,6 +27,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.files import dataset, file_system, open_table, storage_errors
+from logferry.loaders.storage.snapshots import newest_table
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
@@ -72,14 +74,14 @@ def create_table(
     partition_by: Sequence[str] = (),
 ) -> None:
     """Creates an empty table unless there is one. Several loaders may call it at once; one creation wins."""
-    if open_table(path) is not None:
+    if newest_table(path) is not None:
         return
     more: dict[str, Any] = {"configuration": dict(configuration or {}), "partition_by": list(partition_by) or None}
     with storage_errors(f"{path} cannot be created"):
         try:
             DeltaTable.create(path.uri, schema, mode="ignore", name=name, storage_options=path.options, **more)
         except (DeltaError, OSError):
-            if open_table(path) is None:
+            if newest_table(path) is None:
                 raise
 
 
@@ -98,8 +100,16 @@ def add_columns(path: Location, schema: Schema) -> None:
 
 
 def existing_table(path: Location) -> DeltaTable:
-    """`open_table`, for a table that was there before. Raises StorageUnavailable also where it is gone."""
-    table = open_table(path)
+    """`newest_table`, for a table that was there before. Raises StorageUnavailable also where it is gone."""
+    return _existing(path, newest_table(path))
+
+
+def pinned_table(path: Location) -> DeltaTable:
+    """As `existing_table`, but an object of the caller's own, which stays at its version."""
+    return _existing(path, open_table(path))
+
+
+def _existing(path: Location, table: DeltaTable | None) -> DeltaTable:
     if table is None:
         raise StorageUnavailable(f"{path} no longer exists")
     return table
@@ -163,12 +173,17 @@ def check_features(path: Location, table: DeltaTable | None) -> None:
 
 def read_rows(path: Location, filters: Any = None) -> list[dict[str, Any]]:
     """The rows of a small table; empty where there is none. Raises StorageUnavailable."""
-    table = open_table(path)
+    found: list[dict[str, Any]] = read_arrow(path, filters).to_pylist()
+    return found
+
+
+def read_arrow(path: Location, filters: Any = None, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a table; empty where there is none. Raises StorageUnavailable."""
+    table = newest_table(path)
     if table is None:
-        return []
+        return pa.table({})
     with storage_errors(f"{path} cannot be read"):
-        rows: list[dict[str, Any]] = table.to_pyarrow_table(filters=filters, filesystem=file_system(path)).to_pylist()
-    return rows
+        return table.to_pyarrow_table(filters=filters, columns=columns, filesystem=file_system(path))
 
 
 def last_batch(table: DeltaTable | None) -> int:
@@ -178,7 +193,7 @@ def last_batch(table: DeltaTable | None) -> int:
 
 
 def table_at(path: Location, batch: int) -> DeltaTable:
-    """The table, which holds exactly this batch. Raises Overtaken."""
+    """The table, which holds exactly this batch, pinned. Raises Overtaken."""
     table = open_table(path)
     if table is None or last_batch(table) != batch:
         raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader has continued")
@@ -193,6 +208,10 @@ def read_ledger(path: Location) -> list[LedgerEntry]:
     return Ledger(TablePaths.of(path).ledger).entries()
 
 
+# An entry never changes. By address: the ledger's own id with the batch, and the entry that was read last.
+_LAST: Final[dict[str, tuple[tuple[str, int], LedgerEntry]]] = {}
+
+
 class Ledger:
     """The ledger at its own path. Every call reads the stored table."""
 
@@ -205,19 +224,25 @@ class Ledger:
         add_columns(self.path, Schema.from_arrow(_SCHEMA))
 
     def last(self) -> int:
-        return last_batch(open_table(self.path))
+        return last_batch(newest_table(self.path))
 
     def entries(self) -> list[LedgerEntry]:
-        return _entries(read_rows(self.path), self.path)
+        return _entries(read_arrow(self.path), self.path)
 
     def get(self, batch: int) -> LedgerEntry:
         """The entry of a batch. Raises LedgerBroken when it is missing: then the offsets of the table are unknown."""
         found: list[LedgerEntry] = []
-        if (table := open_table(self.path)) is not None:
+        if (table := newest_table(self.path)) is not None:
+            name = (str(table.metadata().id), batch)
+            known, entry = _LAST.get(self.path.uri, (None, None))
+            if known == name and entry is not None:
+                return entry
             with storage_errors(f"{self.path} cannot be read"):
                 # Each batch has its own file until they are merged; the others are not looked at.
                 stored = dataset(self.path, table, f"batch = {batch}")
-                found = _entries(stored.to_table(filter=ds.field("batch") == batch).to_pylist(), self.path)
+                found = _entries(stored.to_table(filter=ds.field("batch") == batch), self.path)
+            if found:
+                _LAST[self.path.uri] = name, found[0]
         if not found:
             raise LedgerBroken(
                 f"{self.path} has no entry for batch {batch}, though the table holds that batch: its offsets are "
@@ -227,7 +252,7 @@ class Ledger:
 
     def put(self, entry: LedgerEntry) -> LedgerEntry:
         """Writes the entry unless its batch has one; returns the stored one. Safe to call again."""
-        table = open_table(self.path)
+        table = newest_table(self.path)
         if table is None:
             raise LedgerBroken(f"{self.path} no longer exists")
         if last_batch(table) < entry.batch:
@@ -275,24 +300,29 @@ def _rows(entry: LedgerEntry) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 
-def _entries(rows: Iterable[Mapping[str, Any]], path: Location) -> list[LedgerEntry]:
-    by_batch: dict[int, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_batch.setdefault(row["batch"], []).append(row)
+def _entries(rows: pa.Table, path: Location) -> list[LedgerEntry]:
+    for name in _SCHEMA.names:
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, _SCHEMA.field(name).type))
+    heads: dict[int, list[dict[str, Any]]] = {}
+    for head in rows.group_by(["batch", *_HEAD]).aggregate([]).to_pylist():
+        heads.setdefault(head["batch"], []).append(head)
+    ranges: dict[int, list[Range]] = {batch: [] for batch in heads}
+    numbers = rows["batch"].to_pylist()
+    for batch, r in zip(numbers, map(Range, *(rows[name].to_pylist() for name in Range._fields)), strict=True):
+        ranges[batch].append(r)
+    originals: dict[int, list[OriginOffset]] = {batch: [] for batch in heads}
+    for row in rows.filter(pc.is_valid(rows["original"])).to_pylist():
+        at = OriginOffset(row["topic"], row["partition"], row["original_id"], row["original"])
+        originals[row["batch"]].append(at)
     found = []
-    for batch, of_batch in sorted(by_batch.items()):
-        heads: set[tuple[Any, ...]] = {tuple(row.get(name) for name in _HEAD) for row in of_batch}
-        ranges = sorted(Range(*(row[name] for name in Range._fields)) for row in of_batch)
-        if len(heads) != 1 or len({r.key for r in ranges}) != len(ranges):
+    for batch, of_batch in sorted(heads.items()):
+        if len(of_batch) != 1 or len({(r.topic, r.partition) for r in ranges[batch]}) != len(ranges[batch]):
             raise LedgerBroken(f"{path}: batch {batch} was written twice; the ledger is damaged")
-        originals = sorted(
-            OriginOffset(row["topic"], row["partition"], row["original_id"], row["original"])
-            for row in of_batch
-            if row.get("original") is not None
-        )
-        dc, parser, run, planned, kind, settings, said, again, cutoff = heads.pop()
-        origin = JobOrigin.parse(said) if said else None
-        reload = tuple(Range(**r) for r in json.loads(again or "[]"))
-        head = (batch, dc, parser, run, planned, tuple(ranges), kind or LOAD, settings or "")
-        found.append(LedgerEntry(*head, origin, tuple(originals), reload, cutoff))
+        head = of_batch[0]
+        origin = JobOrigin.parse(head["origin"]) if head["origin"] else None
+        reload = tuple(Range(**r) for r in json.loads(head["reload"] or "[]"))
+        common = (batch, head["dc"], head["parser"], head["run"], head["planned"], tuple(sorted(ranges[batch])))
+        kind, settings, places = head["kind"] or LOAD, head["settings"] or "", tuple(sorted(originals[batch]))
+        found.append(LedgerEntry(*common, kind, settings, origin, places, reload, head["cutoff"]))
     return found

@@ -60,7 +60,7 @@ from logferry.loaders.storage.files import (
     open_table,
     storage_errors,
 )
-from logferry.loaders.storage.ledger import check_features, existing_table, last_batch
+from logferry.loaders.storage.ledger import check_features, last_batch, pinned_table
 from logferry.loaders.storage.rewrite import Rewriter, Rule, file_name
 from logferry.loaders.storage.side_tables import (
     add_sources,
@@ -106,7 +106,7 @@ def compact(path: Location, retain: timedelta = RETAIN, target_mb: int = TARGET_
 def compact_table(path: Location, last: int, retain: timedelta, target_mb: int = TARGET_MB) -> CompactedTable:
     """One table. ``last``: the last batch that the main table held before; later batches may be in progress."""
     before, after = _merge(path, target_mb)
-    table = existing_table(path)
+    table = pinned_table(path)
     with storage_errors(f"{path} cannot be compacted"):
         # Of the newest state, so that the log before it is not needed to open the table.
         table.create_checkpoint()
@@ -138,7 +138,7 @@ def batch_of(name: str) -> int | None:
 
 def _merge(path: Location, target_mb: int) -> tuple[int, int]:
     for _ in range(_TRIES):
-        table = existing_table(path)
+        table = pinned_table(path)
         check_features(path, table)
         before = len(table.file_uris())
         with storage_errors(f"{path} cannot be merged"):

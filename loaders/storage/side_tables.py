@@ -38,7 +38,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, Segment, SegmentRules, WatermarkCheck, add_rows
-from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, merged, utc_text
+from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, add_facts, merged, utc_text
 from logferry.loaders.storage.commit import DataFiles, commit_rows
 from logferry.loaders.storage.files import dataset, file_system, open_table, read_text, storage_errors, write_text
 from logferry.loaders.storage.ledger import (
@@ -50,6 +50,7 @@ from logferry.loaders.storage.ledger import (
     read_rows,
     table_at,
 )
+from logferry.loaders.storage.snapshots import kept_state, newest_table
 from logferry.loaders.storage.tables import active_filter
 
 SNAPSHOT_EVERY: Final = 64
@@ -62,22 +63,34 @@ _YES: Final = "yes"
 
 
 def read_sources(path: Location) -> dict[SourceKey, SourceFacts]:
-    """Raises StorageUnavailable."""
-    found = []
-    for row in read_rows(path):
-        facts = SourceFacts(row["first_seqno"], row["last_seqno"], row["recorded"], row["event"])
-        found.append({SourceKey(row["topic"], row["source_id"]): facts})
-    return merged(*found)
+    """Not to be changed by the caller. Raises StorageUnavailable."""
+    return kept_state(path, dict[SourceKey, SourceFacts], _add_facts)
+
+
+def _add_facts(known: dict[SourceKey, SourceFacts], rows: pa.Table) -> None:
+    times = (pc.cast(rows[name], pa.int64()).to_pylist() for name in ("recorded", "event"))
+    columns = (rows[name].to_pylist() for name in ("topic", "source_id", "first_seqno", "last_seqno"))
+    for topic, source_id, first, last, recorded, event in zip(*columns, *times, strict=True):
+        facts = SourceFacts(first, last, moment(recorded), None if event is None else moment(event))
+        add_facts(known, SourceKey(topic, source_id), facts)
 
 
 def add_sources(path: Location, batch: int, run: str, known: KnownSources, *, all_of_it: bool = False) -> None:
     """Writes the facts of a batch, or (``all_of_it``) all up to it. Safe to call again. Raises StorageUnavailable."""
-    if last_batch(open_table(path)) >= batch:
+    if last_batch(newest_table(path)) >= batch:
         return
     if not all_of_it and batch % SNAPSHOT_EVERY == 0:
         known, all_of_it = merged(read_sources(path), known), True
-    rows = [{"batch": batch, **key._asdict(), **facts._asdict()} for key, facts in sorted(known.items())]
-    commit_rows(pa.Table.from_pylist(rows, schema=_SOURCES), path, batch, run, replace=all_of_it)
+    keys = sorted(known)
+    columns = [[batch] * len(keys), *_columns(keys, SourceKey), *_columns([known[key] for key in keys], SourceFacts)]
+    rows = pa.Table.from_arrays(
+        [pa.array(*pair) for pair in zip(columns, _SOURCES.types, strict=True)], schema=_SOURCES
+    )
+    commit_rows(rows, path, batch, run, replace=all_of_it)
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], kind: Any) -> list[list[Any]]:
+    return [[row[number] for row in rows] for number in range(len(kind._fields))]
 
 
 def moment(micros: int) -> datetime:
@@ -135,9 +148,13 @@ def left_out_rows(notes: Iterable[LeftOutChunk]) -> Any:
     return pa.Table.from_pylist([note._asdict() for note in notes], schema=LEFT_OUT_SCHEMA)
 
 
-def read_left_out(path: Location, last: int) -> list[LeftOutChunk]:
-    """The chunks left out of a table with this last batch. Raises StorageUnavailable."""
-    notes = (LeftOutChunk(**row) for row in read_rows(path, [("batch", "<=", last)]))
+def read_left_out(path: Location, last: int, ranges: Sequence[Range] = ()) -> list[LeftOutChunk]:
+    """The chunks left out of a table with this last batch; of these ranges at least. Raises StorageUnavailable."""
+    wanted: list[tuple[str, str, Any]] = [("batch", "<=", last)]
+    if ranges:
+        wanted += [("topic", ">=", min(r.topic for r in ranges)), ("topic", "<=", max(r.topic for r in ranges))]
+        wanted += [("offset", ">=", min(r.start for r in ranges)), ("offset", "<", max(r.end for r in ranges))]
+    notes = (LeftOutChunk(**row) for row in read_rows(path, wanted))
     found = {note.place: note for note in sorted(notes, key=lambda note: note.batch)}
     return sorted(note for note in found.values() if note.kept is not None)
 
@@ -167,7 +184,7 @@ def known_before(paths: TablePaths, batch: int, run: str) -> dict[SourceKey, Sou
     """
     create_side_tables(paths)
     before = batch - 1
-    if before >= 0 and last_batch(open_table(paths.sources)) < before:
+    if before >= 0 and last_batch(newest_table(paths.sources)) < before:
         found: dict[SourceKey, SourceFacts] = {}
         columns = ["topic", "source_id", "seqno", "recorded", "event_time"]
         is_chunk = ~ds.field("source_id").is_null() & ~ds.field("seqno").is_null()
@@ -224,7 +241,7 @@ def create_segments(path: Location, rules: SegmentRules) -> None:
 
 def segment_length(path: Location) -> int | None:
     """The length of the table's segments in seconds; None: it has none. Raises ForeignTable."""
-    table = open_table(path)
+    table = newest_table(path)
     if table is None:
         return None
     words = (table.metadata().name or "").split()
@@ -235,8 +252,16 @@ def segment_length(path: Location) -> int | None:
 
 def read_segments(path: Location, last: int) -> Segments:
     """The newest row of each segment up to this batch. Raises StorageUnavailable."""
-    rows = sorted((Segment(**row) for row in read_rows(path)), key=lambda one: (one.start, one.batch))
+    rows = sorted(kept_state(path, _no_segments, _add_segments), key=lambda one: (one.start, one.batch))
     return {segment.start: segment for segment in rows if segment.batch <= last}
+
+
+def _no_segments() -> list[Segment]:
+    return []
+
+
+def _add_segments(found: list[Segment], rows: pa.Table) -> None:
+    found.extend(Segment(**row) for row in rows.to_pylist())
 
 
 def put_segments(path: Location, batch: int, run: str, changed: Iterable[Segment]) -> None:
@@ -256,7 +281,7 @@ def _commit_segments(rows: Iterable[Segment], path: Location, batch: int, run: s
 def segments_before(paths: TablePaths, batch: int, run: str, rules: SegmentRules) -> Segments:
     """The segments before the batch; counted from the main table where the side table has none. Raises Overtaken."""
     before = batch - 1
-    if before >= 0 and last_batch(open_table(paths.segments)) < before:
+    if before >= 0 and last_batch(newest_table(paths.segments)) < before:
         added = rows_by_segment(dataset(paths.main, table_at(paths.main, before)), None, rules)
         counted = add_rows({}, added, before, datetime.now(UTC))
         _commit_segments(counted.values(), paths.segments, before, run, replace=True)

@@ -25,6 +25,7 @@ from logferry.loaders.planning.plan import Range, TopicOffsets, plan
 from logferry.loaders.planning.source_facts import shared_topics
 from logferry.loaders.storage.files import dataset, open_table, storage_errors
 from logferry.loaders.storage.ledger import Ledger, arrow_schema, check_features, last_batch
+from logferry.loaders.storage.snapshots import newest_table
 
 # Where a line is quarantined, ``line`` and ``newline`` are set; where a whole record is, ``key`` and ``headers``.
 # ``parser`` could not read the line. ``since`` is the batch that added the row in a reload, ``resolved`` the batch that
@@ -62,17 +63,17 @@ def read_state(paths: TablePaths) -> TableState:
     Other loaders may write meanwhile, so the tables are read in the reverse order of writing: the quarantine and the
     ledger are never seen in a newer state than the table.
     """
-    quarantine = open_table(paths.quarantine)
+    quarantine = newest_table(paths.quarantine)
     check_features(paths.quarantine, quarantine)
     sorted_out = last_batch(quarantine)
     ledger = Ledger(paths.ledger)
     entered = ledger.last()
-    main = open_table(paths.main)
+    main = newest_table(paths.main)
     check_features(paths.main, main)
     last = last_batch(main)
     if last < 0 and main is not None and main.file_uris():
         raise ForeignTable(f"{paths.main} contains rows but no batch ledger entry; it was not created by logferry load")
-    if last >= 0 and open_table(paths.quarantine) is None:
+    if last >= 0 and quarantine is None and newest_table(paths.quarantine) is None:
         raise LedgerBroken(f"{paths.quarantine} is missing, though {paths.main} holds batch {last}")
     committed = ledger.get(last) if last >= 0 else None
     if entered > last + 1:
@@ -85,7 +86,7 @@ def read_state(paths: TablePaths) -> TableState:
 
 
 def partition_columns(path: Location) -> list[str]:
-    table = open_table(path)
+    table = newest_table(path)
     return list(table.metadata().partition_columns) if table is not None else []
 
 

@@ -20,7 +20,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.files import dataset
-from logferry.loaders.storage.ledger import existing_table
+from logferry.loaders.storage.ledger import pinned_table
 from logferry.loaders.storage.side_tables import Segments
 from logferry.loaders.terminal import escape
 from logferry.ops.audit.audit import audit
@@ -145,7 +145,7 @@ def _rows(place: Location) -> Table:
     table = _table(f"{_ROWS} rows of the table, read by delta-rs, without Spark", ("file",), ("seqno", "line"))
     add_columns(table, ("text",), (), "text")
     try:
-        stored = dataset(place, existing_table(place))
+        stored = dataset(place, pinned_table(place))
         count = stored.count_rows()
         wanted = sorted({count * number // _ROWS for number in range(_ROWS)} if count else ())
         rows = stored.take(wanted, columns=["source_id", "seqno", "line", "text"]).to_pylist()

@@ -24,6 +24,7 @@ def facts(first: int, last: int, hour: int = 0, event: int | None = None) -> Sou
 
 
 DC1, DC2 = SourceKey("dc1.a", "web1"), SourceKey("dc2.a", "web1")
+BOTH = {"dc1.a", "dc2.a"}
 
 
 def test_topics_of_several_centres():
@@ -32,19 +33,19 @@ def test_topics_of_several_centres():
 
 def test_a_source_that_writes_in_one_place_is_never_looked_at():
     batch = {DC1: facts(10, 20), SourceKey("dc2.a", "web2"): facts(10, 20), SourceKey("dc2.b", "web1"): facts(10, 20)}
-    assert possible_copies({DC1: facts(1, 9)}, batch) == {}
+    assert possible_copies({DC1: facts(1, 9)}, batch, BOTH) == {}
 
 
 def test_a_source_that_moved_on_is_not_looked_at_either():
-    assert possible_copies({DC1: facts(1, 9)}, {DC2: facts(10, 20)}) == {}
+    assert possible_copies({DC1: facts(1, 9)}, {DC2: facts(10, 20)}, BOTH) == {}
 
 
 def test_a_source_that_came_back_is_looked_at_where_it_may_be_twice():
-    assert possible_copies({DC1: facts(1, 9), DC2: facts(8, 20)}, {DC1: facts(10, 30)}) == {DC1: (10, 20)}
+    assert possible_copies({DC1: facts(1, 9), DC2: facts(8, 20)}, {DC1: facts(10, 30)}, BOTH) == {DC1: (10, 20)}
 
 
 def test_both_copies_in_one_batch():
-    assert possible_copies({}, {DC1: facts(1, 9), DC2: facts(5, 20)}) == {DC1: (5, 9), DC2: (5, 9)}
+    assert possible_copies({}, {DC1: facts(1, 9), DC2: facts(5, 20)}, BOTH) == {DC1: (5, 9), DC2: (5, 9)}
 
 
 SEQNOS = st.sets(st.integers(0, 30), min_size=1, max_size=5)
@@ -56,7 +57,7 @@ def test_no_copy_is_overlooked(before: dict[tuple[str, str], set[int]], now: dic
     known, batch = (
         {SourceKey(*key): facts(min(seqnos), max(seqnos)) for key, seqnos in writes.items()} for writes in (before, now)
     )
-    asked = possible_copies(known, batch)
+    asked = possible_copies(known, batch, {"dc1.a", "dc2.a", "dc3.a"})
     for (topic, source), seqnos in now.items():
         for (other, same), others in [*before.items(), *now.items()]:
             if same == source and other != topic:

@@ -110,7 +110,7 @@ def test_a_merge_that_loses_its_files_repeats(tmp_path: Path, monkeypatch: pytes
             )
         return table
 
-    monkeypatch.setattr(retention, "existing_table", rows_go_after_the_look)
+    monkeypatch.setattr(retention, "pinned_table", rows_go_after_the_look)
     tidied = retention.compact_table(logs.paths.main, 3, timedelta(days=7))
     assert times
     assert tidied.after == 1
