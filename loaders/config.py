@@ -206,6 +206,10 @@ class Config(Strict):
     """Gateways by data centre; the segments' check asks them for sources and their heartbeats."""
     s3: S3Settings = S3Settings()
     """Access to S3, for tables at `s3://`."""
+    metrics_listen: str | None = None
+    """Address as `host:port` at which `logferry load --follow` serves its metrics (default: nowhere)."""
+    metrics_file: Path | None = None
+    """File `*.prom` into which any other load writes its metrics at its end, for node_exporter's textfile collector."""
     tables: Annotated[list[TableJob], Field(min_length=1)]
     """The tables to load."""
 

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
@@ -29,6 +30,7 @@ from logferry.loaders.errors import EXIT_DONE, EXIT_SIGNAL, EXIT_USAGE, LoaderCo
 from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Limits
 from logferry.loaders.planning.position_plan import PositionChange
+from logferry.loaders.runs.metrics import observed
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session, submit_options
@@ -51,11 +53,28 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
                 raise LoaderConfigError(f"--follow and {name} exclude each other")
     if options.config is not None and options.table is not None:
         raise LoaderConfigError("--config excludes --table: the file names the tables")
-    with open_tables(job_config(options, options.table), options.jars, reporter) as tables:
+    settings = job_config(options, options.table)
+    listen, file = _metrics_places(options, settings)
+    with observed(listen, file) as metrics, open_tables(settings, options.jars, reporter) as tables:
+        reporter.metrics = metrics
         if options.follow:
             return run_until_signal(tables, tables.follow, until_signal=True)
         limits_of_run = Limits(options.stop_records, options.stop_bytes, options.stop_s)
-        return run_until_signal(tables, lambda: tables.once(limits_of_run))
+        status = run_until_signal(tables, lambda: tables.once(limits_of_run))
+        if metrics is not None:
+            metrics.exit_status = status
+        return status
+
+
+def _metrics_places(options: argparse.Namespace, settings: Config) -> tuple[str | None, Path | None]:
+    """Where the metrics go: the address of a run that follows, the file of another one. Raises LoaderConfigError."""
+    if options.metrics_listen and not options.follow:
+        raise LoaderConfigError("--metrics-listen needs --follow; for other loads there is --metrics-file")
+    if options.metrics_file and options.follow:
+        raise LoaderConfigError("--follow and --metrics-file exclude each other; there is --metrics-listen")
+    if options.follow:
+        return options.metrics_listen or settings.metrics_listen, None
+    return None, options.metrics_file or settings.metrics_file
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     option("--stop-bytes", type=count, metavar="N", help="plan no further batch of a table after N bytes")
     option("--stop-s", type=count, metavar="S", help="plan no further batch after S seconds")
     option("--max-records", type=int, metavar="N", help="at most N offsets in a batch")
+    option("--metrics-listen", metavar="HOST:PORT", help="with --follow, serve metrics for Prometheus there")
+    option("--metrics-file", type=Path, metavar="FILE", help="write metrics to this *.prom file at the end")
     option("--print-submit", action="store_true", help="print the arguments for spark-submit --master … and exit")
     return parser
 

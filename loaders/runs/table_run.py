@@ -37,9 +37,10 @@ _ORIGINALS_S: Final = 2.0
 
 
 class Backlog(NamedTuple):
-    """The offsets to load, control records included."""
+    """The offsets to load, control records included, in all and by partition."""
 
     records: int
+    ranges: Sequence[Range] = ()
 
 
 class RunEnded(NamedTuple):
@@ -77,7 +78,7 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
         prepare(paths, job.parser, job.partition_by)
         if job.segments is not None:
             create_segments(paths.segments, job.segments.rules)
-        yield Backlog(backlog.records)
+        yield Backlog(backlog.records, backlog.ranges)
         stopped: set[str] = set()
         while True:
             if (reason := sizes.reached()) is not None:

@@ -25,6 +25,7 @@ from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError, 
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
+from logferry.loaders.runs.metrics import LoadMetrics
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice, load_table
 from logferry.loaders.storage.files import is_empty
 from logferry.loaders.terminal import escape
@@ -98,6 +99,7 @@ class Reporter:
         console.quiet = as_json
         self.console = console
         self.as_json = as_json
+        self.metrics: LoadMetrics | None = None
         self.tables: list[LoadReport] = []
         self.progress = Progress(console=console, transient=True, disable=as_json or not console.is_terminal)
 
@@ -120,8 +122,12 @@ class Reporter:
         stopped: list[StoppedTopic] = []
         check_failure: str | None = None
         name = f"[bold]{escape(report.path.name)}[/]"
+        if self.metrics is not None:
+            self.metrics.begin(report.path)
         try:
             for event in events:
+                if self.metrics is not None:
+                    self.metrics.saw(report.path, event)
                 if isinstance(event, RunEnded):
                     ended = event.reason
                 elif isinstance(event, SegmentNotice):
@@ -144,6 +150,8 @@ class Reporter:
             error = raised
             if str(before) != str(raised):
                 self._print(f"{name} [red]{escape(str(raised))}[/]")
+        if self.metrics is not None:
+            self.metrics.end(report.path, error)
         # A load that ended early has not checked all topics.
         report.stopped = stopped if ended is None else [*{*report.stopped, *stopped}]
         report.error, report.ended, report.check_failure = error, ended, check_failure
@@ -286,7 +294,7 @@ class TableRunner:
             thread.join()
 
     def _follow(self, job: TableJob, report: LoadReport) -> None:
-        self._in_own_pool(job)
+        self._begin(job)
         sizes = self._sizes(job, Limits())
         wait_s = _RETRY_S
         while not self.stop.is_set():
@@ -302,13 +310,15 @@ class TableRunner:
                 return
 
     def _do(self, job: TableJob, work: Work) -> None:
-        self._in_own_pool(job)
+        self._begin(job)
         self.reporter.table(job.path, work(self.loader, job))
 
-    def _in_own_pool(self, job: TableJob) -> None:
+    def _begin(self, job: TableJob) -> None:
         """Tables share Spark's tasks fairly: a large one does not delay a small one."""
         with suppress(LoadError):
             self.loader.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(job.path))
+        if self.reporter.metrics is not None and job.segments is not None:
+            self.reporter.metrics.begin(job.path, has_segments=True)
 
     def _sizes(self, job: TableJob, limits: Limits) -> BatchSizer:
         return BatchSizer(job.max_records, job.batch_bytes, limits, time.monotonic, self.stop.is_set, self._started)

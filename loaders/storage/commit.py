@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
@@ -144,6 +145,8 @@ def _bound(value: Any, *, up: bool) -> Any:
 
 
 _TRIES: Final = 10
+# By table, the commits that another writer was faster than, since the metrics of a run took them.
+LOST_RACES: Final[Counter[str]] = Counter()
 _HISTORY: Final = 100
 _CHECKPOINT: Final = 50
 # A commit with a version in the past must not write a checkpoint there; checkpoints are of the newest state only.
@@ -237,6 +240,7 @@ def commit_once(
                 except CommitFailedError as error:
                     # Another loader committed the batch, or another commit was faster, such as a compaction.
                     is_beaten, refused = True, str(error)
+                    LOST_RACES[str(path)] += 1
                 except (DeltaError, OSError):
                     # The store may have it, and its answer was lost.
                     if committed_batch(path, batch, run) is None:

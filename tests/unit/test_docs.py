@@ -258,7 +258,7 @@ def test_the_usage_of_a_command_is_one_line() -> None:
 def test_the_page_of_metrics_has_every_metric() -> None:
     """Names as the code has them: first arguments of the metric classes, and what the push-client renders."""
     made: set[str] = set()
-    for path in (file for folder in ("gateway", "mirror") for file in (ROOT / folder).rglob("*.py")):
+    for path in (file for folder in ("gateway", "mirror", "loaders") for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
                 kind = node.func.id.removesuffix("MetricFamily").strip("_").title()
