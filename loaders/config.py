@@ -29,6 +29,9 @@ from pydantic import (
 
 TOPIC = "{topic}"
 JARS_VARIABLE = "LOGFERRY_SPARK_JARS"
+# By minor version of Spark, the pyspark with which the loader is tested.
+TESTED_PYSPARK = {"4.1": "4.1.3", "4.0": "4.0.4"}
+WHICH_PYSPARK = f"install one of {', '.join(f'pyspark=={version}' for version in TESTED_PYSPARK.values())}"
 # Rows and tables depend on these, whatever else is configured.
 OWN = {
     "spark.sql.session.timeZone": "UTC",

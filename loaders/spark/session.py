@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyspark
-from logferry.loaders.config import OWN, SparkSettings
+from logferry.loaders.config import OWN, TESTED_PYSPARK, WHICH_PYSPARK, SparkSettings
 from logferry.loaders.errors import LoaderConfigError, SparkUnavailable
 from logferry.loaders.jvm_errors import released, sorted_errors
 from pyspark import SparkConf, SparkContext
@@ -144,6 +144,14 @@ def spark_conf(
     return conf
 
 
+def check_version(version: str) -> None:
+    """Any patch of a tested minor version. Raises LoaderConfigError."""
+    if ".".join(version.split(".")[:2]) not in TESTED_PYSPARK:
+        raise LoaderConfigError(
+            f"Spark {version} is not supported: {WHICH_PYSPARK}, or use spark-submit of that version"
+        )
+
+
 def is_submitted() -> bool:
     """Whether this process was started by spark-submit."""
     return _PORT in os.environ
@@ -178,6 +186,7 @@ def spark_session(
     Java is taken from JAVA_HOME, else from PATH, as by Spark's own launcher. Under spark-submit, Java, master, memory
     and jars are those of spark-submit.
     """
+    check_version(pyspark.__version__)
     if is_submitted():
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
         with _session(_submitted_conf(gateway, settings, stores or {}), gateway, stores) as session:

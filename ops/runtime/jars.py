@@ -32,9 +32,11 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from logferry.loaders.config import WHICH_PYSPARK
 from logferry.ops.cli.problems import CommandError, Unavailable
 from logferry.ops.runtime.java import cache_dir, find_java
 from rich.console import Console
@@ -81,8 +83,8 @@ def _pinned_sets() -> Iterator[tuple[str, JarSet]]:
         yield name, JarSet(pinned["name"], coordinates, {file: sha256[file] for file in files})
 
 
-_SETS = dict(_pinned_sets())
-KAFKA, MIRROR_MAKER, SPARK, S3, HDFS = (_SETS[name] for name in ("kafka", "mirror_maker", "spark", "s3", "hdfs"))
+SETS = dict(_pinned_sets())
+KAFKA, MIRROR_MAKER, HDFS, AWS_SDK = (SETS[name] for name in ("kafka", "mirror_maker", "hdfs", "s3_sdk"))
 
 
 def kafka_jars() -> list[Path]:
@@ -96,8 +98,28 @@ def mirror_maker_jars() -> list[Path]:
 
 
 def spark_jars(*, s3: bool = False) -> list[Path]:
-    """The jars beside pyspark's own: Kafka connector and Delta; S3A for tables on S3. Raises Unavailable."""
-    return fetch_jars(SPARK) + (fetch_jars(S3) if s3 else [])
+    """The jars beside those of the installed pyspark: Kafka connector and Delta; S3A for tables on S3.
+
+    Raises Unavailable, CommandError where there are none for this pyspark.
+    """
+    name = spark_set(_pyspark_version())
+    return fetch_jars(SETS[name]) + (fetch_jars(SETS[f"s3_{name}"]) + fetch_jars(AWS_SDK) if s3 else [])
+
+
+def spark_set(pyspark: str) -> str:
+    """The name of the jars for a pyspark, by its minor version. Raises CommandError for another one."""
+    major, _, rest = pyspark.partition(".")
+    name = f"spark{major}{rest.partition('.')[0]}"
+    if name not in SETS:
+        raise CommandError(f"no jars are known for pyspark {pyspark}: {WHICH_PYSPARK}")
+    return name
+
+
+def _pyspark_version() -> str:
+    try:
+        return version("pyspark")
+    except PackageNotFoundError:
+        raise Unavailable("pyspark is missing: pip install 'logferry[loaders]'") from None
 
 
 def hdfs_jars() -> list[Path]:

@@ -1,4 +1,4 @@
-"""The Python interpreters of this machine."""
+"""The Python interpreters of this machine, and the wheel for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 
 OLDEST = (3, 9)
+ROOT = Path(__file__).parents[2]
+SOURCES = ("gateway", "mirror", "loaders", "client", "ops")
 
 
 @cache
@@ -36,3 +38,16 @@ def version_of(python: str) -> tuple[int, ...]:
     except OSError:
         return (0,)
     return tuple(map(int, done.stdout.split("."))) if re.fullmatch(r"\d+\.\d+\.\d+\n", done.stdout) else (0,)
+
+
+def built_wheel(folder: Path) -> Path:
+    """Built from a copy of the sources, so that no earlier build is in it."""
+    leave_out = shutil.ignore_patterns("__pycache__", "docs", "decisions")
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, folder / "source" / name, ignore=leave_out)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
+    subprocess.run([*pip, "--wheel-dir", str(folder), str(folder / "source")], cwd=folder, check=True, timeout=600)
+    (found,) = folder.glob("*.whl")
+    return found

@@ -11,7 +11,6 @@ import email
 import http.client
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -29,10 +28,9 @@ from logferry.ops.stack.processes import Child, Setting, configuration, free_por
 from packaging.requirements import Requirement
 
 from tests.support.fake_gateway import FakeGateway, Served
-from tests.support.interpreters import interpreter_of, interpreters
+from tests.support.interpreters import SOURCES, built_wheel, interpreter_of, interpreters
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ("gateway", "mirror", "loaders", "client", "ops")
 EXTRAS = ("client", "gateway", "loaders", "query", "ops")
 MINORS = (11, 12, 13)
 READY_S = 60.0
@@ -41,17 +39,7 @@ SHIPPED = {".py", ".toml", ".properties", ".conf", ".bash", ".sha256"}
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the sources, so that no earlier build is in it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    leave_out = shutil.ignore_patterns("__pycache__", "docs", "decisions")
-    for name in SOURCES:
-        shutil.copytree(ROOT / name, folder / "source" / name, ignore=leave_out)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / "source")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
-    run([*pip, "--wheel-dir", str(folder), str(folder / "source")], folder)
-    (found,) = folder.glob("*.whl")
-    return found
+    return built_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 class Environment:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from logferry.loaders.config import OWN, SparkSettings, check_config
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.spark.session import spark_conf
+from logferry.loaders.spark.session import check_version, spark_conf
 
 JARS = [Path("/jars/a.jar"), Path("/jars/b.jar")]
 
@@ -53,3 +53,14 @@ def test_settings_that_the_loader_sets_are_refused(name: str):
     }
     with pytest.raises(LoaderConfigError, match=r"spark\.conf"):
         check_config(raw, "file")
+
+
+@pytest.mark.parametrize("version", ["4.0.0", "4.1.3", "4.1.4.dev1"])
+def test_any_patch_of_a_tested_version_is_taken(version: str):
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["3.5.8", "4.2.0", "4.10.0"])
+def test_another_spark_is_refused_by_name(version: str):
+    with pytest.raises(LoaderConfigError, match=f"Spark {version} is not supported: install one of pyspark==4.1.3"):
+        check_version(version)

@@ -8,13 +8,16 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logferry.ops.cli.problems import Unavailable
+from logferry.loaders.config import TESTED_PYSPARK
+from logferry.ops.cli.problems import CommandError, Unavailable
 from logferry.ops.runtime import jars, java
-from logferry.ops.runtime.jars import HDFS, KAFKA, MIRROR_MAKER, S3, SPARK, JarSet
+from logferry.ops.runtime.jars import SETS, JarSet
+from packaging.requirements import Requirement
 
 PINNED = {
     f"{name}.jar": hashlib.sha256(name.partition("-")[0].encode() * 1000).hexdigest()
@@ -215,7 +218,7 @@ def test_processes_at_once_fetch_it_once(home: Path) -> None:
     assert runs(home) == 1
 
 
-@pytest.mark.parametrize("pinned", [KAFKA, MIRROR_MAKER, SPARK], ids=lambda pinned: pinned.name)
+@pytest.mark.parametrize("pinned", SETS.values(), ids=SETS.keys())
 def test_each_pinned_jar_has_its_own_file_name(pinned: JarSet) -> None:
     parts = [coordinate.split(":") for coordinate in pinned.coordinates]
     assert all(len(part) == 3 and all(part) for part in parts)
@@ -228,4 +231,33 @@ def test_no_hash_is_left_of_a_jar_that_is_not_pinned() -> None:
     lines = (Path(jars.__file__).with_name("jar_pins.sha256")).read_text().splitlines()
     names = [line.split()[1] for line in lines]
     assert names == sorted(set(names))
-    assert set(names) == {name for pinned in (KAFKA, MIRROR_MAKER, SPARK, S3, HDFS) for name in pinned.sha256}
+    assert set(names) == {name for pinned in SETS.values() for name in pinned.sha256}
+
+
+def test_the_jars_are_those_of_the_installed_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any patch of a minor version; the tested ones are those that pip may install."""
+    monkeypatch.setattr(jars, "fetch_jars", lambda wanted: [Path(wanted.name)])
+    for installed, names in {
+        "4.1.3": ["spark-4.1.3", "s3a-3.4.2", "aws-sdk-2.29.52"],
+        "4.0.1": ["spark-4.0.4", "s3a-3.4.1", "aws-sdk-2.29.52"],
+    }.items():
+        monkeypatch.setattr(jars, "version", {"pyspark": installed}.__getitem__)
+        assert [str(jar) for jar in jars.spark_jars(s3=True)] == names
+        assert [str(jar) for jar in jars.spark_jars()] == names[:1]
+
+
+@pytest.mark.parametrize("installed", ["3.5.8", "4.2.0", "40.1.0"])
+def test_another_pyspark_is_refused_by_name(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "version", {"pyspark": installed}.__getitem__)
+    with pytest.raises(CommandError, match=f"pyspark {installed}: install one of pyspark==4.1.3, pyspark==4.0.4"):
+        jars.spark_jars()
+
+
+def test_pins_loader_and_package_agree_on_the_versions() -> None:
+    root = Path(jars.__file__).parents[2]
+    pins = tomllib.loads((root / "ops/runtime/jar_pins.toml").read_text())
+    assert {one["pyspark"] for one in pins.values() if "pyspark" in one} == set(TESTED_PYSPARK.values())
+    extra = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["loaders"]
+    allowed = next(Requirement(one) for one in extra if one.startswith("pyspark")).specifier
+    known = [f"4.{minor}.{patch}" for minor in (0, 1) for patch in range(6)]
+    assert set(allowed.filter(known)) == set(TESTED_PYSPARK.values())
