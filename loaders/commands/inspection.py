@@ -1,5 +1,6 @@
 """``logferry table state``: the last batch of a table, its positions and its quarantine. ``logferry table segments``:
-which segments are complete, why others are not, and which sources are not waited for. Without Spark or Kafka.
+which segments are complete, why others are not, and which sources are not waited for. Without Spark; only the lag of
+``state`` needs Kafka.
 
     logferry table segments list /warehouse/nginx
     logferry table segments wait /warehouse/nginx 2026-11-20T10 && spark-submit hourly.py 2026-11-20T10
@@ -21,7 +22,8 @@ from typing import Any
 
 from logferry.gateway.contract.names import visible
 from logferry.loaders.commands.options import table_paths
-from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError
+from logferry.loaders.config import load_config
+from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, KafkaUnavailable, LoaderConfigError
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import ACTIVE, DROPPED, READY, Segment, SegmentRules
@@ -29,7 +31,7 @@ from logferry.loaders.planning.source_facts import moment_of, utc_text
 from logferry.loaders.storage.files import dataset, open_table
 from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
-from logferry.loaders.storage.tables import active_filter, read_state
+from logferry.loaders.storage.tables import active_filter, read_state, snapshot_of
 from logferry.loaders.terminal import escape
 from rich.console import Console
 from rich.table import Table
@@ -39,7 +41,10 @@ _LOOK_S = 1.0
 
 def run_state(options: argparse.Namespace) -> int:
     """Prints the state of each table. Raises LoaderConfigError, Terminal, StorageUnavailable."""
-    facts = [table_facts(path) for path in table_paths(options, options.paths)]
+    paths = table_paths(options, options.paths)
+    facts = [table_facts(path) for path in paths]
+    if options.bootstrap is not None or options.config is not None:
+        _add_lag(facts, paths, options)
     if options.json:
         print(json.dumps(facts))
         return EXIT_DONE
@@ -47,6 +52,25 @@ def run_state(options: argparse.Namespace) -> int:
     for found in facts:
         show(found, console)
     return EXIT_DONE
+
+
+def _add_lag(facts: list[dict[str, Any]], paths: list[Location], options: argparse.Namespace) -> None:
+    """The lag by topic, where Kafka can be reached. Raises LoaderConfigError."""
+    from logferry.loaders.batches.topic_lag import kafka_settings, lag_of
+
+    settings = None if options.config is None else load_config(options.config)
+    if settings is not None and options.bootstrap is not None:
+        raise LoaderConfigError("--config excludes --bootstrap: the file has the address")
+    # What was never loaded has no positions to compare.
+    loaded = [(found, path) for found, path in zip(facts, paths, strict=True) if found["last"] is not None]
+    try:
+        lags = lag_of([snapshot_of(path) for _, path in loaded], kafka_settings(settings, options.bootstrap))
+    except KafkaUnavailable as error:
+        for found, _ in loaded:
+            found["lag_unknown"] = str(error)
+        return
+    for (found, _), lag in zip(loaded, lags, strict=True):
+        found["lag"] = [one._asdict() for one in lag]
 
 
 def table_facts(path: Location) -> dict[str, Any]:
@@ -102,8 +126,21 @@ def show(facts: dict[str, Any], console: Console) -> None:
     for position in facts["positions"]:
         shown.add_row(escape(position["topic"]), str(position["partition"]), f"{position['offset']:,}")
     console.print(shown)
+    for lag in facts.get("lag", ()):
+        console.print(f"  {escape(lag['topic'])}: {escape(_lag_text(lag))}", highlight=False, soft_wrap=True)
+    if "lag_unknown" in facts:
+        console.print(f"  lag unknown: {escape(facts['lag_unknown'])}", highlight=False, soft_wrap=True)
     for reason, count in facts["quarantine"].items():
         console.print(f"  quarantined: {count:,} · {escape(reason)}", highlight=False, soft_wrap=True)
+
+
+def _lag_text(lag: dict[str, Any]) -> str:
+    if lag["stopped"] is not None:
+        return f"stopped: {lag['stopped']}"
+    if not lag["records"]:
+        return "up to date"
+    age = "" if lag["seconds"] is None else f", the oldest is {lag['seconds']:,.0f} s old"
+    return f"{lag['records']:,} offsets behind{age}"
 
 
 def run_segments(options: argparse.Namespace) -> int:

@@ -67,8 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    summary = "print offsets, parser, planned batch and quarantine of tables"
+    summary = "print offsets, lag, parser, planned batch and quarantine of tables"
     state = _add_command(commands, "state", "[PATH ...]", "state /warehouse/nginx", summary, "paths", "--config")
+    state.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka, for the lag by topic (--config has it)")
     state.add_argument("--json", action="store_true", help="print JSON, one array with an object per table")
     _add_repairs(commands)
     _add_compact(commands)

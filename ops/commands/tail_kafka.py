@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 from logferry.client import Chunk
 from logferry.gateway.config import ConfigError, KafkaSettings, load_as
-from logferry.gateway.contract.names import printed_topic_id, split_topic
-from logferry.gateway.kafka.client import EARLIEST, LATEST
+from logferry.gateway.contract.names import split_topic
 from logferry.gateway.reading.formats import row_of
 from logferry.gateway.tls import kafka_options
+from logferry.loaders.batches.topic_lag import topic_views
 from logferry.loaders.errors import TopicChanged
-from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets
-from logferry.loaders.planning.position_plan import is_full
-from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of, wanted_topics
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of
 from logferry.ops.audit.log.read import committed, connected
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel
@@ -61,18 +59,7 @@ class KafkaTail:
 
     async def _ranges(self, snapshot: TableSnapshot, patterns: Sequence[str], is_chosen: bool) -> tuple[Range, ...]:
         async with connected(self._options) as kafka:
-            topics = (await kafka.describe()).topics
-            fitting = [n for n in topics if is_full(n) and any(fnmatchcase(n, pattern) for pattern in patterns)]
-            configs = await kafka.configs(fitting) if fitting else {}
-            names = [name for name in fitting if "compact" not in configs[name].get("cleanup.policy", "")]
-            wanted = wanted_topics(snapshot, names, is_chosen=is_chosen)
-            places = [(n, p.partition) for n in wanted if n in topics for p in topics[n].partitions]
-            firsts = await kafka.offsets(places, EARLIEST) if places else {}
-            nexts = await kafka.offsets(places, LATEST) if places else {}
-        views = {}
-        for name in (name for name in wanted if name in topics):
-            offsets = {n: PartitionOffsets(firsts[t, n], nexts[t, n]) for t, n in places if t == name}
-            views[name] = TopicOffsets(name, printed_topic_id(topics[name].id), offsets)
+            views, wanted = await topic_views(kafka, snapshot, patterns, is_chosen=is_chosen)
         return tail_of(snapshot, views, wanted)
 
     async def _fetches(self, ranges: Sequence[Range]) -> AsyncGenerator[list[Chunk], None]:

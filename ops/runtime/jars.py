@@ -127,6 +127,11 @@ def hdfs_jars() -> list[Path]:
     return [*fetch_jars(HDFS), *sorted(_pyspark_jars())]
 
 
+def yarn_jars() -> list[Path]:
+    """The servers of YARN. Raises Unavailable."""
+    return [*hdfs_jars(), *fetch_jars(SETS["yarn"])]
+
+
 def spark_environment(*, s3: bool = False) -> dict[str, str]:
     """The variables with which a loader finds its Java and jars. Raises Unavailable."""
     return {"JAVA_HOME": str(find_java().home), "LOGFERRY_SPARK_JARS": os.pathsep.join(map(str, spark_jars(s3=s3)))}

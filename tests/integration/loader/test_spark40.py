@@ -47,7 +47,7 @@ async def test_load_reload_compact_and_audit(logferry: Path, kafka: KafkaCluster
     assert "batch 0" in run("load", "--table", str(table), *job)
     await world.write(world.plan(["web7"]))
     assert "batch 1" in run("load", "--table", str(table), *job)
-    assert "reloaded" in run("table", "reload", str(table), *job, "--from", topic, "--yes")
+    assert "replaced" in run("table", "reload", str(table), *job, "--from", topic, "--yes")
     run("table", "compact", str(table))
     (tmp_path / "audit.toml").write_text(
         f'dc = "dc1"\nprefix = "{world.prefix}"\ntopics = ["{topic_name}"]\ntables = ["{table}"]\n'

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import kubernetes_validate
 import pytest
+import yaml
 from logferry.client.agent.options import read
 from logferry.loaders import config
+from logferry.loaders.errors import EXIT_REFUSED, EXIT_USAGE
 
 ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "ops" / "deploy"
+INSTALLED = "/opt/logferry-services/current/bin/logferry"
 
 
 @pytest.fixture
 def service() -> configparser.SectionProxy:
     unit = configparser.ConfigParser(interpolation=None)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(ROOT / "ops" / "deploy" / "logferry-push.service")
+    unit.read(DEPLOY / "logferry-push.service")
     return unit["Service"]
 
 
@@ -37,7 +47,7 @@ def test_its_state_folder_is_that_of_the_guide(service):
 
 
 def test_each_sample_of_a_log_fits_its_parser():
-    file = ROOT / "ops" / "deploy" / "load-parsers.toml"
+    file = DEPLOY / "load-parsers.toml"
     samples = re.findall(r"^# (.*)\n\[\[tables\]\]", file.read_text(encoding="utf-8"), re.MULTILINE)
     patterns = [table.parser.pattern or "" for table in config.load_config(file).tables]
     assert len(samples) == len(patterns) == 5
@@ -45,3 +55,105 @@ def test_each_sample_of_a_log_fits_its_parser():
         re.fullmatch(pattern.replace("(?<", "(?P<"), line) for pattern, line in zip(patterns, samples, strict=True)
     ]
     assert all(match is not None and match["at"] and match["message"] for match in found)
+
+
+# ---- the load from a scheduler ---------------------------------------------------------------------------------
+
+
+def cron_line() -> tuple[dict[str, str], str]:
+    """The variables of the file, and the command of its only job."""
+    *settings, job = (line for line in (DEPLOY / "logferry-load.cron").read_text().splitlines() if line[0] != "#")
+    minute, *rest = job.split(maxsplit=6)
+    assert (minute, rest[:4], rest[4]) == ("*/5", ["*"] * 4, "logferry")
+    assert "%" not in rest[5], "cron makes it a new line"
+    return dict(line.split("=", 1) for line in settings), rest[5]
+
+
+# Exit status of the load → whether cron has something to send.
+CRON = {"true": False, "exit 3": False, "exit 130": False, "exit 1": True, "exit 2": True}
+
+
+@pytest.mark.parametrize("load", CRON)
+def test_cron_sends_what_an_operator_must_see(load: str, tmp_path: Path):
+    done = run_cron_line(tmp_path, f"echo report; {load}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "report\n" * CRON[load], "")
+
+
+def test_cron_sends_the_error_of_a_wrong_configuration(tmp_path: Path):
+    done = run_cron_line(tmp_path, f'exec {sys.executable} -m logferry.loaders "$@"')
+    assert "load.toml: No such file" in done.stdout
+
+
+def run_cron_line(folder: Path, load: str) -> subprocess.CompletedProcess[str]:
+    """As cron does: with /bin/sh, and no environment but its own. ``load``: in place of the installed command."""
+    settings, command = cron_line()
+    (folder / "logferry").write_text(f'#!/bin/sh\n[ "$1" = load ] || exit 99\nshift\n{load}\n')
+    (folder / "logferry").chmod(0o755)
+    for installed, here in {INSTALLED: str(folder / "logferry"), "/var/lib/logferry": str(folder)}.items():
+        assert installed in command
+        command = command.replace(installed, here)
+    env = {**settings, "PATH": "/usr/bin:/bin", "HOME": str(folder), "LOGNAME": "logferry", "SHELL": "/bin/sh"}
+    if "PYTHONPATH" in os.environ:
+        env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    given = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    return subprocess.run(["/bin/sh", "-c", command], env=env, timeout=60, check=False, **given)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_second_cron_job_does_not_wait_for_the_first(tmp_path: Path):
+    holder = subprocess.Popen(
+        ["flock", str(tmp_path / "load.lock"), "sh", "-c", "echo held; cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    try:
+        done = run_cron_line(tmp_path, "echo report; exit 1")
+        assert (done.returncode, done.stdout) == (0, "")
+    finally:
+        holder.communicate(b"")
+
+
+@pytest.mark.parametrize("name", ["logferry-load.service", "logferry-load.timer"])
+def test_a_unit_is_that_of_the_guide(name: str):
+    guide = (ROOT / "ops" / "docs" / "operations" / "production.md").read_text(encoding="utf-8")
+    assert f"```ini\n{(DEPLOY / name).read_text(encoding='utf-8')}```" in guide
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_units(tmp_path: Path):
+    for name in ("logferry-load.service", "logferry-load.timer"):
+        text = (DEPLOY / name).read_text(encoding="utf-8").replace(INSTALLED, "/bin/true")
+        (tmp_path / name).write_text(text.replace("/usr/local/sbin/logferry-job", "/bin/true"))
+    (tmp_path / "notify-operator@.service").write_text("[Service]\nType=oneshot\nExecStart=/bin/true\n")
+    verify = ["systemd-analyze", "verify", *(str(tmp_path / f"logferry-load.{kind}") for kind in ("service", "timer"))]
+    env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    done = subprocess.run(verify, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def cron_job() -> dict[str, Any]:
+    found = yaml.safe_load((DEPLOY / "logferry-load-cronjob.yaml").read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.34", "1.37"])
+def test_kubernetes_takes_the_cron_job(cron_job: dict[str, Any], version: str):
+    """By the schemas of its API, in which no unknown field passes."""
+    kubernetes_validate.validate(cron_job, version, strict=True)
+    cron_job["spec"]["jobTemplate"]["spec"]["podFailurePolicies"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(cron_job, version, strict=True)
+
+
+def test_the_cron_job_gives_up_where_an_operator_must_act(cron_job: dict[str, Any]):
+    job = cron_job["spec"]["jobTemplate"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    rule = job["podFailurePolicy"]["rules"][0]
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [EXIT_REFUSED, EXIT_USAGE])
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert job["template"]["spec"]["restartPolicy"] == "Never", "else its kubelet restarts the container first"
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in job["template"]["spec"]["volumes"]}
