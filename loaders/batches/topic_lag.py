@@ -1,7 +1,8 @@
 """How far a table is behind its topics: Kafka's offsets now against those of the ledger. Without Spark. Read only.
 
 The age of the oldest record that is not loaded comes from Kafka's index of times, by bisection: no record is fetched,
-and a round is one request to each broker, whatever the number of partitions. It is by this host's clock.
+and a round is one request to each broker, whatever the number of partitions. It is by this host's clock, and right where a
+partition has its records in the order of their times, as gateways and mirrors write them.
 """
 
 from __future__ import annotations

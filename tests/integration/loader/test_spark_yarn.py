@@ -20,7 +20,7 @@ from tests.support.loader_process import run_module
 from tests.support.spark_cluster import SPARK
 from tests.support.yarn_cluster import YarnCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def submit(yarn: YarnCluster, folder: Path, config: str) -> subprocess.Completed
         "SPARK_HOME": str(SPARK),
         "PYSPARK_PYTHON": sys.executable,
     }
-    given = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 400}
+    given = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 850}
     return subprocess.run(command, env=env, cwd=folder, check=False, **given)  # type: ignore[call-overload,no-any-return]
 
 
