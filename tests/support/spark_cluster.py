@@ -17,7 +17,7 @@ from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.processes import Child, free_ports, stop_all
 
 SPARK = Path(pyspark.__file__).parent
-_READY_S = 60
+_READY_S = 180
 _STOP_S = 15
 
 

@@ -107,9 +107,11 @@ def test_a_second_cron_job_does_not_wait_for_the_first(tmp_path: Path):
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
+    (tmp_path / "load.log").write_text("of the first one")
     try:
         done = run_cron_line(tmp_path, "echo report; exit 1")
-        assert (done.returncode, done.stdout) == (0, "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert (tmp_path / "load.log").read_text() == "of the first one"
     finally:
         holder.communicate(b"")
 

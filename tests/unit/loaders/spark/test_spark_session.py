@@ -64,3 +64,13 @@ def test_any_patch_of_a_tested_version_is_taken(version: str):
 def test_another_spark_is_refused_by_name(version: str):
     with pytest.raises(LoaderConfigError, match=f"Spark {version} is not supported: install one of pyspark==4.1.3"):
         check_version(version)
+
+
+def test_extensions_and_the_session_catalog_of_the_user_stay(tmp_path: Path):
+    name, catalog = "spark.sql.extensions", "spark.sql.catalog.spark_catalog"
+    delta = "io.delta.sql.DeltaSparkSessionExtension"
+    assert told(tmp_path)[name] == delta
+    conf = told(tmp_path, conf={name: "org.example.One,org.example.Two", catalog: "org.example.Catalog"})
+    assert conf[name] == f"org.example.One,org.example.Two,{delta}"
+    assert conf[catalog] == "org.example.Catalog"
+    assert told(tmp_path, conf={name: f"{delta},org.example.One"})[name] == f"{delta},org.example.One"
