@@ -128,12 +128,14 @@ STEPS: dict[str, Watch] = {
 }
 
 
-def wait_for(condition: Callable[[], bool], what: str, loader: LoaderProcess | None = None) -> None:
+def wait_for(
+    condition: Callable[[], bool], what: str, loader: LoaderProcess | None = None, within_s: float = WAIT_S
+) -> None:
     """Looks all the time: the windows to be hit are milliseconds wide."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen in {WAIT_S} s")
+            raise AssertionError(f"{what} did not happen in {within_s} s")
         if loader is not None and loader.process.poll() is not None:
             raise AssertionError(f"the loader ended before {what}: {loader.finish()}")
         time.sleep(0.001)

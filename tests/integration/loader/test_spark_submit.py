@@ -140,6 +140,7 @@ async def test_an_executor_is_killed(step: str, cluster: Standalone, topic: Topi
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 async def test_a_load_that_follows_repeats_the_batch_of_dead_executors(
     cluster: Standalone, topic: Topic, tmp_path: Path
 ):
@@ -155,14 +156,20 @@ async def test_a_load_that_follows_repeats_the_batch_of_dead_executors(
     loader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=loader_env())  # noqa: ASYNC220
     rows = len(rows_of(sent)[0])
     try:
-        wait_for(lambda: STEPS["mid-write"](TablePaths.of(table)) > 0, "mid-write")
+        wait_for(lambda: STEPS["mid-write"](TablePaths.of(table)) > 0, "mid-write", within_s=400)
         for victim in cluster.executors():
             os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: last_batch(open_table(Location.of(table))) >= 0 and len(stored(table)) == rows, "the rows")
+        wait_for(
+            lambda: last_batch(open_table(Location.of(table))) >= 0 and len(stored(table)) == rows,
+            "the rows",
+            within_s=400,
+        )
         loader.terminate()
         out, err = loader.communicate()
     finally:
-        loader.kill()
+        if loader.returncode is None:
+            loader.kill()
+            loader.communicate()
     assert loader.returncode == 0, (out, err)
     check_exact(table, sent)
     assert b"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" in out, "or it was over too soon to show anything"
