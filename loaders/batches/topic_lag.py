@@ -1,8 +1,8 @@
 """How far a table is behind its topics: Kafka's offsets now against those of the ledger. Without Spark. Read only.
 
 The age of the oldest record that is not loaded comes from Kafka's index of times, by bisection: no record is fetched,
-and a round is one request to each broker, whatever the number of partitions. It is by this host's clock, and right where a
-partition has its records in the order of their times, as gateways and mirrors write them.
+and a round is one request to each broker, whatever the number of partitions. It is by this host's clock, and right
+where a partition has its records in the order of their times, as gateways and mirrors write them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from logferry.loaders.config import Config, check_config
 from logferry.loaders.errors import KafkaUnavailable
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicOffsets, plan
 from logferry.loaders.planning.position_plan import is_full
-from logferry.loaders.storage.tables import TableSnapshot, origin_of, wanted_topics
+from logferry.loaders.storage.tables import TableSnapshot, wanted_topics
 
 _DEADLINE_S: Final = 30.0
 # Ages are found between these, to a twentieth.
@@ -52,7 +52,7 @@ def lag_of(snapshots: Sequence[TableSnapshot], settings: KafkaSettings) -> list[
         try:
             async with asyncio.timeout(_DEADLINE_S):
                 await start_or_explain(kafka)
-                return [await _lag(kafka, snapshot, settings.bootstrap_servers) for snapshot in snapshots]
+                return [await _lag(kafka, snapshot) for snapshot in snapshots]
         finally:
             await kafka.close()
 
@@ -93,8 +93,9 @@ async def topic_views(
     return found, wanted
 
 
-async def _lag(kafka: KafkaClient, snapshot: TableSnapshot, servers: str) -> list[TopicLag]:
-    views, wanted = await topic_views(kafka, snapshot, origin_of(snapshot, servers, None).topics)
+async def _lag(kafka: KafkaClient, snapshot: TableSnapshot) -> list[TopicLag]:
+    origin = snapshot.entry.origin
+    views, wanted = await topic_views(kafka, snapshot, origin.topics if origin else ())
     found = plan(snapshot.entry.ranges, views, wanted, max_records=sys.maxsize)
     stopped = {one.topic: one.reason for one in found.stopped}
     behind: dict[str, list[Range]] = {topic: [] for topic in wanted if topic not in stopped}

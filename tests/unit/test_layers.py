@@ -142,7 +142,8 @@ def modules() -> list[str]:
     found = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if path.read_text(encoding="utf-8").strip():
+            # The samples for other programs are no modules of ours.
+            if path.parent.name != "deploy" and path.read_text(encoding="utf-8").strip():
                 found.append(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     return found
 
