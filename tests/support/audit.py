@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,8 @@ class Stored(NamedTuple):
     offset: int
     source_id: str | None
     chunk: Chunk
+    at_ms: int
+    headers: Headers = []
 
 
 @dataclass
@@ -180,7 +182,7 @@ class World:
             await producer.stop()
         if not abort:
             self.stored += [
-                Stored(one.partition, facts.offset, one.source_id, one.chunk)
+                Stored(one.partition, facts.offset, one.source_id, one.chunk, facts.timestamp)
                 for one, facts in zip(plan.records, metadata, strict=True)
             ]
 
@@ -192,7 +194,8 @@ class World:
             facts = await producer.send_and_wait(self.topic, value, key=b"stranger", partition=0, headers=headers)
         finally:
             await producer.stop()
-        self.stored.append(Stored(0, facts.offset, None, Chunk(0, None, None, {}, value)))
+        chunk = Chunk(0, None, None, {}, value)
+        self.stored.append(Stored(0, facts.offset, None, chunk, facts.timestamp, headers))
 
     async def remove_before(self, partition: int, offset: int) -> None:
         """As retention does."""
@@ -295,17 +298,24 @@ def _chained(data: Iterable[bytes]) -> Iterable[Chunk]:
 
 def rows_of(topic: str, one: Stored) -> Iterable[dict[str, Any]]:
     head = {"topic": topic, "dc": DC, "partition": one.partition, "offset": one.offset}
-    head["recorded"] = datetime.fromtimestamp(_NOW_MS / 1000, UTC)
+    head["recorded"] = _moment(one.at_ms)
+    chunk = one.chunk
     if one.source_id is None:
-        yield {**head, "bytes": one.chunk.data, "reason": "not written by a gateway"}
+        pairs = [{"key": name, "value": content} for name, content in one.headers]
+        yield {**head, "bytes": chunk.data, "reason": "not written by a gateway", "key": b"stranger", "headers": pairs}
         return
-    head |= {"source_id": one.source_id, "seqno": one.chunk.seqno}
+    head |= {"source_id": one.source_id, "seqno": chunk.seqno, "prev": chunk.prev}
+    head |= {"created": _moment(chunk.created_ms or 0), "attributes": list(chunk.attributes.items())}
     for line in lines_of(one.chunk.data):
         row = {**head, "line": line.number, "newline": line.newline}
         try:
             yield {**row, "text": line.text.decode()}
         except UnicodeDecodeError:
             yield {**row, "bytes": line.text, "reason": "the line is not UTF-8"}
+
+
+def _moment(unix_ms: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
 
 
 _IDENTITY = [
@@ -317,8 +327,13 @@ _IDENTITY = [
     ("partition", pa.int32()),
     ("offset", pa.int64()),
     ("recorded", pa.timestamp("us", "UTC")),
+    ("created", pa.timestamp("us", "UTC")),
+    ("prev", pa.int64()),
+    ("attributes", pa.map_(pa.string(), pa.string())),
 ]
 MAIN = pa.schema([*_IDENTITY, ("text", pa.string()), ("newline", pa.bool_())])
 TIMED = pa.schema([*MAIN, ("event_time", pa.timestamp("us", "UTC"))])
 CHUNKS = pa.schema([*(column for column in _IDENTITY if column[0] != "line"), ("data", pa.binary())])
-QUARANTINE = pa.schema([*_IDENTITY, ("bytes", pa.binary()), ("newline", pa.bool_()), ("reason", pa.string())])
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_WHOLE = [("key", pa.binary()), ("headers", _HEADERS)]
+QUARANTINE = pa.schema([*_IDENTITY, ("bytes", pa.binary()), ("newline", pa.bool_()), ("reason", pa.string()), *_WHOLE])

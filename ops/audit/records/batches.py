@@ -86,7 +86,7 @@ def committed_records(
                         found.append(record)
         except MemoryError:
             raise
-        except Exception as error:  # each codec has errors of its own
+        except Exception as error:  # noqa: BLE001 - each codec has errors of its own
             what = str(error) if isinstance(error, CorruptRecords) else f"cannot be decoded: {error!r}"
             return found, position, CorruptRecords(f"the batch at offset {base}: {what}")
         position = max(position, base + last_delta + 1)

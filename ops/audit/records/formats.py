@@ -60,15 +60,13 @@ def stored_chunk(record: StoredRecord) -> StoredChunk:
     for name, content in numbers.items():
         if content is None or len(content) != _I64.size:
             raise NotAChunk(f"record: header {name!r} is not 8 bytes long; another program wrote it")
-    seqno, prev, created = (None if raw is None else _I64.unpack(raw)[0] for raw in map(numbers.get, _NUMBERS))
+    seqno = _I64.unpack(numbers["seqno"] or b"")[0]
+    prev, created = (_I64.unpack(raw)[0] if (raw := numbers.get(of)) else None for of in ("prev", "created"))
     if seqno < 0 or (prev is not None and prev < 0):
         raise NotAChunk(f"record: seqno {seqno} or prev {prev} is negative; another program wrote it")
     created_us = created * 1000 if created is not None and 0 <= created <= _LAST_MS else None
     pairs = tuple(sorted(attributes.items()))
     return StoredChunk(source_id, seqno, prev, created_us, record.timestamp_ms * 1000, pairs, record.value)
-
-
-_NUMBERS: Final = ("seqno", "prev", "created")
 
 
 class SourceKey(NamedTuple):

@@ -59,9 +59,7 @@ def test_a_batch_byte_for_byte() -> None:
 @given(data=st.data())
 def test_what_the_gateway_encodes_is_decoded(codec: str, data: st.DataObject) -> None:
     header = st.tuples(st.text(max_size=90), st.binary(max_size=90))
-    record = st.tuples(
-        st.binary(max_size=80), st.none() | st.binary(max_size=700), st.lists(header, max_size=4)
-    )
+    record = st.tuples(st.binary(max_size=80), st.none() | st.binary(max_size=700), st.lists(header, max_size=4))
     written = data.draw(st.lists(record, min_size=1, max_size=5))
     base = data.draw(st.integers(0, 1 << 40))
     found, after, damage = committed_records(batch(written, codec, base), [], base)
