@@ -7,6 +7,7 @@ are written by delta-rs, in the same order and with the same transaction version
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -54,7 +55,7 @@ class Stored(NamedTuple):
     source_id: str | None
     chunk: Chunk
     at_ms: int
-    headers: Headers = []
+    headers: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass
@@ -169,7 +170,8 @@ class World:
         try:
             if transactional_id is not None:
                 await producer.begin_transaction()
-            sent = [await self._send(producer, record) for record in plan.records]
+            at_ms = int(time.time() * 1000) if self.at_ms is None else self.at_ms
+            sent = [await self._send(producer, record, at_ms) for record in plan.records]
             for source, state in plan.states.items():
                 lane = lane_of(source.key, LANES)
                 value = None if state is None else state.encode()
@@ -182,7 +184,7 @@ class World:
             await producer.stop()
         if not abort:
             self.stored += [
-                Stored(one.partition, facts.offset, one.source_id, one.chunk, facts.timestamp)
+                Stored(one.partition, facts.offset, one.source_id, one.chunk, at_ms)
                 for one, facts in zip(plan.records, metadata, strict=True)
             ]
 
@@ -195,7 +197,7 @@ class World:
         finally:
             await producer.stop()
         chunk = Chunk(0, None, None, {}, value)
-        self.stored.append(Stored(0, facts.offset, None, chunk, facts.timestamp, headers))
+        self.stored.append(Stored(0, facts.offset, None, chunk, facts.timestamp, tuple(headers)))
 
     async def remove_before(self, partition: int, offset: int) -> None:
         """As retention does."""
@@ -209,11 +211,11 @@ class World:
     async def audit(self, **options: Any) -> Report:
         return await audited(self.bootstrap, DC, topics=[self.name], prefix=self.prefix, **options)
 
-    async def _send(self, producer: AIOKafkaProducer, record: Planned) -> Any:
+    async def _send(self, producer: AIOKafkaProducer, record: Planned, at_ms: int) -> Any:
         headers = record_headers(record.chunk)
         key, value = record.source_id.encode(), record.chunk.data
         return await producer.send(
-            self.topic, value, key=key, partition=record.partition, headers=headers, timestamp_ms=self.at_ms
+            self.topic, value, key=key, partition=record.partition, headers=headers, timestamp_ms=at_ms
         )
 
     # ---- tables ------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ async def fetch(
                         break
             kafka.forget_leader(topic, partition)
             await asyncio.sleep(_BACKOFF_S)
-    _, code, _, last_stable, *_, aborted, raw = response.topics[0][1][0]
+    _, code, _, last_stable, _, aborted, *_, raw = response.topics[0][1][0]
     if code:
         error = errors.for_code(code)
         if issubclass(error, PASSING):
