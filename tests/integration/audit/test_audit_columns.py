@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pa_fs
 import pytest
+from aiokafka import AIOKafkaProducer
 from deltalake import DeltaTable
 from logferry.client.reading.decode import ReceivedChunk
+from logferry.loaders.config import S3Settings
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.query import python_rows
+from logferry.loaders.storage.files import delete_files, file_system, list_files
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.log.partition import PartitionLog
 from logferry.ops.audit.workers.worker_pool import WorkerPool
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.stack.kafka_cluster import KafkaCluster
+from logferry.ops.stack.s3_server import BUCKET, S3Server
 
 from tests.support.audit import MAIN, Load, World, commit
 
@@ -57,7 +66,7 @@ def loaded(world: World) -> Load:
     """As the loader does with the parser ``access``, whose quarantine gets what is no row."""
     load = world.load()
     load.entries = [entry._replace(parser="access/1") for entry in load.entries]
-    rows, quarantine = [], []
+    rows, quarantine = [], list(load.quarantine)
     for row in load.rows:
         chunk = ReceivedChunk("dc1", "", 0, 0, "", 0, None, None, 0, {}, row["text"].encode())
         parsed = [one for part in python_rows.batches([chunk], None, "access/1", ACCESS) for one in part.to_pylist()]
@@ -180,11 +189,11 @@ async def test_each_audit_finds_it_until_it_is_repaired(world: World, tmp_path: 
         bad.rows[20] = {**good.rows[20], name: change}
         main = DeltaTable(str(TablePaths.of(table).main))
         main.delete()
-        commit(Path(str(TablePaths.of(table).main)), 2, pa.Table.from_pylist(bad.rows, schema=ACCESS))
+        commit(Path(str(TablePaths.of(table).main)), 1, pa.Table.from_pylist(bad.rows, schema=ACCESS))
         for _ in range(2):
             assert "changed-column" in refuting(await world.audit(table=table, state_file=state)), name
         DeltaTable(str(TablePaths.of(table).main)).delete()
-        commit(Path(str(TablePaths.of(table).main)), 3, pa.Table.from_pylist(good.rows, schema=ACCESS))
+        commit(Path(str(TablePaths.of(table).main)), 1, pa.Table.from_pylist(good.rows, schema=ACCESS))
         assert (await world.audit(table=table, state_file=state)).exact
 
 
@@ -261,3 +270,75 @@ async def test_no_worker_outlives_the_audit(world: World, monkeypatch: pytest.Mo
     for pid in Logged.pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+class Watched(WorkerPool):
+    """Remembers how its processes were started."""
+
+    seen: list[bytes] = []  # noqa: RUF012
+
+    def close(self) -> None:
+        for one in self._workers:
+            self.seen += [Path(f"/proc/{one.process.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+        super().close()
+
+
+async def test_tables_on_s3_with_keys_that_only_the_processes_get(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    in_processes(monkeypatch)
+    monkeypatch.setattr("logferry.ops.audit.audit.WorkerPool", Watched)
+    Watched.seen.clear()
+    load = loaded(world)
+    load.rows[4] = {**load.rows[4], "status": 7}
+    load.write(tmp_path / "t", main=ACCESS)
+    for name in ("access", "secret"):
+        (tmp_path / name).write_text(f"{name}-of-this-test\n")
+    with S3Server(tmp_path / "s3") as server:
+        files = {"access_key_file": tmp_path / "access", "secret_key_file": tmp_path / "secret"}
+        s3 = S3Settings(endpoint=server.endpoint, **files)
+        place = Location.of(f"s3://{BUCKET}/warehouse", s3.access)
+        for name in ("t", "t_ledger", "t_quarantine"):
+            pa_fs.copy_files(str(tmp_path / name), name, destination_filesystem=file_system(place))
+        report = await world.audit(tables=[str(place / "t")], s3=s3, workers=2)
+        assert refuting(report) == ["changed-column"]
+        (gone, *_) = list_files(place / "t")[-1:]
+        delete_files(place / "t", [gone.name])
+        with pytest.raises(Unavailable) as refused:
+            await world.audit(tables=[str(place / "t")], s3=s3, workers=2)
+    assert len(Watched.seen) >= 4
+    for text in (*Watched.seen, str(refused.value).encode()):
+        assert b"secret-of-this-test" not in text
+
+
+async def test_ctrl_c_ends_all_processes(world: World, tmp_path: Path):
+    """While they wait for the end of an open transaction."""
+    producer = AIOKafkaProducer(bootstrap_servers=world.bootstrap, transactional_id=world.name)
+    await producer.start()
+    try:
+        async with producer.transaction():
+            for partition in (0, 1):
+                await asyncio.gather(*[await producer.send(world.topic, b"x", partition=partition) for _ in range(600)])
+            config = tmp_path / "audit.toml"
+            config.write_text(
+                f'dc = "dc1"\nprefix = "{world.prefix}"\ntopics = ["{world.name}"]\n'
+                f'kafka.bootstrap_servers = "{world.bootstrap}"\n'
+            )
+            command = (sys.executable, "-m", "logferry.ops", "audit", "--config", str(config), "--workers", "2")
+            run = await asyncio.create_subprocess_exec(*command, start_new_session=True, stderr=subprocess.PIPE)
+            try:
+                children: list[str] = []
+                async with asyncio.timeout(120):
+                    while len(children) < 2:
+                        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+                        await asyncio.sleep(0.02)
+                os.killpg(run.pid, signal.SIGINT)
+                _, said = await asyncio.wait_for(run.communicate(), 60)
+            finally:
+                if run.returncode is None:
+                    run.kill()
+            assert run.returncode == 130, said
+            assert b"Traceback" not in said
+            assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    finally:
+        await producer.stop()
