@@ -20,7 +20,7 @@ from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.partition import ExpectedSources, PartitionLog
-from logferry.ops.audit.records.formats import SourceKey, StoredState, source_key, stored_state
+from logferry.ops.audit.records.formats import StoredSource, StoredState, source_key, stored_state
 
 _FORGOTTEN: Final = "the source was deleted or expired: only its log could be checked"
 
@@ -28,7 +28,7 @@ _FORGOTTEN: Final = "the source was deleted or expired: only its log could be ch
 class RecordedState(NamedTuple):
     """The state of one source."""
 
-    source: SourceKey
+    source: StoredSource
     state: StoredState
 
 

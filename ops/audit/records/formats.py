@@ -69,7 +69,7 @@ def stored_chunk(record: StoredRecord) -> StoredChunk:
     return StoredChunk(source_id, seqno, prev, created_us, record.timestamp_ms * 1000, pairs, record.value)
 
 
-class SourceKey(NamedTuple):
+class StoredSource(NamedTuple):
     """The identity of a source. ``topic``: the full name."""
 
     topic: str
@@ -91,15 +91,15 @@ class StoredState(NamedTuple):
     base: int | None
 
 
-def source_key(raw: bytes) -> SourceKey | None:
+def source_key(raw: bytes) -> StoredSource | None:
     """None: the key of a fence, of no source. Raises ValueError."""
     if raw == _FENCE:
         return None
     kind, parts = raw[:1], raw[1:].decode().split("\0")
     if kind == b"s" and len(parts) == 2:
-        return SourceKey(parts[0], None, parts[1])
+        return StoredSource(parts[0], None, parts[1])
     if kind == b"k" and len(parts) == 3:
-        return SourceKey(parts[0], parts[1], parts[2])
+        return StoredSource(parts[0], parts[1], parts[2])
     raise ValueError(f"state key {raw!r} cannot be decoded")
 
 

@@ -13,7 +13,14 @@ from logferry.gateway.contract.source_state import FENCE_KEY, Heartbeat, SourceI
 from logferry.gateway.kafka.record_batch import CODECS, Stamp, batches
 from logferry.gateway.kafka.types import Record
 from logferry.ops.audit.records.batches import StoredRecord, committed_records
-from logferry.ops.audit.records.formats import NotAChunk, SourceKey, StoredState, source_key, stored_chunk, stored_state
+from logferry.ops.audit.records.formats import (
+    NotAChunk,
+    StoredSource,
+    StoredState,
+    source_key,
+    stored_chunk,
+    stored_state,
+)
 
 # Two records of producer 9 in a transaction, not compressed: (b"k", b"v1", seqno 5), (null, null).
 GOLDEN = bytes.fromhex(
@@ -179,7 +186,7 @@ def test_the_key_of_a_state_is_decoded(topic: str, key: str | None, source: str,
 
     written = SourceIdentity(topic, key, source)
     found = source_key(written.state_key())
-    assert found == SourceKey(topic, key, source)
+    assert found == StoredSource(topic, key, source)
     assert found is not None
     assert found.lane(lanes) == lane_of(written.key, lanes)
     assert source_key(FENCE_KEY) is None
