@@ -29,13 +29,13 @@ def grouped(batch: pa.RecordBatch, segment_s: int | None) -> Iterator[ChunkRows]
     content = next(name for name in ("text", "bytes", "data") if name in have)
     stored = batch.column(content).cast(pa.binary())
     texts = (stored.fill_null(b"") if stored.null_count else stored).to_pylist()
-    lines = batch.column("line") if content != "data" else None
+    stored_lines = batch.column("line") if content != "data" else None
     changes = [_changes(column) for column in keys.values()]
-    changes.append(pa.array([True] * (len(texts) - 1), pa.bool_()) if lines is None else _jumps(lines))
+    changes.append(pa.array([True] * (len(texts) - 1), pa.bool_()) if stored_lines is None else _jumps(stored_lines))
     starts = [0, *(at + 1 for at in pc.indices_nonzero(_any(changes)).to_pylist())]
     firsts = pa.array(starts)
     values = {name: _python(column.take(firsts)) for name, column in keys.items()}
-    numbers = [WHOLE_CHUNK] * len(starts) if lines is None else lines.take(firsts).to_pylist()
+    numbers = [WHOLE_CHUNK] * len(starts) if stored_lines is None else stored_lines.take(firsts).to_pylist()
     more = {name: batch.column(name) for name in RECORD if name in have}
     nothing = [None] * len(starts)
     chunks = zip(*(values[name] for name in CHUNK), strict=True)
@@ -45,16 +45,14 @@ def grouped(batch: pa.RecordBatch, segment_s: int | None) -> Iterator[ChunkRows]
     ends = [*starts[1:], len(texts)]
     state = zip(*columns, strict=True)
     parts = zip(starts, ends, numbers, newlines, chunks, heads, state, strict=True)
-    for start, end, number, newline, chunk, (prev, created, recorded, attributes), state_of in parts:
+    for start, end, number, newline, chunk, (prev, created, recorded, attributes), batches in parts:
+        lines: LineRun | list[ChunkLine] = LineRun(number or 0, texts[start:end], bool(newline))
+        head: ChunkHead | RecordHead = ChunkHead(prev, created, recorded, tuple(sorted(attributes or (), key=_by_name)))
         if number is None:
             key, headers = (more[name][start].as_py() if name in more else None for name in RECORD)
-            pairs = tuple((one["key"], one["value"]) for one in headers or ())
-            whole = [ChunkLine(WHOLE_RECORD, text, False) for text in texts[start:end]]
-            yield ChunkRows(*chunk, whole, *state_of, is_whole=True, head=RecordHead(recorded, key, pairs))
-            continue
-        head = ChunkHead(prev, created, recorded, tuple(sorted(attributes or (), key=_by_name)))
-        group = LineRun(number, texts[start:end], bool(newline))
-        yield ChunkRows(*chunk, group, *state_of, head=head)
+            head = RecordHead(recorded, key, tuple((one["key"], one["value"]) for one in headers or ()))
+            lines = [ChunkLine(WHOLE_RECORD, text, False) for text in texts[start:end]]
+        yield ChunkRows._make((*chunk, lines, *batches, number is None, head))
 
 
 def _by_name(pair: tuple[str, str | None]) -> tuple[str, str]:

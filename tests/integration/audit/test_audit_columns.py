@@ -124,8 +124,13 @@ CHANGES: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("column", "change"), CHANGES)
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("column", "change", "number"),
+    [
+        *((*one, 0) for one in CHANGES),
+        *((*one, number) for one in CHANGES for number in (1, 2) if one[0] in ("request", "event_time", "body_bytes")),
+    ],
+)
 async def test_a_changed_column_is_named(world: World, tmp_path: Path, column: str, change: Any, number: int):
     """``number``: the usual form of a line, the common format, and a line that only the parser reads."""
     load = loaded(world)
