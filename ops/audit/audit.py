@@ -15,17 +15,16 @@ full: their topic is compacted, so its size follows the number of sources.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from logferry.gateway.config import ConfigError
 from logferry.gateway.contract.names import TopicPartition, printed_topic_id
-from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords
+from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.tls import kafka_options
 from logferry.loaders.location import Location
@@ -41,11 +40,16 @@ from logferry.ops.audit.log.agreement import SourceStates, compare_topics
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
 from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
+from logferry.ops.audit.log.partition_work import PartitionJob, PartitionWork
 from logferry.ops.audit.log.read import Centre, audited_topics, committed, connected, only_dc, state_topic_of
+from logferry.ops.audit.records.batches import CorruptRecords
 from logferry.ops.audit.tables.accepted_resets import AcceptedResets, ResetName, named_batches
 from logferry.ops.audit.tables.table_reader import TableReader
+from logferry.ops.audit.workers.worker_pool import WorkerPool, processors
 from logferry.ops.cli.problems import Unavailable, UsageError
 
+# Fewer are read before another process has started.
+_SMALL_RECORDS: Final = 1_000
 # Called with a stage (states, log, table, mirror), its work that is done, and its total.
 ProgressCallback = Callable[[str, int, int], None]
 
@@ -72,6 +76,7 @@ async def audit(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     async with AsyncExitStack() as stack:
+        pool = stack.enter_context(WorkerPool(config.workers or processors()))
         places = [Location.of(place, config.s3.access) for place in dict.fromkeys(config.tables)]
         batches = named_batches(
             (name._replace(table=str(Location.of(name.table))) for name in accept_resets), map(str, places)
@@ -85,15 +90,15 @@ async def audit(
         state_topic = state_topic_of(views, dc, config.prefix)
         originals = OriginalFiles(files, proven.files)
         stack.callback(originals.close)
-        here = Centre(dc, kafka, views, audited_topics(views, dc, config.topics))
+        here = Centre(dc, config.kafka, kafka, views, audited_topics(views, dc, config.topics))
         centres = {dc: here}
         for copy, options in copies:
             if copy.dc in centres:
                 what = "the audited data centre" if copy.dc == dc else "listed twice"
                 raise UsageError(f"copies: {copy.dc} is {what}; name each data centre that mirrors it once")
             there = await stack.enter_async_context(connected(options))
-            centres[copy.dc] = Centre(copy.dc, there, (await there.describe()).topics)
-        run = _Audit(config, here, centres, state_topic, originals, proven, progress, batches)
+            centres[copy.dc] = Centre(copy.dc, copy.kafka, there, (await there.describe()).topics)
+        run = _Audit(config, here, centres, state_topic, originals, proven, progress, batches, pool)
         report = await run.run(tables)
         if config.state_file is not None:
             write_state_file(config.state_file, run.to_state())
@@ -114,6 +119,7 @@ class _Audit:
     proven: ProvenState
     progress: ProgressCallback
     accepted_batches: Mapping[str, set[int]]
+    pool: WorkerPool
     findings: Findings = field(default_factory=Findings)
     comparisons: list[TableComparison] = field(default_factory=list)
 
@@ -238,19 +244,27 @@ class _Audit:
         places = [(states.topic, lane) for lane in range(states.lanes)]
         starts, ends = await kafka.offsets(places, EARLIEST), await kafka.offsets(places, LATEST, committed=False)
         spans = {place: (starts[place], ends[place]) for place in places}
-        async for (_, lane), fetched in self._read(kafka, "states", spans, lambda *_: None):
-            for record in fetched.records if fetched is not None else ():
-                states.apply(lane, record.offset, record.key or b"", record.value)
+        done, total = 0, sum(end - start for start, end in spans.values())
+        for place, (start, end) in spans.items():
+            try:
+                async for fetched in committed(kafka, place, start, end, lambda *_: None):
+                    for record in fetched.records:
+                        states.apply(place[1], record.offset, record.key or b"", record.value)
+                    self.progress("states", done + fetched.next_offset - start, total)
+            except CorruptRecords as error:
+                detail = f"{error}; the rest of the partition was not read"
+                self.findings.add(Finding("corrupt-batch", f"{place[0]}-{place[1]}", detail))
+            done += end - start
 
     def _prepare(self, centre: Centre, spans: Mapping[TopicPartition, AuditSpan]) -> None:
         """Creates the `PartitionLog` of each partition, with its expected sources and the proof of earlier audits."""
         before = {place: proven for (dc, place), proven in self.proven.partitions.items() if dc == centre.dc}
         for topic, view in centre.topics.items():
             is_own = centre is self.here and topic in centre.own_topics
-            expected = self.states.expected(topic, view.id) if centre is self.here else ExpectedSources({}, {})
+            expected = self.states.expected(topic, view.id) if centre is self.here else None
             for place in ((topic, p.partition) for p in view.partitions):
-                originals = self.originals if is_own else None
-                log = PartitionLog(*place, spans[place], self.findings, (), originals, expected, is_own=is_own)
+                sources = ExpectedSources({}, {}) if expected is None else expected[place[1]]
+                log = PartitionLog(*place, spans[place], self.findings, (), None, sources, is_own=is_own)
                 log.resume(printed_topic_id(view.id), before.get(place))
                 sides = (comparison.side(centre.dc, place, log.chains_from) for comparison in self.comparisons)
                 log.sides = [side for side in sides if side is not None]
@@ -265,43 +279,35 @@ class _Audit:
             self.findings.add(Finding(kind, prefix + topic, detail))
 
     async def _read_logs(self, centre: Centre) -> None:
-        """Reads each partition from the first offset that is needed."""
-        logs = centre.logs.items()
-        spans = {place: (log.reading_from(self.originals.concerns), log.span.end) for place, log in logs}
-        reading = self._read(centre.kafka, "log", spans, lambda place, *span: centre.logs[place].overtaken(*span))
-        async for place, fetched in reading:
-            log = centre.logs[place]
-            if fetched is None:
-                log.ended()
-            else:
-                log.take(fetched.records)
-                log.reached = fetched.next_offset
-
-    async def _read(
-        self,
-        kafka: KafkaClient,
-        stage: str,
-        spans: Mapping[TopicPartition, tuple[int, int]],
-        overtaken: Callable[[TopicPartition, int, int], None],
-    ) -> AsyncIterator[tuple[TopicPartition, FetchedRecords | None]]:
-        """Reads one partition after the other, each with None after its end; where stored bytes are damaged, the rest
-        of the partition is skipped."""
-        done, total = 0, sum(end - start for start, end in spans.values())
-        for place, (start, end) in spans.items():
-            try:
-                async for fetched in committed(kafka, place, start, end, partial(overtaken, place)):
-                    yield place, fetched
-                    self.progress(stage, done + fetched.next_offset - start, total)
-                yield place, None
-            except CorruptBatch as error:
-                detail = f"{error}; the rest of the partition was not read"
-                self.findings.add(Finding("corrupt-batch", f"{place[0]}-{place[1]}", detail))
-            done += end - start
+        """Reads each partition from the first offset that is needed, the largest ones first."""
+        jobs = []
+        for log in centre.logs.values():
+            has_originals = centre is self.here and log.topic in centre.own_topics
+            jobs.append(PartitionJob(log, log.reading_from(self.originals.concerns), has_originals))
+        jobs.sort(key=lambda job: job.start - job.log.span.end)
+        work = PartitionWork(centre.settings, self.originals, centre.kafka)
+        done, total = 0, sum(job.log.span.end - job.start for job in jobs)
+        async with aclosing(
+            self.pool.run(
+                *(work, jobs, lambda part: self.progress("log", done + part, total)), is_small=total < _SMALL_RECORDS
+            )
+        ) as reading:
+            async for read in reading:
+                log, place = read.log, (read.log.topic, read.log.partition)
+                done += max(0, log.span.end - log.read_from)
+                self.progress("log", done, total)
+                self.findings.merge(read.findings)
+                self.originals.merge(read.taken)
+                log.findings, centre.logs[place] = self.findings, log
+                sides = iter(log.sides)
+                for comparison in self.comparisons:
+                    if comparison.home == centre.dc and place in comparison.sides:
+                        comparison.sides[place] = next(sides)
 
     async def _compare_table(self, comparison: TableComparison) -> TableAuditReport:
         centre = self.centres[comparison.home]
         comparison.read(centre.logs)
-        comparison.compare(partial(self.progress, "table"))
+        await comparison.compare(self.pool, partial(self.progress, "table"))
         if comparison.bad:
             await Pinpointer(centre.kafka, comparison, self.findings).run()
         return comparison.report()

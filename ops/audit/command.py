@@ -18,7 +18,7 @@ from logferry.mirror.config import load as load_mirror
 from logferry.ops.audit.audit import ProgressCallback, audit
 from logferry.ops.audit.compare.mirror_copy import MirrorReport, audit_mirror
 from logferry.ops.audit.compare.report import Report
-from logferry.ops.audit.config import AuditConfig, CopySettings, found_files, is_audit
+from logferry.ops.audit.config import MAX_WORKERS, AuditConfig, CopySettings, found_files, is_audit
 from logferry.ops.audit.render import brief, progress, show
 from logferry.ops.audit.tables.accepted_resets import ResetName
 from logferry.ops.cli.options import command_parser
@@ -105,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     state_file = "store the proof here, and read only data that is newer than it"
     add("--state-file", type=Path, metavar="FILE", help=state_file)
     add("--full", action="store_true", help="read everything again, and replace the state file")
+    workers = "processes that read at the same time (default: one for each processor)"
+    add("--workers", type=_workers, metavar="N", help=workers)
     accept = "accept the reset of a table by the number of its batch; the state file remembers it; may be repeated"
     many("--accept-reset", metavar="TABLE:BATCH", help=accept)
     shown = parser.add_mutually_exclusive_group()
@@ -113,9 +115,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _workers(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORKERS):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {MAX_WORKERS}")
+    return int(text)
+
+
 def _configuration(args: argparse.Namespace) -> AuditConfig:
     """The configuration of an audit or a gateway; options take precedence. Raises UsageError."""
-    given = {"topics": args.topic, "tables": args.table, "state_file": args.state_file}
+    given = {"topics": args.topic, "tables": args.table, "state_file": args.state_file, "workers": args.workers}
     try:
         config = _configured(args)
         given["copies"] = [_copy(text) for text in args.copy]

@@ -13,7 +13,8 @@ from logferry.loaders.config import Place, S3Settings
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel, ConfigDict, Field
 
-_OURS: Final = ("tables", "files", "state_file", "copies", "topics")
+MAX_WORKERS: Final = 256
+_OURS: Final = ("tables", "files", "state_file", "copies", "topics", "workers")
 
 
 class _Strict(BaseModel):
@@ -66,6 +67,9 @@ class AuditConfig(_Strict):
 
     copies: list[CopySettings] = []
     """Data centres that mirror the topics."""
+
+    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
+    """Processes that read at the same time; by default one for each processor."""
 
     state_file: Path | None = None
     """File that stores the proof, so that the next audit reads only newer data; by default none."""

@@ -7,9 +7,10 @@ are written by delta-rs, in the same order and with the same transaction version
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,8 @@ class Stored(NamedTuple):
     offset: int
     source_id: str | None
     chunk: Chunk
+    at_ms: int
+    headers: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass
@@ -167,7 +170,8 @@ class World:
         try:
             if transactional_id is not None:
                 await producer.begin_transaction()
-            sent = [await self._send(producer, record) for record in plan.records]
+            at_ms = int(time.time() * 1000) if self.at_ms is None else self.at_ms
+            sent = [await self._send(producer, record, at_ms) for record in plan.records]
             for source, state in plan.states.items():
                 lane = lane_of(source.key, LANES)
                 value = None if state is None else state.encode()
@@ -180,7 +184,7 @@ class World:
             await producer.stop()
         if not abort:
             self.stored += [
-                Stored(one.partition, facts.offset, one.source_id, one.chunk)
+                Stored(one.partition, facts.offset, one.source_id, one.chunk, at_ms)
                 for one, facts in zip(plan.records, metadata, strict=True)
             ]
 
@@ -192,7 +196,8 @@ class World:
             facts = await producer.send_and_wait(self.topic, value, key=b"stranger", partition=0, headers=headers)
         finally:
             await producer.stop()
-        self.stored.append(Stored(0, facts.offset, None, Chunk(0, None, None, {}, value)))
+        chunk = Chunk(0, None, None, {}, value)
+        self.stored.append(Stored(0, facts.offset, None, chunk, facts.timestamp, tuple(headers)))
 
     async def remove_before(self, partition: int, offset: int) -> None:
         """As retention does."""
@@ -206,11 +211,11 @@ class World:
     async def audit(self, **options: Any) -> Report:
         return await audited(self.bootstrap, DC, topics=[self.name], prefix=self.prefix, **options)
 
-    async def _send(self, producer: AIOKafkaProducer, record: Planned) -> Any:
+    async def _send(self, producer: AIOKafkaProducer, record: Planned, at_ms: int) -> Any:
         headers = record_headers(record.chunk)
         key, value = record.source_id.encode(), record.chunk.data
         return await producer.send(
-            self.topic, value, key=key, partition=record.partition, headers=headers, timestamp_ms=self.at_ms
+            self.topic, value, key=key, partition=record.partition, headers=headers, timestamp_ms=at_ms
         )
 
     # ---- tables ------------------------------------------------------------------------------------------
@@ -295,17 +300,24 @@ def _chained(data: Iterable[bytes]) -> Iterable[Chunk]:
 
 def rows_of(topic: str, one: Stored) -> Iterable[dict[str, Any]]:
     head = {"topic": topic, "dc": DC, "partition": one.partition, "offset": one.offset}
-    head["recorded"] = datetime.fromtimestamp(_NOW_MS / 1000, UTC)
+    head["recorded"] = _moment(one.at_ms)
+    chunk = one.chunk
     if one.source_id is None:
-        yield {**head, "bytes": one.chunk.data, "reason": "not written by a gateway"}
+        pairs = [{"key": name, "value": content} for name, content in one.headers]
+        yield {**head, "bytes": chunk.data, "reason": "not written by a gateway", "key": b"stranger", "headers": pairs}
         return
-    head |= {"source_id": one.source_id, "seqno": one.chunk.seqno}
+    head |= {"source_id": one.source_id, "seqno": chunk.seqno, "prev": chunk.prev}
+    head |= {"created": _moment(chunk.created_ms or 0), "attributes": list(chunk.attributes.items())}
     for line in lines_of(one.chunk.data):
         row = {**head, "line": line.number, "newline": line.newline}
         try:
             yield {**row, "text": line.text.decode()}
         except UnicodeDecodeError:
             yield {**row, "bytes": line.text, "reason": "the line is not UTF-8"}
+
+
+def _moment(unix_ms: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
 
 
 _IDENTITY = [
@@ -317,8 +329,13 @@ _IDENTITY = [
     ("partition", pa.int32()),
     ("offset", pa.int64()),
     ("recorded", pa.timestamp("us", "UTC")),
+    ("created", pa.timestamp("us", "UTC")),
+    ("prev", pa.int64()),
+    ("attributes", pa.map_(pa.string(), pa.string())),
 ]
 MAIN = pa.schema([*_IDENTITY, ("text", pa.string()), ("newline", pa.bool_())])
 TIMED = pa.schema([*MAIN, ("event_time", pa.timestamp("us", "UTC"))])
 CHUNKS = pa.schema([*(column for column in _IDENTITY if column[0] != "line"), ("data", pa.binary())])
-QUARANTINE = pa.schema([*_IDENTITY, ("bytes", pa.binary()), ("newline", pa.bool_()), ("reason", pa.string())])
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_WHOLE = [("key", pa.binary()), ("headers", _HEADERS)]
+QUARANTINE = pa.schema([*_IDENTITY, ("bytes", pa.binary()), ("newline", pa.bool_()), ("reason", pa.string()), *_WHOLE])

@@ -84,10 +84,18 @@ OPS: dict[str, tuple[str, ...]] = {
     "ops.commands": ("ops.cli", "ops.runtime", "ops.stack", "ops.audit.log", "ops.audit.tables"),
     "ops.generate": (),
     "ops.audit.digests": (),
-    "ops.audit.log": ("ops.audit.digests", "ops.cli"),
+    "ops.audit.records": (),
+    "ops.audit.workers": ("ops.cli",),
+    "ops.audit.log": ("ops.audit.digests", "ops.audit.records", "ops.cli"),
     "ops.audit.tables": ("ops.audit.digests", "ops.cli"),
-    "ops.audit.compare": ("ops.audit.digests", "ops.audit.log", "ops.audit.tables", "ops.cli"),
-    "ops.audit": ("ops.audit.digests", "ops.audit.log", "ops.audit.tables", "ops.audit.compare", "ops.cli"),
+    "ops.audit.compare": (
+        *("ops.audit.digests", "ops.audit.records", "ops.audit.log", "ops.audit.tables", "ops.audit.workers"),
+        "ops.cli",
+    ),
+    "ops.audit": (
+        *("ops.audit.digests", "ops.audit.records", "ops.audit.log", "ops.audit.tables", "ops.audit.workers"),
+        *("ops.audit.compare", "ops.cli"),
+    ),
     "ops.status": ("ops.cli",),
     "ops.demo": (
         *("ops.cli", "ops.runtime", "ops.stack", "ops.audit", "ops.audit.compare", "ops.audit.digests"),
@@ -117,7 +125,7 @@ PURE = (
     *("client.agent.schedule", "client.agent.failover"),
     *("client.writing.send_window", "client.reading.requests"),
     "client.reading.prefetch",
-    "ops.audit.digests",
+    *("ops.audit.digests", "ops.audit.records"),
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
     "ops.audit.tables.accepted_resets",
     "ops.audit.tables.rows",
@@ -239,6 +247,22 @@ def test_what_decides_does_no_io_and_has_no_clock(module: str) -> None:
     assert [name for name in names if within(name, *IO) and name.partition(".")[0] not in allowed] == []
     assert [name for name in names if within(name, "pyspark", "deltalake", "pyarrow")] == []
     assert [n for n in names if within(n, "aiokafka") and not within(n, *AIOKAFKA_PURE)] == []
+
+
+# What decodes stored records for the gateway and its clients. A value that one of them defines is no decoder.
+DECODERS = (
+    *("gateway.kafka.record_batch", "gateway.contract.chunk", "gateway.contract.source_state"),
+    *("gateway.contract.varint", "client.reading.decode", "mirror.copy"),
+)
+VALUES = ("client.reading.decode.ReceivedChunk",)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if within(name, "ops.audit")])
+def test_the_audit_decodes_nothing_with_what_it_judges(module: str) -> None:
+    names = [name.removeprefix("logferry.") for name in imported(path_of(module))]
+    assert [name for name in names if within(name, *DECODERS) and name not in VALUES] == []
+    assert [name for name in names if within(name, "aiokafka.record")] == []
+    assert module != "ops.audit.records.batches" or not [name for name in names if within(name, *FOLDERS, "aiokafka")]
 
 
 def test_a_module_that_calls_itself_pure_is_tested_as_pure() -> None:

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Final
 
 from aiokafka import errors
-from logferry.gateway.contract.names import Malformed, TopicPartition, printed_topic_id
+from logferry.gateway.contract.names import TopicPartition, printed_topic_id
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.compare.proven_file import ProvenCopy, ProvenState, read_state_file, write_state_file
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.sums import Tally, add_to, chunk_digest
-from logferry.ops.audit.log.partition import decoded
-from logferry.ops.audit.log.read import connected
+from logferry.ops.audit.log.read import connected, fetch
+from logferry.ops.audit.records.batches import StoredRecord
+from logferry.ops.audit.records.formats import NotAChunk, stored_chunk
 from logferry.ops.cli.problems import UsageError
 
 _FETCH_BYTES: Final = 1 << 20
@@ -232,10 +232,10 @@ class CopyComparison:
                 )
                 return
             found.compared += 1
-            with suppress(Malformed):  # a record that no gateway wrote has no source
-                source_id, chunk = decoded(copy)
+            with suppress(NotAChunk):  # it has no source
+                chunk = stored_chunk(copy)
                 digest = chunk_digest(chunk.seqno, chunk.data)
-                add_to(proven.sources, source_id, Tally(1, len(chunk.data), digest))
+                add_to(proven.sources, chunk.source_id, Tally(1, len(chunk.data), digest))
             proven.original, proven.copy = record.offset + 1, copy.offset + 1
             self.compared += 1
             if self.compared % _SAVE_EVERY == 0:
@@ -245,11 +245,11 @@ class CopyComparison:
             found.wrong = f"record {left.offset} here is not in the original, after {found.compared} alike"
 
 
-async def _records(kafka: KafkaClient, place: TopicPartition, start: int, end: int) -> AsyncIterator[KafkaRecord]:
+async def _records(kafka: KafkaClient, place: TopicPartition, start: int, end: int) -> AsyncIterator[StoredRecord]:
     """The committed records up to an end that was taken before."""
     position = start
     while position < end:
-        fetched = await kafka.fetch(*place, position, max_bytes=_FETCH_BYTES)
+        fetched = await fetch(kafka, place, position, max_bytes=_FETCH_BYTES)
         position = fetched.next_offset
         for record in fetched.records:
             if record.offset < end:

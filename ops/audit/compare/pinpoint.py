@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 from aiokafka import errors
-from logferry.gateway.contract.names import Malformed, TopicPartition
+from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
-from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.compare.table import TableComparison
 from logferry.ops.audit.digests import sums
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.sums import Cell, ChunkAccount, ChunkLine, Damage, Ranges, Tally
-from logferry.ops.audit.log.partition import decoded
-from logferry.ops.audit.log.read import committed
+from logferry.ops.audit.log.partition import head_of, record_head
+from logferry.ops.audit.log.read import committed, fetch
+from logferry.ops.audit.records.batches import StoredRecord
+from logferry.ops.audit.records.formats import NotAChunk, stored_chunk
 from logferry.ops.audit.tables.rows import ChunkRows, add_stray
 
 # This many chunks are compared line by line, each with a fetch; of the others the number of rows is reported.
@@ -31,6 +32,7 @@ _CHUNKS_AT_ONCE: Final = 200_000
 # Chunks whose rows are read together.
 _AT_ONCE: Final = 100
 _FAR: Final = (1 << 63) - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Pinpointer:
                 part = await _OffsetRange.read(self.kafka, self.comparison, place, start, end)
                 strays: dict[tuple[str, TopicPartition], Finding] = {}
                 for offset, row in part.rows(None):
-                    if not part.account.found(offset, row.identity, sums.sum_of(row.lines)):
+                    if not part.account.found(offset, row.account, sums.sum_of(row.lines)):
                         add_stray(strays, "rows-without-record", "the log has no record of these rows", row)
                 for finding in strays.values():
                     self.findings.add(finding)
@@ -113,7 +115,7 @@ class Pinpointer:
     async def _chunk_findings(self, place: TopicPartition, offset: int, rows: list[ChunkRows]) -> list[Finding] | None:
         """None if retention removed the record meanwhile."""
         try:
-            fetched = await self.kafka.fetch(*place, offset, max_bytes=_FETCH_BYTES, stop_bytes=1)
+            fetched = await fetch(self.kafka, place, offset, max_bytes=_FETCH_BYTES)
         except errors.OffsetOutOfRangeError:
             return None
         record = next((one for one in fetched.records if one.offset == offset), None)
@@ -121,21 +123,24 @@ class Pinpointer:
 
 
 def chunk_findings(
-    place: TopicPartition, record: KafkaRecord, rows: Iterable[ChunkRows], whole_chunks: bool = False
+    place: TopicPartition, record: StoredRecord, rows: Iterable[ChunkRows], whole_chunks: bool = False
 ) -> list[Finding]:
     """``rows``: all rows of the table at the record's offset."""
     source_id: str | None = None
     seqno: int | None = None
+    head: sums.Head
     try:
-        source_id, chunk = decoded(record)
-        seqno, expected = chunk.seqno, sums.rows_of(chunk.data, whole_chunks)
-    except Malformed:
-        expected = [sums.whole_record(record.value or b"")]
+        chunk = stored_chunk(record)
+        source_id, seqno, head = chunk.source_id, chunk.seqno, head_of(chunk)
+        expected = sums.rows_of(chunk.data, whole_chunks)
+    except NotAChunk:
+        expected, head = [sums.whole_record(record.value or b"")], record_head(record)
     own: list[ChunkLine] = []
     found: list[Damage] = []
     for row in rows:
         if source_id is None or (row.source_id, row.seqno) == (source_id, seqno):
             own += row.lines
+            found += [sums.changed_column(row.lines, *one) for one in _differing(row.head, head)]
         else:
             detail = f"rows name source {row.source_id}, seqno {row.seqno}; the record has seqno {seqno}"
             found.append(Damage("row-of-another-chunk", detail, len(row.lines)))
@@ -143,6 +148,26 @@ def chunk_findings(
     where, at = f"{place[0]}-{place[1]}", record.offset
     chunk_is = "" if seqno is None else f"seqno {seqno}, "
     return [Finding(one.kind, where, chunk_is + one.detail, source_id, at, at, one.rows) for one in found]
+
+
+def _differing(row: sums.Head, record: sums.Head) -> Iterator[tuple[str, str, str]]:
+    """The columns that a row has not as its record says, each with both values."""
+    if row is None or record is None or type(row) is not type(record):
+        return
+    for name, stored, expected in zip(record._fields, row, record, strict=True):
+        if stored != expected:
+            yield name.removesuffix("_us"), _shown(name, stored), _shown(name, expected)
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "null"
+    if not name.endswith("_us"):
+        return repr(dict(value) if name == "attributes" else value)[:200]
+    try:
+        return (_EPOCH + timedelta(microseconds=value)).isoformat()
+    except OverflowError:
+        return f"{value} µs since 1970"
 
 
 def _kind(missing: int) -> str:
@@ -182,14 +207,15 @@ class _OffsetRange:
                 if record.offset >= end:
                     break
                 try:
-                    source_id, chunk = decoded(record)
-                    identity = sums.identity_of(source_id, chunk.seqno)
-                    rows = comparison.sides[place].rows_of(record.offset, source_id, chunk)
-                except Malformed:
-                    identity, rows = sums.NO_IDENTITY, [sums.whole_record(record.value or b"")]
-                found.account.expect(record.offset, identity, sums.sum_of(rows))
+                    chunk = stored_chunk(record)
+                except NotAChunk:
+                    rows = sums.sum_of([sums.whole_record(record.value or b"")])
+                    found.account.expect(record.offset, sums.account_of(None, None, record_head(record)), rows)
+                    continue
+                account = sums.account_of(chunk.source_id, chunk.seqno, head_of(chunk))
+                found.account.expect(record.offset, account, comparison.sides[place].rows_of(record.offset, chunk))
                 if comparison.moved:
-                    found.places[identity] = record.offset
+                    found.places[sums.identity_of(chunk.source_id, chunk.seqno)] = record.offset
         return found
 
     def rows(self, offsets: Collection[int] | None) -> Iterator[tuple[int, ChunkRows]]:

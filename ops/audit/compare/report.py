@@ -73,6 +73,7 @@ class SegmentReport(NamedTuple):
 
 class TableAuditReport(NamedTuple):
     """``compared``: rows that were compared with the log. ``not_loaded``: chunks of the log that no batch has read yet.
+    ``parsed``: rows whose parsed columns were compared with their text; ``unparsed``: those only the JVM can parse.
 
     ``not_comparable``: rows whose records retention removed, or that are of another data centre's offsets.
     """
@@ -85,6 +86,8 @@ class TableAuditReport(NamedTuple):
     not_loaded: int
     hash: str = ""
     segments: tuple[SegmentReport, ...] = ()
+    parsed: int = 0
+    unparsed: int = 0
 
 
 class ReadReport(NamedTuple):

@@ -57,6 +57,17 @@ class Findings:
         if self.counts[finding.kind] <= MAX_KEPT:
             self._kept.append(finding)
 
+    def merge(self, other: Findings) -> None:
+        """Adds all findings of the other, in its order."""
+        room = {kind: MAX_KEPT - min(MAX_KEPT, number) for kind, number in self.counts.items()}
+        for finding in other:
+            left = room.get(finding.kind, MAX_KEPT)
+            if left:
+                self._kept.append(finding)
+            room[finding.kind] = left - bool(left)
+        self.counts += other.counts
+        self.refuting += other.refuting
+
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._kept)
 

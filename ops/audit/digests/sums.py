@@ -3,24 +3,26 @@ r"""The digests, sums and ranges by which two sides are compared: in total, chun
 A line ends with ``\n``; its text is the bytes before it, a ``\r`` included. The last line may lack the ``\n``; an
 empty chunk has no lines. The loader makes rows in the same way, numbered from `FIRST_LINE`.
 
-The digest of a chunk is the sum of its lines' digests modulo 2^128, each over the line's number, text and ending.
-So rows can be added up in whatever order a table gives them, and a row twice does not cancel out (BLAKE2b; the
-construction is Bellare and Micciancio, "A New Paradigm for Collision-free Hashing", 1997).
+The digest of rows is the sum of their lines' digests modulo 2^128, each over the line's number, text and ending. So
+rows can be added up in whatever order a table gives them, and a row twice does not cancel out.
 
-To add chunks, the digest of each is multiplied by an odd number of 128 bits that identifies it, modulo 2^128. So a row
-under another chunk's identity does not cancel out. Two different sets of rows have the same sum with a probability of
-about 1 in 2^128; the sums are not designed to withstand an attacker.
+To add chunks, the digest of each is multiplied by an odd number of 128 bits, modulo 2^128. That number identifies the
+chunk and the columns that its rows take from its headers and time. So a row under another chunk's identity does not
+cancel out, nor one with another time or attribute. Two different sets of rows have the same sum with a probability of
+about 1 in 2^128. The digests are XXH3 (128 bits), three times as fast on lines as BLAKE2b; neither they nor the sums
+are designed to withstand an attacker.
 """
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+from xxhash import xxh3_128_intdigest
 
 K = TypeVar("K")
 
@@ -29,9 +31,8 @@ FIRST_LINE: Final = 0
 WHOLE_RECORD: Final = -1
 # A table of whole chunks has one row for each.
 WHOLE_CHUNK: Final = -2
-NO_IDENTITY: Final = 0
 MODULUS: Final = 1 << 128
-_HEAD = struct.Struct("<q?")
+_UINT64: Final = (1 << 64) - 1
 
 
 class ChunkLine(NamedTuple):
@@ -40,6 +41,42 @@ class ChunkLine(NamedTuple):
     number: int
     text: bytes
     newline: bool
+
+
+@dataclass(slots=True)
+class LineRun:
+    """Lines of one chunk with consecutive numbers and the same ending."""
+
+    first: int
+    texts: list[bytes]
+    newline: bool
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[ChunkLine]:
+        return (ChunkLine(number, text, self.newline) for number, text in enumerate(self.texts, self.first))
+
+
+class ChunkHead(NamedTuple):
+    """The columns that every row of a chunk takes from its record. ``created_us``, ``recorded_us``: microseconds since
+    1970. ``attributes``: sorted pairs."""
+
+    prev: int | None
+    created_us: int | None
+    recorded_us: int | None
+    attributes: tuple[tuple[str, str | None], ...]
+
+
+class RecordHead(NamedTuple):
+    """Those that the row of a record that no gateway wrote takes from it."""
+
+    recorded_us: int | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+Head = ChunkHead | RecordHead | None
 
 
 @dataclass(slots=True)
@@ -83,21 +120,46 @@ def rows_of(data: bytes, whole_chunks: bool) -> list[ChunkLine]:
     return [ChunkLine(WHOLE_CHUNK, data, False)] if whole_chunks else lines_of(data)
 
 
-def sum_of(lines: Iterable[tuple[int, bytes, bool]]) -> Tally:
+def sum_of_rows(data: bytes, whole_chunks: bool) -> Tally:
+    """The sum of `rows_of`, faster."""
+    if whole_chunks:
+        return Tally(1, len(data), _digest(WHOLE_CHUNK, data, False))
+    texts = data.split(b"\n")
+    last = texts.pop()
+    found = sum_of(LineRun(FIRST_LINE, texts, True))
+    return found + sum_of(LineRun(FIRST_LINE + len(texts), [last], False)) if last else found
+
+
+def sum_of(lines: LineRun | Iterable[tuple[int, bytes, bool]]) -> Tally:
     """The sum of any lines, in any order."""
-    head, from_bytes = _HEAD.pack, int.from_bytes
+    if isinstance(lines, LineRun) and lines.first >= 0:
+        begin, texts = 2 * lines.first + lines.newline, lines.texts
+        total = sum(map(xxh3_128_intdigest, texts, range(begin, begin + 2 * len(texts), 2)))
+        return Tally(len(texts), sum(map(len, texts)), total % MODULUS)
     count = size = total = 0
     for number, text, newline in lines:
-        total += from_bytes(blake2b(head(number, newline) + text, digest_size=16).digest(), "little")
+        total += _digest(number, text, newline)
         size += len(text)
         count += 1
     return Tally(count, size, total % MODULUS)
 
 
+def _digest(number: int, text: bytes, newline: bool) -> int:
+    return xxh3_128_intdigest(text, (2 * number + newline) & _UINT64)
+
+
 def identity_of(source_id: str, seqno: int) -> int:
     """64 bits that identify (source, seqno) where a million of them are held in memory."""
-    raw = seqno.to_bytes(8, "big") + source_id.encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(_raw(source_id, seqno), digest_size=8).digest(), "little")
+
+
+def account_of(source_id: str | None, seqno: int | None, head: Head) -> int:
+    """64 bits that identify a chunk and its head; None: of a record that no gateway wrote."""
+    return weight_of(source_id, seqno, ANY_OFFSET, head) >> 64
+
+
+def _raw(*values: Any) -> bytes:
+    return repr(values).encode("utf-8", "surrogatepass")
 
 
 def first_difference(one: bytes, other: bytes) -> int:
@@ -154,6 +216,13 @@ def _changed(line: ChunkLine, row: ChunkLine) -> Damage:
     return Damage("changed-row", detail, 1)
 
 
+def changed_column(lines: Iterable[ChunkLine], name: str, stored: str, expected: str) -> Damage:
+    """Of rows whose column ``name`` is not as their record says."""
+    numbers = [line.number for line in lines]
+    detail = f"{_spans(numbers)}: {name} is {stored} in the table, but {expected} by the log"
+    return Damage("changed-column", detail, len(numbers))
+
+
 def _spans(numbers: Iterable[int]) -> str:
     """``lines 3, 5 to 9``; at most five spans are listed."""
     ordered = sorted(set(numbers))
@@ -165,8 +234,6 @@ def _spans(numbers: Iterable[int]) -> str:
     return f"{'line' if len(ordered) == 1 else 'lines'} {shown}"
 
 
-_IDENTITY: Final = struct.Struct("<qqi")
-_CHUNK: Final = struct.Struct("<q")
 # The offset of rows whose offsets are not compared.
 ANY_OFFSET: Final = -1
 
@@ -183,18 +250,17 @@ class Cell(NamedTuple):
         return self.topic, self.partition
 
 
-def weight_of(source_id: str | None, seqno: int | None, offset: int) -> int:
-    """The odd number of 128 bits that identifies a chunk; of a record that no gateway wrote, its offset alone."""
+def weight_of(source_id: str | None, seqno: int | None, offset: int, head: Head = None) -> int:
+    """The odd number of 128 bits that identifies a chunk and its head; of a record that no gateway wrote, its offset
+    and head alone."""
     if source_id is None or seqno is None:
-        raw = _IDENTITY.pack(-1, offset, 1)
-    else:
-        raw = _IDENTITY.pack(seqno, offset, 0) + source_id.encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(raw, digest_size=16).digest(), "little") | 1
+        source_id = seqno = None
+    return int.from_bytes(blake2b(_raw(source_id, seqno, offset, head), digest_size=16).digest(), "little") | 1
 
 
 def chunk_digest(seqno: int, data: bytes) -> int:
     """The digest of a chunk in a file or log; the digests of a source are added modulo 2^128."""
-    return int.from_bytes(blake2b(_CHUNK.pack(seqno) + data, digest_size=16).digest(), "little")
+    return xxh3_128_intdigest(data, seqno)
 
 
 def shown(digest: int) -> str:
@@ -222,8 +288,8 @@ class ChunkAccount:
     """The account of one partition's chunks between Kafka and the table.
 
     The chunks of the log are entered first; then each row of the table is subtracted. A chunk is settled if the balance
-    is zero: as many rows as lines, a zero difference of the digests, and every row under the (source, seqno) of its
-    record.
+    is zero: as many rows as lines, a zero difference of the digests, and every row under the source, seqno and head of
+    its record.
     """
 
     _balances: dict[int, _Balance] = field(default_factory=dict)

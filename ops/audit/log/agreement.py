@@ -11,17 +11,16 @@ every record that a state refers to lies below the later end.
 
 from __future__ import annotations
 
-import struct
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from logferry.gateway.contract.names import lane_of
-from logferry.gateway.contract.source_state import FENCE_KEY, SourceIdentity, SourceState
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.partition import ExpectedSources, PartitionLog
+from logferry.ops.audit.records.formats import StoredSource, StoredState, source_key, stored_state
 
 _FORGOTTEN: Final = "the source was deleted or expired: only its log could be checked"
 
@@ -29,8 +28,8 @@ _FORGOTTEN: Final = "the source was deleted or expired: only its log could be ch
 class RecordedState(NamedTuple):
     """The state of one source."""
 
-    source: SourceIdentity
-    state: SourceState
+    source: StoredSource
+    state: StoredState
 
 
 @dataclass(slots=True)
@@ -53,18 +52,20 @@ class SourceStates:
 
     def apply(self, lane: int, offset: int, key: bytes, value: bytes | None) -> None:
         """A record that cannot be decoded, or that is stored in a lane other than its key's, is a finding."""
-        if key == FENCE_KEY and value is None:
-            return
         where = f"{self.topic}-{lane}"
         try:
-            source = SourceIdentity.of_state_key(key)
+            source = source_key(key)
+            if source is None and value is not None:
+                raise ValueError("a fence with a value")
+            if source is None:
+                return
             if self.topics is not None and source.topic not in self.topics:
                 return
-            state = None if value is None else SourceState.decode(value)
-        except (ValueError, IndexError, struct.error) as error:
+            state = None if value is None else stored_state(value)
+        except ValueError as error:
             self.findings.add(Finding("state-unreadable", where, str(error), None, offset, offset))
             return
-        owner = lane_of(source.key, self.lanes)
+        owner = source.lane(self.lanes)
         if owner != lane:
             detail = f"a state in lane {lane}, but the key belongs to lane {owner}: two lanes may write this source"
             self.findings.add(Finding("state-in-wrong-lane", where, detail, source.source_id, offset, offset))
@@ -83,11 +84,14 @@ class SourceStates:
         """(topic, source) of all states."""
         return {(topic, one.source.source_id) for topic, found in self.by_topic.items() for one in found.values()}
 
-    def expected(self, topic: str, topic_id: bytes) -> ExpectedSources:
-        """The sources of a topic."""
-        known = [one for one in self.by_topic.get(topic, {}).values() if one.state.topic_id == topic_id]
-        bases = {one.source.source_id: one.state.base for one in known}
-        return ExpectedSources(bases, {name: bases for (of, name), bases in self.reborn.items() if of == topic})
+    def expected(self, topic: str, topic_id: bytes) -> dict[int, ExpectedSources]:
+        """The sources of a topic, by the partition that their state names."""
+        reborn = {name: bases for (of, name), bases in self.reborn.items() if of == topic}
+        found: dict[int, ExpectedSources] = defaultdict(lambda: ExpectedSources({}, reborn))
+        for one in self.by_topic.get(topic, {}).values():
+            if one.state.topic_id == topic_id:
+                found[one.state.partition].bases[one.source.source_id] = one.state.base
+        return found
 
 
 def compare_topics(
@@ -138,7 +142,7 @@ class TopicAgreement:
             self._source(source_id, chains.get(source_id, {}), states.get(source_id, []))
 
     def _source(self, source_id: str, chains: dict[int, Chain], known: list[RecordedState]) -> None:
-        pinned: dict[int, list[SourceState]] = {}
+        pinned: dict[int, list[StoredState]] = {}
         for one in known:
             pinned.setdefault(one.state.partition, []).append(one.state)
         if len(known) > 1:
@@ -168,7 +172,7 @@ class TopicAgreement:
             else:
                 self._pinned(partition, source_id, chains.get(partition), states)
 
-    def _pinned(self, partition: int, source_id: str, chain: Chain | None, states: list[SourceState]) -> None:
+    def _pinned(self, partition: int, source_id: str, chain: Chain | None, states: list[StoredState]) -> None:
         """``states``: those that name this partition for the source (several only under several keys)."""
         recorded = max((state.recorded for state in states if state.recorded is not None), default=None)
         log = self.logs.get(partition)

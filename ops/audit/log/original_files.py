@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from logferry.client.files.identity import printable
-from logferry.gateway.contract.chunk import Chunk
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.digests.sums import MODULUS, chunk_digest, first_difference, shown
+from logferry.ops.audit.records.formats import StoredChunk
 from logferry.ops.cli.problems import Unavailable, UsageError
 
 _NAME: Final = re.compile(r"[^/]*:(?P<path>/.*)#[0-9]+")
@@ -53,7 +53,7 @@ class Pair:
         """The pair of the highest rank is the file's source."""
         return self.equal_to - self.begin, self.names_it, self.recorded_ms
 
-    def take(self, original: OriginalFile, chunk: Chunk, recorded_ms: int) -> None:
+    def take(self, original: OriginalFile, chunk: StoredChunk, recorded_ms: int) -> None:
         self.recorded_ms = recorded_ms
         self.chunks += 1
         start = self.reached
@@ -113,7 +113,7 @@ class OriginalFile:
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be read: {error.strerror}") from error
 
-    def begin(self, topic: str, source_id: str, path: str, chunk: Chunk) -> Pair | None:
+    def begin(self, topic: str, source_id: str, path: str, chunk: StoredChunk) -> Pair | None:
         """The pair of a source, by its first chunk; None if the source certainly belongs to another file."""
         names_it = path in self.names
         start = chunk.seqno - len(chunk.data)
@@ -200,6 +200,26 @@ class OriginalFiles:
         for folder in {os.path.dirname(name) for name in names}:  # noqa: PTH120 - text, with escapes
             self._by_folder.setdefault(folder, []).append(original)
 
+    def descriptors(self) -> list[int]:
+        return [original.fd for original in self._files]
+
+    def adopt(self, descriptors: Sequence[int]) -> None:
+        """Called in another process, with its descriptors for the files."""
+        for original, fd in zip(self._files, descriptors, strict=True):
+            original.fd = fd
+
+    def taken(self) -> list[tuple[int, Pair]]:
+        """The pairs of the sources that were read since the last call, with the number of their file."""
+        files = list(enumerate(self._files))
+        found = [(at, one.pairs[source]) for at, one in files for source in self._begun if source in one.pairs]
+        self._begun.clear()
+        return found
+
+    def merge(self, taken: Iterable[tuple[int, Pair]]) -> None:
+        """Adds what another process has taken."""
+        for at, pair in taken:
+            self._files[at].pairs[pair.topic, pair.source_id] = pair
+
     def to_state(self) -> dict[str, ProvenOriginal]:
         return {printable(str(one.path)): ProvenOriginal(one.inode, [*one.pairs.values()]) for one in self._files}
 
@@ -215,13 +235,13 @@ class OriginalFiles:
         return any(not original.is_known for original in self._by_folder.get(folder or "", []))
 
     def take(
-        self, topic: str, source_id: str, chunk: Chunk, recorded_ms: int, *, is_known: bool = False, is_new: bool = True
+        self, topic: str, chunk: StoredChunk, recorded_ms: int, *, is_known: bool = False, is_new: bool = True
     ) -> None:
         """Takes the next chunk of a source, in the order of the log. ``is_known``: earlier audits read the source.
 
         ``is_new`` False: an earlier audit read the chunk; it is compared only with files that are new since then.
         """
-        source = (topic, source_id)
+        source = (topic, chunk.source_id)
         if source not in self._begun:
             self._begun.add(source)
             self._begin(source, chunk, is_known)
@@ -229,10 +249,10 @@ class OriginalFiles:
             if is_new or not original.is_known:
                 original.pairs[source].take(original, chunk, recorded_ms)
 
-    def _begin(self, source: tuple[str, str], chunk: Chunk, is_known: bool) -> None:
+    def _begin(self, source: tuple[str, str], chunk: StoredChunk, is_known: bool) -> None:
         """Pairs a source with the files that it may hold, unless an earlier audit has decided that."""
         named = _NAME.fullmatch(source[1])
-        path = chunk.attributes.get("path") or (named["path"] if named else "")
+        path = dict(chunk.attributes).get("path") or (named["path"] if named else "")
         for original in self._by_folder.get(os.path.dirname(path), []):  # noqa: PTH120
             if source in original.pairs or (is_known and original.is_known):
                 continue

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logferry.gateway.contract.chunk import Chunk, chunk_of_record
-from logferry.gateway.contract.names import Malformed
-from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.digests import sums
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import ChunkLine, Ranges, Tally, add_to
+from logferry.ops.audit.digests.sums import ChunkHead, Ranges, RecordHead, Tally, add_to
 from logferry.ops.audit.log.chain import Break, Chain, ForgottenSource
+from logferry.ops.audit.records.batches import StoredRecord
+from logferry.ops.audit.records.formats import NotAChunk, StoredChunk, stored_chunk
 
 if TYPE_CHECKING:
     from logferry.ops.audit.log.original_files import OriginalFiles
@@ -39,7 +38,7 @@ class AuditSpan(NamedTuple):
 class ExpectedSources(NamedTuple):
     """Of a topic's sources: the base of each state, and the bases with which deleted ones may begin again."""
 
-    bases: Mapping[str, int | None]
+    bases: dict[str, int | None]
     reborn: Mapping[str, list[int | None]]
 
 
@@ -84,30 +83,42 @@ class LogSide:
     firsts: dict[str, int] = field(default_factory=dict)
     met: set[tuple[int, int]] = field(default_factory=set)
 
-    def take(self, offset: int, source_id: str, chunk: Chunk) -> None:
+    def take(self, offset: int, chunk: StoredChunk) -> None:
         if offset not in self.wanted:
             self.not_loaded += offset >= max(self.behind, self.counted_from)
             return
+        source_id, seqno = chunk.source_id, chunk.seqno
         if not self.by_offset:
-            self.firsts[source_id] = min(chunk.seqno, self.firsts.get(source_id, chunk.seqno))
-        self._add(offset, source_id, chunk.seqno, self.rows_of(offset, source_id, chunk))
+            self.firsts[source_id] = min(seqno, self.firsts.get(source_id, seqno))
+        self._add(offset, source_id, seqno, head_of(chunk), self.rows_of(offset, chunk))
 
-    def take_foreign(self, offset: int, value: bytes) -> None:
-        if offset in self.wanted:
-            self._add(offset, None, None, [sums.whole_record(value)])
+    def take_foreign(self, record: StoredRecord) -> None:
+        if record.offset in self.wanted:
+            rows = sums.sum_of([sums.whole_record(record.value or b"")])
+            self._add(record.offset, None, None, record_head(record), rows)
 
-    def rows_of(self, offset: int, source_id: str, chunk: Chunk) -> list[ChunkLine]:
-        """The rows of a chunk; none if it is left out."""
+    def rows_of(self, offset: int, chunk: StoredChunk) -> Tally:
+        """The sum of a chunk's rows; none if it is left out."""
         if self.left_out:
-            key = (offset if self.by_offset else sums.ANY_OFFSET, sums.identity_of(source_id, chunk.seqno))
+            place = offset if self.by_offset else sums.ANY_OFFSET
+            key = (place, sums.identity_of(chunk.source_id, chunk.seqno))
             if key in self.left_out:
                 self.met.add(key)
-                return []
-        return sums.rows_of(chunk.data, self.whole_chunks)
+                return Tally()
+        return sums.sum_of_rows(chunk.data, self.whole_chunks)
 
-    def _add(self, offset: int, source_id: str | None, seqno: int | None, lines: list[ChunkLine]) -> None:
-        weight = sums.weight_of(source_id, seqno, offset if self.by_offset else sums.ANY_OFFSET)
-        add_to(self.tallies, source_id, sums.sum_of(lines).weighed(weight))
+    def _add(self, offset: int, source_id: str | None, seqno: int | None, head: sums.Head, rows: Tally) -> None:
+        weight = sums.weight_of(source_id, seqno, offset if self.by_offset else sums.ANY_OFFSET, head)
+        add_to(self.tallies, source_id, rows.weighed(weight))
+
+
+def head_of(chunk: StoredChunk) -> ChunkHead:
+    """The columns that every row of the chunk must have."""
+    return ChunkHead(chunk.prev, chunk.created_us, chunk.recorded_us, chunk.attributes)
+
+
+def record_head(record: StoredRecord) -> RecordHead:
+    return RecordHead(record.timestamp_ms * 1000, record.key, tuple(record.headers))
 
 
 @dataclass(slots=True)
@@ -136,6 +147,7 @@ class PartitionLog:
     again: frozenset[str] = frozenset()
     removed: Ranges = field(default_factory=Ranges)
     reached: int = 0
+    read_from: int = 0
     is_rewritten: bool = False
     records: int = 0
     read_bytes: int = 0
@@ -204,11 +216,12 @@ class PartitionLog:
         begins += [self.chains[source_id].first_offset for source_id in self.again]
         if self.tail is not None:
             begins.append(self.tail.offset)
-        return min(max(self.span.start, min(begins)), self.span.end)
+        self.read_from = min(max(self.span.start, min(begins)), self.span.end)
+        return self.read_from
 
-    def take(self, records: Iterable[KafkaRecord]) -> None:
+    def take(self, records: Iterable[StoredRecord]) -> None:
         """Takes the next records in offset order."""
-        newest: KafkaRecord | None = None
+        newest: StoredRecord | None = None
         for record in records:
             if record.offset >= self.span.end:
                 break
@@ -219,19 +232,20 @@ class PartitionLog:
             self.read_bytes += len(record.value or b"")
             newest = record if is_new else newest
             try:
-                source_id, chunk = decoded(record)
-            except Malformed as error:
+                chunk = stored_chunk(record)
+            except NotAChunk as error:
                 for side in self.sides:
-                    side.take_foreign(record.offset, record.value or b"")
+                    side.take_foreign(record)
                 if is_new:
                     self._report(Finding("foreign-record", self.where, str(error), None, record.offset, record.offset))
                 continue
             for side in self.sides:
-                side.take(record.offset, source_id, chunk)
+                side.take(record.offset, chunk)
+            source_id = chunk.source_id
             if is_new:
-                self._take(record, source_id, chunk)
+                self._take(record, chunk)
             elif source_id in self.again and self.originals is not None:
-                self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_known=True, is_new=False)
+                self.originals.take(self.topic, chunk, record.timestamp_ms, is_known=True, is_new=False)
         if newest is not None:
             self.last = LastRecord(newest.offset, record_digest(newest))
 
@@ -259,8 +273,8 @@ class PartitionLog:
         self.found.append(finding)
         self.findings.add(finding)
 
-    def _take(self, record: KafkaRecord, source_id: str, chunk: Chunk) -> None:
-        size = len(chunk.data)
+    def _take(self, record: StoredRecord, chunk: StoredChunk) -> None:
+        source_id, size = chunk.source_id, len(chunk.data)
         chain = self.chains.get(source_id)
         if chain is None:
             reborn = self.expected.reborn.get(source_id)
@@ -283,7 +297,7 @@ class PartitionLog:
         chain.digest = (chain.digest + sums.chunk_digest(chunk.seqno, chunk.data)) % sums.MODULUS
         if self.originals is not None:
             is_known = source_id in self.known
-            self.originals.take(self.topic, source_id, chunk, record.timestamp_ms, is_known=is_known)
+            self.originals.take(self.topic, chunk, record.timestamp_ms, is_known=is_known)
 
     def _broken(self, offset: int, source_id: str, broken: Break) -> None:
         """Combines breaks of one kind in consecutive records of a source into one finding with a range."""
@@ -297,21 +311,8 @@ class PartitionLog:
         self._report(run)
 
 
-def record_digest(record: KafkaRecord) -> int:
+def record_digest(record: StoredRecord) -> int:
     """64 bits of a record's bytes."""
     digest = blake2b(repr((record.key, record.headers, record.timestamp_ms)).encode(), digest_size=8)
     digest.update(record.value or b"")
     return int.from_bytes(digest.digest(), "little")
-
-
-def decoded(record: KafkaRecord) -> tuple[str, Chunk]:
-    """Raises Malformed for a record that no gateway wrote."""
-    if record.key is None or record.value is None:
-        raise Malformed("record: no key or no value; another program wrote it")
-    chunk = chunk_of_record(record.value, record.headers)
-    if chunk.seqno < 0 or (chunk.prev is not None and chunk.prev < 0):
-        raise Malformed(f"record: seqno {chunk.seqno} or prev {chunk.prev} is negative; another program wrote it")
-    try:
-        return record.key.decode(), chunk
-    except UnicodeDecodeError:
-        raise Malformed(f"record: the key {record.key!r} is not UTF-8") from None

@@ -9,34 +9,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiokafka import errors
+from aiokafka.protocol.fetch import FetchRequest
+from logferry.gateway.config import KafkaSettings
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.broker_connection import start_or_explain
-from logferry.gateway.kafka.client import EARLIEST, KafkaClient
-from logferry.gateway.kafka.record_batch import FetchedRecords
+from logferry.gateway.kafka.client import EARLIEST, PASSING, KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.ops.audit.log.partition import PartitionLog
+from logferry.ops.audit.records.batches import CorruptRecords, StoredRecords, committed_records
 from logferry.ops.cli.problems import Unavailable, UsageError
 
 _FETCH_BYTES: Final = 4 << 20
 _WAIT_MS: Final = 500
 _DECIDED_WITHIN_S: Final = 90.0
+_ANSWER_S: Final = 50.0
+_BACKOFF_S: Final = 0.1
+_READ_COMMITTED: Final = 1
 
 Views = Mapping[str, TopicMetadata]
 
 
 @dataclass
 class Centre:
-    """A data centre whose log is read. ``views``: all topics of its Kafka, ``topics``: those that are read, ``logs``:
-    their partitions."""
+    """A data centre whose log is read. ``settings``: of its Kafka, for other processes. ``views``: all its topics,
+    ``topics``: those that are read, ``logs``: their partitions."""
 
     dc: str
+    settings: KafkaSettings
     kafka: KafkaClient
     views: Views
     topics: dict[str, TopicMetadata] = field(default_factory=dict)
@@ -58,44 +64,91 @@ async def connected(options: dict[str, Any]) -> AsyncIterator[KafkaClient]:
             yield kafka
         finally:
             await kafka.close()
-    except (errors.KafkaError, TimeoutError, OSError) as error:
+    except (errors.KafkaError, TimeoutError, OSError, CorruptRecords) as error:
         where = options["bootstrap_servers"]
         raise Unavailable(f"Kafka at {where} cannot be read: {str(error) or type(error).__name__}") from error
 
 
+async def fetch(
+    kafka: KafkaClient, place: TopicPartition, offset: int, *, max_bytes: int = _FETCH_BYTES, wait_ms: int = 0
+) -> StoredRecords:
+    """The committed records from ``offset`` on, of one request, by the audit's own decoder.
+
+    What lies before a damaged batch is returned, too. Raises CorruptRecords where there is nothing, and
+    OffsetOutOfRangeError, KafkaError, TimeoutError.
+    """
+    topic, partition = place
+    request = FetchRequest(wait_ms, 1, max_bytes, _READ_COMMITTED, [(topic, [(partition, offset, max_bytes)])])
+    async with asyncio.timeout(_ANSWER_S):
+        while True:
+            with suppress(*PASSING):
+                leader = await kafka.present_leader(topic, partition)
+                if leader >= 0:
+                    response = await kafka.send(leader, request)
+                    # Over a quota Kafka answers with nothing (KIP-219).
+                    await asyncio.sleep(response.throttle_time_ms / 1000)
+                    if response.topics:
+                        break
+            kafka.forget_leader(topic, partition)
+            await asyncio.sleep(_BACKOFF_S)
+    _, code, _, last_stable, _, aborted, *_, raw = response.topics[0][1][0]
+    if code:
+        error = errors.for_code(code)
+        if issubclass(error, PASSING):
+            kafka.forget_leader(topic, partition)
+            await asyncio.sleep(_BACKOFF_S)
+            return StoredRecords([], offset, -1)
+        raise error(f"{topic}-{partition} at {offset}")
+    records, position, damage = committed_records(raw or b"", aborted or (), offset)
+    if damage is not None and not records and position == offset:
+        raise damage
+    return StoredRecords(records, position, last_stable)
+
+
 async def committed(
     kafka: KafkaClient, place: TopicPartition, start: int, end: int, overtaken: Callable[[int, int], None]
-) -> AsyncIterator[FetchedRecords]:
+) -> AsyncIterator[StoredRecords]:
     """Everything committed in [start, end), and perhaps more at the end of the last fetch.
 
-    ``overtaken`` is called with a range of offsets that retention removed before they could be read.
-    Raises Unavailable when a transaction stays open in the range.
+    The next fetch is under way while the caller works. ``overtaken`` is called with a range of offsets that retention
+    removed before they could be read. Raises Unavailable when a transaction stays open in the range, and as `fetch`.
     """
     topic, partition = place
     position = start
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _DECIDED_WITHIN_S
-    while position < end:
-        try:
-            fetched = await kafka.fetch(topic, partition, position, max_bytes=_FETCH_BYTES, wait_ms=_WAIT_MS)
-        except errors.OffsetOutOfRangeError:
-            first = await kafka.offset(topic, partition, EARLIEST)
-            if first <= position:
-                raise
-            overtaken(position, first)
-            position = first
-            continue
-        if fetched.next_offset > position:
-            yield fetched
-            position = fetched.next_offset
-            deadline = loop.time() + _DECIDED_WITHIN_S
-        elif fetched.last_stable >= end:
-            return
-        elif loop.time() > deadline:
-            raise Unavailable(
-                f"{topic}-{partition}: a transaction at offset {fetched.last_stable} stays open; no record after it "
-                "can be read. End it (kafka-transactions.sh find-hanging) and run the audit again"
-            )
+    ahead: asyncio.Task[StoredRecords] | None = None
+    try:
+        while position < end:
+            try:
+                found = await (ahead or fetch(kafka, place, position, wait_ms=_WAIT_MS))
+            except errors.OffsetOutOfRangeError:
+                ahead, first = None, await kafka.offset(topic, partition, EARLIEST)
+                if first <= position:
+                    raise
+                overtaken(position, first)
+                position = first
+                continue
+            ahead = None
+            if found.next_offset > position:
+                position = found.next_offset
+                if position < end:
+                    ahead = asyncio.create_task(fetch(kafka, place, position, wait_ms=_WAIT_MS))
+                    await asyncio.sleep(0)
+                yield found
+                deadline = loop.time() + _DECIDED_WITHIN_S
+            elif found.last_stable >= end:
+                return
+            elif loop.time() > deadline:
+                raise Unavailable(
+                    f"{topic}-{partition}: a transaction at offset {found.last_stable} stays open; no record after it "
+                    "can be read. End it (kafka-transactions.sh find-hanging) and run the audit again"
+                )
+    finally:
+        if ahead is not None:
+            ahead.cancel()
+            with suppress(BaseException):
+                await ahead
 
 
 async def offset_at(

@@ -16,7 +16,7 @@ from logferry.loaders.planning.ledger_entry import DROP, MOVE, LedgerEntry
 from logferry.loaders.planning.plan import Range
 from logferry.ops.audit.digests import sums
 from logferry.ops.audit.digests.findings import Finding, Findings
-from logferry.ops.audit.digests.sums import Cell, ChunkLine, Ranges, Tally, add_to
+from logferry.ops.audit.digests.sums import Cell, ChunkLine, Head, LineRun, Ranges, Tally, add_to
 from logferry.ops.audit.tables.accepted_resets import AcceptedResets
 
 MAIN: Final = "main"
@@ -28,7 +28,8 @@ class ChunkRows(NamedTuple):
 
     ``segment``: its start in Unix seconds; None where the table has no segments, or the row no time.
     ``resolved``: the batch that moves a row of the quarantine into the table, or removes it; ``since``: the batch that
-    adds it to the quarantine in place of others.
+    adds it to the quarantine in place of others. ``is_whole``: the row is a record that no gateway wrote. ``head``: the
+    columns that the rows take from their record.
     """
 
     dc: str
@@ -37,10 +38,12 @@ class ChunkRows(NamedTuple):
     offset: int
     source_id: str | None
     seqno: int | None
-    lines: list[ChunkLine]
+    lines: LineRun | Sequence[ChunkLine]
     segment: int | None = None
     resolved: int | None = None
     since: int | None = None
+    is_whole: bool = False
+    head: Head = None
 
     def is_active(self, last: int) -> bool:
         """Whether it is active at the last batch of the main table: a line that a batch moves into the table leaves the
@@ -49,11 +52,16 @@ class ChunkRows(NamedTuple):
 
     @property
     def is_whole_record(self) -> bool:
-        return self.source_id is None or self.seqno is None or self.lines[0].number == sums.WHOLE_RECORD
+        return self.is_whole or self.source_id is None or self.seqno is None
 
     @property
     def identity(self) -> int:
-        return sums.NO_IDENTITY if self.is_whole_record else sums.identity_of(self.source_id or "", self.seqno or 0)
+        return sums.identity_of(self.source_id or "", self.seqno or 0)
+
+    @property
+    def account(self) -> int:
+        """Identifies the chunk, and the columns that are equal in all its rows."""
+        return sums.account_of(None if self.is_whole_record else self.source_id, self.seqno, self.head)
 
     @property
     def cell(self) -> Cell:
@@ -61,7 +69,7 @@ class ChunkRows(NamedTuple):
 
     def tally(self, *, by_offset: bool) -> Tally:
         offset = self.offset if by_offset else sums.ANY_OFFSET
-        return sums.sum_of(self.lines).weighed(sums.weight_of(self.cell.source_id, self.seqno, offset))
+        return sums.sum_of(self.lines).weighed(sums.weight_of(self.cell.source_id, self.seqno, offset, self.head))
 
 
 class FileId(NamedTuple):
@@ -210,7 +218,8 @@ AGAIN: Final = FileStat(-1, -1)
 class FileFacts:
     """``rows``: the active ones. ``compared``: those that were compared with the log; ``left``: those that cannot be.
 
-    ``segments``: the rows of each segment, by its start in Unix seconds.
+    ``segments``: the rows of each segment, by its start in Unix seconds. ``parsed``: rows whose columns were compared
+    with their text; ``unparsed``: those of a parser that only the JVM implements.
     """
 
     stat: FileStat
@@ -218,6 +227,8 @@ class FileFacts:
     compared: Tally = field(default_factory=Tally)
     left: int = 0
     segments: dict[int, Tally] = field(default_factory=dict)
+    parsed: int = 0
+    unparsed: int = 0
 
 
 @dataclass
@@ -234,7 +245,6 @@ class RowClassifier:
     seen: Mapping[TopicPartition, Ranges]
     last: int
     firsts: Mapping[Cell, int] | None = None
-    strays: dict[tuple[str, TopicPartition], Finding] = field(default_factory=dict)
 
     def kind_of(self, row: ChunkRows) -> Kind:
         place = (row.topic, row.partition)
@@ -261,9 +271,15 @@ class RowClassifier:
         first = self.firsts.get(row.cell)
         return first is not None and row.seqno is not None and row.seqno >= first
 
-    def take(self, file: FileId, stat: FileStat, rows: Iterable[ChunkRows], cells: dict[Cell, Tally]) -> FileFacts:
-        """Adds the compared rows to ``cells``, by source."""
-        facts = FileFacts(stat)
+    def take(
+        self,
+        facts: FileFacts,
+        file: FileId,
+        rows: Iterable[ChunkRows],
+        cells: dict[Cell, Tally],
+        strays: dict[tuple[str, TopicPartition], Finding],
+    ) -> None:
+        """Adds the rows of a file to ``facts``, the compared ones to ``cells``, by source, and others to ``strays``."""
         for row in rows:
             # It may be in another state for a later batch.
             if max(row.resolved or 0, row.since or 0) > self.last:
@@ -284,19 +300,27 @@ class RowClassifier:
             else:
                 facts.stat = AGAIN
                 if kind == "outside":
-                    add_stray(self.strays, "rows-outside-ledger", "no batch of the ledger accounts for these rows", row)
-        return facts
+                    add_stray(strays, "rows-outside-ledger", "no batch of the ledger accounts for these rows", row)
 
 
 def add_stray(strays: dict[tuple[str, TopicPartition], Finding], kind: str, detail: str, row: ChunkRows) -> None:
     """One finding for each kind and partition, with the range of offsets."""
-    key = (kind, (row.topic, row.partition))
     where, offset = f"{row.topic}-{row.partition}", row.offset
-    found = strays.setdefault(key, Finding(kind, where, detail, row.source_id, offset, offset, 0))
-    found.first, found.last = min(found.first or 0, offset), max(found.last or 0, offset)
-    found.count += len(row.lines)
-    if found.source_id != row.source_id:
-        found.source_id = None
+    one = Finding(kind, where, detail, row.source_id, offset, offset, len(row.lines))
+    merge_strays(strays, {(kind, (row.topic, row.partition)): one})
+
+
+def merge_strays(
+    strays: dict[tuple[str, TopicPartition], Finding], more: Mapping[tuple[str, TopicPartition], Finding]
+) -> None:
+    for key, one in more.items():
+        found = strays.setdefault(key, one)
+        if found is one:
+            continue
+        found.first, found.last = min(found.first or 0, one.first or 0), max(found.last or 0, one.last or 0)
+        found.count += one.count
+        if found.source_id != one.source_id:
+            found.source_id = None
 
 
 def beyond_the_log(loaded: LoadedRanges, ends: Mapping[TopicPartition, int], findings: Findings) -> None:

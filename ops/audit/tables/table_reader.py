@@ -7,31 +7,67 @@ but never changed: a proven file of the same size and time is not read again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
-from logferry.loaders.location import Location
-from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
+from logferry.loaders.location import Location, without_secrets
+from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, REQUARANTINE, LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
-from logferry.loaders.storage.files import dataset, list_files, open_table
+from logferry.loaders.storage.files import dataset, file_system, list_files, open_table
 from logferry.loaders.storage.ledger import last_batch, read_ledger
 from logferry.loaders.storage.rewrite import file_name, text
 from logferry.loaders.storage.side_tables import read_left_out, read_segments, segment_length
-from logferry.ops.audit.digests.sums import WHOLE_CHUNK, WHOLE_RECORD, ChunkLine
+from logferry.ops.audit.tables.parsed_columns import ParsedColumns
+from logferry.ops.audit.tables.row_groups import CHUNK, HEAD, RECORD, STATE, grouped
 from logferry.ops.audit.tables.rows import MAIN, QUARANTINE, ChunkRows, FileId, FileStat
 from logferry.ops.cli.problems import Unavailable
 
-_CHUNK: Final = ("dc", "topic", "partition", "offset", "source_id", "seqno")
-_STATE: Final = ("resolved", "since")
 _BATCH_ROWS: Final = 32_768
+
+
+class TableFile(NamedTuple):
+    """A file to read. ``values``: those of the columns by which the table is partitioned, as an expression."""
+
+    id: FileId
+    stat: FileStat
+    values: ds.Expression
+
+
+@dataclass(frozen=True)
+class RowScanner:
+    """Reads files of a table's version, in whichever process. ``schemas``: of main table and quarantine, by name."""
+
+    paths: TablePaths
+    schemas: Mapping[str, pa.Schema]
+    form: ds.FileFormat
+    whole_chunks: bool
+    segment_s: int | None
+    parsed: ParsedColumns
+
+    def batches(self, file: TableFile, wanted: Any = None) -> Iterator[pa.RecordBatch]:
+        """The rows with the columns that are compared. ``wanted``: a filter. Raises Unavailable."""
+        schema = self.schemas[file.id.table]
+        folder = self.paths.main if file.id.table == MAIN else self.paths.quarantine
+        columns = [*CHUNK, *HEAD, *(["data"] if self.whole_chunks else ["line", "text", "newline"])]
+        if file.id.table == QUARANTINE:
+            columns = [*CHUNK, *HEAD, "line", "bytes", "newline", *STATE, *RECORD]
+        else:
+            columns += self.parsed.names
+        columns = [name for name in columns if name in schema.names]
+        with readable(folder):
+            fragment = self.form.make_fragment(file.id.name, file_system(folder), file.values)
+            size = {"batch_size": _BATCH_ROWS, "batch_readahead": 2, "use_threads": False}
+            yield from fragment.scanner(schema=schema, columns=columns, filter=wanted, **size).to_batches()
+
+    def groups(self, file: TableFile, batch: pa.RecordBatch) -> Iterator[ChunkRows]:
+        return grouped(batch, self.segment_s if file.id.table == MAIN else None)
 
 
 class TableReader:
@@ -46,6 +82,7 @@ class TableReader:
         """Raises Unavailable if there is no table, or it cannot be read."""
         self.paths = paths = TablePaths.of(path)
         self.entries, self.broken = list[LedgerEntry](), ""
+        self._datasets: dict[str, Any] = {}
         try:
             main = open_table(paths.main)
             if main is None:
@@ -83,7 +120,7 @@ class TableReader:
         """All files of both tables. Raises Unavailable."""
         found = {}
         for name, table, folder in self._tables():
-            with readable(table):
+            with readable(folder):
                 stored = {file.name: FileStat(file.size, file.modified_ns) for file in list_files(folder)}
                 for file in (file_name(table, uri) for uri in table.file_uris()):
                     if file not in stored:
@@ -91,81 +128,56 @@ class TableReader:
                     found[FileId(name, file)] = stored[file]
         return found
 
-    def read(self, wanted: Collection[FileId]) -> Iterator[tuple[FileId, Iterator[ChunkRows]]]:
-        """The rows of these files, one file after the other, main table first. Raises Unavailable."""
-        for file, table, fragment, schema in self._fragments():
-            if file in wanted:
-                yield file, self._scanned(file.table, table, fragment, schema)
+    def scanner(self) -> RowScanner:
+        """Raises Unavailable."""
+        schemas, form = {}, ds.ParquetFileFormat()
+        for name, _, folder in self._tables():
+            with readable(folder):
+                stored = self._dataset(name)
+                schemas[name], form = stored.schema, stored.format
+        kinds = (LOAD, RELOAD, REQUARANTINE)
+        parsers = [entry.parser for entry in self.entries if entry.kind in kinds and entry.batch <= self.last]
+        parsed = ParsedColumns.of(schemas[MAIN], parsers)
+        return RowScanner(self.paths, schemas, form, self.whole_chunks, self.segment_s, parsed)
+
+    def to_read(self, wanted: Collection[FileId], stats: Mapping[FileId, FileStat]) -> list[TableFile]:
+        """These files, main table first. ``stats``: of `files`. Raises Unavailable."""
+        found = []
+        for name, _, folder in self._tables():
+            with readable(folder):
+                fragments = list(self._dataset(name).get_fragments())
+            ids = ((FileId(name, each.path), each.partition_expression) for each in fragments)
+            found += [TableFile(one, stats[one], values) for one, values in ids if one in wanted]
+        return found
 
     def rows(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChunkRows]:
         """The active rows at these offsets of a partition, main table first. Raises Unavailable."""
-        offset = ds.field("offset")
+        offset, scanner = ds.field("offset"), self.scanner()
         wanted = (text("topic") == topic) & (ds.field("partition") == partition) & (offset >= start) & (offset < end)
-        for file, table, fragment, schema in self._fragments(wanted):
-            for row in self._scanned(file.table, table, fragment, schema, wanted):
-                if row.is_active(self.last):
-                    yield row
-
-    def _fragments(self, wanted: Any = None) -> Iterator[tuple[FileId, DeltaTable, Any, Any]]:
-        """The files with their table and its schema, main table first."""
-        for name, table, folder in self._tables():
-            with readable(table):
-                stored = dataset(folder, table)
-                fragments = list(stored.get_fragments(filter=wanted))
-            yield from ((FileId(name, each.path), table, each, stored.schema) for each in fragments)
+        for name, _, folder in self._tables():
+            with readable(folder):
+                fragments = list(self._dataset(name).get_fragments(filter=wanted))
+            for each in fragments:
+                file = TableFile(FileId(name, each.path), FileStat(-1, -1), each.partition_expression)
+                for batch in scanner.batches(file, wanted):
+                    yield from (row for row in scanner.groups(file, batch) if row.is_active(self.last))
 
     def _tables(self) -> Iterator[tuple[str, DeltaTable, Location]]:
         yield MAIN, self.main, self.paths.main
         if self.quarantine is not None:
             yield QUARANTINE, self.quarantine, self.paths.quarantine
 
-    def _scanned(self, name: str, table: DeltaTable, fragment: Any, schema: Any, wanted: Any = None) -> Any:
-        have = set(schema.names)
-        columns = [*_CHUNK, *(["data"] if self.whole_chunks else ["line", "text", "newline"])]
-        if name == QUARANTINE:
-            columns = [*_CHUNK, "line", "bytes", "newline", *(name for name in _STATE if name in have)]
-        if name == MAIN and self.segment_s is not None and "event_time" in have:
-            columns.append("event_time")
-        with readable(table):
-            size = {"batch_size": _BATCH_ROWS, "batch_readahead": 2}
-            for batch in fragment.scanner(schema=schema, columns=columns, filter=wanted, **size).to_batches():
-                yield from _grouped(batch, self.segment_s)
+    def _dataset(self, name: str) -> Any:
+        if name not in self._datasets:
+            at = {one: (table, folder) for one, table, folder in self._tables()}[name]
+            self._datasets[name] = dataset(at[1], at[0])
+        return self._datasets[name]
 
 
 @contextmanager
-def readable(table: DeltaTable) -> Iterator[None]:
+def readable(place: Location) -> Iterator[None]:
     """A file that is missing or damaged is an error, not a finding: its content is unknown."""
     try:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
-        raise Unavailable(f"{table.table_uri} cannot be read: {error}") from error
-
-
-def _grouped(batch: Any, length_s: int | None) -> Iterator[ChunkRows]:
-    """Groups adjacent rows of one chunk, one segment and one state in the quarantine."""
-    have, count = batch.schema.names, batch.num_rows
-    nothing = [None] * count
-    segments = _segments(batch.column("event_time"), length_s) if "event_time" in have and length_s else nothing
-    state = [batch.column(name).to_pylist() if name in have else nothing for name in _STATE]
-    keys = zip(*(batch.column(name).to_pylist() for name in _CHUNK), segments, *state, strict=True)
-    content = next(name for name in ("text", "bytes", "data") if name in have)
-    texts = batch.column(content).cast(pa.binary()).to_pylist()
-    if content == "data":
-        numbers: list[int | None] = [WHOLE_CHUNK] * count
-        newlines: list[bool | None] = [False] * count
-    else:
-        numbers, newlines = batch.column("line").to_pylist(), batch.column("newline").to_pylist()
-    rows = zip(keys, numbers, texts, newlines, strict=True)
-    for key, group in groupby(rows, key=itemgetter(0)):
-        lines = [
-            ChunkLine(WHOLE_RECORD if number is None else number, text or b"", bool(newline))
-            for _, number, text, newline in group
-        ]
-        dc, topic, partition, offset, source_id, seqno, segment, brought, since = key
-        yield ChunkRows(dc, topic, partition, offset, source_id, seqno, lines, segment, brought, since)
-
-
-def _segments(times: Any, length_s: int) -> list[int | None]:
-    length_us = length_s * 1_000_000
-    micros = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
-    return [None if at is None else at // length_us * length_s for at in micros]
+        raise Unavailable(without_secrets(f"{place} cannot be read: {error}")) from None

@@ -12,10 +12,10 @@ from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords
 from logferry.gateway.kafka.requests import ClusterMetadata, TopicMetadata
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.log.read import committed
+from logferry.ops.audit.records.batches import CorruptRecords, StoredRecord, StoredRecords
 from logferry.ops.cli.problems import Unavailable, UsageError
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -269,7 +269,7 @@ async def test_an_open_transaction_is_waited_for(world: World, monkeypatch: pyte
     """Chunks and states of a transaction under way: the audit judges when its outcome is known."""
     reading = asyncio.Event()
 
-    def reads(*arguments: Any) -> AsyncIterator[FetchedRecords]:
+    def reads(*arguments: Any) -> AsyncIterator[StoredRecords]:
         reading.set()
         return committed(*arguments)
 
@@ -300,11 +300,11 @@ async def test_an_open_transaction_is_waited_for(world: World, monkeypatch: pyte
 async def test_a_damaged_batch_is_found(world: World, monkeypatch: pytest.MonkeyPatch):
     await world.write(world.plan())
 
-    def damaged(*_: object) -> None:
-        raise CorruptBatch("the batch at offset 0 has a wrong checksum")
+    def damaged(*_: object) -> tuple[list[StoredRecord], int, CorruptRecords]:
+        return [], 0, CorruptRecords("the batch at offset 0 has a wrong checksum")
 
     with monkeypatch.context() as patch:
-        patch.setattr("logferry.gateway.kafka.client.committed_records", damaged)
+        patch.setattr("logferry.ops.audit.log.read.committed_records", damaged)
         assert "corrupt-batch" in refuting(await world.audit())
     assert (await world.audit()).exact
 

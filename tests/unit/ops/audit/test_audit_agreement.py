@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pytest
 from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
-from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.agreement import RecordedState, SourceStates, TopicAgreement
 from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
+from logferry.ops.audit.records.batches import StoredRecord
 
 TOPIC, ID, OTHER_ID = "dc1.nginx", b"i" * 16, b"o" * 16
 
@@ -19,9 +19,9 @@ Records = list[tuple[int, int, int | None]]
 WHOLE: Records = [(0, 10, 0), (1, 20, 10), (2, 30, 20)]
 
 
-def record(offset: int, seqno: int, prev: int | None, source_id: str = "s") -> KafkaRecord:
+def record(offset: int, seqno: int, prev: int | None, source_id: str = "s") -> StoredRecord:
     headers = record_headers(Chunk(seqno, prev, 1, {}, b""))
-    return KafkaRecord(offset, 1, source_id.encode(), b"line\n", headers)
+    return StoredRecord(offset, 1, source_id.encode(), b"line\n", headers)
 
 
 def log(records: Records, partition: int = 0, start: int = 0, fence: int = 100, end: int = 200) -> PartitionLog:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from logferry.gateway.contract.chunk import Chunk, record_headers
-from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.ops.audit.compare.pinpoint import chunk_findings
 from logferry.ops.audit.digests.sums import ChunkLine, lines_of, name_damage, whole_record
+from logferry.ops.audit.records.batches import StoredRecord
 from logferry.ops.audit.tables.rows import ChunkRows
 
 LINES = lines_of(b"zero\none\ntwo\nthree")
@@ -62,8 +62,8 @@ def rows_of(source_id: str | None, seqno: int | None, lines: list[ChunkLine]) ->
     return ChunkRows("dc1", *PLACE, 17, source_id, seqno, lines)
 
 
-def record(value: bytes, headers: list[tuple[str, bytes]]) -> KafkaRecord:
-    return KafkaRecord(17, 1, b"web1", value, headers)
+def record(value: bytes, headers: list[tuple[str, bytes]]) -> StoredRecord:
+    return StoredRecord(17, 1, b"web1", value, headers)
 
 
 def test_a_finding_says_where():

@@ -8,27 +8,27 @@ from typing import Any, cast
 import pytest
 from aiokafka import errors
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord
 from logferry.ops.audit.log.read import committed
+from logferry.ops.audit.records.batches import StoredRecord, StoredRecords
 from logferry.ops.cli.problems import Unavailable
 
 PLACE = ("dc1.t", 0)
 
 
-def fetched(*offsets: int, next_offset: int, last_stable: int) -> FetchedRecords:
-    records = [KafkaRecord(offset, 1, b"s", b"v", []) for offset in offsets]
-    return FetchedRecords(records, next_offset, last_stable)
+def fetched(*offsets: int, next_offset: int, last_stable: int) -> StoredRecords:
+    records = [StoredRecord(offset, 1, b"s", b"v", []) for offset in offsets]
+    return StoredRecords(records, next_offset, last_stable)
 
 
 class FakeKafka:
     """Answers in turn; an exception is raised. ``asked``: the offsets."""
 
-    def __init__(self, *answers: FetchedRecords | Exception, earliest: int = 0) -> None:
+    def __init__(self, *answers: StoredRecords | Exception, earliest: int = 0) -> None:
         self.answers = list(answers)
         self.earliest = earliest
         self.asked: list[int] = []
 
-    async def fetch(self, _topic: str, _partition: int, offset: int, **_: Any) -> FetchedRecords:
+    async def answer(self, offset: int) -> StoredRecords:
         self.asked.append(offset)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -37,6 +37,11 @@ class FakeKafka:
 
     async def offset(self, *_: Any) -> int:
         return self.earliest
+
+
+@pytest.fixture(autouse=True)
+def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logferry.ops.audit.log.read.fetch", lambda kafka, _place, offset, **_: kafka.answer(offset))
 
 
 async def read(kafka: FakeKafka, start: int, end: int) -> tuple[list[int], Sequence[tuple[int, int]]]:

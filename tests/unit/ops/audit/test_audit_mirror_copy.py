@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
+import pytest
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
-from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord
 from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, TopicMetadata
 from logferry.ops.audit.compare.mirror_copy import Copies, CopyComparison
+from logferry.ops.audit.records.batches import StoredRecord, StoredRecords
 
 TOPIC = "dc1.nginx"
 _PAGE = 10_000
@@ -26,12 +27,14 @@ class FakeKafka:
     async def offset(self, _topic: str, _partition: int, which: int) -> int:
         return 0 if which == EARLIEST else self.records
 
-    async def fetch(self, _topic: str, _partition: int, offset: int, **_: Any) -> FetchedRecords:
+    async def answer(self, offset: int) -> StoredRecords:
         end = min(self.records, offset + _PAGE)
-        return FetchedRecords([KafkaRecord(at, 1, None, b"v", []) for at in range(offset, end)], end, self.records)
+        return StoredRecords([StoredRecord(at, 1, None, b"v", []) for at in range(offset, end)], end, self.records)
 
 
-async def test_the_proof_is_saved_meanwhile():
+async def test_the_proof_is_saved_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    answer = "logferry.ops.audit.compare.mirror_copy.fetch"
+    monkeypatch.setattr(answer, lambda kafka, _place, offset, **_: kafka.answer(offset))
     proven: Copies = {}
     saved: list[tuple[int, int]] = []
 

@@ -6,28 +6,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logferry.gateway.contract.chunk import Chunk
 from logferry.ops.audit.digests.findings import Findings
 from logferry.ops.audit.digests.sums import MODULUS, chunk_digest, shown
 from logferry.ops.audit.log.original_files import FileReport, OriginalFiles
+from logferry.ops.audit.records.formats import StoredChunk
 from logferry.ops.cli.problems import UsageError
 
 TOPIC = "dc1.nginx"
 LOG = b"".join(b"line number %d of this file\n" % number for number in range(60))
 
 
-def cut(data: bytes, size: int = 400, start: int = 0, **attributes: str) -> Iterator[Chunk]:
+def cut(data: bytes, size: int = 400, start: int = 0, **attributes: str) -> Iterator[StoredChunk]:
     for at in range(start, len(data), size):
         part = data[at : at + size]
-        yield Chunk(at + len(part), at, 1, attributes, part)
+        yield StoredChunk("", at + len(part), at, 1, 1, tuple(attributes.items()), part)
 
 
-def compare(path: Path, *sources: tuple[str, list[Chunk]], topic: str = TOPIC) -> list[FileReport]:
+def compare(path: Path, *sources: tuple[str, list[StoredChunk]], topic: str = TOPIC) -> list[FileReport]:
     files = OriginalFiles([path])
     try:
         for source_id, chunks in sources:
             for number, chunk in enumerate(chunks):
-                files.take(topic, source_id, chunk, number)
+                files.take(topic, chunk._replace(source_id=source_id), number)
         return files.reports(Findings())
     finally:
         files.close()
@@ -95,7 +95,7 @@ def test_a_source_whose_beginning_retention_removed(path: Path):
 
 
 def test_seqnos_that_are_no_positions_go_end_to_end(path: Path):
-    chunks = [Chunk(number, None, 1, {}, chunk.data) for number, chunk in enumerate(cut(LOG))]
+    chunks = [StoredChunk("", number, None, 1, 1, (), chunk.data) for number, chunk in enumerate(cut(LOG))]
     (report,) = compare(path, (f"web1:{path}#1", chunks))
     assert report.equal
     (report,) = compare(path, (f"web1:{path}#1", [*chunks[:1], *chunks[2:]]))
@@ -146,7 +146,7 @@ def test_a_file_that_goes_into_two_topics_is_two_promises(path: Path):
     damaged = list(cut(LOG[:500] + b"?" + LOG[501:]))
     for topic, chunks in (("dc1.a", list(cut(LOG))), ("dc1.b", damaged)):
         for chunk in chunks:
-            files.take(topic, f"web1:{path}#1", chunk, 1)
+            files.take(topic, chunk._replace(source_id=f"web1:{path}#1"), 1)
     reports = files.reports(Findings())
     files.close()
     assert [(one.topic, one.equal) for one in reports] == [("dc1.a", True), ("dc1.b", False)]

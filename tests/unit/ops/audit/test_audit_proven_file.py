@@ -74,8 +74,8 @@ def test_there_is_none_yet(tmp_path: Path):
     [
         ("", "not a state file of logferry audit; remove it"),
         ("something else\n", "not a state file of logferry audit"),
-        ('{"format": 1, "proven": {}}', "format 1 is not supported, this version writes 'logferry audit 1'"),
-        ('{"format": "logferry audit 2"}\n{"sha256": "?"}\n', "format 'logferry audit 2' is not supported"),
+        ('{"format": 1, "proven": {}}', "format 1 is not supported, this version writes 'logferry audit 2'"),
+        ('{"format": "logferry audit 3"}\n{"sha256": "?"}\n', "format 'logferry audit 3' is not supported"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, said: str):
