@@ -1,4 +1,4 @@
-"""The lines of chunks, in Arrow. Pure."""
+"""The lines of chunks, in Arrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON as Spark's Jackson parser reads it: tokens of one object, and their text. Pure.
+"""JSON as Spark's Jackson parser reads it: tokens of one object, and their text.
 
 Differences from Python's ``json``: strings may have single quotes; ``NaN``, ``Infinity``, ``+INF`` and the like are
 numbers; whatever follows the object is ignored; numbers over 1,000 digits, names over 50,000 characters and more than

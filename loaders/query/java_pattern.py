@@ -1,4 +1,4 @@
-r"""Java's regular expressions as Python's, where both match alike. Pure.
+r"""Java's regular expressions as Python's, where both match alike.
 
 Both try alternatives in order and backtrack, and the line is matched as a whole. What differs is translated: ``\s``,
 ``\w``, ``\d`` and case are ASCII; ``.`` and ``$`` know Java's line terminators; a class is written again, with each of

@@ -1,4 +1,4 @@
-"""Event times as `parsing.formats.event_time` reads them, without Java. Pure.
+"""Event times as `parsing.formats.event_time` reads them, without Java.
 
 A pattern of Java's DateTimeFormatter becomes a regular expression where both accept the same texts: the letters ``y M d
 H h a m s S X x Z``, as Spark builds the formatter (ignoring case, strict, ``S`` of 1 to n digits). Other letters, and

@@ -28,10 +28,14 @@ Read = Mapping[str, str | None] | str
 
 
 class Texts(NamedTuple):
-    """``rows``: indices of lines. ``column`` gives their texts of a column, in this order."""
+    """``rows``: indices of lines. ``column`` gives their texts of a column, in this order.
+
+    ``sure``: columns whose texts have these types, as name and type: nobody need look.
+    """
 
     rows: np.ndarray
     column: Callable[[str], pa.Array]
+    sure: frozenset[tuple[str, str]] = frozenset()
 
 
 class Format(Protocol):
@@ -93,11 +97,12 @@ _SIMPLE_REQUEST: Final = "^[A-Za-z0-9_-]+ [^ \\n\\r\u0085\u2028\u2029]+ [A-Za-z]
 # No field but the quoted ones has a space or a quote; these have no backslash: split at quotes, the parts are known.
 _WORD: Final = r'[^ \t\n\x0b\f\r"\[]+'
 _STAMP: Final = r"[0-9]{2}/[A-Za-z]{3}/[0-9]{4}:[0-9]{2}:[0-9]{2}:[0-9]{2} [+-][0-9]{4}"
-_COMMON: Final = rf'^{_WORD} {_WORD} {_WORD} \[{_STAMP}\] "[^"\\]*" (?:[0-9]{{3}}|-) (?:[0-9]+|-)'
+_COMMON: Final = rf'^{_WORD} {_WORD} {_WORD} \[{_STAMP}\] "[^"\\]*" (?:[0-9]{{3}}|-) (?:[0-9]{{1,18}}|-)'
 _COMBINED: Final = rf'{_COMMON} "[^"\\]*" "[^"\\]*"$'
 _STAMP_BYTES: Final = len("25/Nov/2026:10:00:00 +0000")
 _QUOTED: Final = {"request": 1, "referer": 3, "user_agent": 5}
 _PREFIX: Final = ("remote_host", "ident", "user")
+_SURE: Final = frozenset((("status", "int"), ("body_bytes", "bigint")))
 
 
 class AccessLines:
@@ -108,6 +113,9 @@ class AccessLines:
             if len(left):
                 among = lines if len(left) == len(lines) else lines.take(pa.array(left))
                 fits = pc.match_substring_regex(among, pattern)
+                if pc.all(fits).as_py():
+                    found.append(_access_texts(left, among, parts))
+                    break
                 if pc.any(fits).as_py():
                     found.append(_access_texts(left[_where(fits)], among.filter(fits), parts))
                     left = left[_where(pc.invert(fits))]
@@ -150,7 +158,7 @@ def _access_texts(rows: np.ndarray, lines: pa.StringArray, parts: int) -> Texts:
             known.update(status=_at(words, 0, 2), body_bytes=_at(words, 1, 2))
         return known[name]
 
-    return Texts(rows, column)
+    return Texts(rows, column, _SURE)
 
 
 def _request_parts(requests: pa.Array) -> dict[str, pa.Array]:

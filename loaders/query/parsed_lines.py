@@ -134,14 +134,21 @@ class LineParser:
         if settings.time is not None:
             self.types[EVENT_TIME] = TIMESTAMP
             self._time = event_times(settings.time.column, settings.time.formats, settings.time.zone)
+        # Whether the time of a line depends on when its chunk was made.
+        self.needs_made = settings.time is not None and needs_made(settings.time.formats)
         self._format = _format(settings)
         self._json = Values(settings.kinds) if settings.format == "json" else None
         self._json_schema = arrow_schema(settings.kinds) if settings.format == "json" else None
 
     def groups(
-        self, lines: pa.StringArray, made: pa.Int64Array, wanted: Collection[str]
+        self, lines: pa.StringArray, made: pa.Int64Array | None, wanted: Collection[str]
     ) -> tuple[list[Group], dict[int, str]]:
-        """The rows in no order, with the columns ``wanted``; and the other lines, each with its reason."""
+        """The rows in no order, with the columns ``wanted``; and the other lines, each with its reason.
+
+        ``made``: see `parse_lines`; it may be None unless `needs_made`.
+        """
+        if not self.needs_made:
+            made = None
         if self._format is None and self._json is None:  # lines
             return [Group(np.arange(len(lines)), {})], {}
         ends = pc.ends_with(lines, "\r")
@@ -154,13 +161,15 @@ class LineParser:
         found, flaws = split_lines(self._format, lines)
         return [self._typed(texts, made, wanted, flaws) for texts in found], flaws
 
-    def _typed(self, texts: Texts, made: pa.Int64Array, wanted: Collection[str], flaws: dict[int, str]) -> Group:
+    def _typed(self, texts: Texts, made: pa.Int64Array | None, wanted: Collection[str], flaws: dict[int, str]) -> Group:
         """Every column with a type is read, wanted or not: a text that does not have it is a flaw of the line."""
         columns, bad = {}, np.zeros(len(texts.rows), dtype=bool)
         for name, kind in self._settings.kinds.items():
             if kind == "string":
                 if name in wanted:
                     columns[name] = texts.column(name)
+                continue
+            if (name, kind) in texts.sure and name not in wanted and name != self._time_column:
                 continue
             values, wrong = cast_texts(texts.column(name), kind)
             _note(texts.rows, wrong & ~bad, f"{name} is not of the type {kind}", flaws)
@@ -171,13 +180,13 @@ class LineParser:
         if self._time is not None and self._settings.time is not None:
             name = self._settings.time.column
             said = columns[name] if name in columns else texts.column(name)
-            columns[EVENT_TIME] = self._times(said, made.take(pa.array(texts.rows)))
+            columns[EVENT_TIME] = self._times(said, made, texts.rows)
             _note(texts.rows, (late := _nulls(columns[EVENT_TIME])) & ~bad, NO_TIME, flaws)
             bad |= late
         return _chosen(texts.rows, columns, wanted, bad)
 
     def _json_groups(
-        self, lines: pa.StringArray, made: pa.Int64Array, wanted: Collection[str]
+        self, lines: pa.StringArray, made: pa.Int64Array | None, wanted: Collection[str]
     ) -> tuple[list[Group], dict[int, str]]:
         assert self._json is not None
         flaws: dict[int, str] = {}
@@ -199,7 +208,7 @@ class LineParser:
         for rows, columns in read:
             bad = np.zeros(len(rows), dtype=bool)
             if self._time is not None:
-                columns[EVENT_TIME] = self._times(columns[self._time_column], made.take(pa.array(rows)))
+                columns[EVENT_TIME] = self._times(columns[self._time_column], made, rows)
                 bad = _nulls(columns[EVENT_TIME])
                 _note(rows, bad, NO_TIME, flaws)
             groups.append(_chosen(rows, columns, wanted, bad))
@@ -209,7 +218,7 @@ class LineParser:
     def _time_column(self) -> str:
         return self._settings.time.column if self._settings.time is not None else ""
 
-    def _times(self, said: pa.Array, made: pa.Int64Array) -> pa.Array:
+    def _times(self, said: pa.Array, made: pa.Int64Array | None, rows: np.ndarray) -> pa.Array:
         """The event times of a column of texts or numbers, as Spark casts these to texts."""
         assert self._time is not None
         assert self._settings.time is not None
@@ -218,11 +227,11 @@ class LineParser:
             said = pa.array([None if x is None else double_text(x) for x in said.to_pylist()], pa.string())
         elif not pa.types.is_string(said.type):
             said = said.cast(pa.string())
-        if not needs_made(self._settings.time.formats):
+        if made is None:
             return each_once(said, lambda text: read(text, 0), TIMESTAMP)
         known: dict[tuple[str, int], int | None] = {}
         found = []
-        for key in zip(said.to_pylist(), made.to_pylist(), strict=True):
+        for key in zip(said.to_pylist(), made.take(pa.array(rows)).to_pylist(), strict=True):
             if key not in known:
                 known[key] = None if key[0] is None else read(*key)
             found.append(known[key])

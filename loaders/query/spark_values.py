@@ -1,5 +1,6 @@
-"""Texts to values, as Spark 4.1 casts them (``try_cast`` in a session in UTC), for one text at a time. Pure but for
-texts that hold a time of day alone: Spark gives them the present date.
+"""Texts to values, as Spark 4.1 casts them (``try_cast`` in a session in UTC), for one text at a time.
+
+A text that holds a time of day alone gets the present date, as Spark gives it.
 
 Sources: Spark's UTF8String (``toInt``, ``toLong``), SparkDateTimeUtils (``parseTimestampString``, ``stringToDate``),
 Decimal and StringUtils; Java's Double and BigDecimal. A test casts the same texts by Spark.

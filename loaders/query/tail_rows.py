@@ -79,8 +79,11 @@ def line_batches(parser: LineParser, dc: str | None, schema: pa.Schema) -> Batch
         of_chunks = _chunk_columns(chunks, dc, schema.names)
         of_chunks[TAIL_CHUNK] = pa.array(range(first, first + len(chunks)), pa.int64())
         good, _ = utf8_lines(lines.data)
-        made_us = pa.array([_micros(chunk.created_ms, chunk.recorded_ms) for chunk in chunks], pa.int64())
-        groups, _ = parser.groups(good.values, made_us.take(pa.array(lines.chunk[good.rows])), wanted)
+        made_us = None
+        if parser.needs_made:
+            each = pa.array([_micros(chunk.created_ms, chunk.recorded_ms) for chunk in chunks], pa.int64())
+            made_us = each.take(pa.array(lines.chunk[good.rows]))
+        groups, _ = parser.groups(good.values, made_us, wanted)
         found = []
         for group in groups:
             if not len(group.rows):

@@ -86,6 +86,8 @@ _BOUNDS: Final = "SELECT CAST(min(recorded) - to_days($days) AS VARCHAR), min(se
 def main(argv: Sequence[str]) -> int:
     """0 done. Raises CommandError, with exit status 1 (refused), 2 (wrong use or SQL) or 3 (no gateway, no storage)."""
     args = _arguments(list(argv))
+    # The C library's allocator reuses blocks; Arrow's own gives them back, and their pages are faulted again.
+    pa.set_memory_pool(pa.system_memory_pool())
     with (
         TemporaryDirectory(prefix="logferry-query-") as spill,
         closing(_connected(spill, args.memory_mb)) as connection,
@@ -238,7 +240,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
             type=int,
             metavar="MB",
             default=_MEMORY_MB,
-            help=f"memory of the query, beside about 400 MB; more goes to the temporary folder (default: {_MEMORY_MB})",
+            help=f"memory of the query, beside about 500 MB; more goes to the temporary folder (default: {_MEMORY_MB})",
         ),
         option("--format", choices=tuple(FORMATS), default="table", help="output format (default: table)"),
         *add_gateway_options(parser, "URL of any gateway worker of the table's data centre"),

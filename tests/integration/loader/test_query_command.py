@@ -19,6 +19,7 @@ from logferry.client import Reader, Writer
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.location import Location
+from logferry.loaders.parsing.settings import LINES, ParserSettings
 from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.query import tail_rows
@@ -29,7 +30,7 @@ from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.tables import snapshot_of
 from logferry.ops.audit.log.read import committed
 from logferry.ops.cli import main
-from logferry.ops.commands import tail_kafka
+from logferry.ops.commands import query, tail_file, tail_kafka
 from pyspark.sql import SparkSession
 
 from tests.support.gateway import Gateway
@@ -43,7 +44,7 @@ class Loaded:
     """A topic of two partitions, and a table that holds its first chunks, loaded without Spark."""
 
     def __init__(
-        self, workers: Gateway, name: str, path: Location, dc: str = "dc1", parser: str = tail_rows.LINES
+        self, workers: Gateway, name: str, path: Location, dc: str = "dc1", parser: ParserSettings = LINES
     ) -> None:
         self.workers, self.name, self.path, self.dc, self.parser = workers, name, path, dc, parser
         self.paths = TablePaths.of(path)
@@ -72,7 +73,9 @@ class Loaded:
             after = {number: at.offset for (_, number), at in reader.position.items()}
         ranges = [Range(self.topic, n, self.topic_id, self.ends.get(n, 0), after.get(n, 0)) for n in (0, 1)]
         origin = JobOrigin("127.0.0.1:9", (f"*.{self.name}*",))
-        entry = Ledger(self.paths.ledger).put(new_entry(batch, self.dc, self.parser, "run", ranges, origin=origin))
+        parser = self.parser
+        entry = new_entry(batch, self.dc, parser.name, "run", ranges, settings=parser.as_json, origin=origin)
+        Ledger(self.paths.ledger).put(entry)
         table = open_table(self.paths.main)
         assert table is not None
         schema = table.to_pyarrow_dataset().schema
@@ -280,18 +283,39 @@ def stored_schema(loaded: Loaded) -> Any:
     return table.to_pyarrow_dataset().schema
 
 
-def test_a_parser_of_its_own_is_answered_from_the_table_alone(
+def test_a_parser_that_only_spark_can_apply_is_refused(
     ran: Ran, workers: Gateway, topic_name: str, warehouse: Location
 ):
-    parsed = Loaded(workers, topic_name, warehouse / "logs", parser="logfmt/1:3f2a9c01d4e7")
-    parsed.write("a", b"1\n")
+    settings = ParserSettings(format="regex", pattern=r"(?<word>\p{L}+)")
+    parsed = Loaded(workers, topic_name, warehouse / "logs", parser=settings)
+    parsed.write("a", b"x\n")
     parsed.load(0)
-    parsed.write("a", b"2\n")
+    parsed.write("a", b"y\n")
     status, output, said = ran("SELECT text FROM logs", "--table", parsed.path, "--format", "csv")
-    assert (status, output) == (0, "text\n1\n")
-    assert "records not loaded yet are left out, because the parser logfmt/1:3f2a9c01d4e7 needs Spark" in said
-    assert "ends with batch 0, planned 20" in said
+    assert (status, output) == (2, "")
+    assert "'\\\\p{L}+)' may match otherwise outside of Java" in said
+    assert "read the table alone with --no-tail" in said
     assert ran("SELECT 1 AS n", "--table", parsed.path, "--format", "csv", "--no-tail") == (0, "n\n1\n", "")
+
+
+def test_a_tail_is_spilled_and_its_memory_is_limited(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
+    """Only the columns that the statement reads are in the file; a column that is not read is an error, never null."""
+    schemas: list[pa.Schema] = []
+    filled = tail_file.TailFile.fill
+
+    def noted(self: Any, *others: Any) -> Any:
+        found = filled(self, *others)
+        schemas.append(found.schema)
+        return found
+
+    monkeypatch.setattr(tail_file.TailFile, "fill", noted)
+    sql = "SELECT max(text) AS t, current_setting('memory_limit') AS m FROM logs WHERE source_id = 'b'"
+    (row,) = json.loads(ran(sql, "--table", loaded.path, "--format", "json", "--memory-mb", 200)[1])
+    assert (row["t"], row["m"]) == ("6", "190.7 MiB")
+    assert [schema.names for schema in schemas] == [["source_id", "text"]]
+    monkeypatch.setattr(query, "needed_columns", lambda *_: ["text"])
+    status, output, said = ran("SELECT source_id FROM logs", "--table", loaded.path)
+    assert (status, output, "source_id is not read" in said) == (2, "", True)
 
 
 def test_it_needs_no_spark_and_about_a_second(loaded: Loaded):
