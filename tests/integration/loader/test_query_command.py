@@ -30,7 +30,7 @@ from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.tables import snapshot_of
 from logferry.ops.audit.log.read import committed
 from logferry.ops.cli import main
-from logferry.ops.commands import query, tail_file, tail_kafka
+from logferry.ops.commands import tail_kafka
 from pyspark.sql import SparkSession
 
 from tests.support.gateway import Gateway
@@ -296,26 +296,6 @@ def test_a_parser_that_only_spark_can_apply_is_refused(
     assert "'\\\\p{L}+)' may match otherwise outside of Java" in said
     assert "read the table alone with --no-tail" in said
     assert ran("SELECT 1 AS n", "--table", parsed.path, "--format", "csv", "--no-tail") == (0, "n\n1\n", "")
-
-
-def test_a_tail_is_spilled_and_its_memory_is_limited(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
-    """Only the columns that the statement reads are in the file; a column that is not read is an error, never null."""
-    schemas: list[pa.Schema] = []
-    filled = tail_file.TailFile.fill
-
-    def noted(self: Any, *others: Any) -> Any:
-        found = filled(self, *others)
-        schemas.append(found.schema)
-        return found
-
-    monkeypatch.setattr(tail_file.TailFile, "fill", noted)
-    sql = "SELECT max(text) AS t, current_setting('memory_limit') AS m FROM logs WHERE source_id = 'b'"
-    (row,) = json.loads(ran(sql, "--table", loaded.path, "--format", "json", "--memory-mb", 200)[1])
-    assert (row["t"], row["m"]) == ("6", "190.7 MiB")
-    assert [schema.names for schema in schemas] == [["source_id", "text"]]
-    monkeypatch.setattr(query, "needed_columns", lambda *_: ["text"])
-    status, output, said = ran("SELECT source_id FROM logs", "--table", loaded.path)
-    assert (status, output, "source_id is not read" in said) == (2, "", True)
 
 
 def test_it_needs_no_spark_and_about_a_second(loaded: Loaded):
