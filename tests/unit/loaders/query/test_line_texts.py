@@ -54,30 +54,27 @@ WORDS = [
 WORDS += ["7", "\x01", "\x0b", "é", "\x85", "a b c", "POST /\x85 H/1", "[10/Oct/2000:13:55:36 -0700]", '"-" "-"', ""]
 
 
-@given(
-    st.lists(
-        st.tuples(
-            *(
-                st.sampled_from([usual, usual, usual, *WORDS])
-                for usual in (
-                    "1.2.3.4",
-                    "-",
-                    "frank",
-                    "10/Oct/2000:13:55:36 -0700",
-                    "GET /a HTTP/1.1",
-                    "200",
-                    "7",
-                    "http://x/",
-                    "curl",
-                )
-            )
-        ),
-        min_size=1,
-    )
-)
-def test_access_logs(parts: list[tuple[str, ...]]):
-    lines = ['{} {} {} [{}] "{}" {} {} "{}" "{}"'.format(*part) for part in parts]
-    lines += ['{} {} {} [{}] "{}" {} {}'.format(*part) for part in parts]
+USUAL = ["1.2.3.4", "-", "frank", "10/Oct/2000:13:55:36 -0700", "GET /a HTTP/1.1", "200", "7", "http://x/", "curl"]
+# At most two fields are odd, so that many lines still fit.
+EDITS = st.lists(st.tuples(st.integers(0, 8), st.sampled_from(WORDS), st.booleans()), max_size=2)
+
+
+def edited(edits: list[tuple[int, str, bool]]) -> list[str]:
+    fields = [*USUAL]
+    for place, word, is_added in edits:
+        fields[place] = fields[place] + word if is_added else word
+    common = '{} {} {} [{}] "{}" {} {}'.format(*fields[:7])
+    return [common, common + ' "{}" "{}"'.format(*fields[7:])]
+
+
+@given(st.lists(EDITS, min_size=1, max_size=20))
+def test_access_logs(edits: list[list[tuple[int, str, bool]]]):
+    check_alike(AccessLines(), [line for each in edits for line in edited(each)], ACCESS)
+
+
+@pytest.mark.parametrize("place", range(9))
+def test_access_logs_with_one_odd_field(place: int):
+    lines = [line for word in WORDS for added in (False, True) for line in edited([(place, word, added)])]
     check_alike(AccessLines(), lines, ACCESS)
 
 
