@@ -29,7 +29,7 @@ import pyarrow as pa
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.rows import CHUNK
 from logferry.loaders.planning.plan import Range, TopicPartition, fair_shares
-from logferry.loaders.query import python_rows
+from logferry.loaders.query import tail_rows
 from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpTopics, ranges_between
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -112,7 +112,7 @@ class _Ranges:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with closing(self._options.door()) as door:
             chunks = chain.from_iterable(door.chunks(Range(*partition.value)))
-            yield from python_rows.batches(chunks, None, python_rows.CHUNK, _ARROW)
+            yield from tail_rows.batches(chunks, None, _ARROW)
 
 
 class _Batch(_Ranges, DataSourceReader):

@@ -15,23 +15,30 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date, datetime, time
+from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
+from logferry.client.reading.decode import ReceivedChunk
 from logferry.gateway.contract.names import visible
-from logferry.loaders.errors import LoadError
+from logferry.loaders.errors import LoaderConfigError, LoadError
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
-from logferry.loaders.query import python_rows
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.query import tail_rows
+from logferry.loaders.query.line_texts import UnequalLine
 from logferry.loaders.storage.files import dataset
 from logferry.loaders.storage.tables import TableSnapshot, copied_topics, snapshot_of
 from logferry.ops.cli.gateway_client import add_gateway_options
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, UsageError
-from logferry.ops.commands.tail_http import HttpTail
+from logferry.ops.commands.tail_file import TailFile, needed_columns
+from logferry.ops.commands.tail_http import ALONE, HttpTail
 
 if TYPE_CHECKING:
     from logferry.ops.commands.tail_kafka import KafkaTail
@@ -42,14 +49,15 @@ _EXAMPLE = """examples:
   logferry query "SELECT count(*) FROM logs" --table /warehouse/nginx --no-tail
 
 The view logs holds the rows; it has also the name of the table's folder. Records not loaded yet are read from a
-gateway of the table's data centre. For the parsers json, regex and others that need Spark they are left out, with a
-warning on standard error.
+gateway of the table's data centre, and parsed as the loader does. A pattern or a format of times that only Java can
+read is refused by name.
 
 Exit status: 0 done, 1 refused (the topics do not continue the table, or the token may not read them), 2 wrong use or
 wrong SQL, 3 no gateway answers or the table cannot be read.
 """
 _LOGS: Final = "logs"
 _ROWS: Final = 10_000
+_MEMORY_MB: Final = 1024
 # The statement reads the views and nothing else: no files, no network, no extensions, no variables of this program.
 _LOCKED: Final = (
     "SET python_enable_replacements = false",
@@ -59,18 +67,17 @@ _LOCKED: Final = (
 # Where the topics of two data centres hold the same chunk, one copy stays, as in the loader: the table's, else that of
 # the first topic by name.
 _CHUNKS: Final = """
-    CREATE TEMP TABLE chunks AS SELECT DISTINCT substr(topic, instr(topic, '.') + 1) AS name, topic, source_id, seqno,
-        recorded FROM behind WHERE topic IN (SELECT unnest($several))
+    CREATE TEMP TABLE chunks (name VARCHAR, topic VARCHAR, source_id VARCHAR, seqno BIGINT, recorded TIMESTAMPTZ,
+        number BIGINT)
 """
 # The constants let the reader of the table pass over files that hold no copy.
 _COPIES: Final = """
     CREATE TEMP TABLE copies AS
-        SELECT c.topic, c.source_id, c.seqno FROM chunks c JOIN stored s ON s.source_id = c.source_id AND
+        SELECT c.number FROM chunks c JOIN stored s ON s.source_id = c.source_id AND
             s.seqno = c.seqno AND substr(s.topic, instr(s.topic, '.') + 1) = c.name
             WHERE s.topic <> c.topic AND s.recorded >= c.recorded - to_days($days)
             AND s.recorded >= CAST($oldest AS TIMESTAMPTZ) AND s.seqno BETWEEN $low AND $high
-        UNION SELECT c.topic, c.source_id, c.seqno FROM chunks c JOIN chunks d USING (name, source_id, seqno)
-            WHERE d.topic < c.topic
+        UNION SELECT c.number FROM chunks c JOIN chunks d USING (name, source_id, seqno) WHERE d.topic < c.topic
 """
 # As text: DuckDB needs another package to make a time with a zone one of Python's.
 _BOUNDS: Final = "SELECT CAST(min(recorded) - to_days($days) AS VARCHAR), min(seqno), max(seqno) FROM chunks"
@@ -79,22 +86,25 @@ _BOUNDS: Final = "SELECT CAST(min(recorded) - to_days($days) AS VARCHAR), min(se
 def main(argv: Sequence[str]) -> int:
     """0 done. Raises CommandError, with exit status 1 (refused), 2 (wrong use or SQL) or 3 (no gateway, no storage)."""
     args = _arguments(list(argv))
-    settings = {"autoinstall_known_extensions": "false", "TimeZone": "UTC"}
+    # The C library's allocator reuses blocks; Arrow's own gives them back, and their pages are faulted again.
+    pa.set_memory_pool(pa.system_memory_pool())
     with (
         TemporaryDirectory(prefix="logferry-query-") as spill,
-        closing(duckdb.connect(":memory:", config={**settings, "temp_directory": spill})) as connection,
+        closing(_connected(spill, args.memory_mb)) as connection,
     ):
         try:
             statements = connection.extract_statements(args.sql)
             if len(statements) != 1:
                 raise UsageError(f"expected one SQL statement, got {len(statements)}")
             snapshot = snapshot_of(_location(args.table))
-            _views(connection, snapshot, _tail(args, snapshot))
+            _views(connection, snapshot, args.sql, None if args.no_tail else _tail(args, snapshot), Path(spill))
             for setting in _LOCKED:
                 connection.execute(setting)
             result = connection.sql(args.sql)
             if result is not None:  # None: the statement returns no rows
                 FORMATS[args.format](result.to_arrow_reader(_ROWS), sys.stdout)
+        except UnequalLine as error:
+            raise UsageError(f"{error}; {ALONE}") from None
         except LoadError as error:
             problem = CommandError(str(error))
             problem.exit_status = error.exit_status
@@ -108,6 +118,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _connected(spill: str, memory_mb: int) -> duckdb.DuckDBPyConnection:
+    settings = {"autoinstall_known_extensions": "false", "TimeZone": "UTC", "preserve_insertion_order": "false"}
+    limits = {"temp_directory": spill, "memory_limit": f"{memory_mb}MB"}
+    return duckdb.connect(":memory:", config={**settings, **limits})
+
+
 def _location(text: str) -> Location:
     try:
         return Location.of(text)
@@ -115,19 +131,24 @@ def _location(text: str) -> Location:
         raise UsageError(f"--table: {error}") from None
 
 
-def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> tuple[Iterator[pa.RecordBatch], set[str]] | None:
-    """The rows behind the snapshot, and the topics whose chunks it may hold already; None: the table alone is read."""
-    if args.no_tail:
-        return None
+class _Tail(NamedTuple):
+    """The records behind a snapshot. ``make``: from the columns that are needed to the rows of chunks."""
+
+    newest: HttpTail | KafkaTail
+    ranges: tuple[Range, ...]
+    make: Callable[[pa.Schema], tail_rows.Batches]
+
+
+def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> _Tail:
+    """Raises LoadError, also for a parser that only Spark can apply."""
     entry = snapshot.entry
-    if not python_rows.can_read(entry.parser):
-        print(
-            f"logferry query: records not loaded yet are left out, because the parser {entry.parser} needs Spark. The "
-            f"result ends with batch {entry.batch}, planned {entry.planned:%Y-%m-%dT%H:%M:%SZ}. (--no-tail hides this "
-            "warning; logferry.loaders.query.realtime reads all records in Spark)",
-            file=sys.stderr,
-        )
-        return None
+    if entry.parser == tail_rows.CHUNK:
+        make = partial(tail_rows.chunk_batches, entry.dc)
+    else:
+        try:
+            make = partial(tail_rows.line_batches, tail_rows.line_parser(entry.parser, entry.settings), entry.dc)
+        except LoaderConfigError as error:
+            raise LoaderConfigError(f"{error}; {ALONE}") from None
     newest: HttpTail | KafkaTail
     if args.bootstrap is None and args.kafka is None:
         newest = HttpTail(args)
@@ -137,42 +158,70 @@ def _tail(args: argparse.Namespace, snapshot: TableSnapshot) -> tuple[Iterator[p
         if args.bootstrap is not None and args.kafka is not None:
             raise UsageError("--bootstrap and --kafka exclude each other: the file holds the address")
         newest = KafkaTail(args.bootstrap, args.kafka)
-    ranges = newest.ranges(snapshot, args.topics)
-    schema = dataset(snapshot.path, snapshot.table).schema
-    rows = python_rows.batches(newest.chunks(ranges), entry.dc, entry.parser, schema)
-    return rows, copied_topics(snapshot, ranges)
+    return _Tail(newest, newest.ranges(snapshot, args.topics), make)
 
 
 def _views(
-    connection: duckdb.DuckDBPyConnection,
-    snapshot: TableSnapshot,
-    tail: tuple[Iterator[pa.RecordBatch], set[str]] | None,
+    connection: duckdb.DuckDBPyConnection, snapshot: TableSnapshot, sql: str, tail: _Tail | None, folder: Path
 ) -> None:
-    """The tail goes into a table of DuckDB, which moves to the disk what does not fit into its share of memory."""
+    """The tail is read once, into a file with the columns that the statement needs."""
     stored = dataset(snapshot.path, snapshot.table)
     connection.register("stored", stored)
-    union = ""
-    if tail is not None:
-        rows, several = tail
-        connection.register("arriving", stored.schema.empty_table())
-        connection.execute("CREATE TEMP TABLE behind AS FROM arriving")
-        for batch in rows:
-            connection.register("arriving", pa.Table.from_batches([batch]))
-            connection.execute("INSERT INTO behind FROM arriving")
-        connection.unregister("arriving")
-        union = " UNION ALL BY NAME SELECT * FROM behind"
-        if several:
-            origin = snapshot.entry.origin
-            days = origin.duplicate_window_days if origin else DUPLICATE_WINDOW_DAYS
-            connection.execute(_CHUNKS, {"several": sorted(several)})
-            bounds = connection.execute(_BOUNDS, {"days": days}).fetchone() or ()
-            connection.execute(_COPIES, {"days": days, **dict(zip(("oldest", "low", "high"), bounds, strict=True))})
-            union += " ANTI JOIN copies USING (topic, source_id, seqno)"
-    connection.execute(f"CREATE VIEW {_LOGS} AS SELECT * FROM stored{union}")
     name = snapshot.path.name
+    view = f"CREATE OR REPLACE VIEW {_LOGS} AS SELECT * FROM stored"
+    connection.execute(view)
     if name.lower() not in (_LOGS, "stored", "behind", "chunks", "copies"):
-        quoted = name.replace('"', '""')
-        connection.execute(f'CREATE VIEW "{quoted}" AS SELECT * FROM {_LOGS}')
+        connection.execute(f"CREATE VIEW {_quoted(name)} AS SELECT * FROM {_LOGS}")
+    if tail is None:
+        return
+    connection.register("behind", ds.dataset(stored.schema.empty_table()))
+    connection.execute(f"{view} UNION ALL SELECT * FROM behind")
+    needed = needed_columns(connection, sql, stored.schema.names)
+    if not needed:
+        return
+    copies = copied_topics(snapshot, tail.ranges)
+    schema = pa.schema([stored.schema.field(name) for name in needed])
+    if copies:
+        schema = schema.append(pa.field(tail_rows.TAIL_CHUNK, pa.int64()))
+        connection.execute(_CHUNKS)
+    noted = partial(_note, connection, copies) if copies else None
+    total = sum(r.size for r in tail.ranges)
+    chunks = tail.newest.chunks(tail.ranges)
+    connection.register("behind", TailFile(folder / "tail.arrow", schema, tail.make(schema)).fill(chunks, total, noted))
+    types = connection.execute("DESCRIBE SELECT * FROM stored").fetchall()
+    columns = (_quoted(n) if n in needed else f"CAST(error('{n} is not read') AS {kind})" for n, kind, *_ in types)
+    where = ""
+    if copies:
+        _find_copies(connection, snapshot)
+        where = f" WHERE {tail_rows.TAIL_CHUNK} NOT IN (SELECT number FROM copies)"
+    connection.execute(f"{view} UNION ALL SELECT {', '.join(columns)} FROM behind{where}")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _note(connection: duckdb.DuckDBPyConnection, copies: set[str], chunks: Sequence[ReceivedChunk], first: int) -> None:
+    """The identities of chunks that another data centre may have, too."""
+    found = [
+        (c.topic.partition(".")[2], c.topic, c.source_id, c.seqno, c.recorded_ms, number)
+        for number, c in enumerate(chunks, first)
+        if c.topic in copies
+    ]
+    names = ("name", "topic", "source_id", "seqno", "recorded", "number")
+    columns = dict(zip(names, zip(*found, strict=True), strict=True)) if found else dict.fromkeys(names, ())
+    columns["recorded"] = pa.array(columns["recorded"], pa.timestamp("ms", "UTC"))
+    if found:
+        connection.register("arriving", pa.table({name: pa.array(values) for name, values in columns.items()}))
+        connection.execute("INSERT INTO chunks BY NAME FROM arriving")
+        connection.unregister("arriving")
+
+
+def _find_copies(connection: duckdb.DuckDBPyConnection, snapshot: TableSnapshot) -> None:
+    origin = snapshot.entry.origin
+    days = origin.duplicate_window_days if origin else DUPLICATE_WINDOW_DAYS
+    bounds = connection.execute(_BOUNDS, {"days": days}).fetchone() or ()
+    connection.execute(_COPIES, {"days": days, **dict(zip(("oldest", "low", "high"), bounds, strict=True))})
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -186,6 +235,13 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         option("--bootstrap", metavar="HOST:PORT", help="read the tail from this Kafka, not from a gateway"),
         option("--kafka", metavar="FILE", help="the same, with the section [kafka] of this file (TLS, SASL)"),
         option("--no-tail", action="store_true", help="read the table alone"),
+        option(
+            "--memory-mb",
+            type=int,
+            metavar="MB",
+            default=_MEMORY_MB,
+            help=f"memory of the query, beside about 500 MB; more goes to the temporary folder (default: {_MEMORY_MB})",
+        ),
         option("--format", choices=tuple(FORMATS), default="table", help="output format (default: table)"),
         *add_gateway_options(parser, "URL of any gateway worker of the table's data centre"),
     ]

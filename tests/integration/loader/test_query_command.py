@@ -19,9 +19,10 @@ from logferry.client import Reader, Writer
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import TableJob
 from logferry.loaders.location import Location
+from logferry.loaders.parsing.settings import LINES, ParserSettings
 from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.query import python_rows
+from logferry.loaders.query import tail_rows
 from logferry.loaders.runs.table_run import load_table, prepare
 from logferry.loaders.storage.commit import commit_rows
 from logferry.loaders.storage.files import open_table
@@ -43,7 +44,7 @@ class Loaded:
     """A topic of two partitions, and a table that holds its first chunks, loaded without Spark."""
 
     def __init__(
-        self, workers: Gateway, name: str, path: Location, dc: str = "dc1", parser: str = python_rows.LINES
+        self, workers: Gateway, name: str, path: Location, dc: str = "dc1", parser: ParserSettings = LINES
     ) -> None:
         self.workers, self.name, self.path, self.dc, self.parser = workers, name, path, dc, parser
         self.paths = TablePaths.of(path)
@@ -72,11 +73,13 @@ class Loaded:
             after = {number: at.offset for (_, number), at in reader.position.items()}
         ranges = [Range(self.topic, n, self.topic_id, self.ends.get(n, 0), after.get(n, 0)) for n in (0, 1)]
         origin = JobOrigin("127.0.0.1:9", (f"*.{self.name}*",))
-        entry = Ledger(self.paths.ledger).put(new_entry(batch, self.dc, self.parser, "run", ranges, origin=origin))
+        parser = self.parser
+        entry = new_entry(batch, self.dc, parser.name, "run", ranges, settings=parser.as_json, origin=origin)
+        Ledger(self.paths.ledger).put(entry)
         table = open_table(self.paths.main)
         assert table is not None
         schema = table.to_pyarrow_dataset().schema
-        rows = python_rows.batches(fresh, self.dc, python_rows.LINES, schema)
+        rows = tail_rows.line_batches(tail_rows.line_parser(tail_rows.LINES, ""), self.dc, schema)(fresh, 0)
         commit_rows(pa.Table.from_batches(rows, schema=schema), self.paths.main, batch, "run")
         self.ends = {r.partition: r.end for r in ranges}
         return entry
@@ -154,7 +157,7 @@ def test_a_tail_of_kafka_is_fetched_as_it_is_taken(loaded: Loaded, monkeypatch: 
 
 
 def test_a_tail_of_many_batches_is_whole(ran: Ran, loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(python_rows, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(tail_rows, "_BATCH_BYTES", 1)
     for number in range(20):
         loaded.write(f"s{number}", b"x\n")
     for options in ((), ("--bootstrap", loaded.workers.kafka.bootstrap)):
@@ -267,7 +270,7 @@ def test_topics_that_do_not_continue_the_table(ran: Ran, loaded: Loaded):
     """The ledger is ahead of what Kafka holds: its log was truncated."""
     ranges = [Range(loaded.topic, n, loaded.topic_id, 0, 1000) for n in (0, 1)]
     origin = JobOrigin("127.0.0.1:9", (loaded.topic,))
-    Ledger(loaded.paths.ledger).put(new_entry(1, "dc1", python_rows.LINES, "run", ranges, origin=origin))
+    Ledger(loaded.paths.ledger).put(new_entry(1, "dc1", tail_rows.LINES, "run", ranges, origin=origin))
     commit_rows(stored_schema(loaded).empty_table(), loaded.paths.main, 1, "run")
     status, _, said = ran("SELECT 1", "--table", loaded.path)
     assert status == 1
@@ -280,17 +283,18 @@ def stored_schema(loaded: Loaded) -> Any:
     return table.to_pyarrow_dataset().schema
 
 
-def test_a_parser_of_its_own_is_answered_from_the_table_alone(
+def test_a_parser_that_only_spark_can_apply_is_refused(
     ran: Ran, workers: Gateway, topic_name: str, warehouse: Location
 ):
-    parsed = Loaded(workers, topic_name, warehouse / "logs", parser="logfmt/1:3f2a9c01d4e7")
-    parsed.write("a", b"1\n")
+    settings = ParserSettings(format="regex", pattern=r"(?<word>\p{L}+)")
+    parsed = Loaded(workers, topic_name, warehouse / "logs", parser=settings)
+    parsed.write("a", b"x\n")
     parsed.load(0)
-    parsed.write("a", b"2\n")
+    parsed.write("a", b"y\n")
     status, output, said = ran("SELECT text FROM logs", "--table", parsed.path, "--format", "csv")
-    assert (status, output) == (0, "text\n1\n")
-    assert "records not loaded yet are left out, because the parser logfmt/1:3f2a9c01d4e7 needs Spark" in said
-    assert "ends with batch 0, planned 20" in said
+    assert (status, output) == (2, "")
+    assert "'\\\\p{L}+)' may match otherwise outside of Java" in said
+    assert "read the table alone with --no-tail" in said
     assert ran("SELECT 1 AS n", "--table", parsed.path, "--format", "csv", "--no-tail") == (0, "n\n1\n", "")
 
 

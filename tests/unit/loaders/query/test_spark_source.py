@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logferry.client.reading.decode import ReceivedChunk
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.planning.plan import PartitionOffsets, Range, TopicPartition
-from logferry.loaders.query import python_rows
+from logferry.loaders.query import tail_rows
 from logferry.loaders.query.http_ranges import ranges_between
 from logferry.loaders.query.spark_source import LogferrySource, Options, as_json, capped, of_json
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -127,7 +127,7 @@ def test_a_stream_continues_in_bounds_from_where_its_checkpoint_ends(monkeypatch
 def test_batches_of_arrow_are_what_spark_takes():
     chunk = ReceivedChunk("dc1", "dc1.a", 0, 7, "s", 5, None, None, 1_700_000_000_123, {"host": "web1"}, b"\xff")
     schema = to_arrow_schema(LogferrySource(GIVEN).schema())
-    (batch,) = python_rows.batches([chunk], None, python_rows.CHUNK, schema)
+    (batch,) = tail_rows.batches([chunk], None, schema)
     assert batch.schema == schema
     (row,) = batch.to_pylist()
     assert row["dc"] == "dc1"

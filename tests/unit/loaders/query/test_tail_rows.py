@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.client.reading.decode import ReceivedChunk
-from logferry.loaders.parsing.settings import ParserSettings
-from logferry.loaders.query import python_rows
+from logferry.loaders.errors import LedgerBroken
+from logferry.loaders.query import tail_rows
+from logferry.loaders.query.chunk_lines import lines_of
 
 from tests.support.loader import chunks_of, rows_of
 
@@ -39,27 +40,40 @@ def chunk(data: bytes, created_ms: int | None = 1000) -> ReceivedChunk:
 
 
 def rows(chunks: list[ReceivedChunk], dc: str, parser: str, schema: pa.Schema) -> list[dict[str, Any]]:
-    return [row for batch in python_rows.batches(chunks, dc, parser, schema) for row in batch.to_pylist()]
+    if parser == tail_rows.CHUNK:
+        make = tail_rows.chunk_batches(dc, schema)
+    else:
+        make = tail_rows.line_batches(tail_rows.line_parser(parser, ""), dc, schema)
+    return [row for batch in make(chunks, 0) for row in batch.to_pylist()]
 
 
-@given(st.lists(st.sampled_from([b"\n", b"\r", b"a", b"\x00", "ü€😀".encode(), b"\xff", b"\xc3", "\u2028".encode()])))
+PIECES = [b"\n", b"\r", b"a", b"\x00", "ü€😀".encode(), b"\xff", b"\xc3", "\u2028".encode()]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES)).map(b"".join), max_size=5))
 def test_lines_are_those_of_the_reference(parts: list[bytes]):
-    data = b"".join(parts)
+    found = lines_of(parts)
+    have = [
+        *zip(found.chunk.tolist(), found.number.tolist(), found.data.to_pylist(), found.newline.tolist(), strict=True)
+    ]
+    want = []
+    for index, data in enumerate(parts):
+        (sent,) = chunks_of("s", data)
+        lines = sorted(line for found in rows_of([sent]) for line in found)
+        want += [(index, line.line, line.data, line.newline) for line in sorted(lines, key=lambda one: one.line or 0)]
+    assert have == want
+
+
+@given(st.lists(st.sampled_from(PIECES)).map(b"".join))
+def test_lines_that_are_not_utf8_are_no_rows(data: bytes):
     (sent,) = chunks_of("s", data)
-    want = {(line.line, line.data, line.newline) for line in rows_of([sent])[0]}
-    assert {(row["line"], row["text"].encode(), row["newline"]) for row in python_rows.lines(data)} == want
+    want = {(line.line, line.data.decode(), line.newline) for line in rows_of([sent])[0]}
+    found = rows([chunk(data)], "dc1", tail_rows.LINES, SCHEMA)
+    assert {(row["line"], row["text"], row["newline"]) for row in found} == want
 
 
-@pytest.mark.parametrize(
-    ("parser", "format_"), [(python_rows.LINES, "lines"), (python_rows.CHUNK, "chunk"), (python_rows.ACCESS, "access")]
-)
-def test_the_loader_reads_by_the_same_version(parser: str, format_: str):
-    assert ParserSettings.model_validate({"format": format_}).name == parser
-    assert python_rows.can_read(parser)
-
-
-def test_no_chunk_is_taken_ahead_and_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(python_rows, "_BATCH_BYTES", 3000)
+def test_no_chunk_is_taken_ahead_and_a_portion_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tail_rows, "_BATCH_BYTES", 3000)
     taken = 0
 
     def chunks() -> Iterator[ReceivedChunk]:
@@ -68,21 +82,20 @@ def test_no_chunk_is_taken_ahead_and_a_batch_is_bounded(monkeypatch: pytest.Monk
             taken += 1
             yield chunk(b"x" * 99 + b"\n")
 
-    found = python_rows.batches(chunks(), "dc1", python_rows.LINES, SCHEMA)
+    found = tail_rows.portions(chunks())
     first = next(found)
-    assert 0 < first.num_rows == taken < 12
-    assert first.num_rows + sum(batch.num_rows for batch in found) == 50
+    assert 0 < len(first) == taken < 12
+    assert len(first) + sum(map(len, found)) == 50
 
 
-def test_no_other_parser_and_no_other_version_is_read():
-    assert not any(
-        python_rows.can_read(name)
-        for name in ("lines/2", "access/2", "access/1:3f2a9c01d4e7", "json/1:3f2a9c01d4e7", "lines", "")
-    )
+@pytest.mark.parametrize("name", ["lines/2", "access/1:3f2a9c01d4e7", "json/1", "lines", ""])
+def test_no_other_version_is_read(name: str):
+    with pytest.raises(LedgerBroken, match="which this version does not have"):
+        tail_rows.line_parser(name, "")
 
 
 def test_the_columns_of_a_row():
-    (row,) = rows([chunk(b"x\n")], "dc2", python_rows.LINES, SCHEMA)
+    (row,) = rows([chunk(b"x\n")], "dc2", tail_rows.LINES, SCHEMA)
     recorded = datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
     assert row == {
         "topic": "dc1.a",
@@ -102,12 +115,12 @@ def test_the_columns_of_a_row():
 
 @pytest.mark.parametrize("created_ms", [None, -1, 253_402_300_800_000])
 def test_a_creation_time_out_of_range_is_null(created_ms: int | None):
-    (row,) = rows([chunk(b"x", created_ms)], "dc1", python_rows.LINES, SCHEMA)
+    (row,) = rows([chunk(b"x", created_ms)], "dc1", tail_rows.LINES, SCHEMA)
     assert row["created"] is None
 
 
 def test_a_whole_chunk_is_one_row():
-    (row,) = rows([chunk(b"\xff\n\x00")], "dc1", python_rows.CHUNK, SCHEMA)
+    (row,) = rows([chunk(b"\xff\n\x00")], "dc1", tail_rows.CHUNK, SCHEMA)
     assert (row["data"], row["text"]) == (b"\xff\n\x00", None)
 
 
@@ -115,6 +128,6 @@ def test_lines_that_do_not_fit_an_access_log_are_left_out():
     schema = SCHEMA.append(pa.field("status", pa.int32())).append(pa.field("event_time", pa.timestamp("us", "UTC")))
     schema = schema.append(pa.field("event_date", pa.date32())).append(pa.field("protocol", pa.string()))
     line = b'10.0.0.1 - - [31/Dec/2025:23:30:00 -0100] "GET /" 304 -'
-    (row,) = rows([chunk(b"none\n" + line + b"\r\n")], "dc1", python_rows.ACCESS, schema)
+    (row,) = rows([chunk(b"none\n" + line + b"\r\n")], "dc1", "access/1", schema)
     assert (row["line"], row["text"], row["status"], row["protocol"]) == (1, line.decode() + "\r", 304, None)
     assert (row["event_time"], row["event_date"]) == (datetime(2026, 1, 1, 0, 30, tzinfo=UTC), date(2026, 1, 1))

@@ -1,0 +1,290 @@
+r"""Lines to the texts of a parser's columns, without Spark: access logs, logfmt, regular expressions, delimited fields.
+
+Each format has a slow way, in Python, which is the rule (that of `parsing.formats`), and a fast one in Arrow for lines
+whose form leaves one reading only. Both give the same texts; the fast one leaves the other lines to the slow one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from logferry.loaders.parsing.columns import ACCESS_LINE, MARK, REQUEST, REQUEST_PARTS, named_groups
+from logferry.loaders.query.java_pattern import translate
+
+MARKED: Final = "the line holds the control character U+0001"
+LONGEST: Final = 32_768
+TOO_LONG: Final = f"the line is longer than {LONGEST} characters: too long for a regular expression"
+NO_FIT: Final = "the line does not fit the pattern"
+NOT_LOGFMT: Final = "the line is not logfmt: key=value …"
+FIELDS: Final = "fields"
+
+# The texts of a line's columns; as a string: why it has none.
+Read = Mapping[str, str | None] | str
+
+
+class Texts(NamedTuple):
+    """``rows``: indices of lines. ``column`` gives their texts of a column, in this order.
+
+    ``sure``: columns whose texts have these types, as name and type: nobody need look.
+    """
+
+    rows: np.ndarray
+    column: Callable[[str], pa.Array]
+    sure: frozenset[tuple[str, str]] = frozenset()
+
+
+class Format(Protocol):
+    def fast(self, lines: pa.StringArray) -> list[Texts]:
+        """The lines that have one reading only."""
+        ...
+
+    def slow(self, line: str) -> Read:
+        """Any line that is UTF-8, without the carriage return at its end."""
+        ...
+
+
+def split_lines(fmt: Format, lines: pa.StringArray) -> tuple[list[Texts], dict[int, str]]:
+    """All lines as texts, and why the others are none."""
+    found = [texts for texts in fmt.fast(lines) if len(texts.rows)]
+    left = np.ones(len(lines), dtype=bool)
+    for texts in found:
+        left[texts.rows] = False
+    rest, flaws = np.flatnonzero(left), {}
+    rows: list[int] = []
+    read: list[Mapping[str, str | None]] = []
+    for row, line in zip(rest.tolist(), lines.take(pa.array(rest)).to_pylist(), strict=True):
+        columns = fmt.slow(line)
+        if isinstance(columns, str):
+            flaws[row] = columns
+        else:
+            rows.append(row)
+            read.append(columns)
+    if rows:
+        found.append(Texts(np.array(rows), lambda name: _texts(name, read)))
+    return found, flaws
+
+
+def _texts(name: str, read: Iterable[Mapping[str, str | None]]) -> pa.Array:
+    kind = pa.map_(pa.string(), pa.string()) if name == FIELDS else pa.string()
+    return pa.array([columns[name] for columns in read], kind)
+
+
+def _where(mask: pa.Array) -> np.ndarray:
+    return np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+
+
+def _at(flat: pa.Array, first: int, step: int) -> pa.Array:
+    """Each ``step``-th value."""
+    return flat.take(pa.array(np.arange(first, len(flat), step)))
+
+
+def _has_mark(lines: pa.StringArray) -> bool:
+    data = lines.buffers()[2]
+    return data is not None and bool((np.frombuffer(data, np.uint8) == ord(MARK)).any())
+
+
+# ---- access logs ------------------------------------------------------------------------------------------
+
+_PLAIN, _GROUPS = named_groups(ACCESS_LINE)
+_LINE: Final = re.compile(_PLAIN, re.ASCII | re.DOTALL)
+_REQUEST: Final = re.compile(REQUEST.replace(r"\z", r"\Z").replace(".+?", r"[^\n\r\u0085\u2028\u2029]+?"))
+_SIMPLE_REQUEST: Final = "^[A-Za-z0-9_-]+ [^ \\n\\r\u0085\u2028\u2029]+ [A-Za-z]+/[0-9.]+$"
+# No field but the quoted ones has a space or a quote; these have no backslash: split at quotes, the parts are known.
+_WORD: Final = r'[^ \t\n\x0b\f\r"\[]+'
+_STAMP: Final = r"[0-9]{2}/[A-Za-z]{3}/[0-9]{4}:[0-9]{2}:[0-9]{2}:[0-9]{2} [+-][0-9]{4}"
+_COMMON: Final = rf'^{_WORD} {_WORD} {_WORD} \[{_STAMP}\] "[^"\\]*" (?:[0-9]{{3}}|-) (?:[0-9]{{1,18}}|-)'
+_COMBINED: Final = rf'{_COMMON} "[^"\\]*" "[^"\\]*"$'
+_STAMP_BYTES: Final = len("25/Nov/2026:10:00:00 +0000")
+_QUOTED: Final = {"request": 1, "referer": 3, "user_agent": 5}
+_PREFIX: Final = ("remote_host", "ident", "user")
+_SURE: Final = frozenset((("status", "int"), ("body_bytes", "bigint")))
+
+
+class AccessLines:
+    def fast(self, lines: pa.StringArray) -> list[Texts]:
+        found = []
+        left = np.arange(len(lines))
+        for pattern, parts in ((_COMBINED, 7), (_COMMON + "$", 3)):
+            if len(left):
+                among = lines if len(left) == len(lines) else lines.take(pa.array(left))
+                fits = pc.match_substring_regex(among, pattern)
+                if pc.all(fits).as_py():
+                    found.append(_access_texts(left, among, parts))
+                    break
+                if pc.any(fits).as_py():
+                    found.append(_access_texts(left[_where(fits)], among.filter(fits), parts))
+                    left = left[_where(pc.invert(fits))]
+        return [texts for texts in found if len(texts.rows)]
+
+    def slow(self, line: str) -> Read:
+        if MARK in line:
+            return MARKED
+        match = _LINE.fullmatch(line)
+        if match is None:
+            return NO_FIT
+        found: dict[str, str | None] = {name: match[number] or "" for name, number in _GROUPS.items()}
+        request = _REQUEST.search(match[_GROUPS["request"]])
+        return found | {name: request[n] if request is not None else None for name, n in REQUEST_PARTS.items()}
+
+
+def _access_texts(rows: np.ndarray, lines: pa.StringArray, parts: int) -> Texts:
+    if _has_mark(lines):
+        plain = pc.invert(pc.match_substring(lines, MARK))
+        rows, lines = rows[_where(plain)], lines.filter(plain)
+    flat = pc.list_flatten(pc.split_pattern(lines, '"'))
+    known: dict[str, pa.Array] = {}
+
+    def column(name: str) -> pa.Array:
+        if name in known:
+            return known[name]
+        if name == "time":
+            # Before it: `] ` and the quote.
+            cut = pc.binary_slice(_at(flat, 0, parts).cast(pa.binary()), -2 - _STAMP_BYTES, -2)
+            return cut.cast(pa.string())
+        if name in _QUOTED:
+            return _at(flat, _QUOTED[name], parts) if _QUOTED[name] < parts else pa.array([""] * len(rows))
+        if name in _PREFIX:
+            words = pc.list_flatten(pc.split_pattern(_at(flat, 0, parts), " ", max_splits=3))
+            known.update({each: _at(words, number, 4) for number, each in enumerate(_PREFIX)})
+        elif name in REQUEST_PARTS:
+            known.update(_request_parts(column("request")))
+        else:
+            words = pc.list_flatten(pc.split_pattern(pc.utf8_trim(_at(flat, 2, parts), " "), " "))
+            known.update(status=_at(words, 0, 2), body_bytes=_at(words, 1, 2))
+        return known[name]
+
+    return Texts(rows, column, _SURE)
+
+
+def _request_parts(requests: pa.Array) -> dict[str, pa.Array]:
+    fits = pc.match_substring_regex(requests, _SIMPLE_REQUEST)
+    words = pc.list_flatten(pc.split_pattern(requests.filter(fits), " "))
+    found = {name: _at(words, number - 1, 3) for name, number in REQUEST_PARTS.items()}
+    others = requests.filter(pc.invert(fits))
+    if not len(others):
+        return found
+    order = np.argsort(np.concatenate([_where(fits), _where(pc.invert(fits))]), kind="stable")
+    matches = [_REQUEST.search(text) for text in others.to_pylist()]
+    for name, number in REQUEST_PARTS.items():
+        rest = pa.array([m[number] if m is not None else None for m in matches], pa.string())
+        found[name] = pa.concat_arrays([found[name], rest]).take(pa.array(order))
+    return found
+
+
+# ---- regular expressions ----------------------------------------------------------------------------------
+
+
+class PatternLines:
+    """Raises LoaderConfigError for a pattern that only Java can match."""
+
+    def __init__(self, pattern: str) -> None:
+        self._found = translate(pattern)
+        self._simple = self._found.simple
+        try:
+            pc.extract_regex(pa.array([""]), self._simple or "(?P<x>.)")
+        except pa.ArrowInvalid:  # RE2 knows less
+            self._simple = None
+
+    def fast(self, lines: pa.StringArray) -> list[Texts]:
+        if self._simple is None:
+            return []
+        read = pc.extract_regex(lines, self._simple)
+        # A text of so many bytes has at most as many characters.
+        short = pc.less_equal(pc.binary_length(lines), LONGEST)
+        fits = pc.and_(read.is_valid(), short)
+        if _has_mark(lines):
+            fits = pc.and_(fits, pc.invert(pc.match_substring(lines, MARK)))
+        rows = _where(fits)
+        texts = read.take(pa.array(rows))
+        return [Texts(rows, lambda name: texts.field(name))]
+
+    def slow(self, line: str) -> Read:
+        if len(line) > LONGEST:
+            return TOO_LONG
+        if MARK in line:
+            return MARKED
+        if self._found.ascii_only and not line.isascii():
+            raise UnequalLine(f"the pattern has \\b, of which versions of Java differ in the line {line[:100]!r}")
+        match = self._found.compiled.fullmatch(line)
+        return NO_FIT if match is None else {name: match[name] or "" for name in self._found.groups}
+
+
+class UnequalLine(ValueError):
+    """A line that cannot be parsed as Spark would."""
+
+
+# ---- logfmt -----------------------------------------------------------------------------------------------
+
+_LOGFMT_QUOTED: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_PAIR: Final = rf'[^\s="]++(?:=(?:{_LOGFMT_QUOTED}|[^\s"]*+))?+'
+_PAIRS: Final = re.compile(rf"\s*+(?:{_PAIR}(?:\s++|\Z))++", re.ASCII | re.DOTALL)
+_EACH: Final = re.compile(_PAIR, re.ASCII | re.DOTALL)
+_ESCAPES: Final = (("\\\\", MARK), ('\\"', '"'), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), (MARK, "\\"))
+
+
+class LogfmtLines:
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def fast(self, _: pa.StringArray) -> list[Texts]:
+        return []
+
+    def slow(self, line: str) -> Read:
+        if MARK in line:
+            return MARKED
+        if _PAIRS.fullmatch(line) is None:
+            return NOT_LOGFMT
+        pairs = dict(map(_entry, _EACH.findall(line)))
+        found: dict[str, object] = {name: pairs.pop(name, None) for name in self._names}
+        found[FIELDS] = list(pairs.items())
+        return found  # type: ignore[return-value]
+
+
+def _entry(pair: str) -> tuple[str, str]:
+    key, _, value = pair.partition("=")
+    if value.startswith('"'):
+        value = value[1:-1]
+        if "\\" in value:
+            for escaped, meant in _ESCAPES:
+                value = value.replace(escaped, meant)
+    return key, value
+
+
+# ---- delimited fields -------------------------------------------------------------------------------------
+
+
+class DelimitedLines:
+    def __init__(self, names: Sequence[str], separator: str, *, quoted: bool) -> None:
+        self._names, self._separator = names, separator
+        self._wrong = f"the line does not have {len(names)} fields"
+        quote = re.escape(separator)
+        token = rf'("[^"]*+(?:""[^"]*+)*+"|[^"{quote}]*+){quote}'
+        self._quoted = quoted
+        self._whole, self._token = (re.compile(text, re.DOTALL) for text in (rf"(?:{token})++", token))
+
+    def fast(self, lines: pa.StringArray) -> list[Texts]:
+        parts = pc.split_pattern(lines, self._separator)
+        fits = pc.equal(pc.list_value_length(parts), len(self._names))
+        if self._quoted:
+            fits = pc.and_(fits, pc.invert(pc.match_substring(lines, '"')))
+        flat, count = pc.list_flatten(parts.filter(fits)), len(self._names)
+        return [Texts(_where(fits), lambda name: _at(flat, self._names.index(name), count))]
+
+    def slow(self, line: str) -> Read:
+        if self._quoted:
+            ended = line + self._separator
+            if self._whole.fullmatch(ended) is None:
+                return self._wrong
+            fields = [_unquoted(field) for field in self._token.findall(ended)]
+        else:
+            fields = line.split(self._separator)
+        return dict(zip(self._names, fields, strict=True)) if len(fields) == len(self._names) else self._wrong
+
+
+def _unquoted(field: str) -> str:
+    return field[1:-1].replace('""', '"') if field.startswith('"') else field

@@ -1,0 +1,133 @@
+"""Lines parsed without Spark against those that Spark parses: every column of every row, and every line left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from logferry.gateway.contract.chunk import record_headers
+from logferry.loaders.batches.execute import Loader
+from logferry.loaders.config import TableJob
+from logferry.loaders.location import Location
+from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.query.parsed_lines import parse_lines
+from logferry.loaders.runs.table_run import load_table
+from logferry.ops.cli import main
+from logferry.ops.stack.kafka_cluster import KafkaCluster
+from pyspark.sql import SparkSession
+
+from tests.integration.loader.test_load_formats import odd_access_lines
+from tests.support.awkward_lines import EVERY, settings_and_lines
+from tests.support.loader import CREATED_MS, Topic, chunks_of, quarantine
+from tests.support.table_rows import Parser
+
+pytestmark = pytest.mark.spark
+
+CASES = {**settings_and_lines(), "access": ({"format": "access"}, [*EVERY, *odd_access_lines(3000)])}
+
+
+def by_spark(spark: SparkSession, folder: Path, settings: ParserSettings, lines: list[bytes]) -> list[Any]:
+    """For each line its columns, or the reason for which it is quarantined."""
+    (sent,) = chunks_of("web1", b"".join(line + b"\n" for line in lines))
+    rows, bad = Parser(spark, folder).parsed([(b"web1", sent.chunk.data, record_headers(sent.chunk))], settings)
+    names = [
+        *settings.kinds,
+        *(["fields"] if settings.format == "logfmt" else []),
+        *(["event_time"] if settings.time else []),
+    ]
+    found: dict[int, Any] = {row["line"]: {name: row[name] for name in names} for row in rows}
+    found |= {row["line"]: row["reason"] for row in bad}
+    assert len(found) == len(rows) + len(bad) == len(lines)
+    return [found[number] for number in range(len(lines))]
+
+
+def without_spark(settings: ParserSettings, lines: list[bytes]) -> list[Any]:
+    made = pa.array([CREATED_MS * 1000] * len(lines), pa.int64())
+    table, reasons = parse_lines(pa.array(lines, pa.binary()), settings, made)
+    rows = table.to_pylist(maps_as_pydicts="strict") or [{}] * len(lines)
+    return [row if reason is None else reason for row, reason in zip(rows, reasons.to_pylist(), strict=True)]
+
+
+def same(one: Any, other: Any) -> bool:
+    """NaN is equal to itself; a negative zero is not zero."""
+    if isinstance(one, float) and isinstance(other, float):
+        return (math.isnan(one) and math.isnan(other)) or (
+            one == other and math.copysign(1, one) == math.copysign(1, other)
+        )
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_those_that_spark_makes(spark: SparkSession, tmp_path: Path, case: str):
+    raw, lines = CASES[case]
+    settings = ParserSettings.model_validate(raw)
+    lines = [line for line in dict.fromkeys(lines) if b"\n" not in line]
+    want, have = by_spark(spark, tmp_path, settings, lines), without_spark(settings, lines)
+    different = [(line[:120], w, h) for line, w, h in zip(lines, want, have, strict=True) if not same(w, h)]
+    if settings.format == "json":  # which of the two reasons is the Variant reader's word
+        different = [one for one in different if not (isinstance(one[1], str) and isinstance(one[2], str))]
+    assert not different, f"{len(different)} of {len(lines)}: " + "\n".join(map(repr, different[:12]))
+    assert sum(isinstance(row, dict) for row in want) >= 3
+
+
+FORMATS = ("lines", "chunk", "access", "json", "logfmt", "regex", "delimited")
+
+
+async def test_a_tail_has_the_rows_that_the_loader_then_loads(
+    loader: Callable[..., Loader],
+    kafka: KafkaCluster,
+    topic_name: str,
+    warehouse: Location,
+    capfd: pytest.CaptureFixture[str],
+):
+    """All columns, in each format, over Kafka; lines of the quarantine, one chunk by two data centres, a split line."""
+
+    def rows_of(path: Location, *options: str) -> list[dict[str, Any]]:
+        sql = "SELECT * FROM logs ORDER BY topic, source_id, seqno" + (", line" if "chunk" not in str(path) else "")
+        status = main.main(["query", sql, "--table", str(path), "--format", "json", *options])
+        output, said = capfd.readouterr()
+        assert status == 0, said
+        found: list[dict[str, Any]] = json.loads(output)
+        return found
+
+    jobs = {}
+    for name in FORMATS:
+        raw, lines = next(case for case in CASES.values() if case[0]["format"] == name)
+        if name == "chunk":
+            continue
+        jobs[name] = (raw, lines[:400])
+    jobs["chunk"] = ({"format": "chunk"}, EVERY)
+    for name, (raw, lines) in jobs.items():
+        one, two = (Topic(kafka.bootstrap, f"{dc}.{topic_name}-{name}") for dc in ("dc1", "dc2"))
+        await one.create()
+        await two.create()
+        job = TableJob(
+            path=warehouse / name, topics=[f"*.{topic_name}-{name}"], parser=raw, partition_by=["recorded_date"]
+        )
+        good = next((line for line in lines if line.isascii() and line.strip()), b"x")
+        await one.write(chunks_of("s", good + b"\n"))
+        list(load_table(loader(), job))
+        parts = [line + b"\n" for line in lines[:200]] + [
+            b"".join(line + b"\n" for line in lines),
+            b"a split",
+            b" line\n",
+            b"",
+        ]
+        await one.write(chunks_of("s", *parts, start=len(good) + 1))
+        await two.write(chunks_of("s", good + b"\n", *parts[:50], good))
+        before = await asyncio.to_thread(rows_of, job.path, "--bootstrap", kafka.bootstrap)
+        list(load_table(loader(), job))
+        after = await asyncio.to_thread(rows_of, job.path, "--no-tail")
+        assert len(after) > 50, name
+        assert before == after, name
+        if name != "chunk":
+            have = {(row["source_id"], row["seqno"], row["line"]) for row in before}
+            assert not have & {(row["source_id"], row["seqno"], row["line"]) for row in quarantine(job.path)}
