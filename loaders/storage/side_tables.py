@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from deltalake import Schema, write_deltalake
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, Overtaken
@@ -38,8 +39,8 @@ from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, Segment, SegmentRules, WatermarkCheck, add_rows
 from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, add_facts, merged, utc_text
-from logferry.loaders.storage.commit import commit_rows
-from logferry.loaders.storage.files import dataset, open_table, read_text, storage_errors, write_text
+from logferry.loaders.storage.commit import DataFiles, commit_rows
+from logferry.loaders.storage.files import dataset, file_system, open_table, read_text, storage_errors, write_text
 from logferry.loaders.storage.ledger import (
     add_columns,
     arrow_schema,
@@ -251,15 +252,16 @@ def segment_length(path: Location) -> int | None:
 
 def read_segments(path: Location, last: int) -> Segments:
     """The newest row of each segment up to this batch. Raises StorageUnavailable."""
-    rows = sorted(_all_segments(path), key=lambda one: (one.start, one.batch))
+    rows = sorted(kept_state(path, _no_segments, _add_segments), key=lambda one: (one.start, one.batch))
     return {segment.start: segment for segment in rows if segment.batch <= last}
 
 
-def _all_segments(path: Location) -> list[Segment]:
-    def add(found: list[Segment], rows: pa.Table) -> None:
-        found.extend(Segment(**row) for row in rows.to_pylist())
+def _no_segments() -> list[Segment]:
+    return []
 
-    return kept_state(path, list[Segment], add)
+
+def _add_segments(found: list[Segment], rows: pa.Table) -> None:
+    found.extend(Segment(**row) for row in rows.to_pylist())
 
 
 def put_segments(path: Location, batch: int, run: str, changed: Iterable[Segment]) -> None:
@@ -293,6 +295,33 @@ def rows_by_segment(stored: Any, selected: Any, rules: SegmentRules) -> dict[dat
     for rows in scanner.to_batches():
         added = _merged(added, _added(pa.Table.from_batches([rows]), rules))
     return added
+
+
+def added_by(written: DataFiles, rules: SegmentRules) -> tuple[dict[datetime, AddedRows], dict[SourceKey, datetime]]:
+    """The rows that files add to each segment, and the newest event of each source. Raises StorageUnavailable."""
+    added: dict[datetime, AddedRows] = {}
+    newest: dict[SourceKey, datetime] = {}
+    columns = ["topic", "source_id", "event_time", "text"]
+    store = file_system(written.table)
+    for name in written.names:
+        with storage_errors(f"{written.table}/{name} cannot be read"):
+            file = pq.ParquetFile(name, filesystem=store)
+            have = [column for column in columns if column in file.schema_arrow.names]
+            if "event_time" not in have:
+                # The batch was planned for a parser without event time.
+                continue
+            for batch in file.iter_batches(columns=have):
+                rows = pa.Table.from_batches([batch])
+                added = _merged(added, _added(rows, rules))
+                each = rows.group_by(["source_id"] + ["topic"] * ("topic" in have)).aggregate([("event_time", "max")])
+                for row in each.to_pylist():
+                    if row["event_time_max"] is None:
+                        continue
+                    # Partitioned by topic: the topic is in the file's name.
+                    topic = row.get("topic") or name.split("/topic=")[1].split("/")[0]
+                    key = SourceKey(topic, row["source_id"])
+                    newest[key] = max(newest.get(key, row["event_time_max"]), row["event_time_max"])
+    return added, newest
 
 
 def _added(rows: Any, rules: SegmentRules) -> dict[datetime, AddedRows]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -22,20 +23,12 @@ from logferry.loaders.storage.files import file_system, open_table, read_text, s
 T = TypeVar("T")
 
 
-class _Stamp(NamedTuple):
-    """Of a commit's file: the same version of a table that was recreated in the same place has another one."""
-
-    version: int
-    size: int
-    modified_ns: int
-
-
 class _Held(threading.local):
-    """Of a thread. ``tables``: with the stamp of the newest commit then, by address and options. ``states``: as kept
+    """Of a thread. ``tables``: with the stamp of each one's newest commit, by address and options. ``states``: as kept
     by `kept_state`, with the files that they are made of."""
 
     def __init__(self) -> None:
-        self.tables: dict[str, tuple[DeltaTable, _Stamp]] = {}
+        self.tables: dict[str, tuple[DeltaTable, tuple[int, int]]] = {}
         self.states: dict[str, tuple[set[str], Any]] = {}
 
 
@@ -52,29 +45,25 @@ def newest_table(place: Location | Path) -> DeltaTable | None:
     name = f"{at.uri} {sorted((at.options or {}).items())}"
     held, stamp = _HELD.tables.pop(name, (None, None))
     with storage_errors(f"{at} cannot be read"):
-        if held is not None and stamp is not None and _stamp(at, stamp.version) == stamp and _follows(at, held):
-            held.update_incremental()
-            stamp = stamp if held.version() == stamp.version else None
-        else:
+        if held is None or stamp is None or _stamp(at, held.version()) != stamp:
             held, stamp = open_table(at), None
+        else:
+            version = held.version()
+            held.update_incremental()
+            stamp = stamp if held.version() == version else None
         if held is not None and (stamp := stamp or _stamp(at, held.version())):
             _HELD.tables[name] = held, stamp
     return held
 
 
-def _stamp(at: Location, version: int) -> _Stamp | None:
-    file = file_system(at).get_file_info(f"_delta_log/{version:020}.json")
-    return _Stamp(version, file.size, file.mtime_ns) if file.is_file else None
-
-
-def _follows(at: Location, table: DeltaTable) -> bool:
-    """Whether later versions follow from the table's: where the log was cleaned up, its own commit may be one in the
-    past, before the last checkpoint."""
-    try:
-        newest = json.loads(read_text(at / "_delta_log/_last_checkpoint"))["version"]
-    except FileNotFoundError:
-        return True
-    return bool(newest <= table.version())
+def _stamp(at: Location, version: int) -> tuple[int, int] | None:
+    """Size and time of the commit: a table that was recreated in the same place has another one. None: later versions
+    may not follow from it, because it is missing, or older than the last checkpoint: it may be one in the past."""
+    commit = file_system(at).get_file_info(f"_delta_log/{version:020}.json")
+    with suppress(FileNotFoundError):
+        if int(json.loads(read_text(at / "_delta_log/_last_checkpoint"))["version"]) > version:
+            return None
+    return (commit.size, commit.mtime_ns) if commit.is_file else None
 
 
 def kept_state(path: Location, empty: Callable[[], T], add: Callable[[T, pa.Table], None]) -> T:
