@@ -35,6 +35,7 @@ from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.planning.ledger_entry import (
     DROP,
     DUPLICATE_WINDOW_DAYS,
+    LEDGER_BATCHES,
     LOAD,
     MOVE,
     RELOAD,
@@ -90,6 +91,7 @@ class Loader:
 
     ``duplicate_window``: copies of a chunk from two data centres are recognised if recorded within this time.
     ``mirror_offsets``: of the mirror that writes here; without it, the ledger has no original offsets of its topics.
+    ``ledger_batches``: how many entries of a ledger are kept singly.
     """
 
     spark: SparkSession
@@ -101,6 +103,7 @@ class Loader:
     mirror_offsets: MirrorOffsets | None = None
     clock: GatewayClock = field(default_factory=GatewayClock)
     other_kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
+    ledger_batches: int = LEDGER_BATCHES
 
     def origin(self, topics: Sequence[str]) -> JobOrigin:
         """The origin of a job with these patterns, for the ledger."""

@@ -38,20 +38,20 @@ _BOUND_S: Final = 3600.0
 def _filled(topic: str, chunk_bytes: int, count: int) -> Iterator[tuple[Path, str]]:
     """A folder, and the address of a Kafka whose topic has ``count`` chunks."""
     with temporary_kafka("dc1", heap="512m") as (cluster, folder):
-        asyncio.run(_fill(cluster.bootstrap, topic, chunks(64, chunk_bytes), count))
+        asyncio.run(create_topics(cluster.bootstrap, [topic], _PARTITIONS))
+        asyncio.run(_fill(cluster.bootstrap, topic, chunks(64, chunk_bytes), count, _PARTITIONS))
         yield folder, cluster.bootstrap
 
 
-async def _fill(bootstrap: str, topic: str, payloads: Sequence[bytes], count: int) -> None:
+async def _fill(bootstrap: str, topic: str, payloads: Sequence[bytes], count: int, partitions: int) -> None:
     """Writes ``count`` chunks in transactions, as a gateway does."""
-    await create_topics(bootstrap, [topic], _PARTITIONS)
-    seqnos = [0] * _PARTITIONS
+    seqnos = [0] * partitions
     options = {"transactional_id": "bench", "compression_type": "zstd", "max_batch_size": 1 << 20}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, **options) as producer:
         for first in range(0, count, _TRANSACTION):
             async with producer.transaction():
                 for number in range(first, min(count, first + _TRANSACTION)):
-                    place, data = number % _PARTITIONS, payloads[number % len(payloads)]
+                    place, data = number % partitions, payloads[number % len(payloads)]
                     before, seqnos[place] = seqnos[place], seqnos[place] + len(data)
                     headers = record_headers(Chunk(seqnos[place], before, 1_764_000_000_000, {"host": "web1"}, data))
                     key = f"web{place}:/var/log/access.log".encode()
