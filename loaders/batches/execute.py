@@ -61,7 +61,7 @@ from logferry.loaders.storage.retention import drop_rows
 from logferry.loaders.storage.side_tables import (
     add_sources,
     added_by,
-    known_before,
+    complete_sources,
     left_out_rows,
     put_segments,
     segment_length,
@@ -320,7 +320,7 @@ def _commit(
         put_segments(paths.segments, entry.batch, loader.run, changed.values())
     if length is not None or shared_topics(r.topic for r in entry.ranges):
         # Without the sources of earlier batches, this batch's part would pass for all of them.
-        known_before(paths, entry.batch, loader.run)
+        complete_sources(paths, entry.batch, loader.run)
         add_sources(paths.sources, entry.batch, loader.run, facts)
     if found and found.left_out:
         commit_rows(left_out_rows(found.left_out), paths.left_out, entry.batch, loader.run)

@@ -102,7 +102,7 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
             if done.records:
                 sizes.saw(sum(r.size for r in entry.reads), done.bytes)
             yield done
-            _tidy(paths, entry.batch, loader.ledger_batches)
+            tidy(paths, entry.batch, loader.ledger_batches)
             state = table_state(loader, paths)
 
 
@@ -131,7 +131,7 @@ def _checked(
     return None
 
 
-def _tidy(paths: TablePaths, batch: int, keep: int) -> None:
+def tidy(paths: TablePaths, batch: int, keep: int) -> None:
     """Keeps the side tables of a batch small. Where that fails, a later batch makes up for it."""
     if batch % MERGE_EVERY == 0:
         with suppress(Transient):

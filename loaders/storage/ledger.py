@@ -20,18 +20,20 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.files import dataset, file_system, open_table, storage_errors
-from logferry.loaders.storage.snapshots import newest_table
+from logferry.loaders.storage.small_files import written_rows
+from logferry.loaders.storage.snapshots import newest_table, read_commit
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
 _TRIES: Final = 10
+_NEW_COMMITS: Final = 4
 
 _TYPES: Final = {
     "int": pa.int32(),
@@ -188,10 +190,41 @@ def read_arrow(path: Location, filters: Any = None, columns: list[str] | None = 
         return table.to_pyarrow_table(filters=filters, columns=columns, filesystem=file_system(path))
 
 
+# By address: id and version of the table, and the last batch of that version, which never changes.
+_BATCHES: Final[dict[str, tuple[str, int, int]]] = {}
+
+
 def last_batch(table: DeltaTable | None) -> int:
-    """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none."""
-    version = table.transaction_version(APP) if table is not None else None
-    return -1 if version is None else version
+    """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none.
+
+    delta-rs reads every commit since the last checkpoint for it. Of a version that follows a known one, only the
+    commits in between are read. Raises StorageUnavailable.
+    """
+    if table is None:
+        return -1
+    uri, name, version = table.table_uri, str(table.metadata().id), int(table.version())
+    known = _BATCHES.get(uri)
+    with storage_errors(f"{uri} cannot be read"):
+        if known is None or known[0] != name or not known[1] <= version <= known[1] + _NEW_COMMITS:
+            batch = table.transaction_version(APP)
+        else:
+            batch = _batch_after(uri, known, version)
+            batch = table.transaction_version(APP) if batch is None else batch
+    found = -1 if batch is None else int(batch)
+    _BATCHES[uri] = name, version, found
+    return found
+
+
+def _batch_after(uri: str, known: tuple[str, int, int], version: int) -> int | None:
+    """The last batch of a version soon after the known one; None: not to be found out so."""
+    batch = known[2]
+    for number in range(known[1] + 1, version + 1):
+        try:
+            actions = map(json.loads, read_commit(uri, number).splitlines())
+            batch = next((a["txn"]["version"] for a in actions if a.get("txn", {}).get("appId") == APP), batch)
+        except FileNotFoundError:
+            return None
+    return batch
 
 
 def table_at(path: Location, batch: int) -> DeltaTable:
@@ -267,7 +300,10 @@ class Ledger:
             )
             with storage_errors(f"{self.path}: the entry of batch {entry.batch} cannot be written"):
                 try:
-                    write_deltalake(table, _rows(entry), mode="append", commit_properties=properties)
+                    adds = written_rows(self.path, _rows(entry))
+                    table.create_write_transaction(
+                        adds, "append", table.schema(), partition_by=[], commit_properties=properties
+                    )
                 except (DeltaError, OSError):
                     # Where another loader was faster, its entry is the batch's. Where the store's answer was lost, the
                     # entry is ours.

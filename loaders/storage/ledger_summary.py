@@ -15,9 +15,7 @@ fails, and a later batch makes up for it. A loader that was frozen in here canno
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -26,15 +24,15 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from deltalake import CommitProperties
 from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import RemoveAction
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, MOVE
 from logferry.loaders.storage.commit import HOOKS
-from logferry.loaders.storage.files import create_file, file_system, storage_errors
+from logferry.loaders.storage.files import file_system, storage_errors
 from logferry.loaders.storage.ledger import HEAD, LEDGER_SCHEMA, last_batch, pinned_table, with_all_columns
+from logferry.loaders.storage.small_files import written_rows
 from logferry.loaders.storage.snapshots import newest_table
 
 # Entries are merged every so many batches.
@@ -59,8 +57,9 @@ def merge_entries(path: Location, keep: int) -> int:
         names = [unquote(file["path"]) for file in files]
         rows = ds.dataset(names, schema=schema, format="parquet", filesystem=store).to_table()
         now = int(time.time() * 1000)
-        adds = [_written(path, part, now) for part in _settled_and_open(merged_rows(with_all_columns(rows)))]
+        parts = _settled_and_open(merged_rows(with_all_columns(rows)))
         # Nothing is added or removed for a reader of the ledger, so the table may stay append-only.
+        adds = [add for part in parts for add in written_rows(path, part, changes_data=False)]
         removes = [RemoveAction(file["path"], False, now, file["size_bytes"], {}) for file in files]
         with suppress(CommitFailedError):
             table.create_write_transaction(
@@ -159,19 +158,3 @@ def _settled_and_open(rows: pa.Table) -> list[pa.Table]:
         return [rows]
     is_open = pc.greater_equal(rows["batch"], batches[-2])
     return [rows.filter(pc.invert(is_open)), rows.filter(is_open)]
-
-
-def _written(path: Location, rows: pa.Table, now_ms: int) -> AddAction:
-    name = f"merged-{uuid.uuid4().hex}.parquet"
-    with create_file(path, name) as stream:
-        pq.write_table(rows, stream, compression="zstd")
-    bounds = {name: pc.min_max(rows[name]).as_py() for name in ("batch", "first")}
-    known = {name: bound for name, bound in bounds.items() if bound["min"] is not None}
-    stats = {
-        "numRecords": rows.num_rows,
-        "minValues": {name: bound["min"] for name, bound in known.items()},
-        "maxValues": {name: bound["max"] for name, bound in known.items()},
-        "nullCount": {name: rows[name].null_count for name in bounds},
-    }
-    size = file_system(path).get_file_info(name).size
-    return AddAction(name, size, {}, now_ms, False, json.dumps(stats))

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,11 +119,9 @@ def _measure(loader: Loader, path: Path, topics: Sequence[str], inflate: Callabl
     prepared = time.monotonic() - began
     once = [_in_thread(lambda: _load(loader, job, 1))[0] for _ in range(_RUNS)]
     follow = _in_thread(lambda: _load(loader, job, _BATCHES))[2:]
-    return {
-        "once_s": round(statistics.median(once), 3),
-        "follow_s": round(statistics.median(follow), 3),
-        "prepared_seconds": round(prepared, 1),
-    }
+    took = {"once_s": round(statistics.median(once), 3), "follow_s": round(statistics.median(follow), 3)}
+    print(f"{path.name}: prepared in {prepared:.0f} s, {took}", file=sys.stderr, flush=True)
+    return took
 
 
 def _load(loader: Loader, job: TableJob, batches: int) -> list[float]:

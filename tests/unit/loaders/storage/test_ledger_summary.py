@@ -113,7 +113,9 @@ def test_a_topic_that_was_recreated_is_not_merged(ledger: Ledger):
 def test_the_originals_of_positions_stay(ledger: Ledger):
     def copy(batch: int, end: int, original: int | None) -> LedgerEntry:
         known = () if original is None else (OriginOffset("dc2.a", 0, "theirs", original),)
-        return new_entry(batch, "dc1", "lines/1", "run", [Range("dc2.a", 0, "id", max(0, end - 1), end)], originals=known)
+        return new_entry(
+            batch, "dc1", "lines/1", "run", [Range("dc2.a", 0, "id", max(0, end - 1), end)], originals=known
+        )
 
     rest = Range("dc2.a", 0, "id", 3, 3)
     quiet = new_entry(3, "dc1", "lines/1", "run", [rest])
