@@ -193,7 +193,7 @@ def commit_files(
 
 def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
     """Appends a few rows, or replaces all by them, without Spark; once per batch. Raises StorageUnavailable."""
-    adds: list[AddAction] = []
+    adds: list[AddAction | RemoveAction] = []
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
         if not adds:

@@ -89,7 +89,8 @@ def _old_files(table: Any, upto: int) -> list[dict[str, Any]]:
     have = [name for name in ("path", "size_bytes", "max.batch", "max.first") if name in actions.column_names]
     if "max.batch" not in have:
         return []
-    files = actions.select(have).filter(pc.less_equal(actions["max.batch"], upto)).sort_by("max.batch").to_pylist()
+    old = actions.select(have).filter(pc.less_equal(actions["max.batch"], upto)).sort_by("max.batch")
+    files: list[dict[str, Any]] = old.to_pylist()
     merged = [number for number, file in enumerate(files) if file.get("max.first") is not None]
     return files[merged[-1] if merged else 0 :][:_AT_ONCE]
 
@@ -109,20 +110,20 @@ def _eras(heads: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The entries in groups, each of which becomes one entry."""
     eras: list[list[dict[str, Any]]] = []
     for before, head, after in zip([None, *heads], heads, [*heads[1:], None], strict=False):
-        follows = before is not None and before["batch"] + 1 == _first(head)
-        if follows and _is_load(before, head) and _is_load(head, after) and _same(before, head):
+        if before is not None and _follows(before, head) and _is_load(head, after):
             eras[-1].append(head)
         else:
             eras.append([head])
     return eras
 
 
+def _follows(before: dict[str, Any], head: dict[str, Any]) -> bool:
+    is_next = before["batch"] + 1 == _first(head) and all(before[name] == head[name] for name in _SAME)
+    return is_next and _is_load(before, head)
+
+
 def _is_load(head: dict[str, Any], after: dict[str, Any] | None) -> bool:
     return (head["kind"] or LOAD) == LOAD and after is not None and after["kind"] != MOVE
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(one[name] == other[name] for name in _SAME)
 
 
 def _first(head: dict[str, Any]) -> int:

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.location import Location
 from logferry.loaders.storage.files import create_file
 
 
-def written_rows(folder: Location, rows: pa.Table, *, changes_data: bool = True) -> list[AddAction]:
+def written_rows(folder: Location, rows: pa.Table, *, changes_data: bool = True) -> list[AddAction | RemoveAction]:
     """The action that adds the rows; none where there are none. Raises OSError, ArrowException, DeltaError.
 
     ``changes_data``: False where the table holds the same before and after.

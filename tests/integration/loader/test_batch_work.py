@@ -21,6 +21,7 @@ from typing import Any, Final
 import pytest
 from deltalake.transaction import AddAction
 from logferry.loaders.batches.execute import BatchDone, Loader
+from logferry.loaders.batches.records import source
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
@@ -180,3 +181,20 @@ async def test_kafka_is_asked_once_for_all_partitions(
     narrow, wide = await load(2), await load(200)
     assert all(abs(b["calls"] - a["calls"]) < 40 for a, b in zip(narrow, wide, strict=True)), (narrow, wide)
     assert [batch["opened"] for batch in (*narrow[1:], *wide[1:])] == [0] * 6
+
+
+async def test_one_partition_is_read_in_parts(loader: Callable[..., Loader], topic: Topic):
+    """On all cores, and each record once."""
+    await topic.create(1)
+    await topic.write(chunks_of("web1", *([b"a line\n"] * 150)))
+    one = loader()
+    (view,) = one.kafka.views([topic.name]).values()
+    read = Range(topic.name, 0, view.topic_id, 0, view.partitions[0].stable)
+
+    def found() -> tuple[int, list[int]]:
+        frame = source(one.spark, one.kafka.options(), [read])
+        return frame.rdd.getNumPartitions(), [row["offset"] for row in frame.select("offset").collect()]
+
+    parts, offsets = await asyncio.to_thread(found)
+    assert parts == 2 * one.spark.sparkContext.defaultParallelism
+    assert sorted(offsets) == list(range(150))
