@@ -15,7 +15,7 @@ from logferry.gateway.contract.names import check_url
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.location import Location, S3Access
 from logferry.loaders.parsing.settings import ParserSettings
-from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, TablePaths
+from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, LEDGER_BATCHES, TablePaths
 from logferry.loaders.planning.segment_states import SegmentRules
 from pydantic import (
     AfterValidator,
@@ -197,6 +197,8 @@ class Config(Strict):
     """Seconds between two loads of a table with --follow."""
     duplicate_window_days: Annotated[int, Field(ge=1, le=3650)] = DUPLICATE_WINDOW_DAYS
     """A chunk that arrived by two data centres is loaded once if both copies were recorded within this many days."""
+    ledger_batches: Annotated[int, Field(ge=16, le=1_000_000)] = LEDGER_BATCHES
+    """Number of the newest batches of a table whose offsets are kept singly; those of older loads are summed up."""
     prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "logferry"
     """Prefix of the mirror's internal topics."""
     kafka: KafkaSettings

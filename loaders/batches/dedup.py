@@ -74,7 +74,7 @@ def without_copies(paths: TablePaths, entry: LedgerEntry, records: DataFrame, wi
     ``within``: the longest time between the recording of both copies.
     """
     facts = batch_facts(records)
-    known = known_before(paths, entry.batch, entry.run)
+    known = known_before(paths, entry.batch, entry.run, {key.source_id for key in facts})
     suspects = possible_copies(known, facts, shared_topics(r.topic for r in entry.ranges))
     if not suspects and not entry.reload:
         return Deduplicated(records, facts, ())

@@ -35,6 +35,7 @@ from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.planning.ledger_entry import (
     DROP,
     DUPLICATE_WINDOW_DAYS,
+    LEDGER_BATCHES,
     LOAD,
     MOVE,
     RELOAD,
@@ -60,7 +61,7 @@ from logferry.loaders.storage.retention import drop_rows
 from logferry.loaders.storage.side_tables import (
     add_sources,
     added_by,
-    known_before,
+    complete_sources,
     left_out_rows,
     put_segments,
     segment_length,
@@ -90,6 +91,7 @@ class Loader:
 
     ``duplicate_window``: copies of a chunk from two data centres are recognised if recorded within this time.
     ``mirror_offsets``: of the mirror that writes here; without it, the ledger has no original offsets of its topics.
+    ``ledger_batches``: how many entries of a ledger are kept singly.
     """
 
     spark: SparkSession
@@ -101,6 +103,7 @@ class Loader:
     mirror_offsets: MirrorOffsets | None = None
     clock: GatewayClock = field(default_factory=GatewayClock)
     other_kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
+    ledger_batches: int = LEDGER_BATCHES
 
     def origin(self, topics: Sequence[str]) -> JobOrigin:
         """The origin of a job with these patterns, for the ledger."""
@@ -317,7 +320,7 @@ def _commit(
         put_segments(paths.segments, entry.batch, loader.run, changed.values())
     if length is not None or shared_topics(r.topic for r in entry.ranges):
         # Without the sources of earlier batches, this batch's part would pass for all of them.
-        known_before(paths, entry.batch, loader.run)
+        complete_sources(paths, entry.batch, loader.run)
         add_sources(paths.sources, entry.batch, loader.run, facts)
     if found and found.left_out:
         commit_rows(left_out_rows(found.left_out), paths.left_out, entry.batch, loader.run)

@@ -41,6 +41,11 @@ OPTIONS: Final = {
 }
 
 
+_PARTS_A_CORE: Final = 2
+# Each part has a consumer of its own, which fetches more than it needs.
+_FEWEST_OFFSETS: Final = 32
+
+
 class Counts(NamedTuple):
     """The counts of a batch. ``flawed``: records that no gateway wrote."""
 
@@ -82,12 +87,21 @@ def kept_on_disk(batch: BatchRecords, ranges: Sequence[Range]) -> BatchRecords:
 def source(spark: SparkSession, kafka: Mapping[str, str], ranges: Sequence[Range]) -> DataFrame:
     """The committed records of exactly these ranges; reading them fails where some are gone."""
     connection = {f"kafka.{name}": value for name, value in kafka.items()}
+    at_once = {"maxRecordsPerPartition": str(offsets_at_once(ranges, spark.sparkContext.defaultParallelism))}
     frames = [
-        spark.read.format("kafka").options(**OPTIONS, **connection, **range_options(chosen)).load()
+        spark.read.format("kafka").options(**OPTIONS, **connection, **at_once, **range_options(chosen)).load()
         # Spark takes one range per partition; of two it silently drops the first.
         for chosen in one_a_partition(ranges)
     ]
     return reduce(DataFrame.unionAll, frames)
+
+
+def offsets_at_once(ranges: Sequence[Range], cores: int) -> int:
+    """The offsets of a part of the read: longer ranges are split, so that few or unequal partitions use all cores.
+
+    Files are as many as cores, and each takes the same number of parts: two at least, of about the same size.
+    """
+    return max(_FEWEST_OFFSETS, -(-sum(r.size for r in ranges) // (_PARTS_A_CORE * cores)))
 
 
 def range_options(ranges: Sequence[Range]) -> dict[str, str]:

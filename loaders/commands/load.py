@@ -139,7 +139,7 @@ def open_tables(settings: Config, jars: str | None, reporter: Reporter) -> Itera
         offsets = stack.enter_context(closing(MirrorOffsets(settings.kafka, settings.prefix, settings.dc)))
         window = timedelta(days=settings.duplicate_window_days)
         here = (spark, kafka, settings.dc, uuid.uuid4().hex, window, settings.gateways, offsets)
-        loader = Loader(*here, other_kafka=settings.other_kafka)
+        loader = Loader(*here, other_kafka=settings.other_kafka, ledger_batches=settings.ledger_batches)
         yield TableRunner(loader, settings, reporter, threading.Event())
 
 

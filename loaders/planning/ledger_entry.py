@@ -19,6 +19,8 @@ DROP: Final = "drop"
 
 # Default of the setting `duplicate_window_days`.
 DUPLICATE_WINDOW_DAYS: Final = 14
+# Default of the setting `ledger_batches`.
+LEDGER_BATCHES: Final = 1000
 
 
 class JobOrigin(NamedTuple):
@@ -60,6 +62,7 @@ class LedgerEntry(NamedTuple):
     reads the ranges of ``reload`` again and replaces their rows; ``drop`` removes the rows from before ``cutoff``.
     ``settings``: the parser's, so that a planned batch is finished as planned. ``origin``: the job's Kafka and topics;
     None in entries of older loaders. ``originals``: where the ranges of other data centres' topics end there, if known.
+    ``first``: of an entry that sums up several loads, the first of its batches; ``batch`` is the last.
     """
 
     batch: int
@@ -74,6 +77,11 @@ class LedgerEntry(NamedTuple):
     originals: tuple[OriginOffset, ...] = ()
     reload: tuple[Range, ...] = ()
     cutoff: datetime | None = None
+    first: int | None = None
+
+    @property
+    def batches(self) -> range:
+        return range(self.batch if self.first is None else self.first, self.batch + 1)
 
     @property
     def reads(self) -> tuple[Range, ...]:

@@ -61,13 +61,9 @@ def merged(*many: KnownSources) -> dict[SourceKey, SourceFacts]:
     found: dict[SourceKey, SourceFacts] = {}
     for known in many:
         for key, facts in known.items():
-            add_facts(found, key, facts)
+            before = found.get(key)
+            found[key] = facts if before is None else _both(before, facts)
     return found
-
-
-def add_facts(known: dict[SourceKey, SourceFacts], key: SourceKey, facts: SourceFacts) -> None:
-    before = known.get(key)
-    known[key] = facts if before is None else _both(before, facts)
 
 
 def with_events(known: KnownSources, events: Mapping[SourceKey, datetime]) -> dict[SourceKey, SourceFacts]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import pyarrow.dataset as ds
 from deltalake import Schema
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.config import TableJob
-from logferry.loaders.errors import ForeignTable, LedgerBroken, Overtaken, TopicChanged
+from logferry.loaders.errors import ForeignTable, LedgerBroken, Overtaken, TopicChanged, Transient
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.location import Location
 from logferry.loaders.parsing.columns import DATES
@@ -29,6 +30,7 @@ from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.commit import INDEXED
 from logferry.loaders.storage.files import is_empty, open_table, storage_errors
 from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, existing_table, new_entry
+from logferry.loaders.storage.ledger_summary import MERGE_EVERY, merge_entries, merge_notes
 from logferry.loaders.storage.side_tables import create_segments
 from logferry.loaders.storage.tables import QUARANTINE, TableState, count_rows, read_state
 
@@ -101,6 +103,7 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
             if done.records:
                 sizes.saw(sum(r.size for r in entry.reads), done.bytes)
             yield done
+            tidy(paths, entry.batch, loader.ledger_batches)
             state = table_state(loader, paths)
 
 
@@ -127,6 +130,14 @@ def _checked(
     yield do_batch(loader, paths, entry, result=result)
     yield from map(SegmentNotice, notify_ready(job, paths, entry.batch))
     return None
+
+
+def tidy(paths: TablePaths, batch: int, keep: int) -> None:
+    """Keeps the side tables of a batch small. Where that fails, a later batch makes up for it."""
+    if batch % MERGE_EVERY == 0:
+        with suppress(Transient):
+            merge_entries(paths.ledger, keep)
+            merge_notes(paths.left_out)
 
 
 def requarantine_table(loader: Loader, job: TableJob) -> Iterator[LoadEvent]:

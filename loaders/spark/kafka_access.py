@@ -18,7 +18,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from logferry.gateway.config import ConfigError, KafkaSettings
 from logferry.gateway.tls import kafka_options, one_line_secret
@@ -38,6 +38,9 @@ _TOKEN_LOGIN: Final = f"{_SECURITY}.oauthbearer.OAuthBearerLoginModule"
 _TOKEN_HANDLER: Final = f"{_SECURITY}.oauthbearer.OAuthBearerLoginCallbackHandler"
 # An answer about an offset, as Java writes it.
 _OFFSET: Final = re.compile(r"([\w.-]+)-(\d+)=\w+\(offset=(-?\d+),")
+# A topic of a list, and the partitions of one that is described, as Java writes them.
+_LISTED: Final = re.compile(r"\(name=([\w.-]+), topicId=([\w-]+), internal=")
+_NAMED: Final = re.compile(r"\(name=([\w.-]+), internal=|\(partition=(\d+), leader=")
 _PKCS8: Final = "-----BEGIN PRIVATE KEY-----"
 
 
@@ -107,6 +110,23 @@ def _quoted(text: str) -> str:
 _CLIENT: Final = {"request.timeout.ms": "5000", "default.api.timeout.ms": "15000", "client.id": "logferry-load"}
 
 
+class _Described(NamedTuple):
+    id: str
+    partitions: Sequence[int]
+
+
+def described_topics(answer: str) -> dict[str, list[int]]:
+    """The partitions of each topic in an answer of Java's client, printed."""
+    found: dict[str, list[int]] = {}
+    numbers: list[int] = []
+    for name, number in _NAMED.findall(answer):
+        if name:
+            found[name] = numbers = []
+        else:
+            numbers.append(int(number))
+    return {name: sorted(numbers) for name, numbers in found.items()}
+
+
 class KafkaTopics:
     """The topics of one cluster. For several threads."""
 
@@ -155,25 +175,25 @@ class KafkaTopics:
         return sorted(found - compacted)
 
     def views(self, topics: Iterable[str]) -> dict[str, TopicOffsets]:
-        """The topics as they are now; missing ones are omitted."""
-        wanted = sorted(set(topics))
+        """The topics as they are now; missing ones are omitted. Four requests, however many partitions there are."""
         with sorted_errors(f"fetching offsets from {self._where}"):
-            described = self._describe(wanted)
-            partitions = self._partitions(described)
+            described = self._describe(topics)
+            partitions = [TopicPartition(name, n) for name, topic in described.items() for n in topic.partitions]
             spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
             earliest = self._offsets(partitions, spec.earliest())
             stable = self._offsets(partitions, spec.latest())
-        views = {}
-        for name, topic in described.items():
-            numbers = range(topic.partitions().size())
-            offsets = {n: PartitionOffsets(earliest[name, n], stable[name, n]) for n in numbers}
-            views[name] = TopicOffsets(name, topic.topicId().toString(), offsets)
-        return views
+        return {
+            name: TopicOffsets(
+                name, topic.id, {n: PartitionOffsets(earliest[name, n], stable[name, n]) for n in topic.partitions}
+            )
+            for name, topic in described.items()
+        }
 
     def ends(self, topics: Iterable[str]) -> dict[TopicPartition, int]:
         """The end of each partition, records of open transactions included; missing topics are omitted."""
         with sorted_errors(f"fetching offsets from {self._where}"):
-            partitions = self._partitions(self._describe(sorted(set(topics))))
+            described = self._describe(topics)
+            partitions = [TopicPartition(name, n) for name, topic in described.items() for n in topic.partitions]
             latest = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
             found = self._offsets(partitions, latest, "READ_UNCOMMITTED")
         return {TopicPartition(*key): offset for key, offset in found.items()}
@@ -191,28 +211,35 @@ class KafkaTopics:
     def ids(self, topics: Iterable[str]) -> dict[str, str]:
         """The topics' ids now; missing topics are omitted."""
         with sorted_errors(f"fetching topics from {self._where}"):
-            return {name: topic.topicId().toString() for name, topic in self._describe(sorted(set(topics))).items()}
+            wanted, existing = sorted(set(topics)), self._existing()
+            self._check_absent([name for name in wanted if name not in existing])
+            return {name: existing[name] for name in wanted if name in existing}
 
-    def _describe(self, topics: list[str]) -> dict[str, Any]:
-        """The topics that exist. Kafka lists no topic without the right to describe it: that is an error here, lest the
-        topic pass for a removed one.
+    def _describe(self, topics: Iterable[str]) -> dict[str, _Described]:
+        """The topics that exist, by name."""
+        ids = self.ids(topics)
+        answer: str = self._admin.describeTopics(list(ids)).allTopicNames().get().toString()
+        found = described_topics(answer)
+        if found.keys() != ids.keys() or not all(found.values()):
+            raise SparkFailed(f"this Kafka client describes topics in another way: {answer[:500]}")
+        return {name: _Described(ids[name], found[name]) for name in ids}
+
+    def _check_absent(self, names: list[str]) -> None:
+        """Kafka lists no topic without the right to describe it: that is an error here, lest the topic pass for a
+        removed one.
         """
-        existing = self._existing()
-        present, absent = ([n for n in topics if (n in existing) == is_there] for is_there in (True, False))
-        missing = self._admin.describeTopics(absent).topicNameValues()
-        for name in absent:
+        missing = self._admin.describeTopics(names).topicNameValues()
+        for name in names:
             with suppress(TopicChanged), sorted_errors(f"looking for {name} at {self._where}"):
                 missing.get(name).get()
-        described = self._admin.describeTopics(present).allTopicNames().get()
-        return {name: described.get(name) for name in present}
 
-    def _existing(self) -> set[str]:
-        """In one call: py4j would iterate by a call for each, and end by an exception."""
-        names: str = self._admin.listTopics().names().get().toString()
-        return set(names[1:-1].split(", "))
-
-    def _partitions(self, described: dict[str, Any]) -> list[TopicPartition]:
-        return [TopicPartition(name, n) for name, topic in described.items() for n in range(topic.partitions().size())]
+    def _existing(self) -> dict[str, str]:
+        """The ids of all topics. In one call: py4j would iterate by a call for each, and end by an exception."""
+        answer: str = self._admin.listTopics().listings().get().toString()
+        found = dict(_LISTED.findall(answer))
+        if len(found) != answer.count("topicId="):
+            raise SparkFailed(f"this Kafka client lists topics in another way: {answer[:500]}")
+        return found
 
     def _offsets(
         self, partitions: Sequence[TopicPartition], spec: Any, isolation: str = "READ_COMMITTED"

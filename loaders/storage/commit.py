@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
@@ -41,6 +41,7 @@ from logferry.loaders.storage.files import (
     storage_errors,
 )
 from logferry.loaders.storage.ledger import APP, check_features, existing_table, last_batch, pinned_table
+from logferry.loaders.storage.small_files import written_rows
 from logferry.loaders.storage.snapshots import newest_table
 
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -195,10 +196,19 @@ def commit_files(
 
 def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
     """Appends a few rows, or replaces all by them, without Spark; once per batch. Raises StorageUnavailable."""
-    given: dict[str, Any] = {"mode": "overwrite" if replace else "append", "post_commithook_properties": HOOKS}
+    adds: list[AddAction | RemoveAction] = []
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
-        write_deltalake(table, rows, commit_properties=properties, **given)
+        if not adds:
+            adds.extend(written_rows(path, rows))
+        table.create_write_transaction(
+            adds,
+            "overwrite" if replace else "append",
+            table.schema(),
+            partition_by=[],
+            commit_properties=properties,
+            post_commithook_properties=HOOKS,
+        )
 
     return commit_once(write, path, batch, run, rows.num_rows, alone=replace)
 

@@ -20,18 +20,20 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.files import dataset, file_system, open_table, storage_errors
-from logferry.loaders.storage.snapshots import newest_table
+from logferry.loaders.storage.small_files import written_rows
+from logferry.loaders.storage.snapshots import newest_table, read_commit
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
 APP: Final = "logferry.loader"
 _TRIES: Final = 10
+_NEW_COMMITS: Final = 4
 
 _TYPES: Final = {
     "int": pa.int32(),
@@ -49,7 +51,7 @@ def arrow_schema(columns: str, *, nullable: bool = True) -> pa.Schema:
     return pa.schema([pa.field(name, _TYPES[kind], nullable=nullable) for name, kind in pairs])
 
 
-_SCHEMA: Final = pa.schema(
+LEDGER_SCHEMA: Final = pa.schema(
     [
         *arrow_schema(
             "batch long, dc string, topic string, topic_id string, partition int, start long, end long, parser string, "
@@ -60,10 +62,12 @@ _SCHEMA: Final = pa.schema(
         *arrow_schema("kind string, settings string, origin string"),
         # Null where the topic is the data centre's own, or the original was unknown.
         *arrow_schema("original_id string, original long, reload string, cutoff time"),
+        # Null in an entry of one batch.
+        *arrow_schema("first long"),
     ]
 )
 # What all rows of a batch have in common.
-_HEAD: Final = ("dc", "parser", "run", "planned", "kind", "settings", "origin", "reload", "cutoff")
+HEAD: Final = ("dc", "parser", "run", "planned", "kind", "settings", "origin", "reload", "cutoff")
 
 
 def create_table(
@@ -186,10 +190,41 @@ def read_arrow(path: Location, filters: Any = None, columns: list[str] | None = 
         return table.to_pyarrow_table(filters=filters, columns=columns, filesystem=file_system(path))
 
 
+# By address: id and version of the table, and the last batch of that version, which never changes.
+_BATCHES: Final[dict[str, tuple[str, int, int]]] = {}
+
+
 def last_batch(table: DeltaTable | None) -> int:
-    """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none."""
-    version = table.transaction_version(APP) if table is not None else None
-    return -1 if version is None else version
+    """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none.
+
+    delta-rs reads every commit since the last checkpoint for it. Of a version that follows a known one, only the
+    commits in between are read. Raises StorageUnavailable.
+    """
+    if table is None:
+        return -1
+    uri, name, version = table.table_uri, str(table.metadata().id), int(table.version())
+    known = _BATCHES.get(uri)
+    with storage_errors(f"{uri} cannot be read"):
+        if known is None or known[0] != name or not known[1] <= version <= known[1] + _NEW_COMMITS:
+            batch = table.transaction_version(APP)
+        else:
+            batch = _batch_after(uri, known, version)
+            batch = table.transaction_version(APP) if batch is None else batch
+    found = -1 if batch is None else int(batch)
+    _BATCHES[uri] = name, version, found
+    return found
+
+
+def _batch_after(uri: str, known: tuple[str, int, int], version: int) -> int | None:
+    """The last batch of a version soon after the known one; None: not to be found out so."""
+    batch = known[2]
+    for number in range(known[1] + 1, version + 1):
+        try:
+            actions = map(json.loads, read_commit(uri, number).splitlines())
+            batch = next((a["txn"]["version"] for a in actions if a.get("txn", {}).get("appId") == APP), batch)
+        except FileNotFoundError:
+            return None
+    return batch
 
 
 def table_at(path: Location, batch: int) -> DeltaTable:
@@ -220,8 +255,8 @@ class Ledger:
 
     def create(self) -> None:
         """Creates an empty ledger unless there is one, and adds missing columns to an older one."""
-        create_table(self.path, _SCHEMA, "logferry batch ledger", {"delta.appendOnly": "true"})
-        add_columns(self.path, Schema.from_arrow(_SCHEMA))
+        create_table(self.path, LEDGER_SCHEMA, "logferry batch ledger", {"delta.appendOnly": "true"})
+        add_columns(self.path, Schema.from_arrow(LEDGER_SCHEMA))
 
     def last(self) -> int:
         return last_batch(newest_table(self.path))
@@ -241,6 +276,10 @@ class Ledger:
                 # Each batch has its own file until they are merged; the others are not looked at.
                 stored = dataset(self.path, table, f"batch = {batch}")
                 found = _entries(stored.to_table(filter=ds.field("batch") == batch), self.path)
+                if not found and any(batch in entry.batches for entry in self.entries()):
+                    raise Overtaken(
+                        f"{self.path}: batch {batch} is summed up with later ones: another loader continued"
+                    )
             if found:
                 _LAST[self.path.uri] = name, found[0]
         if not found:
@@ -261,7 +300,10 @@ class Ledger:
             )
             with storage_errors(f"{self.path}: the entry of batch {entry.batch} cannot be written"):
                 try:
-                    write_deltalake(table, _rows(entry), mode="append", commit_properties=properties)
+                    adds = written_rows(self.path, _rows(entry))
+                    table.create_write_transaction(
+                        adds, "append", table.schema(), partition_by=[], commit_properties=properties
+                    )
                 except (DeltaError, OSError):
                     # Where another loader was faster, its entry is the batch's. Where the store's answer was lost, the
                     # entry is ours.
@@ -295,17 +337,27 @@ def _rows(entry: LedgerEntry) -> pa.Table:
         "origin": entry.origin.as_json if entry.origin else None,
         "reload": json.dumps([r._asdict() for r in entry.reload]) if entry.reload else None,
     }
-    known = {at.key: {"original_id": at.topic_id, "original": at.offset} for at in entry.originals}
-    rows = [{**head, **r._asdict(), **known.get(r.key, {})} for r in entry.ranges]
-    return pa.Table.from_pylist(rows, schema=_SCHEMA)
+    known = {at.key: (at.topic_id, at.offset) for at in entry.originals}
+    originals = [known.get(r.key, (None, None)) for r in entry.ranges]
+    columns: dict[str, list[Any]] = {name: [head[name]] * len(originals) for name in ("batch", "first", *HEAD)}
+    # By column: ten thousand ranges as rows take half a second.
+    columns |= {name: [r[number] for r in entry.ranges] for number, name in enumerate(Range._fields)}
+    columns |= {name: [at[number] for at in originals] for number, name in enumerate(("original_id", "original"))}
+    return pa.table([pa.array(columns[field.name], field.type) for field in LEDGER_SCHEMA], schema=LEDGER_SCHEMA)
+
+
+def with_all_columns(rows: pa.Table) -> pa.Table:
+    """Rows of an older ledger as of a present one."""
+    for name in LEDGER_SCHEMA.names:
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, LEDGER_SCHEMA.field(name).type))
+    return rows
 
 
 def _entries(rows: pa.Table, path: Location) -> list[LedgerEntry]:
-    for name in _SCHEMA.names:
-        if name not in rows.column_names:
-            rows = rows.append_column(name, pa.nulls(rows.num_rows, _SCHEMA.field(name).type))
+    rows = with_all_columns(rows)
     heads: dict[int, list[dict[str, Any]]] = {}
-    for head in rows.group_by(["batch", *_HEAD]).aggregate([]).to_pylist():
+    for head in rows.group_by(["batch", "first", *HEAD]).aggregate([]).to_pylist():
         heads.setdefault(head["batch"], []).append(head)
     ranges: dict[int, list[Range]] = {batch: [] for batch in heads}
     numbers = rows["batch"].to_pylist()
@@ -323,6 +375,7 @@ def _entries(rows: pa.Table, path: Location) -> list[LedgerEntry]:
         origin = JobOrigin.parse(head["origin"]) if head["origin"] else None
         reload = tuple(Range(**r) for r in json.loads(head["reload"] or "[]"))
         common = (batch, head["dc"], head["parser"], head["run"], head["planned"], tuple(sorted(ranges[batch])))
+        first = None if head["first"] == batch else head["first"]
         kind, settings, places = head["kind"] or LOAD, head["settings"] or "", tuple(sorted(originals[batch]))
-        found.append(LedgerEntry(*common, kind, settings, origin, places, reload, head["cutoff"]))
+        found.append(LedgerEntry(*common, kind, settings, origin, places, reload, head["cutoff"], first))
     return found

@@ -64,7 +64,7 @@ from logferry.loaders.storage.ledger import check_features, last_batch, pinned_t
 from logferry.loaders.storage.rewrite import Rewriter, Rule, file_name
 from logferry.loaders.storage.side_tables import (
     add_sources,
-    known_before,
+    complete_sources,
     put_segments,
     read_segments,
     rows_by_segment,
@@ -243,7 +243,7 @@ def drop_rows(paths: TablePaths, entry: LedgerEntry, run: str) -> CommittedBatch
     length = segment_length(paths.segments)
     if length is not None or shared_topics(r.topic for r in entry.ranges):
         # The facts of sources stay, although rows are dropped: these are not owed.
-        known_before(paths, entry.batch, run)
+        complete_sources(paths, entry.batch, run)
         add_sources(paths.sources, entry.batch, run, {})
     if length is not None:
         rules = SegmentRules(length)

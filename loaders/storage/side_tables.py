@@ -38,7 +38,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, Segment, SegmentRules, WatermarkCheck, add_rows
-from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, add_facts, merged, utc_text
+from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, merged, utc_text
 from logferry.loaders.storage.commit import DataFiles, commit_rows
 from logferry.loaders.storage.files import dataset, file_system, open_table, read_text, storage_errors, write_text
 from logferry.loaders.storage.ledger import (
@@ -62,30 +62,51 @@ _EXCLUDED: Final = arrow_schema("at time, source_id string, excluded string, by 
 _YES: Final = "yes"
 
 
-def read_sources(path: Location) -> dict[SourceKey, SourceFacts]:
-    """Not to be changed by the caller. Raises StorageUnavailable."""
-    return kept_state(path, dict[SourceKey, SourceFacts], _add_facts)
-
-
-def _add_facts(known: dict[SourceKey, SourceFacts], rows: pa.Table) -> None:
+def read_sources(path: Location, sources: Iterable[str] | None = None) -> dict[SourceKey, SourceFacts]:
+    """The facts of the sources with these ids, in any topic; None: of all. Raises StorageUnavailable."""
+    rows = _stored_sources(path)
+    if sources is not None:
+        rows = rows.filter(pc.is_in(rows["source_id"], pa.array(sources, pa.string())))
+    rows = _merged_sources(rows)
     times = (pc.cast(rows[name], pa.int64()).to_pylist() for name in ("recorded", "event"))
     columns = (rows[name].to_pylist() for name in ("topic", "source_id", "first_seqno", "last_seqno"))
-    for topic, source_id, first, last, recorded, event in zip(*columns, *times, strict=True):
-        facts = SourceFacts(first, last, moment(recorded), None if event is None else moment(event))
-        add_facts(known, SourceKey(topic, source_id), facts)
+    return {
+        SourceKey(topic, source_id): SourceFacts(
+            first, last, moment(recorded), None if event is None else moment(event)
+        )
+        for topic, source_id, first, last, recorded, event in zip(*columns, *times, strict=True)
+    }
+
+
+def _stored_sources(path: Location) -> pa.Table:
+    """The rows of all batches. They are kept as columns: 100 bytes a source, as objects 500."""
+    return pa.concat_tables(kept_state(path, lambda: [_SOURCES.empty_table()], _append))
+
+
+def _append(known: list[pa.Table], rows: pa.Table) -> None:
+    known.append(rows.select(_SOURCES.names).cast(_SOURCES))
+
+
+def _merged_sources(rows: pa.Table) -> pa.Table:
+    wanted = [("first_seqno", "min"), ("last_seqno", "max"), ("recorded", "max"), ("event", "max")]
+    each = rows.group_by(["topic", "source_id"]).aggregate(wanted)
+    return each.rename_columns(["topic", "source_id", *(name for name, _ in wanted)])
 
 
 def add_sources(path: Location, batch: int, run: str, known: KnownSources, *, all_of_it: bool = False) -> None:
     """Writes the facts of a batch, or (``all_of_it``) all up to it. Safe to call again. Raises StorageUnavailable."""
     if last_batch(newest_table(path)) >= batch:
         return
-    if not all_of_it and batch % SNAPSHOT_EVERY == 0:
-        known, all_of_it = merged(read_sources(path), known), True
     keys = sorted(known)
     columns = [[batch] * len(keys), *_columns(keys, SourceKey), *_columns([known[key] for key in keys], SourceFacts)]
     rows = pa.Table.from_arrays(
         [pa.array(*pair) for pair in zip(columns, _SOURCES.types, strict=True)], schema=_SOURCES
     )
+    if not all_of_it and batch % SNAPSHOT_EVERY == 0:
+        merged, all_of_it = _merged_sources(pa.concat_tables([_stored_sources(path), rows])), True
+        rows = merged.append_column("batch", pa.repeat(pa.scalar(batch, pa.int64()), len(merged))).select(
+            _SOURCES.names
+        )
     commit_rows(rows, path, batch, run, replace=all_of_it)
 
 
@@ -177,10 +198,17 @@ def left_out_changes(
     return tuple(sorted([*new, *back], key=lambda note: note.place))
 
 
-def known_before(paths: TablePaths, batch: int, run: str) -> dict[SourceKey, SourceFacts]:
-    """The facts of the sources before the batch; counted from the table itself where the side table has none.
+def known_before(
+    paths: TablePaths, batch: int, run: str, sources: Iterable[str] | None = None
+) -> dict[SourceKey, SourceFacts]:
+    """The facts before the batch, as `read_sources`. Raises Overtaken, StorageUnavailable."""
+    complete_sources(paths, batch, run)
+    return read_sources(paths.sources, sources)
 
-    Creates the side tables, unless they exist.
+
+def complete_sources(paths: TablePaths, batch: int, run: str) -> None:
+    """Creates the side tables, unless they exist, and counts what the one of the sources lacks of the time before the
+    batch, from the table itself. Raises Overtaken, StorageUnavailable.
     """
     create_side_tables(paths)
     before = batch - 1
@@ -200,7 +228,6 @@ def known_before(paths: TablePaths, batch: int, run: str) -> dict[SourceKey, Sou
             }
             found = merged(found, facts)
         add_sources(paths.sources, before, run, found, all_of_it=True)
-    return read_sources(paths.sources)
 
 
 def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any) -> Iterator[Any]:
@@ -252,7 +279,8 @@ def segment_length(path: Location) -> int | None:
 
 def read_segments(path: Location, last: int) -> Segments:
     """The newest row of each segment up to this batch. Raises StorageUnavailable."""
-    rows = sorted(kept_state(path, _no_segments, _add_segments), key=lambda one: (one.start, one.batch))
+    kept = kept_state(path, _no_segments, _add_segments)
+    rows = sorted(kept, key=lambda one: (one.start, one.batch))
     return {segment.start: segment for segment in rows if segment.batch <= last}
 
 

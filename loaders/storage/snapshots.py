@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 class _Held(threading.local):
     """Of a thread. ``tables``: with the stamp of each one's newest commit, by address and options. ``states``: as kept
-    by `kept_state`, with the files that they are made of."""
+    by `kept_state`, with the files that they are made of. ``places``: by delta-rs's own addresses."""
 
     def __init__(self) -> None:
+        self.places: dict[str, Location] = {}
         self.tables: dict[str, tuple[DeltaTable, tuple[int, int]]] = {}
         self.states: dict[str, tuple[set[str], Any]] = {}
 
@@ -39,7 +40,7 @@ def newest_table(place: Location | Path) -> DeltaTable | None:
     """As `open_table`, but the thread's own object, of which only the new commits are read.
 
     The next call brings the same object to the newest version, so nothing may rely on its version beyond that. A table
-    that was removed or replaced meanwhile is opened anew. Raises StorageUnavailable, UnsupportedFeature.
+    that was removed or replaced meanwhile is opened again. Raises StorageUnavailable, UnsupportedFeature.
     """
     at = Location.of(place)
     name = f"{at.uri} {sorted((at.options or {}).items())}"
@@ -53,7 +54,17 @@ def newest_table(place: Location | Path) -> DeltaTable | None:
             stamp = stamp if held.version() == version else None
         if held is not None and (stamp := stamp or _stamp(at, held.version())):
             _HELD.tables[name] = held, stamp
+            _HELD.places[held.table_uri] = at
     return held
+
+
+def read_commit(table_uri: str, version: int) -> str:
+    """A commit of a table that this thread has read. Raises FileNotFoundError where either is unknown, OSError,
+    DeltaError.
+    """
+    if (place := _HELD.places.get(table_uri)) is None:
+        raise FileNotFoundError(table_uri)
+    return read_text(place / "_delta_log" / f"{version:020}.json")
 
 
 def _stamp(at: Location, version: int) -> tuple[int, int] | None:

@@ -132,7 +132,7 @@ def check_ledger(
     that was planned in the old place may have been read in the new one: then the entry of the move has its ranges.
     """
     found = LoadedRanges(topics=frozenset(ids))
-    for batch in sorted(set(range(last + 1)) - {entry.batch for entry in entries}):
+    for batch in sorted(set(range(last + 1)).difference(*(entry.batches for entry in entries))):
         detail = f"batch {batch} has no entry, but the table holds batch {last}: the offsets of that batch are unknown"
         findings.add(Finding("ledger-missing", ledger, detail))
     if entries and entries[-1].batch > last_now + 1:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from logferry.loaders.batches.records import OPTIONS
 from logferry.loaders.config import SparkSettings
+from logferry.loaders.location import Location, S3Access
 from logferry.loaders.parsing.rows import kafka_records, parse_records, table_rows
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import TablePaths
@@ -28,9 +29,11 @@ from pyspark.sql import functions as F
 def main(bootstrap: str, topic: str, table: str, form: str, offsets: str, scratch: str) -> None:
     """``offsets``: maximum per batch; 0: all in one batch."""
     parser = ParserSettings.model_validate({"format": form})
-    prepare(TablePaths.of(Path(table)), parser)
-    Path(scratch).mkdir(parents=True, exist_ok=True)
-    with spark_session(SparkSettings(), spark_jars(), Path(scratch)) as spark:
+    place = Location.of(table)
+    prepare(TablePaths.of(place), parser)
+    is_s3 = place.scheme == "s3"
+    stores = S3Access().hadoop_options() if is_s3 else {}
+    with spark_session(SparkSettings(), spark_jars(s3=is_s3), Path(scratch), stores) as spark:
         options = {**OPTIONS, "kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
         if offsets != "0":
             options["maxOffsetsPerTrigger"] = offsets
@@ -40,7 +43,7 @@ def main(bootstrap: str, topic: str, table: str, form: str, offsets: str, scratc
         parsed = parse_records(kafka_records(source, "dc1"), parser).observe("lines", F.count(F.lit(1)).alias("lines"))
         rows = table_rows(parsed, parser)
         writer = rows.writeStream.format("delta").option("checkpointLocation", f"{scratch}/checkpoint")
-        query = writer.trigger(availableNow=True).start(table)
+        query = writer.trigger(availableNow=True).start(place.for_spark)
         query.awaitTermination()
         took = time.monotonic() - began
         batches = [p["durationMs"]["triggerExecution"] / 1e3 for p in query.recentProgress if p["numInputRows"]]

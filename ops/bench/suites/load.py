@@ -8,24 +8,29 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.dataset as ds
 from aiokafka import AIOKafkaProducer
-from deltalake import DeltaTable
 from logferry.gateway.contract.chunk import Chunk, record_headers
+from logferry.loaders.location import Location
+from logferry.loaders.storage.tables import count_rows
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
 from logferry.ops.bench.harness.kafka import chunks, create_topics, temporary_kafka
 from logferry.ops.bench.harness.usage import Program
 from logferry.ops.runtime.jars import spark_environment
+from logferry.ops.stack.s3_server import BUCKET, S3Server
 
 _PARTITIONS: Final = 4
 _TRANSACTION: Final = 200  # chunks
 _CHUNK: Final = 128 << 10
 _BYTES: Final = 1_000_000_000
+_S3_BYTES: Final = 250_000_000
 _ROUNDS: Final = 3
 _FORMATS: Final = ("lines", "access")
 _SMALL_OFFSETS: Final = 100
@@ -38,20 +43,20 @@ _BOUND_S: Final = 3600.0
 def _filled(topic: str, chunk_bytes: int, count: int) -> Iterator[tuple[Path, str]]:
     """A folder, and the address of a Kafka whose topic has ``count`` chunks."""
     with temporary_kafka("dc1", heap="512m") as (cluster, folder):
-        asyncio.run(_fill(cluster.bootstrap, topic, chunks(64, chunk_bytes), count))
+        asyncio.run(create_topics(cluster.bootstrap, [topic], _PARTITIONS))
+        asyncio.run(_fill(cluster.bootstrap, topic, chunks(64, chunk_bytes), count, _PARTITIONS))
         yield folder, cluster.bootstrap
 
 
-async def _fill(bootstrap: str, topic: str, payloads: Sequence[bytes], count: int) -> None:
+async def _fill(bootstrap: str, topic: str, payloads: Sequence[bytes], count: int, partitions: int) -> None:
     """Writes ``count`` chunks in transactions, as a gateway does."""
-    await create_topics(bootstrap, [topic], _PARTITIONS)
-    seqnos = [0] * _PARTITIONS
+    seqnos = [0] * partitions
     options = {"transactional_id": "bench", "compression_type": "zstd", "max_batch_size": 1 << 20}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, **options) as producer:
         for first in range(0, count, _TRANSACTION):
             async with producer.transaction():
                 for number in range(first, min(count, first + _TRANSACTION)):
-                    place, data = number % _PARTITIONS, payloads[number % len(payloads)]
+                    place, data = number % partitions, payloads[number % len(payloads)]
                     before, seqnos[place] = seqnos[place], seqnos[place] + len(data)
                     headers = record_headers(Chunk(seqnos[place], before, 1_764_000_000_000, {"host": "web1"}, data))
                     key = f"web{place}:/var/log/access.log".encode()
@@ -63,26 +68,27 @@ def _run(*arguments: str) -> dict[str, Any]:
     """Runs a program to its end. Returns its JSON output and the peak memory of it and its JVM."""
     with tempfile.TemporaryFile() as out:
         command = [sys.executable, "-m", *arguments]
-        program = Program(command, stdout=out, env={**os.environ, **spark_environment()}).until(bound_s=_BOUND_S)
+        program = Program(command, stdout=out, env={**spark_environment(), **os.environ}).until(bound_s=_BOUND_S)
         out.seek(0)
         return {**json.load(out), "python_mb": program.peak_mb, "jvm_mb": program.children_peak_mb}
 
 
 # Of a loader: Kafka's address, topic, new table, parser, and offsets of a batch (0: it chooses).
-Load = Callable[[str, str, Path, str, int], dict[str, Any]]
+Load = Callable[[str, str, str, str, int], dict[str, Any]]
 
 
-def _ours(bootstrap: str, topic: str, table: Path, form: str, offsets: int) -> dict[str, Any]:
+def _ours(bootstrap: str, topic: str, table: str, form: str, offsets: int) -> dict[str, Any]:
     more = ["--max-records", str(offsets)] if offsets else []
-    command = ["logferry.loaders", "--table", str(table), "--topics", topic, "--bootstrap", bootstrap, "--parser", form]
+    command = ["logferry.loaders", "--table", table, "--topics", topic, "--bootstrap", bootstrap, "--parser", form]
     result = _run(*command, "--json", *more)
     loaded = result["tables"][0]
     return {**result, "seconds": loaded["seconds"], "batches": [batch["seconds"] for batch in loaded["batches"]]}
 
 
-def _theirs(bootstrap: str, topic: str, table: Path, form: str, offsets: int) -> dict[str, Any]:
+def _theirs(bootstrap: str, topic: str, table: str, form: str, offsets: int) -> dict[str, Any]:
     peer = "logferry.ops.bench.harness.structured_streaming"
-    return _run(peer, bootstrap, topic, str(table), form, str(offsets), f"{table}-scratch")
+    with tempfile.TemporaryDirectory() as scratch:
+        return _run(peer, bootstrap, topic, table, form, str(offsets), scratch)
 
 
 def _table(folder: Path) -> Path:
@@ -94,25 +100,50 @@ def load_rows_vs_structured_streaming() -> Figure:
 
     The peer loads all in one batch, its fastest way; the loader chooses its batches. ``ratio``: of the slower parser.
     """
+    with _filled("dc1.lines", _CHUNK, _BYTES // _CHUNK) as (folder, bootstrap):
+        return _rows_of_both(bootstrap, lambda: str(_table(folder)), _FORMATS)
+
+
+def load_rows_vs_structured_streaming_s3() -> Figure:
+    """The same for 250 MB into a table on a local S3 server, which keeps it in memory, with one parser."""
+    with (
+        _filled("dc1.lines", _CHUNK, _S3_BYTES // _CHUNK) as (folder, bootstrap),
+        S3Server(folder) as server,
+        _environment({**server.environment, **spark_environment(s3=True)}),
+    ):
+        return _rows_of_both(bootstrap, lambda: f"s3://{BUCKET}/{uuid.uuid4().hex}/table", _FORMATS[:1])
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _rows_of_both(bootstrap: str, new_table: Callable[[], str], forms: Sequence[str]) -> Figure:
     ratios: list[float] = []
     ours: Side = {}
     theirs: Side = {}
-    with _filled("dc1.lines", _CHUNK, _BYTES // _CHUNK) as (folder, bootstrap):
 
-        def side(load: Load, form: str, _: int) -> Side:
-            table = _table(folder)
-            result = load(bootstrap, "dc1.lines", table, form, 0)
-            rows, seconds = int(DeltaTable(str(table)).to_pyarrow_dataset().count_rows()), result["seconds"]
-            memory = {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
-            return {"rows_s": rows / seconds, "seconds": seconds, "rows": rows, **memory}
+    def side(load: Load, form: str, _: int) -> Side:
+        table = new_table()
+        result = load(bootstrap, "dc1.lines", table, form, 0)
+        rows, seconds = count_rows(Location.of(table), ds.scalar(True)), result["seconds"]
+        memory = {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
+        return {"rows_s": rows / seconds, "seconds": seconds, "rows": rows, **memory}
 
-        for form in _FORMATS:
-            rounds = alternate(_ROUNDS, partial(side, _ours, form), partial(side, _theirs, form), warm_up_s=0)
-            if len({one["rows"] for one in (*rounds[0], *rounds[1])}) > 1:
-                raise RuntimeError(f"the tables differ: {rounds}")
-            ratios.append(median_ratio(rounds, "rows_s"))
-            for found, sides in zip((ours, theirs), rounds, strict=True):
-                found |= {f"{form}_{key}": value for key, value in medians(sides).items()}
+    for form in forms:
+        rounds = alternate(_ROUNDS, partial(side, _ours, form), partial(side, _theirs, form), warm_up_s=0)
+        if len({one["rows"] for one in (*rounds[0], *rounds[1])}) > 1:
+            raise RuntimeError(f"the tables differ: {rounds}")
+        ratios.append(median_ratio(rounds, "rows_s"))
+        for found, sides in zip((ours, theirs), rounds, strict=True):
+            found |= {f"{form}_{key}": value for key, value in medians(sides).items()}
     return Figure("rows/s of the loader / of Structured Streaming", ours, theirs, _ROUNDS, ratio=min(ratios))
 
 
@@ -121,7 +152,7 @@ def load_small_batches_vs_structured_streaming() -> Figure:
     with _filled("dc1.small", 1024, _SMALL_OFFSETS * _SMALL_BATCHES) as (folder, bootstrap):
 
         def side(load: Load, _: int) -> Side:
-            result = load(bootstrap, "dc1.small", _table(folder), "lines", _SMALL_OFFSETS)
+            result = load(bootstrap, "dc1.small", str(_table(folder)), "lines", _SMALL_OFFSETS)
             return {"batch_s": result["seconds"] / len(result["batches"]), "batches": len(result["batches"])}
 
         rounds = alternate(_ROUNDS, partial(side, _ours), partial(side, _theirs), warm_up_s=0)
@@ -131,7 +162,7 @@ def load_small_batches_vs_structured_streaming() -> Figure:
 def load_thousand_batches() -> Figure:
     """1,000 batches into one table: median time of the last hundred, divided by that of the batches 50 to 150."""
     with _filled("dc1.small", 1024, 21 * _MANY_BATCHES) as (folder, bootstrap):
-        result = _ours(bootstrap, "dc1.small", _table(folder), "lines", 20)
+        result = _ours(bootstrap, "dc1.small", str(_table(folder)), "lines", 20)
     each = result["batches"]
     early, late = statistics.median(each[50:150]), statistics.median(each[-100:])
     ours = {"batches": len(each), "early_s": early, "late_s": late, "seconds": result["seconds"]}

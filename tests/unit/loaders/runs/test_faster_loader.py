@@ -42,7 +42,7 @@ def test_after_a_reset_by_another_the_rest_is_loaded(tmp_path: Path, monkeypatch
     monkeypatch.setattr(table_run, "table_state", state_of)
     view = TopicOffsets(T, "id", {0: PartitionOffsets(0, 9)})
     kafka = SimpleNamespace(names=lambda _: [T], views=lambda _: {T: view})
-    loader: Any = SimpleNamespace(kafka=kafka, run="ours", spark=None)
+    loader: Any = SimpleNamespace(kafka=kafka, run="ours", spark=None, ledger_batches=1000)
     raw = {"path": tmp_path / "t", "topics": [T], "parser": {"format": "access"}, "segments": {}}
     list(table_run.load_table(loader, TableJob.model_validate(raw)))
     assert [(e.batch, e.kind, [(r.start, r.end) for r in e.reads]) for e in entries[1:]] == [

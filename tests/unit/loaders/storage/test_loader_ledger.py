@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, Table
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.commit import committed_batch
 from logferry.loaders.storage.files import open_table
-from logferry.loaders.storage.ledger import APP, Ledger, new_entry, read_ledger
+from logferry.loaders.storage.ledger import APP, Ledger, last_batch, new_entry, read_ledger
+from logferry.loaders.storage.snapshots import newest_table
 from logferry.loaders.storage.tables import read_state
 
 RACERS = 4
@@ -288,3 +290,42 @@ def test_a_ledger_from_before_there_were_kinds(paths: TablePaths):
     ledger.create()
     ledger.put(entry(1, start=5))
     assert [(e.batch, e.kind, e.settings) for e in ledger.entries()] == [(0, "load", ""), (1, "load", "")]
+
+
+def test_the_last_batch_is_that_of_the_stored_version(paths: TablePaths):
+    """Of new versions the new commits alone are read: others commit in between, clean the log up, or put another table
+    in its place.
+    """
+    main = Path(paths.main)
+
+    def seen() -> int:
+        found = last_batch(newest_table(paths.main))
+        assert found == DeltaTable(str(main)).transaction_version(APP)
+        return found
+
+    def others_commit() -> None:
+        theirs = CommitProperties(app_transactions=[Transaction("another program", 99)])
+        write_deltalake(str(main), pa.table({"text": ["theirs"]}), mode="append", commit_properties=theirs)
+
+    commit(main, 0)
+    assert seen() == 0
+    others_commit()
+    assert seen() == 0
+    for batch in (1, 2):
+        commit(main, batch)
+    others_commit()
+    assert seen() == 2
+    for batch in range(3, 12):
+        commit(main, batch)
+    assert seen() == 11
+    commit(main, 12)
+    others_commit()
+    table = DeltaTable(str(main))
+    table.create_checkpoint()
+    (main / "_delta_log" / f"{table.version() - 1:020}.json").unlink()
+    assert seen() == 12
+    shutil.rmtree(main)
+    commit(main, 5)
+    while DeltaTable(str(main)).version() < table.version():
+        others_commit()
+    assert seen() == 5
