@@ -82,7 +82,9 @@ def _pinned_sets() -> Iterator[tuple[str, JarSet]]:
 
 
 _SETS = dict(_pinned_sets())
-KAFKA, MIRROR_MAKER, SPARK, S3, HDFS = (_SETS[name] for name in ("kafka", "mirror_maker", "spark", "s3", "hdfs"))
+KAFKA, MIRROR_MAKER, SPARK, S3, HDFS, S3_PROXY = (
+    _SETS[name] for name in ("kafka", "mirror_maker", "spark", "s3", "hdfs", "s3_proxy")
+)
 
 
 def kafka_jars() -> list[Path]:
@@ -103,6 +105,11 @@ def spark_jars(*, s3: bool = False) -> list[Path]:
 def hdfs_jars() -> list[Path]:
     """The servers of HDFS, and what they need of pyspark's jars. Raises Unavailable."""
     return [*fetch_jars(HDFS), *sorted(_pyspark_jars())]
+
+
+def s3_proxy_jars() -> list[Path]:
+    """A second S3 server, for tests. Raises Unavailable."""
+    return fetch_jars(S3_PROXY)
 
 
 def spark_environment(*, s3: bool = False) -> dict[str, str]:
