@@ -32,6 +32,7 @@ from logferry.loaders.planning.position_plan import PositionChange
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session, submit_options
+from logferry.loaders.spark.stores import store_settings
 from logferry.loaders.terminal import escape
 from rich.console import Console
 
@@ -113,23 +114,13 @@ def open_tables(settings: Config, jars: str | None, reporter: Reporter) -> Itera
         except OSError as error:
             raise StorageUnavailable(f"no scratch folder can be created: {error}") from error
         with reporter.console.status("Spark starts"):
-            spark = stack.enter_context(spark_session(settings.spark, files, scratch, _stores(settings)))
+            spark = stack.enter_context(spark_session(settings.spark, files, scratch, store_settings(settings)))
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka))
         offsets = stack.enter_context(closing(MirrorOffsets(settings.kafka, settings.prefix, settings.dc)))
         window = timedelta(days=settings.duplicate_window_days)
         here = (spark, kafka, settings.dc, uuid.uuid4().hex, window, settings.gateways, offsets)
         loader = Loader(*here, other_kafka=settings.other_kafka)
         yield TableRunner(loader, settings, reporter, threading.Event())
-
-
-def _stores(settings: Config) -> dict[str, str]:
-    """Spark's settings for the stores of the tables. Raises LoaderConfigError."""
-    if not any(job.path.scheme == "s3" for job in settings.tables):
-        return {}
-    try:
-        return settings.s3.access.hadoop_options()
-    except (OSError, ValueError) as error:
-        raise LoaderConfigError(f"s3: {error}") from None
 
 
 def chosen_jobs(tables: TableRunner, path: Location | None) -> list[TableJob]:

@@ -26,6 +26,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice, load_table
+from logferry.loaders.spark.stores import renew_keys
 from logferry.loaders.storage.files import is_empty
 from logferry.loaders.terminal import escape
 from rich.console import Console
@@ -266,7 +267,9 @@ class TableRunner:
         refused: set[Location] = set()
         threads: dict[Location, threading.Thread] = {}
         while not self.stop.is_set():
-            # Topics that cannot be listed now are listed the next time.
+            # Topics that cannot be listed now are listed the next time; the same holds of keys that cannot be read.
+            with suppress(Transient, LoaderConfigError):
+                renew_keys(self.loader.spark, self.settings)
             with suppress(Transient):
                 jobs = self.jobs()
                 for path in [path for path in self.refused if path not in refused]:

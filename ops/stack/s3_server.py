@@ -25,8 +25,7 @@ from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.processes import Child, free_ports
 
 BUCKET: Final = "warehouse"
-ACCESS_KEY: Final = "logferry"
-SECRET_KEY: Final = "logferry-secret"
+KEYS: Final = ("logferry", "logferry-secret")
 _LOGBACK: Final = """<configuration>
   <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
     <encoder><pattern>%d %level %logger %msg%n</pattern></encoder>
@@ -42,8 +41,9 @@ _LOOK_S: Final = 0.05
 class S3Server:
     """moto's, which keeps objects in memory until its end. Any keys are valid. ``endpoint``: its URL."""
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
+    def __init__(self, folder: Path, port: int | None = None, keys: tuple[str, str] = KEYS) -> None:
         self.port = port or free_ports(1)[0]
+        self.keys = keys
         self._folder = folder
         self._child = Child("s3", self._command(), folder / "s3.log")
 
@@ -60,8 +60,8 @@ class S3Server:
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_ACCESS_KEY_ID": self.keys[0],
+            "AWS_SECRET_ACCESS_KEY": self.keys[1],
         }
 
     def __enter__(self) -> Self:
@@ -101,8 +101,8 @@ class S3Proxy(S3Server):
         (objects / BUCKET).mkdir(parents=True, exist_ok=True)
         settings = {
             "s3proxy.authorization": "aws-v2-or-v4",
-            "s3proxy.identity": ACCESS_KEY,
-            "s3proxy.credential": SECRET_KEY,
+            "s3proxy.identity": self.keys[0],
+            "s3proxy.credential": self.keys[1],
             "s3proxy.endpoint": self.endpoint,
             "jclouds.provider": "filesystem",
             "jclouds.filesystem.basedir": str(objects),

@@ -1,4 +1,4 @@
-"""The store in which a run of the tests has its tables: ``pytest --store s3``, ``s3proxy`` or ``hdfs``; else a folder."""
+"""The store in which a run of the tests has its tables: ``pytest --store s3``, ``s3proxy`` or ``hdfs``; or a folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from logferry.loaders.location import Location
 from logferry.ops.stack.hdfs_cluster import HdfsCluster
 from logferry.ops.stack.s3_server import BUCKET, S3Proxy, S3Server
+
+from tests.support.delta_log import WEB_HDFS
 
 S3_SERVERS: Final = {"s3": S3Server, "s3proxy": S3Proxy}
 STORES: Final = ("folder", *S3_SERVERS, "hdfs")
@@ -28,6 +30,7 @@ def running_store(name: str, folder: Path) -> Iterator[str]:
             yield f"s3://{BUCKET}"
     elif name == "hdfs":
         with HdfsCluster(folder) as cluster:
+            WEB_HDFS[cluster.uri] = cluster.web_address
             yield cluster.uri
     else:
         yield ""

@@ -1,0 +1,329 @@
+"""A store that fails at any one request of what a loader does with its tables: the step succeeds, or it ends with an
+error by name and succeeds when it is repeated; then its effect is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pytest
+from logferry.loaders.config import TableJob
+from logferry.loaders.errors import LoadError
+from logferry.loaders.location import Location
+from logferry.loaders.planning.ledger_entry import DROP, JobOrigin, TablePaths
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.planning.segment_states import READY, Segment, SegmentRules
+from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
+from logferry.loaders.runs.segment_check import notify_ready
+from logferry.loaders.runs.table_run import prepare
+from logferry.loaders.storage.claims import claim
+from logferry.loaders.storage.commit import DataFiles, commit_files, commit_rows
+from logferry.loaders.storage.files import delete_folder, list_files, read_text, write_text
+from logferry.loaders.storage.ledger import Ledger, existing_table, last_batch, new_entry, read_ledger
+from logferry.loaders.storage.retention import compact, drop_rows
+from logferry.loaders.storage.rewrite import Rewriter, of_ranges
+from logferry.loaders.storage.side_tables import (
+    add_sources,
+    create_segments,
+    create_side_tables,
+    exclude,
+    put_segments,
+    read_excluded,
+    read_segments,
+    read_sources,
+)
+from logferry.loaders.storage.tables import read_state, snapshot_of
+from logferry.ops.stack.s3_server import BUCKET, S3Server
+
+from tests.support.delta_log import rows_by_log
+from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore
+
+pytestmark = pytest.mark.timeout(900)
+NOW: Final = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+ORIGIN: Final = JobOrigin("host:9092", ("dc1.a",))
+RULES: Final = SegmentRules(3600)
+
+
+class Tables:
+    """A table and its side tables. Each step is a batch of its own; ``rows``: what the table must hold."""
+
+    def __init__(self, at: Location) -> None:
+        self.at, self.paths, self.batch, self.rows = at, TablePaths.of(at), -1, 0
+
+    def create(self) -> None:
+        prepare(self.paths)
+        create_side_tables(self.paths)
+        create_segments(self.paths.segments, RULES)
+
+    def some_rows(self, batch: int, old: bool = False) -> pa.Table:
+        schema = pa.schema(existing_table(self.at).schema().to_arrow())
+        at = NOW - timedelta(days=30 * old)
+        row = {"dc": "dc1", "topic": "dc1.a", "partition": 0, "source_id": "web1", "recorded": at, "created": at}
+        rows = [{**row, "offset": 100 * batch + n, "line": 0, "seqno": n, "text": "x" * 50} for n in range(10)]
+        return pa.Table.from_pylist([{name: one.get(name) for name in schema.names} for one in rows], schema=schema)
+
+    def load(self, old: bool = False) -> None:
+        """One more batch of ten rows, before the fault."""
+        self.batch += 1
+        Ledger(self.paths.ledger).put(self.entry())
+        commit_rows(self.some_rows(self.batch, old), self.at, self.batch, "run")
+        self.rows += 10
+
+    def entry(self, **more: object) -> object:
+        ranges = [Range("dc1.a", 0, "id", 0, 100 * self.batch + 10)]
+        return new_entry(self.batch, "dc1", "lines", "run", ranges, origin=ORIGIN, **more)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        assert len(rows_by_log(self.at)) == self.rows
+        assert last_batch(existing_table(self.at)) == self.batch
+
+
+class Step(NamedTuple):
+    """``before``: is done without faults. ``do``: may be repeated. ``check``: its effect, once."""
+
+    before: Callable[[Tables], None]
+    do: Callable[[Tables], object]
+    check: Callable[[Tables], None]
+
+
+def nothing(_: Tables) -> None:
+    pass
+
+
+def next_batch(tables: Tables) -> None:
+    tables.batch += 1
+
+
+def removed(tables: Tables) -> None:
+    """The tables are created anew."""
+    for path in tables.paths:
+        delete_folder(path)
+    tables.batch, tables.rows = -1, 0
+
+
+def created(tables: Tables) -> None:
+    assert read_state(tables.paths).last == -1
+    assert list(tables.paths.excluded.parent.name)
+
+
+def plan(tables: Tables) -> None:
+    entry = tables.entry()
+    assert Ledger(tables.paths.ledger).put(entry).ranges == entry.ranges  # type: ignore[arg-type,attr-defined]
+
+
+def is_planned(tables: Tables) -> None:
+    assert [entry.batch for entry in read_ledger(tables.at)][-2:] == [*range(tables.batch + 1)][-2:]
+    commit_rows(tables.some_rows(tables.batch), tables.at, tables.batch, "run")
+    tables.rows += 10
+    tables.check()
+
+
+def write_rows(tables: Tables) -> None:
+    commit_rows(tables.some_rows(tables.batch), tables.at, tables.batch, "run")
+
+
+def planned(tables: Tables) -> None:
+    next_batch(tables)
+    Ledger(tables.paths.ledger).put(tables.entry())  # type: ignore[arg-type]
+
+
+def ten_more(tables: Tables) -> None:
+    tables.rows += 10
+    tables.check()
+
+
+def rows_to_replace(tables: Tables) -> None:
+    tables.load()
+    planned(tables)
+
+
+def replace(tables: Tables) -> None:
+    last = 100 * (tables.batch - 1)
+    rule = of_ranges([Range("dc1.a", 0, "id", last, last + 4)], "dc1")
+    changes = Rewriter(tables.at, tables.batch, rule).actions
+    assert commit_files(DataFiles(tables.at), tables.at, tables.batch, "run", changes=changes)
+
+
+def four_less(tables: Tables) -> None:
+    tables.rows -= 4
+    tables.check()
+
+
+def old_rows(tables: Tables) -> None:
+    tables.load(old=True)
+    next_batch(tables)
+    Ledger(tables.paths.ledger).put(tables.entry(kind=DROP, cutoff=NOW - timedelta(days=7)))  # type: ignore[arg-type]
+
+
+def drop(tables: Tables) -> None:
+    drop_rows(tables.paths, read_ledger(tables.at)[-1], "run")
+
+
+def ten_less(tables: Tables) -> None:
+    tables.rows -= 10
+    tables.check()
+
+
+def put_sides(tables: Tables) -> None:
+    facts = {SourceKey("dc1.a", "web1"): SourceFacts(0, tables.batch, NOW, None)}
+    add_sources(tables.paths.sources, tables.batch, "run", facts)
+    put_segments(tables.paths.segments, tables.batch, "run", [segment(tables)])
+
+
+def segment(tables: Tables) -> Segment:
+    return Segment(
+        start=NOW, version=1, state=READY, rows=tables.batch, bytes=1, first=NOW, last=NOW, late_rows=0,
+        passed=NOW, touched=NOW, closed=NOW, batch=tables.batch,
+    )  # fmt: skip
+
+
+def sides_are_there(tables: Tables) -> None:
+    assert read_sources(tables.paths.sources)[SourceKey("dc1.a", "web1")].last_seqno == tables.batch
+    assert read_segments(tables.paths.segments, tables.batch)[NOW].rows == tables.batch
+    for path in (tables.paths.sources, tables.paths.segments):
+        assert [row["batch"] for row in rows_by_log(path)].count(tables.batch) == 1
+    ten_more_after(tables)
+
+
+def ten_more_after(tables: Tables) -> None:
+    commit_rows(tables.some_rows(tables.batch), tables.at, tables.batch, "run")
+    ten_more(tables)
+
+
+def tell(tables: Tables) -> None:
+    job = TableJob.model_validate(
+        {
+            "path": tables.at,
+            "topics": ["dc1.a"],
+            "parser": {
+                "format": "logfmt",
+                "event_time": {"column": "at", "formats": ["iso"]},
+                "columns": {"at": "text"},
+            },
+            "segments": {"success": tables.at.with_name("done")},
+        }
+    )
+    notify_ready(job, tables.paths, tables.batch)
+
+
+def segments_to_tell(tables: Tables) -> None:
+    for place in (tables.paths.segments / "_told", tables.at.with_name("done")):
+        delete_folder(place)
+
+
+def is_told(tables: Tables) -> None:
+    told = [file.name for file in list_files(tables.at.with_name("done"))]
+    claims = [file.name for file in list_files(tables.paths.segments / "_told")]
+    # A claim without a mark is another loader's for a minute.
+    assert told in ([], [f"{NOW:%Y-%m-%dT%H}/_SUCCESS"])
+    assert told or any(".claim/" in name for name in claims)
+
+
+def note(tables: Tables) -> None:
+    write_text(tables.at.with_name("note"), str(tables.batch))
+
+
+def is_noted(tables: Tables) -> None:
+    assert read_text(tables.at.with_name("note")) == str(tables.batch)
+
+
+def merge(tables: Tables) -> None:
+    list(compact(tables.at, timedelta(hours=1)))
+
+
+def two_batches(tables: Tables) -> None:
+    tables.load()
+    tables.load()
+
+
+def own(tables: Tables) -> bool:
+    return claim(tables.at.with_name("claim"), 60)
+
+
+def unclaimed(tables: Tables) -> None:
+    delete_folder(tables.at.with_name("claim"))
+
+
+def has_one_owner(tables: Tables) -> None:
+    assert not claim(tables.at.with_name("claim"), 60)
+    assert claim(tables.at.with_name("claim"), 0)
+
+
+def put_aside(tables: Tables) -> None:
+    exclude(tables.paths.excluded, ["web9"], NOW, "me", is_excluded=True)
+
+
+def is_aside(tables: Tables) -> None:
+    assert read_excluded(tables.paths.excluded) == ["web9"]
+
+
+def look(tables: Tables) -> None:
+    assert read_state(tables.paths).last == tables.batch
+    assert snapshot_of(tables.at).entry.batch == tables.batch
+    assert len(read_ledger(tables.at)) == tables.batch + 1
+
+
+STEPS: Final = {
+    "create": Step(removed, Tables.create, created),
+    "plan": Step(next_batch, plan, is_planned),
+    "rows": Step(planned, write_rows, ten_more),
+    "replace": Step(rows_to_replace, replace, four_less),
+    "drop": Step(old_rows, drop, ten_less),
+    "sides": Step(planned, put_sides, sides_are_there),
+    "tell": Step(segments_to_tell, tell, is_told),
+    "note": Step(nothing, note, is_noted),
+    "compact": Step(two_batches, merge, Tables.check),
+    "claim": Step(unclaimed, own, has_one_owner),
+    "exclude": Step(nothing, put_aside, is_aside),
+    "look": Step(nothing, look, nothing),
+}
+# Times of the fault: keys are refused from then on, until the operator mends it; the others are passing.
+FAULTS: Final = {DENIED: 10_000, BUSY: 1, FAILS: 1, LOST_ANSWER: 1, CUT: 1}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as running, pytest.MonkeyPatch.context() as patch:
+        for variable, value in running.environment.items():
+            patch.setenv(variable, value)
+        yield running
+
+
+def kinds() -> list[object]:
+    return [DENIED, LOST_ANSWER, *(pytest.param(kind, marks=pytest.mark.long) for kind in (BUSY, FAILS, CUT))]
+
+
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("name", STEPS)
+def test_a_fault_at_each_request_of_a_step(
+    name: str, kind: str, server: S3Server, topic_name: str, monkeypatch: pytest.MonkeyPatch
+):
+    step = STEPS[name]
+    with FaultyStore(server.endpoint) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        tables = Tables(Location.of(f"s3://{BUCKET}/{topic_name}/t"))
+        tables.create()
+        tables.load()
+        number, errors = 0, list[str]()
+        while True:
+            step.before(tables)
+            before = len(store.requests)
+            store.strike(kind, number, FAULTS[kind])
+            try:
+                step.do(tables)
+            except LoadError as error:
+                errors.append(str(error))
+            is_struck = any(fault for *_, fault in store.requests[before:])
+            store.heal()
+            if name != "claim":
+                step.do(tables)
+            step.check(tables)
+            if not is_struck:
+                break
+            number += 1
+        print(f"{name}: {kind} at each of {number} requests, {len(errors)} times an error by name")
+        assert number > 1
+        assert all(str(tables.at.parent) in error for error in errors), errors
