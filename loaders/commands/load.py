@@ -33,6 +33,7 @@ from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session, submit_options
 from logferry.loaders.spark.stores import store_settings
+from logferry.loaders.storage.files import STORAGE_ERRORS, storage_errors
 from logferry.loaders.terminal import escape
 from rich.console import Console
 
@@ -92,7 +93,8 @@ def run_reported(options: argparse.Namespace, command: Callable[[argparse.Namesp
     """Runs a command and returns its exit status; a failure is reported as text or JSON."""
     reporter = Reporter(Console(), as_json=options.json)
     try:
-        return command(options, reporter)
+        with storage_errors("storage cannot be accessed", STORAGE_ERRORS):
+            return command(options, reporter)
     except LoadError as error:
         return reporter.finish(error)
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice, load_table
 from logferry.loaders.spark.stores import renew_keys
-from logferry.loaders.storage.files import is_empty
+from logferry.loaders.storage.files import STORAGE_ERRORS, is_empty, storage_errors
 from logferry.loaders.terminal import escape
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -122,25 +122,27 @@ class Reporter:
         check_failure: str | None = None
         name = f"[bold]{escape(report.path.name)}[/]"
         try:
-            for event in events:
-                if isinstance(event, RunEnded):
-                    ended = event.reason
-                elif isinstance(event, SegmentNotice):
-                    check_failure = event.reason
-                    if check_failure != report.check_failure:
-                        self._print(f"{name} segments: {escape(check_failure)}")
-                elif isinstance(event, StoppedTopic):
-                    stopped.append(event)
-                    if event.reason not in already:
-                        self._print(f"{name} [red]stopped[/] {escape(event.reason)}")
-                elif isinstance(event, Backlog):
-                    report.left = event.records
-                    self.progress.reset(report.bar, total=event.records or None, description=_progress(report, 0.0))
-                else:
-                    report.add(event)
-                    said = _progress(report, event.bytes / max(event.seconds, 0.001))
-                    self.progress.update(report.bar, advance=sum(r.size for r in event.ranges), description=said)
-                    self._print(_batch_line(report.path.name, event))
+            # Whatever a store does in a load ends this load only.
+            with storage_errors(f"{report.path} cannot be accessed", STORAGE_ERRORS):
+                for event in events:
+                    if isinstance(event, RunEnded):
+                        ended = event.reason
+                    elif isinstance(event, SegmentNotice):
+                        check_failure = event.reason
+                        if check_failure != report.check_failure:
+                            self._print(f"{name} segments: {escape(check_failure)}")
+                    elif isinstance(event, StoppedTopic):
+                        stopped.append(event)
+                        if event.reason not in already:
+                            self._print(f"{name} [red]stopped[/] {escape(event.reason)}")
+                    elif isinstance(event, Backlog):
+                        report.left = event.records
+                        self.progress.reset(report.bar, total=event.records or None, description=_progress(report, 0.0))
+                    else:
+                        report.add(event)
+                        said = _progress(report, event.bytes / max(event.seconds, 0.001))
+                        self.progress.update(report.bar, advance=sum(r.size for r in event.ranges), description=said)
+                        self._print(_batch_line(report.path.name, event))
         except LoadError as raised:
             error = raised
             if str(before) != str(raised):
@@ -355,8 +357,12 @@ def apart(
 
 
 def is_loaded(job: TableJob) -> bool:
-    """Whether table and ledger exist, so that the folder is not merely a side table of another one."""
-    return all(not is_empty(folder / "_delta_log") for folder in TablePaths.of(job.path)[:2])
+    """Whether table and ledger exist, so that the folder is not merely a side table of another one.
+
+    Raises StorageUnavailable.
+    """
+    with storage_errors(f"{job.path} cannot be read"):
+        return all(not is_empty(folder / "_delta_log") for folder in TablePaths.of(job.path)[:2])
 
 
 def _raised(error: LoadError) -> Iterator[LoadEvent]:

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.files import dataset, file_system, open_table, storage_errors
+from logferry.loaders.storage.files import STORAGE_ERRORS, dataset, file_system, open_table, storage_errors
 from logferry.loaders.storage.snapshots import newest_table
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.
@@ -93,8 +93,8 @@ def add_columns(path: Location, schema: Schema) -> None:
         lacking = [field for field in schema.fields if field.name not in have]
         if not lacking:
             return
-        # This fails where another loader adds one meanwhile; then fewer are missing.
-        with suppress(CommitFailedError, DeltaError):
+        # This fails where another loader adds one meanwhile; then fewer are missing. So it may where the store does.
+        with suppress(*STORAGE_ERRORS):
             table.alter.add_columns(lacking)
     raise StorageUnavailable(f"{path}: columns could not be added after several tries")
 
@@ -187,8 +187,14 @@ def read_arrow(path: Location, filters: Any = None, columns: list[str] | None = 
 
 
 def last_batch(table: DeltaTable | None) -> int:
-    """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none."""
-    version = table.transaction_version(APP) if table is not None else None
+    """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none.
+
+    Raises StorageUnavailable: delta-rs may read the log only now.
+    """
+    if table is None:
+        return -1
+    with storage_errors(f"{table.table_uri} cannot be read"):
+        version = table.transaction_version(APP)
     return -1 if version is None else version
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from logferry.gateway.contract.names import visible
 from logferry.loaders.errors import LoadError
-from logferry.loaders.location import Location
+from logferry.loaders.location import Location, without_secrets
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.query import python_rows
 from logferry.loaders.storage.files import dataset
@@ -100,11 +100,11 @@ def main(argv: Sequence[str]) -> int:
             problem.exit_status = error.exit_status
             raise problem from None
         except (duckdb.Error, pa.ArrowException) as error:
-            raise UsageError(f"the query failed: {error}") from None
+            raise UsageError(without_secrets(f"the query failed: {error}")) from None
         except (DeltaError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            raise CommandError(f"{args.table} cannot be read: {error}") from None
+            raise CommandError(without_secrets(f"{args.table} cannot be read: {error}")) from None
     return 0
 
 

@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
-from logferry.loaders.location import Location
+from logferry.loaders.location import Location, without_secrets
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.files import dataset, list_files, open_table
@@ -138,7 +138,7 @@ def readable(table: DeltaTable) -> Iterator[None]:
     try:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
-        raise Unavailable(f"{table.table_uri} cannot be read: {error}") from error
+        raise Unavailable(f"{table.table_uri} cannot be read: {without_secrets(str(error))}") from None
 
 
 def _grouped(batch: Any, length_s: int | None) -> Iterator[ChunkRows]:
