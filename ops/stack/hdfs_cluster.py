@@ -25,17 +25,17 @@ _LIVE: Final = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
 
 
 class HdfsCluster:
-    """``uri``: its root. ``web_address``: of the NameNode's HTTP server. The data are in ``folder``."""
+    """``uri``: its root. The data are in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         rpc, web, data, data_http, data_ipc = free_ports(5)
-        self.web_address = f"127.0.0.1:{web}"
+        self._web = f"127.0.0.1:{web}"
         self.uri = f"hdfs://127.0.0.1:{rpc}"
         self._folder = folder
         settings = {
             "fs.defaultFS": self.uri,
             "dfs.namenode.name.dir": f"file://{folder}/name",
-            "dfs.namenode.http-address": self.web_address,
+            "dfs.namenode.http-address": self._web,
             "dfs.namenode.rpc-bind-host": "127.0.0.1",
             "dfs.namenode.safemode.extension": "0",
             "dfs.datanode.data.dir": f"file://{folder}/data",
@@ -93,7 +93,7 @@ class HdfsCluster:
 
     def _has_data_node(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self.web_address}/{_LIVE}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self._web}/{_LIVE}", timeout=5) as answer:
                 beans = json.load(answer)["beans"]
         except (OSError, ValueError, KeyError):
             return False

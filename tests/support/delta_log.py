@@ -1,71 +1,73 @@
 """The rows of a Delta table by the text of the protocol alone: neither our code nor delta-rs reads here.
 
-Files of S3 come by pyarrow's client, those of HDFS by WebHDFS of the NameNode, which no loader uses.
+Files of S3 come by pyarrow's client, a folder of HDFS by Hadoop's own shell, and those of other stores by delta-rs.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
-import urllib.request
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from logferry.loaders.location import Location
+from logferry.loaders.storage.files import file_system
+from logferry.ops.runtime.jars import hdfs_jars
+from logferry.ops.runtime.java import find_java
 
-# The NameNode's HTTP address by its URI.
-WEB_HDFS: Final[dict[str, str]] = {}
 _TYPES: Final[dict[str, Callable[[str], Any]]] = {"string": str, "integer": int, "date": date.fromisoformat}
 
 
-class _Folder:
-    """Files below a table's folder, by name."""
-
-    def __init__(self, place: Location) -> None:
-        self._place = place
-        if place.scheme == "s3":
-            access = place.access.values()
-            scheme, _, host = access["endpoint"].partition("://")
-            keys = {name: access[name] for name in ("access_key", "secret_key")}
-            self._s3 = pa_fs.S3FileSystem(endpoint_override=host, scheme=scheme, region="us-east-1", **keys)
-
-    def _web(self, name: str, operation: str) -> bytes:
-        root, _, path = self._place.uri.removeprefix("hdfs://").partition("/")
-        url = f"http://{WEB_HDFS['hdfs://' + root]}/webhdfs/v1/{quote(path)}/{quote(name)}?op={operation}"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            content: bytes = answer.read()
-        return content
-
-    def names(self, folder: str) -> list[str]:
-        if self._place.is_local:
-            return [file.name for file in Path(self._place.uri, folder).iterdir()]
-        if self._place.scheme == "s3":
-            root = f"{self._place.uri.removeprefix('s3://')}/{folder}"
-            return [file.base_name for file in self._s3.get_file_info(pa_fs.FileSelector(root))]
-        found = json.loads(self._web(folder, "LISTSTATUS"))["FileStatuses"]["FileStatus"]
-        return [file["pathSuffix"] for file in found]
-
-    def read(self, name: str) -> bytes:
-        if self._place.is_local:
-            return Path(self._place.uri, name).read_bytes()
-        if self._place.scheme == "s3":
-            with self._s3.open_input_file(f"{self._place.uri.removeprefix('s3://')}/{name}") as stream:
-                return bytes(stream.read())
-        return self._web(name, "OPEN")
+@contextmanager
+def _folder(place: Location) -> Iterator[pa_fs.FileSystem]:
+    """The files below the table's folder."""
+    if place.is_local:
+        yield pa_fs.SubTreeFileSystem(place.uri, pa_fs.LocalFileSystem())
+    elif place.scheme == "s3":
+        access = place.access.values()
+        scheme, _, host = access["endpoint"].partition("://")
+        keys = {name: access[name] for name in ("access_key", "secret_key")}
+        store = pa_fs.S3FileSystem(endpoint_override=host, scheme=scheme, region="us-east-1", **keys)
+        yield pa_fs.SubTreeFileSystem(place.uri.removeprefix("s3://"), store)
+    elif place.scheme == "hdfs":
+        with TemporaryDirectory() as copy:
+            # The jar of HDFS's servers insists on the file.
+            Path(copy, "core-site.xml").write_text("<configuration/>")
+            jars, java = os.pathsep.join([copy, *map(str, hdfs_jars())]), str(find_java().executable)
+            shell = [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", jars, "org.apache.hadoop.fs.FsShell"]
+            done = subprocess.run(
+                [*shell, "-get", place.uri, copy], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+            )
+            assert done.returncode == 0, done.stderr[-2000:]
+            yield pa_fs.SubTreeFileSystem(f"{copy}/{place.name}", pa_fs.LocalFileSystem())
+    else:
+        yield file_system(place)
 
 
 def rows_by_log(place: Location) -> list[dict[str, Any]]:
     """All rows of the newest version: the newest checkpoint, the commits after it, and the files that they name."""
-    folder = _Folder(place)
-    stored = folder.names("_delta_log")
+    with _folder(place) as folder:
+        return _read(place, folder)
+
+
+def _read(place: Location, folder: pa_fs.FileSystem) -> list[dict[str, Any]]:
+    def content(name: str) -> bytes:
+        with folder.open_input_file(name) as stream:
+            return bytes(stream.read())
+
+    stored = [file.base_name for file in folder.get_file_info(pa_fs.FileSelector("_delta_log"))]
     checkpoints = [int(name[:20]) for name in stored if re.fullmatch(r"[0-9]{20}\.checkpoint\.parquet", name)]
     base = max(checkpoints, default=-1)
     commits = sorted(int(name[:20]) for name in stored if re.fullmatch(r"[0-9]{20}\.json", name))
@@ -73,9 +75,9 @@ def rows_by_log(place: Location) -> list[dict[str, Any]]:
     assert later == list(range(base + 1, base + 1 + len(later))), f"{place}: versions {later} after {base}"
     actions: list[dict[str, Any]] = []
     if base >= 0:
-        actions += pq.read_table(io.BytesIO(folder.read(f"_delta_log/{base:020}.checkpoint.parquet"))).to_pylist()
+        actions += pq.read_table(io.BytesIO(content(f"_delta_log/{base:020}.checkpoint.parquet"))).to_pylist()
     for version in later:
-        actions += map(json.loads, folder.read(f"_delta_log/{version:020}.json").splitlines())
+        actions += map(json.loads, content(f"_delta_log/{version:020}.json").splitlines())
     schema: list[dict[str, Any]] = []
     files: dict[str, dict[str, Any]] = {}
     for action in actions:
@@ -88,8 +90,8 @@ def rows_by_log(place: Location) -> list[dict[str, Any]]:
             schema = json.loads(meta["schemaString"])["fields"]
     found: list[dict[str, Any]] = []
     for path, values in files.items():
-        content = pq.ParquetFile(io.BytesIO(folder.read(unquote(path))), coerce_int96_timestamp_unit="us").read()
-        found += _rows(content, schema, values)
+        rows = pq.ParquetFile(io.BytesIO(content(unquote(path))), coerce_int96_timestamp_unit="us").read()
+        found += _rows(rows, schema, values)
     return found
 
 

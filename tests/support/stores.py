@@ -13,8 +13,6 @@ from logferry.loaders.location import Location
 from logferry.ops.stack.hdfs_cluster import HdfsCluster
 from logferry.ops.stack.s3_server import BUCKET, S3Proxy, S3Server
 
-from tests.support.delta_log import WEB_HDFS
-
 S3_SERVERS: Final = {"s3": S3Server, "s3proxy": S3Proxy}
 STORES: Final = ("folder", *S3_SERVERS, "hdfs")
 _numbers = itertools.count(1)
@@ -30,7 +28,6 @@ def running_store(name: str, folder: Path) -> Iterator[str]:
             yield f"s3://{BUCKET}"
     elif name == "hdfs":
         with HdfsCluster(folder) as cluster:
-            WEB_HDFS[cluster.uri] = cluster.web_address
             yield cluster.uri
     else:
         yield ""

@@ -15,7 +15,6 @@ from logferry.loaders.storage.ledger import last_batch
 from logferry.ops.stack.hdfs_cluster import DATA_NODE, NAME_NODE, HdfsCluster
 from logferry.ops.stack.s3_server import BUCKET, S3Proxy
 
-from tests.support.delta_log import WEB_HDFS
 from tests.support.loader import Topic, check_kept
 from tests.support.loader_faults import logs, seeded
 from tests.support.loader_process import STEPS, LoaderProcess, wait_for
@@ -39,7 +38,6 @@ def killable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Killabl
             yield KillableStore(Location.of(f"s3://{BUCKET}/logs"), server.kill, server.__enter__)
     else:
         with HdfsCluster(tmp_path / "hdfs") as cluster:
-            WEB_HDFS[cluster.uri] = cluster.web_address
             kill = lambda: cluster.kill(request.param)  # noqa: E731
             yield KillableStore(Location.of(f"{cluster.uri}/logs"), kill, cluster.restart)
 

@@ -4,15 +4,25 @@ error by name and succeeds when it is repeated; then its effect is there once.
 
 from __future__ import annotations
 
+import base64
+import hmac
+import http.client
+import shutil
+import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import boto3
 import pyarrow as pa
 import pytest
 from logferry.loaders.config import TableJob
-from logferry.loaders.errors import LoadError
+from logferry.loaders.errors import LoadError, StorageUnavailable
 from logferry.loaders.location import Location
+from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import DROP, JobOrigin, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import READY, Segment, SegmentRules
@@ -36,15 +46,18 @@ from logferry.loaders.storage.side_tables import (
     read_sources,
 )
 from logferry.loaders.storage.tables import read_state, snapshot_of
+from logferry.ops.stack.processes import Child, free_ports
 from logferry.ops.stack.s3_server import BUCKET, S3Server
 
 from tests.support.delta_log import rows_by_log
+from tests.support.loader_process import wait_for
 from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore
 
 pytestmark = pytest.mark.timeout(900)
 NOW: Final = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
 ORIGIN: Final = JobOrigin("host:9092", ("dc1.a",))
 RULES: Final = SegmentRules(3600)
+PARSER: Final = {"format": "regex", "pattern": r"(?<at>\S+).*", "event_time": {"column": "at", "formats": ["iso"]}}
 
 
 class Tables:
@@ -54,7 +67,7 @@ class Tables:
         self.at, self.paths, self.batch, self.rows = at, TablePaths.of(at), -1, 0
 
     def create(self) -> None:
-        prepare(self.paths)
+        prepare(self.paths, ParserSettings.model_validate(PARSER))
         create_side_tables(self.paths)
         create_segments(self.paths.segments, RULES)
 
@@ -168,7 +181,7 @@ def ten_less(tables: Tables) -> None:
 
 
 def put_sides(tables: Tables) -> None:
-    facts = {SourceKey("dc1.a", "web1"): SourceFacts(0, tables.batch, NOW, None)}
+    facts = {SourceKey("dc1.a", "web1"): SourceFacts(0, 1000 + tables.batch, NOW, None)}
     add_sources(tables.paths.sources, tables.batch, "run", facts)
     put_segments(tables.paths.segments, tables.batch, "run", [segment(tables)])
 
@@ -181,7 +194,7 @@ def segment(tables: Tables) -> Segment:
 
 
 def sides_are_there(tables: Tables) -> None:
-    assert read_sources(tables.paths.sources)[SourceKey("dc1.a", "web1")].last_seqno == tables.batch
+    assert read_sources(tables.paths.sources)[SourceKey("dc1.a", "web1")].last_seqno == 1000 + tables.batch
     assert read_segments(tables.paths.segments, tables.batch)[NOW].rows == tables.batch
     for path in (tables.paths.sources, tables.paths.segments):
         assert [row["batch"] for row in rows_by_log(path)].count(tables.batch) == 1
@@ -198,11 +211,7 @@ def tell(tables: Tables) -> None:
         {
             "path": tables.at,
             "topics": ["dc1.a"],
-            "parser": {
-                "format": "logfmt",
-                "event_time": {"column": "at", "formats": ["iso"]},
-                "columns": {"at": "text"},
-            },
+            "parser": PARSER,
             "segments": {"success": tables.at.with_name("done")},
         }
     )
@@ -292,14 +301,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield running
 
 
-def kinds() -> list[object]:
-    return [DENIED, LOST_ANSWER, *(pytest.param(kind, marks=pytest.mark.long) for kind in (BUSY, FAILS, CUT))]
+def cases() -> list[object]:
+    """Each step by each fault. A test of minutes strikes at every request; the others at some of them."""
+    lean = [
+        pytest.param(name, kind, 7, id=f"{name}-{kind}") for name in ("plan", "rows") for kind in (DENIED, LOST_ANSWER)
+    ]
+    whole = ((name, kind) for name in STEPS for kind in FAULTS)
+    return [*lean, *(pytest.param(*case, 1, marks=pytest.mark.long, id="-".join(case)) for case in whole)]
 
 
-@pytest.mark.parametrize("kind", kinds())
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(("name", "kind", "stride"), cases())
 def test_a_fault_at_each_request_of_a_step(
-    name: str, kind: str, server: S3Server, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, stride: int, server: S3Server, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ):
     step = STEPS[name]
     with FaultyStore(server.endpoint) as store:
@@ -307,8 +320,8 @@ def test_a_fault_at_each_request_of_a_step(
         tables = Tables(Location.of(f"s3://{BUCKET}/{topic_name}/t"))
         tables.create()
         tables.load()
-        number, errors = 0, list[str]()
-        while True:
+        errors: list[str] = []
+        for number in count(0, stride):
             step.before(tables)
             before = len(store.requests)
             store.strike(kind, number, FAULTS[kind])
@@ -323,7 +336,104 @@ def test_a_fault_at_each_request_of_a_step(
             step.check(tables)
             if not is_struck:
                 break
-            number += 1
-        print(f"{name}: {kind} at each of {number} requests, {len(errors)} times an error by name")
-        assert number > 1
+        assert number > stride
         assert all(str(tables.at.parent) in error for error in errors), errors
+        assert errors or kind != DENIED
+
+
+POLICY: Final = Path(__file__).parents[3] / "ops" / "deploy"
+
+
+def test_the_rights_that_the_documentation_names_are_enough_and_fewer_are_not(
+    server: S3Server, topic_name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The policies of ``ops/deploy``, enforced: a loader's for every step, a reader's for reading only."""
+    iam = boto3.client("iam", endpoint_url=server.endpoint, region_name="us-east-1")
+
+    def user(name: str, policy: str) -> dict[str, str]:
+        iam.create_user(UserName=name)
+        iam.put_user_policy(UserName=name, PolicyName="of-the-test", PolicyDocument=policy)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+
+    def become(keys: dict[str, str]) -> None:
+        for variable, value in keys.items():
+            monkeypatch.setenv(variable, value)
+
+    def enforce(actions: bytes) -> None:
+        url, plain = f"{server.endpoint}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(url, actions, plain, method="POST")).close()
+
+    writing, reading = ((POLICY / f"s3-{who}.json").read_text() for who in ("loader", "reader"))
+    loader, reader = user("loader", writing), user("reader", reading)
+    no_deletion = user("keeper", writing.replace('"s3:DeleteObject", ', ""))
+    tables = Tables(Location.of(f"s3://{BUCKET}/{topic_name}/t"))
+    enforce(b"0")
+    try:
+        become(reader)
+        with pytest.raises(StorageUnavailable, match="privileges"):
+            tables.create()
+        become(loader)
+        tables.create()
+        for name, step in STEPS.items():
+            if name != "create":
+                step.before(tables)
+                step.do(tables)
+                step.check(tables)
+        become(reader)
+        look(tables)
+        assert len(rows_by_log(tables.at)) == tables.rows
+        with pytest.raises(StorageUnavailable, match="cannot be written"):
+            tables.load()
+        become(no_deletion)
+        with pytest.raises(StorageUnavailable, match="cannot be compacted"):
+            list(compact(tables.at, timedelta(0)))
+        assert len(rows_by_log(tables.at)) == tables.rows
+    finally:
+        enforce(b"inf")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("azurite-blob"), reason="npm install azurite, and its folder .bin in PATH")
+def test_every_step_on_azure_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What Python does with a table at abfss://, against an emulator of the Blob service."""
+    (port,) = free_ports(1)
+    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    account = {"NAME": "devstoreaccount1", "KEY": key}
+    for name, value in account.items():
+        monkeypatch.setenv(f"AZURE_STORAGE_ACCOUNT_{name}", value)
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://127.0.0.1:{port}")
+    options = ["--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--blobPort", str(port)]
+    child = Child("azurite", ["azurite-blob", *options], tmp_path / "azurite.log")
+    child.start()
+    try:
+        with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            wait_for(lambda: asked(connection, account) in (201, 409), "a container")
+        tables = Tables(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
+        tables.create()
+        for name, step in STEPS.items():
+            if name != "create":
+                step.before(tables)
+                step.do(tables)
+                step.check(tables)
+    finally:
+        child.stop(5)
+
+
+def asked(connection: http.client.HTTPConnection, account: dict[str, str]) -> int | None:
+    """Creates the container, signed as the service's shared key wants it. None: no answer yet."""
+    at = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    path = f"/{account['NAME']}/warehouse"
+    text = "PUT" + "\n" * 12 + f"x-ms-date:{at}\nx-ms-version:2021-08-06\n/{account['NAME']}{path}\nrestype:container"
+    signature = base64.b64encode(hmac.digest(base64.b64decode(account["KEY"]), text.encode(), "sha256")).decode()
+    headers = {"x-ms-date": at, "x-ms-version": "2021-08-06", "Content-Length": "0"}
+    headers["Authorization"] = f"SharedKey {account['NAME']}:{signature}"
+    try:
+        connection.request("PUT", f"{path}?restype=container", headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+    except OSError:
+        connection.close()
+        return None
+    return answer.status
