@@ -307,6 +307,7 @@ def check_refusals(user: Warehouse, topic: str) -> None:
     run("table", "state", *of_load, status=3)
 
 
+@pytest.mark.long
 async def test_keys_that_change_while_a_load_follows(topic: Topic, tmp_path: Path):
     """The store takes other keys from one moment on: the load continues with those that the files hold then."""
     with warehouse_at("s3://", tmp_path, topic.bootstrap) as user:
