@@ -153,7 +153,7 @@ def main() -> None:
     except ImportError as error:
         raise Unavailable(f"{error}: pip install 'logferry[s3-server]'") from None
     # Where a test has policies enforced: it miscalculates the signature of an encoded query.
-    IAMRequestBase.check_signature = lambda _: None  # type: ignore[method-assign]
+    IAMRequestBase.check_signature = lambda _: None  # type: ignore[method-assign, assignment]
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

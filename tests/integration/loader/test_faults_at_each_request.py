@@ -14,16 +14,16 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import boto3
+import boto3  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LoadError, StorageUnavailable
 from logferry.loaders.location import Location
 from logferry.loaders.parsing.settings import ParserSettings
-from logferry.loaders.planning.ledger_entry import DROP, JobOrigin, TablePaths
+from logferry.loaders.planning.ledger_entry import DROP, JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import READY, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
@@ -85,9 +85,9 @@ class Tables:
         commit_rows(self.some_rows(self.batch, old), self.at, self.batch, "run")
         self.rows += 10
 
-    def entry(self, **more: object) -> object:
+    def entry(self, **more: Any) -> LedgerEntry:
         ranges = [Range("dc1.a", 0, "id", 0, 100 * self.batch + 10)]
-        return new_entry(self.batch, "dc1", "lines", "run", ranges, origin=ORIGIN, **more)  # type: ignore[arg-type]
+        return new_entry(self.batch, "dc1", "lines", "run", ranges, origin=ORIGIN, **more)
 
     def check(self) -> None:
         assert len(rows_by_log(self.at)) == self.rows
@@ -124,7 +124,7 @@ def created(tables: Tables) -> None:
 
 def plan(tables: Tables) -> None:
     entry = tables.entry()
-    assert Ledger(tables.paths.ledger).put(entry).ranges == entry.ranges  # type: ignore[arg-type,attr-defined]
+    assert Ledger(tables.paths.ledger).put(entry).ranges == entry.ranges
 
 
 def is_planned(tables: Tables) -> None:
@@ -140,7 +140,7 @@ def write_rows(tables: Tables) -> None:
 
 def planned(tables: Tables) -> None:
     next_batch(tables)
-    Ledger(tables.paths.ledger).put(tables.entry())  # type: ignore[arg-type]
+    Ledger(tables.paths.ledger).put(tables.entry())
 
 
 def ten_more(tables: Tables) -> None:
@@ -168,7 +168,7 @@ def four_less(tables: Tables) -> None:
 def old_rows(tables: Tables) -> None:
     tables.load(old=True)
     next_batch(tables)
-    Ledger(tables.paths.ledger).put(tables.entry(kind=DROP, cutoff=NOW - timedelta(days=7)))  # type: ignore[arg-type]
+    Ledger(tables.paths.ledger).put(tables.entry(kind=DROP, cutoff=NOW - timedelta(days=7)))
 
 
 def drop(tables: Tables) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -42,13 +42,14 @@ HOUR = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(
 class Warehouse:
     """A store, and the commands of its user. ``said``: what they printed."""
 
-    def __init__(self, place: str, root: str, server: S3Proxy | None, folder: Path, bootstrap: str) -> None:
+    def __init__(self, root: str, server: S3Proxy | None, folder: Path, bootstrap: str) -> None:
         self.server, self.folder, self.bootstrap, self.said = server, folder, bootstrap, list[str]()
         self.typed = f"{root}/warehouse/logs"
         access = S3Access(server.endpoint, None, folder / "access", folder / "secret") if server else S3Access()
         self.table = Location.of(self.typed, access)
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | java_env()
         self.ui_port = free_ports(1)[0]
+        self.started: list[subprocess.Popen[str]] = []
         self.write_keys(KEYS)
 
     def write_keys(self, keys: tuple[str, str]) -> None:
@@ -80,9 +81,18 @@ class Warehouse:
         command = [sys.executable, "-m", "logferry.ops", *arguments]
         pipe = subprocess.PIPE
         env = {**self.env, **more}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True, cwd=self.folder, env=env
         )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """None is left behind."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def run(self, *arguments: str, status: int = 0, more: Mapping[str, str] = MappingProxyType({})) -> str:
         process = self.start(*arguments, more=more)
@@ -101,14 +111,16 @@ class Warehouse:
 
 @contextmanager
 def warehouse_at(place: str, folder: Path, bootstrap: str) -> Iterator[Warehouse]:
-    if place.startswith("s3"):
-        with S3Proxy(folder / "s3", keys=KEYS) as server:
-            yield Warehouse(place, f"{place}{BUCKET}", server, folder, bootstrap)
-    elif place == "hdfs://":
-        with HdfsCluster(folder / "hdfs") as cluster:
-            yield Warehouse(place, cluster.uri, None, folder, bootstrap)
-    else:
-        yield Warehouse(place, f"{place.removesuffix('/')}{folder}", None, folder, bootstrap)
+    with ExitStack() as stack:
+        root, server = f"{place if place == 'file://' else ''}{folder}", None
+        if place.startswith("s3"):
+            server = stack.enter_context(S3Proxy(folder / "s3", keys=KEYS))
+            root = f"{place}{BUCKET}"
+        elif place == "hdfs://":
+            root = stack.enter_context(HdfsCluster(folder / "hdfs")).uri
+        user = Warehouse(root, server, folder, bootstrap)
+        stack.callback(user.end)
+        yield user
 
 
 class KeyWatch:
