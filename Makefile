@@ -66,6 +66,7 @@ test-long: setup ## every test, including the long ones
 	$(BIN)/pytest $(BESIDE)
 	$(BIN)/pytest $(CRASH)
 	$(BIN)/pytest --store s3 tests/integration/loader tests/crash/loader
+	$(BIN)/pytest --store s3proxy tests/integration/loader tests/crash/loader
 	$(BIN)/pytest --store hdfs tests/integration/loader tests/crash/loader
 
 docs: $(STAMP) ## build the documentation into site/; fails on a broken link

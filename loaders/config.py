@@ -115,7 +115,7 @@ class SegmentSettings(Strict):
 class S3Settings(Strict):
     """Access to S3, for tables at `s3://` (default: the variables `AWS_…`, else the platform's roles)."""
 
-    endpoint: Annotated[str | None, Field(pattern=r"^https?://")] = None
+    endpoint: Annotated[str | None, Field(pattern=r"^https?://[^@?#\s]+$")] = None
     """URL of a server of one's own (default: that of AWS)."""
     region: str | None = None
     """Region of the bucket."""

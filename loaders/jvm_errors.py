@@ -22,6 +22,7 @@ from logferry.loaders.errors import (
     StorageUnavailable,
     TopicChanged,
 )
+from logferry.loaders.location import without_secrets
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame
@@ -65,7 +66,7 @@ def sorted_error(error: BaseException, doing: str) -> LoadError:
     if not chain:
         return SparkUnavailable(f"{doing}: Spark's JVM has ended")
     name, message = chain[-1]
-    said = f"{doing}: {name.rpartition('.')[2]}: {message.splitlines()[0] if message else ''}"
+    said = without_secrets(f"{doing}: {name.rpartition('.')[2]}: {message.splitlines()[0] if message else ''}")
     for refusal, advice in _REFUSED:
         if found := next((n for n, _ in chain if refusal.fullmatch(n)), None):
             return KafkaRefused(f"{said}; Kafka refuses ({found.rpartition('.')[2]}): {advice}")
@@ -73,7 +74,7 @@ def sorted_error(error: BaseException, doing: str) -> LoadError:
     for pattern, kind in _KINDS:
         if any(re.search(pattern, one) for one in whole):
             return kind(said)
-    return SparkFailed(f"{doing}: " + "; caused by ".join(whole))
+    return SparkFailed(without_secrets(f"{doing}: " + "; caused by ".join(whole)))
 
 
 def released() -> AbstractContextManager[None]:

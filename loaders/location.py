@@ -3,6 +3,8 @@
     /warehouse/nginx          s3://bucket/warehouse/nginx (s3a:// is the same)
     hdfs://namenode/nginx     abfss://container@account.dfs.core.windows.net/nginx, gs://bucket/nginx
 
+A URI has no keys in it: one with a user's name or a password is refused, and not repeated in the error.
+
 S3 is accessed as the section ``[s3]`` of the configuration says, else by the variables ``AWS_ENDPOINT_URL``,
 ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN``, else by the roles of the
 platform; the other stores by their own variables and roles. Secrets are read from their files at each use, so that
@@ -21,6 +23,8 @@ from typing import Any, Final
 # The schemes of URIs, each with the names by which it is known.
 _SCHEMES: Final = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs", "abfss": "abfss", "gs": "gs"}
 _URI: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/]*)(/.*)?", re.DOTALL)
+_ENDPOINT: Final = re.compile(r"https?://[^@?#\s]+")
+_NO_KEYS: Final = "keys belong into the files of [s3] or into the variables AWS_…"
 # delta-rs ends the thread, or writes elsewhere, for these; Spark quotes names by backticks.
 _REFUSED: Final = "`%\\[]^|"
 _VARIABLES: Final = {
@@ -39,17 +43,17 @@ _known_secrets: set[str] = set()
 
 @dataclass(frozen=True)
 class S3Access:
-    """How S3 is accessed; what is None is taken from the environment or the platform. ``ca_file``: PEM."""
+    """How S3 is accessed; what is None is taken from the environment or the platform."""
 
     endpoint: str | None = None
     region: str | None = None
     access_key_file: Path | None = None
     secret_key_file: Path | None = None
     session_token_file: Path | None = None
-    ca_file: Path | None = None
 
     def values(self) -> dict[str, str]:
-        """What is known, by the names of `_VARIABLES`. Raises OSError, ValueError for a secret's file."""
+        """What is known, by the names of `_VARIABLES`. Raises OSError, ValueError for a secret's file, and ValueError
+        for an endpoint that is no plain URL."""
         found = {name: os.environ[variable] for name, variable in _VARIABLES.items() if os.environ.get(variable)}
         files = {"access_key": self.access_key_file, "secret_key": self.secret_key_file}
         given: dict[str, str | None] = {"endpoint": self.endpoint, "region": self.region}
@@ -59,6 +63,8 @@ class S3Access:
         for name, file in {**files, "session_token": self.session_token_file}.items():
             given[name] = None if file is None else _secret(file)
         found |= {name: value for name, value in given.items() if value is not None}
+        if not _ENDPOINT.fullmatch(found.get("endpoint", "http://none")):
+            raise ValueError(f"the endpoint of S3 is no URL like https://host:9000; {_NO_KEYS}")
         _known_secrets.update(found[name] for name in _SECRET if name in found)
         return found
 
@@ -109,6 +115,19 @@ class S3Access:
         }
 
 
+def _has_keys(text: str) -> bool:
+    """Whether this may be a URI with a user or password. A secret key may hold a slash, so all of S3's is looked at."""
+    if ":/" not in text:
+        return False
+    scheme, _, rest = text.partition(":")
+    host = rest.lstrip("/").partition("/")[0]
+    if scheme.lower() in ("s3", "s3a"):
+        return "@" in rest or ":" in host
+    if scheme.lower() == "file":
+        return False
+    return "@" in host and (scheme.lower() != "abfss" or ":" in host)
+
+
 def _secret(file: Path) -> str:
     text = file.read_text(encoding="utf-8").strip()
     if not text or not text.isprintable() or " " in text:
@@ -138,6 +157,8 @@ class Location:
         if isinstance(place, Location):
             return place if access is None else replace(place, access=access)
         text = str(place)
+        if _has_keys(text):
+            raise ValueError(f"a table's URI holds no user and no password; {_NO_KEYS}")
         if any(c in _REFUSED or not c.isprintable() for c in text):
             raise ValueError(f"{text!r}: a table's path holds none of {' '.join(_REFUSED)} and no control character")
         match = _URI.fullmatch(text)

@@ -30,8 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--store", choices=STORES, default=STORES[0], help="where the loader's tests have their tables")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test below ``tests/crash`` is a crash test; of the integration tests, those off the main ways are full."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every test below ``tests/crash`` is a crash test; of the integration tests, those off the main ways are full.
+
+    In a store, only tests run that have tables there.
+    """
+    if config.getoption("--store") != STORES[0]:
+        elsewhere = [item for item in items if "warehouse" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item not in elsewhere]
     for item in items:
         folder, *rest = item.path.relative_to(_TESTS).parts
         if folder == "crash":

@@ -21,6 +21,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry, TablePaths
 from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.commit import committed_batch
+from logferry.loaders.storage.files import STORAGE_ERRORS, storage_errors
 from logferry.loaders.storage.ledger import Ledger, add_columns
 from logferry.loaders.storage.retention import OldRows, compact, count_old, cutoff_of, drop_rows, newest_recorded
 from logferry.loaders.storage.tables import QUARANTINE, read_state
@@ -36,7 +37,8 @@ def run_compact(options: argparse.Namespace) -> int:
     status, facts = EXIT_DONE, []
     for table in table_paths(options, options.paths):
         try:
-            facts.append(_one(table, options))
+            with storage_errors(f"{table} cannot be accessed", STORAGE_ERRORS):
+                facts.append(_one(table, options))
         except LoadError as error:
             print("logferry:", visible(str(error), "\n"), file=sys.stderr)
             facts.append({"table": str(table), "error": str(error)})

@@ -34,6 +34,8 @@ from logferry.loaders.runs.metrics import observed
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session, submit_options
+from logferry.loaders.spark.stores import store_settings
+from logferry.loaders.storage.files import STORAGE_ERRORS, storage_errors
 from logferry.loaders.terminal import escape
 from rich.console import Console
 
@@ -112,7 +114,8 @@ def run_reported(options: argparse.Namespace, command: Callable[[argparse.Namesp
     """Runs a command and returns its exit status; a failure is reported as text or JSON."""
     reporter = Reporter(Console(), as_json=options.json)
     try:
-        return command(options, reporter)
+        with storage_errors("storage cannot be accessed", STORAGE_ERRORS):
+            return command(options, reporter)
     except LoadError as error:
         return reporter.finish(error)
     except KeyboardInterrupt:
@@ -134,23 +137,13 @@ def open_tables(settings: Config, jars: str | None, reporter: Reporter) -> Itera
         except OSError as error:
             raise StorageUnavailable(f"no scratch folder can be created: {error}") from error
         with reporter.console.status("Spark starts"):
-            spark = stack.enter_context(spark_session(settings.spark, files, scratch, _stores(settings)))
+            spark = stack.enter_context(spark_session(settings.spark, files, scratch, store_settings(settings)))
         kafka = stack.enter_context(kafka_topics(spark, settings.kafka))
         offsets = stack.enter_context(closing(MirrorOffsets(settings.kafka, settings.prefix, settings.dc)))
         window = timedelta(days=settings.duplicate_window_days)
         here = (spark, kafka, settings.dc, uuid.uuid4().hex, window, settings.gateways, offsets)
         loader = Loader(*here, other_kafka=settings.other_kafka, ledger_batches=settings.ledger_batches)
         yield TableRunner(loader, settings, reporter, threading.Event())
-
-
-def _stores(settings: Config) -> dict[str, str]:
-    """Spark's settings for the stores of the tables. Raises LoaderConfigError."""
-    if not any(job.path.scheme == "s3" for job in settings.tables):
-        return {}
-    try:
-        return settings.s3.access.hadoop_options()
-    except (OSError, ValueError) as error:
-        raise LoaderConfigError(f"s3: {error}") from None
 
 
 def chosen_jobs(tables: TableRunner, path: Location | None) -> list[TableJob]:

@@ -52,8 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from logferry.loaders.commands.load import run_reported
 
         return run_reported(options, command)
+    from logferry.loaders.storage.files import STORAGE_ERRORS, storage_errors
+
     try:
-        return int(command(options))
+        with storage_errors("storage cannot be accessed", STORAGE_ERRORS):
+            return int(command(options))
     except LoadError as error:
         print("logferry:", visible(str(error), "\n"), file=sys.stderr)
         return error.exit_status

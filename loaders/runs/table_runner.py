@@ -27,7 +27,8 @@ from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
 from logferry.loaders.runs.metrics import LoadMetrics
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice, load_table
-from logferry.loaders.storage.files import is_empty
+from logferry.loaders.spark.stores import renew_keys
+from logferry.loaders.storage.files import STORAGE_ERRORS, is_empty, storage_errors
 from logferry.loaders.terminal import escape
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -125,27 +126,29 @@ class Reporter:
         if self.metrics is not None:
             self.metrics.begin(report.path)
         try:
-            for event in events:
-                if self.metrics is not None:
-                    self.metrics.saw(report.path, event)
-                if isinstance(event, RunEnded):
-                    ended = event.reason
-                elif isinstance(event, SegmentNotice):
-                    check_failure = event.reason
-                    if check_failure != report.check_failure:
-                        self._print(f"{name} segments: {escape(check_failure)}")
-                elif isinstance(event, StoppedTopic):
-                    stopped.append(event)
-                    if event.reason not in already:
-                        self._print(f"{name} [red]stopped[/] {escape(event.reason)}")
-                elif isinstance(event, Backlog):
-                    report.left = event.records
-                    self.progress.reset(report.bar, total=event.records or None, description=_progress(report, 0.0))
-                else:
-                    report.add(event)
-                    said = _progress(report, event.bytes / max(event.seconds, 0.001))
-                    self.progress.update(report.bar, advance=sum(r.size for r in event.ranges), description=said)
-                    self._print(_batch_line(report.path.name, event))
+            # Whatever a store does in a load ends this load only.
+            with storage_errors(f"{report.path} cannot be accessed", STORAGE_ERRORS):
+                for event in events:
+                    if self.metrics is not None:
+                        self.metrics.saw(report.path, event)
+                    if isinstance(event, RunEnded):
+                        ended = event.reason
+                    elif isinstance(event, SegmentNotice):
+                        check_failure = event.reason
+                        if check_failure != report.check_failure:
+                            self._print(f"{name} segments: {escape(check_failure)}")
+                    elif isinstance(event, StoppedTopic):
+                        stopped.append(event)
+                        if event.reason not in already:
+                            self._print(f"{name} [red]stopped[/] {escape(event.reason)}")
+                    elif isinstance(event, Backlog):
+                        report.left = event.records
+                        self.progress.reset(report.bar, total=event.records or None, description=_progress(report, 0.0))
+                    else:
+                        report.add(event)
+                        said = _progress(report, event.bytes / max(event.seconds, 0.001))
+                        self.progress.update(report.bar, advance=sum(r.size for r in event.ranges), description=said)
+                        self._print(_batch_line(report.path.name, event))
         except LoadError as raised:
             error = raised
             if str(before) != str(raised):
@@ -274,7 +277,9 @@ class TableRunner:
         refused: set[Location] = set()
         threads: dict[Location, threading.Thread] = {}
         while not self.stop.is_set():
-            # Topics that cannot be listed now are listed the next time.
+            # Topics that cannot be listed now are listed the next time; the same holds of keys that cannot be read.
+            with suppress(Transient, LoaderConfigError):
+                renew_keys(self.loader.spark, self.settings)
             with suppress(Transient):
                 jobs = self.jobs()
                 for path in [path for path in self.refused if path not in refused]:
@@ -362,8 +367,12 @@ def apart(
 
 
 def is_loaded(job: TableJob) -> bool:
-    """Whether table and ledger exist, so that the folder is not merely a side table of another one."""
-    return all(not is_empty(folder / "_delta_log") for folder in TablePaths.of(job.path)[:2])
+    """Whether table and ledger exist, so that the folder is not merely a side table of another one.
+
+    Raises StorageUnavailable.
+    """
+    with storage_errors(f"{job.path} cannot be read"):
+        return all(not is_empty(folder / "_delta_log") for folder in TablePaths.of(job.path)[:2])
 
 
 def _raised(error: LoadError) -> Iterator[LoadEvent]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -86,6 +87,7 @@ _DELTA: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _EXECUTOR: Final = "spark.executor.extraJavaOptions"
 _SCRIPT: Final = Path(__file__).absolute().parents[1] / "submit" / "logferry_load.py"
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
+_HIDDEN: Final = re.compile(r"^spark\.hadoop\.|secret|password|token", re.IGNORECASE)
 _NEEDED: Final = ("org.apache.spark.sql.kafka010.KafkaSourceProvider", _DELTA)
 
 _S3A: Final = (
@@ -152,6 +154,13 @@ def check_version(version: str) -> None:
         )
 
 
+def launch_conf(conf: SparkConf) -> SparkConf:
+    """What the JVM is started with. These become arguments of a process, which every user of the host can read: keys of
+    stores and passwords go to the session only, when the JVM runs."""
+    shown = [(name, value) for name, value in conf.getAll() if not _HIDDEN.search(name)]
+    return SparkConf(loadDefaults=False).setAll(shown)
+
+
 def is_submitted() -> bool:
     """Whether this process was started by spark-submit."""
     return _PORT in os.environ
@@ -197,7 +206,7 @@ def spark_session(
     conf = spark_conf(settings, jars, scratch, stores)
     with log.open("wb") as stderr:
         try:
-            gateway = launch_gateway(conf, {"stderr": stderr, "stdout": stderr})  # type: ignore[no-untyped-call]
+            gateway = launch_gateway(launch_conf(conf), {"stderr": stderr, "stdout": stderr})  # type: ignore[no-untyped-call]
         except (PySparkRuntimeError, OSError) as error:
             lines = log.read_text(errors="replace").strip().splitlines()
             why, home = lines[-1] if lines else str(error), os.environ.get("JAVA_HOME", "not set")

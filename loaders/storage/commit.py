@@ -293,10 +293,11 @@ def commit_facts(path: Location, version: int) -> Iterator[dict[str, Any]]:
     commit into the past, and delta-rs's `history` would number it as part of the table.
     """
     for number in range(version, max(-1, version - _HISTORY), -1):
-        try:
-            actions = read_text(path / "_delta_log" / f"{number:020}.json").splitlines()
-        except FileNotFoundError:
-            return
+        with storage_errors(f"{path}: version {number} cannot be read"):
+            try:
+                actions = read_text(path / "_delta_log" / f"{number:020}.json").splitlines()
+            except FileNotFoundError:
+                return
         for info in (action["commitInfo"] for action in map(json.loads, actions) if "commitInfo" in action):
             # Other programs may write anything there.
             with suppress(ValueError):

@@ -31,12 +31,18 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+# What a store's failure can be, whichever library met it.
+STORAGE_ERRORS: Final = (DeltaError, OSError)
+
+
 @contextmanager
-def storage_errors(failure: str) -> Iterator[None]:
+def storage_errors(
+    failure: str, kinds: tuple[type[Exception], ...] = (*STORAGE_ERRORS, pa.ArrowException, ValueError)
+) -> Iterator[None]:
     """Turns errors of delta-rs, pyarrow and the file system into StorageUnavailable, without secrets."""
     try:
         yield
-    except (DeltaError, pa.ArrowException, OSError, ValueError) as error:
+    except kinds as error:
         raise StorageUnavailable(without_secrets(f"{failure}: {error}")) from None
 
 

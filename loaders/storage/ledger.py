@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.files import dataset, file_system, open_table, storage_errors
+from logferry.loaders.storage.files import STORAGE_ERRORS, dataset, file_system, open_table, storage_errors
 from logferry.loaders.storage.small_files import written_rows
 from logferry.loaders.storage.snapshots import newest_table, read_commit
 
@@ -97,8 +97,8 @@ def add_columns(path: Location, schema: Schema) -> None:
         lacking = [field for field in schema.fields if field.name not in have]
         if not lacking:
             return
-        # This fails where another loader adds one meanwhile; then fewer are missing.
-        with suppress(CommitFailedError, DeltaError):
+        # This fails where another loader adds one meanwhile; then fewer are missing. So it may where the store does.
+        with suppress(*STORAGE_ERRORS):
             table.alter.add_columns(lacking)
     raise StorageUnavailable(f"{path}: columns could not be added after several tries")
 

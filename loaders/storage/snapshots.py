@@ -43,9 +43,9 @@ def newest_table(place: Location | Path) -> DeltaTable | None:
     that was removed or replaced meanwhile is opened again. Raises StorageUnavailable, UnsupportedFeature.
     """
     at = Location.of(place)
-    name = f"{at.uri} {sorted((at.options or {}).items())}"
-    held, stamp = _HELD.tables.pop(name, (None, None))
     with storage_errors(f"{at} cannot be read"):
+        name = f"{at.uri} {sorted((at.options or {}).items())}"
+        held, stamp = _HELD.tables.pop(name, (None, None))
         if held is None or stamp is None or _stamp(at, held.version()) != stamp:
             held, stamp = open_table(at), None
         else:

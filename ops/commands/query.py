@@ -27,7 +27,7 @@ from deltalake.exceptions import DeltaError
 from logferry.client.reading.decode import ReceivedChunk
 from logferry.gateway.contract.names import visible
 from logferry.loaders.errors import LoaderConfigError, LoadError
-from logferry.loaders.location import Location
+from logferry.loaders.location import Location, without_secrets
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.query import tail_rows
@@ -110,11 +110,11 @@ def main(argv: Sequence[str]) -> int:
             problem.exit_status = error.exit_status
             raise problem from None
         except (duckdb.Error, pa.ArrowException) as error:
-            raise UsageError(f"the query failed: {error}") from None
+            raise UsageError(without_secrets(f"the query failed: {error}")) from None
         except (DeltaError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            raise CommandError(f"{args.table} cannot be read: {error}") from None
+            raise CommandError(without_secrets(f"{args.table} cannot be read: {error}")) from None
     return 0
 
 

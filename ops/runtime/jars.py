@@ -84,7 +84,9 @@ def _pinned_sets() -> Iterator[tuple[str, JarSet]]:
 
 
 SETS = dict(_pinned_sets())
-KAFKA, MIRROR_MAKER, HDFS, AWS_SDK = (SETS[name] for name in ("kafka", "mirror_maker", "hdfs", "s3_sdk"))
+KAFKA, MIRROR_MAKER, HDFS, AWS_SDK, S3_PROXY = (
+    SETS[name] for name in ("kafka", "mirror_maker", "hdfs", "s3_sdk", "s3_proxy")
+)
 
 
 def kafka_jars() -> list[Path]:
@@ -130,6 +132,11 @@ def hdfs_jars() -> list[Path]:
 def yarn_jars() -> list[Path]:
     """The servers of YARN. Raises Unavailable."""
     return [*hdfs_jars(), *fetch_jars(SETS["yarn"])]
+
+
+def s3_proxy_jars() -> list[Path]:
+    """A second S3 server, for tests. Raises Unavailable."""
+    return fetch_jars(S3_PROXY)
 
 
 def spark_environment(*, s3: bool = False) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import urllib.request
 from pathlib import Path
@@ -18,6 +19,8 @@ _READY_S: Final = 90.0
 _STOP_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _NODE: Final = "org.apache.hadoop.hdfs.server"
+NAME_NODE: Final = "namenode.NameNode"
+DATA_NODE: Final = "datanode.DataNode"
 _LIVE: Final = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
 
 
@@ -25,13 +28,14 @@ class HdfsCluster:
     """``uri``: its root. The data are in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        rpc, self._http, data, data_http, data_ipc = free_ports(5)
+        rpc, web, data, data_http, data_ipc = free_ports(5)
+        self._web = f"127.0.0.1:{web}"
         self.uri = f"hdfs://127.0.0.1:{rpc}"
         self._folder = folder
         settings = {
             "fs.defaultFS": self.uri,
             "dfs.namenode.name.dir": f"file://{folder}/name",
-            "dfs.namenode.http-address": f"127.0.0.1:{self._http}",
+            "dfs.namenode.http-address": self._web,
             "dfs.namenode.rpc-bind-host": "127.0.0.1",
             "dfs.namenode.safemode.extension": "0",
             "dfs.datanode.data.dir": f"file://{folder}/data",
@@ -48,7 +52,7 @@ class HdfsCluster:
         text = f"<configuration>{''.join(lines)}</configuration>"
         for name in ("core-site.xml", "hdfs-site.xml"):
             (folder / name).write_text(text, encoding="utf-8")
-        self._children = [self._node("namenode.NameNode"), self._node("datanode.DataNode")]
+        self._children = {node: self._node(node) for node in (NAME_NODE, DATA_NODE)}
 
     def _node(self, name: str, *arguments: str) -> Child:
         jars = os.pathsep.join([str(self._folder), *map(str, hdfs_jars())])
@@ -62,23 +66,34 @@ class HdfsCluster:
         formatting.start()
         if not formatting.wait_for_end(_READY_S) or formatting.exit_status:
             raise Unavailable(f"HDFS cannot be formatted:\n{formatting.log_tail()}")
-        for child in self._children:
+        return self._started()
+
+    def _started(self) -> HdfsCluster:
+        for child in self._children.values():
             child.start()
         deadline = time.monotonic() + _READY_S
         while not self._has_data_node():
-            ended = [child for child in self._children if not child.running]
+            ended = [child for child in self._children.values() if not child.running]
             if ended or time.monotonic() > deadline:
                 self.__exit__()
-                raise Unavailable(f"HDFS does not start:\n{(ended or self._children)[0].log_tail()}")
+                raise Unavailable(f"HDFS does not start:\n{(ended or list(self._children.values()))[0].log_tail()}")
             time.sleep(_LOOK_S)
         return self
 
     def __exit__(self, *_: object) -> None:
-        stop_all(self._children, _STOP_S)
+        stop_all(list(self._children.values()), _STOP_S)
+
+    def kill(self, node: str) -> None:
+        """SIGKILL to `NAME_NODE` or `DATA_NODE`."""
+        self._children[node].send(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Starts what was killed, on its data and ports. Returns when files can be written. Raises Unavailable."""
+        self._started()
 
     def _has_data_node(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/{_LIVE}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self._web}/{_LIVE}", timeout=5) as answer:
                 beans = json.load(answer)["beans"]
         except (OSError, ValueError, KeyError):
             return False

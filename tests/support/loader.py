@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.structs import RecordMetadata, TopicPartition
-from deltalake import DeltaTable
 from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
@@ -21,6 +20,7 @@ from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import last_batch
 
 from tests.support.checker import History, Stored, digest, violations
+from tests.support.delta_log import rows_by_log
 
 # When the chunks of these tests were made: 2023-11-14 22:13:20 UTC.
 CREATED_MS = 1_700_000_000_000
@@ -217,10 +217,8 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def stored(place: Location | Path) -> list[dict[str, Any]]:
-    """All rows of a table, read without Spark."""
-    at = Location.of(place)
-    rows: list[dict[str, Any]] = DeltaTable(at.uri, storage_options=at.options).to_pyarrow_table().to_pylist()
-    return rows
+    """All rows of a table, by an independent reader."""
+    return rows_by_log(Location.of(place))
 
 
 def quarantine(path: Location | Path) -> list[dict[str, Any]]:

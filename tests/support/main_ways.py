@@ -10,7 +10,9 @@ from typing import Final
 
 MAIN_WAYS: Final[dict[str, str]] = {
     "audit/test_audit_command.py": "",
-    "audit/test_audit_columns.py": "test_the_rows_of_a_parser_are_proven test_a_worker_that_is_killed_is_an_error_by_name",
+    "audit/test_audit_columns.py": (
+        "test_the_rows_of_a_parser_are_proven test_a_worker_that_is_killed_is_an_error_by_name"
+    ),
     "audit/test_audit_hops.py": "test_one_command_proves_every_hop",
     "audit/test_audit_kafka.py": "test_what_is_whole_is_proven test_damage_is_named_with_its_offsets",
     "audit/test_audit_segments.py": "test_segments_are_what_the_rows_are",

@@ -18,8 +18,10 @@ from urllib.parse import unquote, urlsplit
 
 # The store is busy; it fails; it does the work and says nothing; the connection breaks in mid-request.
 BUSY, FAILS, LOST_ANSWER, CUT = "busy", "fails", "lost answer", "cut"
+# It refuses the keys from a moment on, or fails; a client repeats the latter for a minute.
+DENIED: Final = "denied"
 KINDS: Final = (BUSY, FAILS, LOST_ANSWER, CUT)
-_ERRORS: Final = {BUSY: (503, "SlowDown"), FAILS: (500, "InternalError")}
+_ERRORS: Final = {BUSY: (503, "SlowDown"), FAILS: (500, "InternalError"), DENIED: (403, "AccessDenied")}
 _HOP: Final = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
@@ -37,6 +39,7 @@ class FaultyStore:
         self.target = (parts.hostname or "", parts.port or 80)
         self.requests: list[tuple[str, str, str]] = []
         self._faults: list[Fault] = []
+        self._from: tuple[str, int, int] = ("", 0, 0)
         self._lock = threading.Lock()
         store = self
 
@@ -60,6 +63,16 @@ class FaultyStore:
         with self._lock:
             self._faults += [Fault(kind, method, re.compile(path))] * times
 
+    def strike(self, kind: str, number: int, times: int = 1) -> None:
+        """The request of this number from now on, and those after it. Nothing of before holds any more."""
+        with self._lock:
+            self._faults.clear()
+            first = len(self.requests) + number
+            self._from = (kind, first, first + times)
+
+    def heal(self) -> None:
+        self.strike("", 0, 0)
+
     def struck(self) -> list[str]:
         return [fault for _, _, fault in self.requests if fault]
 
@@ -70,6 +83,8 @@ class FaultyStore:
             if found is not None:
                 self._faults.remove(found)
             kind = "" if found is None else found.kind
+            if self._from[1] <= len(self.requests) < self._from[2]:
+                kind = self._from[0]
             self.requests.append((method, plain, kind))
         return kind
 

@@ -35,6 +35,35 @@ def test_what_is_no_location(text: str):
         Location.of(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("s3://AKIA:sEcReT@bucket/t", "s3a://AKIA:sEc/ReT@bucket/t", "S3://AKIA@bucket/t", "s3:/AKIA:sEcReT@bucket/t"),
+        *("s3://AKIA:sEcReT/t", "s3://AKIA:sEc/ReT@bucket", "s3://AKIA:sEc%2FReT@bucket/t", "s3://AKIA:sEcReT@b/../t"),
+        *("hdfs://user:sEcReT@name/t", "ftp://user:sEcReT@host/t", "abfss://box:sEcReT@account.net/t"),
+        *("gs://AKIA:sEcReT@bucket/t", "https://AKIA:sEcReT@host/bucket/t"),
+    ],
+)
+def test_a_uri_with_keys_is_refused_and_not_repeated(text: str):
+    with pytest.raises(ValueError, match="no user and no password") as refused:
+        Location.of(text)
+    assert not any(part in str(refused.value) for part in ("AKIA", "sEc", "ReT"))
+
+
+@pytest.mark.parametrize("text", ["/data/a@b", "hdfs://name:8020/logs@home", "abfss://box@account.net/t", "gs://b/a@b"])
+def test_an_at_sign_elsewhere_is_none_of_a_key(text: str):
+    assert str(Location.of(text)) == text
+
+
+def test_an_endpoint_with_keys_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch):
+    for endpoint in ("https://AKIA:sEcReT@host:9000", "https://host/?key=sEcReT", "box:9001"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(ValueError, match="the endpoint of S3 is no URL") as refused:
+            S3Access().values()
+        assert endpoint not in str(refused.value)
+        assert "sEcReT" not in str(refused.value)
+
+
 def test_one_place_has_one_name():
     same = {Location.of(text) for text in ("s3://b/x/t", "s3a://b/x/t/", "S3A://b/x/t")}
     assert [(str(at), at.for_spark, at.name, str(at.parent)) for at in same] == [

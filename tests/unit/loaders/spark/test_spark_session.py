@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from logferry.loaders.config import OWN, SparkSettings, check_config
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.spark.session import check_version, spark_conf
+from logferry.loaders.spark.session import check_version, launch_conf, spark_conf
 
 JARS = [Path("/jars/a.jar"), Path("/jars/b.jar")]
 
@@ -74,3 +74,16 @@ def test_extensions_and_the_session_catalog_of_the_user_stay(tmp_path: Path):
     assert conf[name] == f"org.example.One,org.example.Two,{delta}"
     assert conf[catalog] == "org.example.Catalog"
     assert told(tmp_path, conf={name: f"{delta},org.example.One"})[name] == f"{delta},org.example.One"
+
+
+def test_no_key_is_an_argument_of_a_process(tmp_path: Path):
+    """What the JVM is started with can be read by every user of the host."""
+    hidden = {
+        **{f"spark.hadoop.fs.s3a.{name}": "sEcReT" for name in ("access.key", "secret.key", "session.token")},
+        **dict.fromkeys(("spark.hadoop.fs.azure.account.key.a", "spark.ssl.keyPassword", "spark.my.token"), "sEcReT"),
+    }
+    conf = spark_conf(SparkSettings.model_validate({"conf": {"spark.executor.memory": "4g"}}), JARS, tmp_path, hidden)
+    assert hidden.items() <= dict(conf.getAll()).items(), "the session has them"
+    started = dict(launch_conf(conf).getAll())
+    assert "sEcReT" not in started.values()
+    assert set(dict(conf.getAll())) - set(started) == set(hidden), "and all others are there from the start"

@@ -1,0 +1,437 @@
+"""A store that fails at any one request of what a loader does with its tables: the step succeeds, or it ends with an
+error by name and succeeds when it is repeated; then its effect is there once.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import http.client
+import shutil
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import boto3  # type: ignore[import-untyped]
+import pyarrow as pa
+import pytest
+from logferry.loaders.config import TableJob
+from logferry.loaders.errors import LoadError, StorageUnavailable
+from logferry.loaders.location import Location
+from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.planning.ledger_entry import DROP, JobOrigin, LedgerEntry, TablePaths
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.planning.segment_states import READY, Segment, SegmentRules
+from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
+from logferry.loaders.runs.segment_check import notify_ready
+from logferry.loaders.runs.table_run import prepare
+from logferry.loaders.storage.claims import claim
+from logferry.loaders.storage.commit import DataFiles, commit_files, commit_rows
+from logferry.loaders.storage.files import delete_folder, list_files, read_text, write_text
+from logferry.loaders.storage.ledger import Ledger, existing_table, last_batch, new_entry, read_ledger
+from logferry.loaders.storage.retention import compact, drop_rows
+from logferry.loaders.storage.rewrite import Rewriter, of_ranges
+from logferry.loaders.storage.side_tables import (
+    add_sources,
+    create_segments,
+    create_side_tables,
+    exclude,
+    put_segments,
+    read_excluded,
+    read_segments,
+    read_sources,
+)
+from logferry.loaders.storage.tables import read_state, snapshot_of
+from logferry.ops.stack.processes import Child, free_ports
+from logferry.ops.stack.s3_server import BUCKET, S3Server
+
+from tests.support.delta_log import rows_by_log
+from tests.support.loader_process import wait_for
+from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore
+
+pytestmark = pytest.mark.timeout(900)
+NOW: Final = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+ORIGIN: Final = JobOrigin("host:9092", ("dc1.a",))
+RULES: Final = SegmentRules(3600)
+PARSER: Final = {"format": "regex", "pattern": r"(?<at>\S+).*", "event_time": {"column": "at", "formats": ["iso"]}}
+
+
+class Tables:
+    """A table and its side tables. Each step is a batch of its own; ``rows``: what the table must hold."""
+
+    def __init__(self, at: Location) -> None:
+        self.at, self.paths, self.batch, self.rows = at, TablePaths.of(at), -1, 0
+
+    def create(self) -> None:
+        prepare(self.paths, ParserSettings.model_validate(PARSER))
+        create_side_tables(self.paths)
+        create_segments(self.paths.segments, RULES)
+
+    def some_rows(self, batch: int, old: bool = False) -> pa.Table:
+        schema = pa.schema(existing_table(self.at).schema().to_arrow())
+        at = NOW - timedelta(days=30 * old)
+        row = {"dc": "dc1", "topic": "dc1.a", "partition": 0, "source_id": "web1", "recorded": at, "created": at}
+        rows = [{**row, "offset": 100 * batch + n, "line": 0, "seqno": n, "text": "x" * 50} for n in range(10)]
+        return pa.Table.from_pylist([{name: one.get(name) for name in schema.names} for one in rows], schema=schema)
+
+    def load(self, old: bool = False) -> None:
+        """One more batch of ten rows, before the fault."""
+        self.batch += 1
+        Ledger(self.paths.ledger).put(self.entry())
+        commit_rows(self.some_rows(self.batch, old), self.at, self.batch, "run")
+        self.rows += 10
+
+    def entry(self, **more: Any) -> LedgerEntry:
+        ranges = [Range("dc1.a", 0, "id", 0, 100 * self.batch + 10)]
+        return new_entry(self.batch, "dc1", "lines", "run", ranges, origin=ORIGIN, **more)
+
+    def check(self) -> None:
+        assert len(rows_by_log(self.at)) == self.rows
+        assert last_batch(existing_table(self.at)) == self.batch
+
+
+class Step(NamedTuple):
+    """``before``: is done without faults. ``do``: may be repeated. ``check``: its effect, once."""
+
+    before: Callable[[Tables], None]
+    do: Callable[[Tables], object]
+    check: Callable[[Tables], None]
+
+
+def nothing(_: Tables) -> None:
+    pass
+
+
+def next_batch(tables: Tables) -> None:
+    tables.batch += 1
+
+
+def removed(tables: Tables) -> None:
+    """The tables are created anew."""
+    for path in tables.paths:
+        delete_folder(path)
+    tables.batch, tables.rows = -1, 0
+
+
+def created(tables: Tables) -> None:
+    assert read_state(tables.paths).last == -1
+    assert list(tables.paths.excluded.parent.name)
+
+
+def plan(tables: Tables) -> None:
+    entry = tables.entry()
+    assert Ledger(tables.paths.ledger).put(entry).ranges == entry.ranges
+
+
+def is_planned(tables: Tables) -> None:
+    assert [entry.batch for entry in read_ledger(tables.at)][-2:] == [*range(tables.batch + 1)][-2:]
+    commit_rows(tables.some_rows(tables.batch), tables.at, tables.batch, "run")
+    tables.rows += 10
+    tables.check()
+
+
+def write_rows(tables: Tables) -> None:
+    commit_rows(tables.some_rows(tables.batch), tables.at, tables.batch, "run")
+
+
+def planned(tables: Tables) -> None:
+    next_batch(tables)
+    Ledger(tables.paths.ledger).put(tables.entry())
+
+
+def ten_more(tables: Tables) -> None:
+    tables.rows += 10
+    tables.check()
+
+
+def rows_to_replace(tables: Tables) -> None:
+    tables.load()
+    planned(tables)
+
+
+def replace(tables: Tables) -> None:
+    last = 100 * (tables.batch - 1)
+    rule = of_ranges([Range("dc1.a", 0, "id", last, last + 4)], "dc1")
+    changes = Rewriter(tables.at, tables.batch, rule).actions
+    assert commit_files(DataFiles(tables.at), tables.at, tables.batch, "run", changes=changes)
+
+
+def four_less(tables: Tables) -> None:
+    tables.rows -= 4
+    tables.check()
+
+
+def old_rows(tables: Tables) -> None:
+    tables.load(old=True)
+    next_batch(tables)
+    Ledger(tables.paths.ledger).put(tables.entry(kind=DROP, cutoff=NOW - timedelta(days=7)))
+
+
+def drop(tables: Tables) -> None:
+    drop_rows(tables.paths, read_ledger(tables.at)[-1], "run")
+
+
+def ten_less(tables: Tables) -> None:
+    tables.rows -= 10
+    tables.check()
+
+
+def put_sides(tables: Tables) -> None:
+    facts = {SourceKey("dc1.a", "web1"): SourceFacts(0, 1000 + tables.batch, NOW, None)}
+    add_sources(tables.paths.sources, tables.batch, "run", facts)
+    put_segments(tables.paths.segments, tables.batch, "run", [segment(tables)])
+
+
+def segment(tables: Tables) -> Segment:
+    return Segment(
+        start=NOW, version=1, state=READY, rows=tables.batch, bytes=1, first=NOW, last=NOW, late_rows=0,
+        passed=NOW, touched=NOW, closed=NOW, batch=tables.batch,
+    )  # fmt: skip
+
+
+def sides_are_there(tables: Tables) -> None:
+    assert read_sources(tables.paths.sources)[SourceKey("dc1.a", "web1")].last_seqno == 1000 + tables.batch
+    assert read_segments(tables.paths.segments, tables.batch)[NOW].rows == tables.batch
+    for path in (tables.paths.sources, tables.paths.segments):
+        assert [row["batch"] for row in rows_by_log(path)].count(tables.batch) == 1
+    ten_more_after(tables)
+
+
+def ten_more_after(tables: Tables) -> None:
+    commit_rows(tables.some_rows(tables.batch), tables.at, tables.batch, "run")
+    ten_more(tables)
+
+
+def tell(tables: Tables) -> None:
+    job = TableJob.model_validate(
+        {
+            "path": tables.at,
+            "topics": ["dc1.a"],
+            "parser": PARSER,
+            "segments": {"success": tables.at.with_name("done")},
+        }
+    )
+    notify_ready(job, tables.paths, tables.batch)
+
+
+def segments_to_tell(tables: Tables) -> None:
+    for place in (tables.paths.segments / "_told", tables.at.with_name("done")):
+        delete_folder(place)
+
+
+def is_told(tables: Tables) -> None:
+    told = [file.name for file in list_files(tables.at.with_name("done"))]
+    claims = [file.name for file in list_files(tables.paths.segments / "_told")]
+    # A claim without a mark is another loader's for a minute.
+    assert told in ([], [f"{NOW:%Y-%m-%dT%H}/_SUCCESS"])
+    assert told or any(".claim/" in name for name in claims)
+
+
+def note(tables: Tables) -> None:
+    write_text(tables.at.with_name("note"), str(tables.batch))
+
+
+def is_noted(tables: Tables) -> None:
+    assert read_text(tables.at.with_name("note")) == str(tables.batch)
+
+
+def merge(tables: Tables) -> None:
+    list(compact(tables.at, timedelta(hours=1)))
+
+
+def two_batches(tables: Tables) -> None:
+    tables.load()
+    tables.load()
+
+
+def own(tables: Tables) -> bool:
+    return claim(tables.at.with_name("claim"), 60)
+
+
+def unclaimed(tables: Tables) -> None:
+    delete_folder(tables.at.with_name("claim"))
+
+
+def has_one_owner(tables: Tables) -> None:
+    assert not claim(tables.at.with_name("claim"), 60)
+    assert claim(tables.at.with_name("claim"), 0)
+
+
+def put_aside(tables: Tables) -> None:
+    exclude(tables.paths.excluded, ["web9"], NOW, "me", is_excluded=True)
+
+
+def is_aside(tables: Tables) -> None:
+    assert read_excluded(tables.paths.excluded) == ["web9"]
+
+
+def look(tables: Tables) -> None:
+    assert read_state(tables.paths).last == tables.batch
+    assert snapshot_of(tables.at).entry.batch == tables.batch
+    assert len(read_ledger(tables.at)) == tables.batch + 1
+
+
+STEPS: Final = {
+    "create": Step(removed, Tables.create, created),
+    "plan": Step(next_batch, plan, is_planned),
+    "rows": Step(planned, write_rows, ten_more),
+    "replace": Step(rows_to_replace, replace, four_less),
+    "drop": Step(old_rows, drop, ten_less),
+    "sides": Step(planned, put_sides, sides_are_there),
+    "tell": Step(segments_to_tell, tell, is_told),
+    "note": Step(nothing, note, is_noted),
+    "compact": Step(two_batches, merge, Tables.check),
+    "claim": Step(unclaimed, own, has_one_owner),
+    "exclude": Step(nothing, put_aside, is_aside),
+    "look": Step(nothing, look, nothing),
+}
+# Times of the fault: keys are refused from then on, until the operator mends it; the others are passing.
+FAULTS: Final = {DENIED: 10_000, BUSY: 1, FAILS: 1, LOST_ANSWER: 1, CUT: 1}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as running, pytest.MonkeyPatch.context() as patch:
+        for variable, value in running.environment.items():
+            patch.setenv(variable, value)
+        yield running
+
+
+def cases() -> list[object]:
+    """Each step by each fault. A test of minutes strikes at every request; the others at some of them."""
+    lean = [pytest.param("rows", kind, 7, id=f"rows-{kind}-lean") for kind in (DENIED, LOST_ANSWER)]
+    whole = ((name, kind) for name in STEPS for kind in FAULTS)
+    return [*lean, *(pytest.param(*case, 1, marks=pytest.mark.long, id="-".join(case)) for case in whole)]
+
+
+@pytest.mark.parametrize(("name", "kind", "stride"), cases())
+def test_a_fault_at_each_request_of_a_step(
+    name: str, kind: str, stride: int, server: S3Server, topic_name: str, monkeypatch: pytest.MonkeyPatch
+):
+    step = STEPS[name]
+    with FaultyStore(server.endpoint) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        tables = Tables(Location.of(f"s3://{BUCKET}/{topic_name}/t"))
+        tables.create()
+        tables.load()
+        errors: list[str] = []
+        for number in count(0, stride):
+            step.before(tables)
+            before = len(store.requests)
+            store.strike(kind, number, FAULTS[kind])
+            try:
+                step.do(tables)
+            except LoadError as error:
+                errors.append(str(error))
+            is_struck = any(fault for *_, fault in store.requests[before:])
+            store.heal()
+            if name != "claim":
+                step.do(tables)
+            step.check(tables)
+            if not is_struck:
+                break
+        assert number > stride
+        assert all(str(tables.at.parent) in error for error in errors), errors
+        assert errors or kind != DENIED
+
+
+POLICY: Final = Path(__file__).parents[3] / "ops" / "deploy"
+
+
+def test_the_rights_that_the_documentation_names_are_enough_and_fewer_are_not(
+    server: S3Server, topic_name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The policies of ``ops/deploy``, enforced: a loader's for every step, a reader's for reading only."""
+    iam = boto3.client("iam", endpoint_url=server.endpoint, region_name="us-east-1")
+
+    def user(name: str, policy: str) -> dict[str, str]:
+        iam.create_user(UserName=name)
+        iam.put_user_policy(UserName=name, PolicyName="of-the-test", PolicyDocument=policy)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+
+    def become(keys: dict[str, str]) -> None:
+        for variable, value in keys.items():
+            monkeypatch.setenv(variable, value)
+
+    def enforce(actions: bytes) -> None:
+        url, plain = f"{server.endpoint}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(url, actions, plain, method="POST")).close()
+
+    writing, reading = ((POLICY / f"s3-{who}.json").read_text() for who in ("loader", "reader"))
+    loader, reader = user("loader", writing), user("reader", reading)
+    no_deletion = user("keeper", writing.replace('"s3:DeleteObject", ', ""))
+    tables = Tables(Location.of(f"s3://{BUCKET}/{topic_name}/t"))
+    enforce(b"0")
+    try:
+        become(reader)
+        with pytest.raises(StorageUnavailable, match="privileges"):
+            tables.create()
+        become(loader)
+        tables.create()
+        for name, step in STEPS.items():
+            if name != "create":
+                step.before(tables)
+                step.do(tables)
+                step.check(tables)
+        become(reader)
+        look(tables)
+        assert len(rows_by_log(tables.at)) == tables.rows
+        with pytest.raises(StorageUnavailable, match="cannot be written"):
+            tables.load()
+        become(no_deletion)
+        with pytest.raises(StorageUnavailable, match="cannot be compacted"):
+            list(compact(tables.at, timedelta(0)))
+        assert len(rows_by_log(tables.at)) == tables.rows
+    finally:
+        enforce(b"inf")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("azurite-blob"), reason="npm install azurite, and its folder .bin in PATH")
+def test_every_step_on_azure_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What Python does with a table at abfss://, against an emulator of the Blob service."""
+    (port,) = free_ports(1)
+    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    account = {"NAME": "devstoreaccount1", "KEY": key}
+    for name, value in account.items():
+        monkeypatch.setenv(f"AZURE_STORAGE_ACCOUNT_{name}", value)
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://127.0.0.1:{port}")
+    options = ["--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--blobPort", str(port)]
+    child = Child("azurite", ["azurite-blob", *options], tmp_path / "azurite.log")
+    child.start()
+    try:
+        with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            wait_for(lambda: asked(connection, account) in (201, 409), "a container")
+        tables = Tables(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
+        tables.create()
+        for name, step in STEPS.items():
+            if name != "create":
+                step.before(tables)
+                step.do(tables)
+                step.check(tables)
+    finally:
+        child.stop(5)
+
+
+def asked(connection: http.client.HTTPConnection, account: dict[str, str]) -> int | None:
+    """Creates the container, signed as the service's shared key wants it. None: no answer yet."""
+    at = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    path = f"/{account['NAME']}/warehouse"
+    text = "PUT" + "\n" * 12 + f"x-ms-date:{at}\nx-ms-version:2021-08-06\n/{account['NAME']}{path}\nrestype:container"
+    signature = base64.b64encode(hmac.digest(base64.b64decode(account["KEY"]), text.encode(), "sha256")).decode()
+    headers = {"x-ms-date": at, "x-ms-version": "2021-08-06", "Content-Length": "0"}
+    headers["Authorization"] = f"SharedKey {account['NAME']}:{signature}"
+    try:
+        connection.request("PUT", f"{path}?restype=container", headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+    except OSError:
+        connection.close()
+        return None
+    return answer.status
