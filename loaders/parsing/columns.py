@@ -139,6 +139,33 @@ def named_groups(pattern: str) -> NumberedPattern:
     return NumberedPattern(_TOKEN.sub(plain, pattern), found)
 
 
+# ---- members of a JSON object -------------------------------------------------------------------------------
+
+# The most objects and arrays, one in the other, in a value that is rescued.
+RESCUED_DEPTH: Final = 64
+_TEXT: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_BLANK: Final = r"[ \t\r]*+"
+
+
+def _value(depth: int) -> str:
+    """Jackson has checked the grammar of the line, so braces and brackets need not be told apart. The characters leave
+    out what Jackson takes beyond JSON: single quotes, NaN and Infinity."""
+    inner = ""
+    for _ in range(depth):
+        inner = rf"|[{{\[](?:[-+0-9.eEtrufalsn,: \t\r]++|{_TEXT}{inner})*+[}}\]]"
+    return rf"(?:[-+0-9.eEtrufalsn]++|{_TEXT}{inner})"
+
+
+# One member with the comma or brace after it; the brace before the first one is part of it.
+MEMBER: Final = rf"(?s)\G(?:{_BLANK}\{{)?+{_BLANK}{_TEXT}{_BLANK}:{_BLANK}{_value(RESCUED_DEPTH)}{_BLANK}[,}}]"
+MEMBER_KEY: Final = rf"(?s){_TEXT}"
+# What is around a member's own text.
+MEMBER_ENDS: Final = rf"\A[{{ \t\r]++|{_BLANK}[,}}]\z"
+NO_MEMBER: Final = rf"\A{_BLANK}\{{{_BLANK}\}}\z"
+
+
+# ---- access logs --------------------------------------------------------------------------------------------
+
 _INSIDE: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
 ACCESS_LINE: Final = (
     r"(?<remote_host>\S++) (?<ident>\S++) (?<user>.+?) \[(?<time>[^\]]++)\] "

@@ -13,13 +13,18 @@ from typing import Final, NamedTuple
 from logferry.loaders.parsing.columns import (
     ACCESS_LINE,
     MARK,
+    MEMBER,
+    MEMBER_ENDS,
+    MEMBER_KEY,
+    NO_MEMBER,
     REQUEST,
     REQUEST_PARTS,
+    RESCUED_DEPTH,
     column_type,
     named_groups,
     schema_field,
 )
-from logferry.loaders.parsing.settings import FIELDS, EventTime, ParserSettings
+from logferry.loaders.parsing.settings import FIELDS, RESCUED, EventTime, ParserSettings
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType, StringType, StructField, StructType
@@ -27,6 +32,7 @@ from pyspark.sql.types import MapType, StringType, StructField, StructType
 LINE: Final = "line_text"
 _PARTS: Final = "line_parts"
 _REQUEST: Final = "request_parts"
+_MEMBERS: Final = "line_members"
 # Texts that mean null in columns that are not text.
 _NOTHING: Final = ("", "-")
 
@@ -38,6 +44,10 @@ TOO_LONG: Final = f"the line is longer than {_LONGEST} characters: too long for 
 NO_FIT: Final = "the line does not fit the pattern"
 NOT_JSON: Final = "the line is not JSON"
 NOT_OBJECT: Final = "the JSON is not one object, or a value does not have the type of its column"
+NOT_STRICT: Final = (
+    "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, "
+    f"or a value of more than {RESCUED_DEPTH} levels"
+)
 NOT_LOGFMT: Final = "the line is not logfmt: key=value …"
 
 _QUOTED: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -89,7 +99,38 @@ def _json(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
     # Spark's reader ignores text after an object, so the line must end with a brace.
     unread = parts.isNull() | parts["line_flaw"].isNotNull() | ~F.endswith(F.rtrim(LINE), F.lit("}"))
     flaw = F.when(unread, F.when(F.try_parse_json(F.col(LINE)).isNull(), F.lit(NOT_JSON)).otherwise(F.lit(NOT_OBJECT)))
-    return ParsedLines(read, {name: parts[name] for name in settings.kinds}, flaw)
+    found = ParsedLines(read, {name: parts[name] for name in settings.kinds}, flaw)
+    return _rescued(found, settings) if settings.rescued else found
+
+
+def _rescued(read: ParsedLines, settings: ParserSettings) -> ParsedLines:
+    """Adds the members whose keys are no columns, as they are in the line: reading and writing their values again would
+    change numbers. Of a key that comes twice the last value counts."""
+    line = F.rtrim(LINE)
+    cut = F.regexp_extract_all(F.when(read.flaw.isNull(), line), F.lit(MEMBER), F.lit(0))
+    members = F.col(_MEMBERS)
+    length = F.aggregate(members, F.lit(0), lambda so_far, member: so_far + F.length(member))
+    is_whole = (length == F.length(line)) | line.rlike(NO_MEMBER)
+    keyed = F.filter(F.transform(members, _member), lambda member: ~member["key"].isin(*settings.kinds))
+    keys = F.transform(keyed, lambda member: member["key"])
+    last = F.filter(
+        keyed,
+        lambda member, i: ~F.array_contains(F.slice(keys, i + F.lit(2), F.size(keys)), member["key"]),
+    )
+    once = F.when(F.size(F.array_distinct(keys)) < F.size(keys), last).otherwise(keyed)
+    texts_of_them = F.array_join(F.transform(once, lambda member: member["text"]), ",")
+    rescued = F.when(F.size(keyed) > 0, F.concat(F.lit("{"), texts_of_them, F.lit("}")))
+    flaw = F.when(read.flaw.isNotNull(), read.flaw).when(~is_whole, F.lit(NOT_STRICT))
+    return ParsedLines(read.frame.withColumn(_MEMBERS, cut), {**read.columns, RESCUED: rescued}, flaw)
+
+
+def _member(cut: Column) -> Column:
+    """The key, without escapes, and the text of a member."""
+    raw = F.regexp_extract(cut, MEMBER_KEY, 0)
+    plain = raw.substr(F.lit(2), F.length(raw) - 2)
+    unescaped = F.from_json(F.concat(F.lit("["), raw, F.lit("]")), "array<string>")[0]
+    key = F.when(F.contains(raw, F.lit("\\")), unescaped).otherwise(plain)
+    return F.struct(key.alias("key"), F.regexp_replace(cut, MEMBER_ENDS, "").alias("text"))
 
 
 def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
@@ -174,8 +215,13 @@ _FORMATS: Final[Mapping[str, Callable[[DataFrame, ParserSettings], ParsedLines]]
     "regex": lambda frame, settings: _matched(frame, settings.pattern or "", _LONGEST),
     "delimited": _delimited,
 }
-# Beside the typed columns: the pairs of logfmt that have no column.
-EXTRA: Final = {"logfmt": StructField(FIELDS, MapType(StringType(), StringType()))}
+
+
+def extra_fields(settings: ParserSettings) -> list[StructField]:
+    """Beside the typed columns: what has no column of its own."""
+    if settings.format == "logfmt":
+        return [StructField(FIELDS, MapType(StringType(), StringType()))]
+    return [StructField(RESCUED, StringType())] if settings.rescued else []
 
 
 # ---- event time -----------------------------------------------------------------------------------------

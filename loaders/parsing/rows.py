@@ -17,7 +17,7 @@ from typing import Any, Final
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.jvm_errors import JVM_ERRORS, java_chain, sorted_error
 from logferry.loaders.parsing.columns import DATES, LAST_MS
-from logferry.loaders.parsing.formats import EXTRA, LINE, event_time, spark_fields, texts, typed
+from logferry.loaders.parsing.formats import LINE, event_time, extra_fields, spark_fields, texts, typed
 from logferry.loaders.parsing.settings import LINES, ParserSettings
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -75,8 +75,7 @@ def row_schema(parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> Str
     """The columns of the main table. ``dates``: those of `DATES` by which it is partitioned."""
     fields = [*CHUNK.fields] if parser.format == "chunk" else [*_IDENTITY, *_ORIGIN, *_LINE]
     fields += spark_fields(**parser.kinds)
-    if parser.format in EXTRA:
-        fields.append(EXTRA[parser.format])
+    fields += extra_fields(parser)
     if parser.time is not None:
         fields.append(StructField("event_time", TimestampType()))
     return StructType([*fields, *(StructField(name, DateType()) for name in dates)])
