@@ -30,7 +30,7 @@ from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.columns import DATES
-from logferry.loaders.parsing.rows import parse_records, quarantined_rows, table_rows
+from logferry.loaders.parsing.rows import as_stored, parse_records, quarantined_rows, table_rows
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.planning.ledger_entry import (
     DROP,
@@ -66,7 +66,7 @@ from logferry.loaders.storage.side_tables import (
     segment_length,
     segments_before,
 )
-from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, count_rows, partition_columns
+from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, count_rows, partition_columns, stored_schema
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -285,7 +285,7 @@ def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, _: Chec
 
 
 def _files(parsed: DataFrame, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> DataFiles:
-    rows = table_rows(parsed, parser, _dates(paths))
+    rows = as_stored(table_rows(parsed, parser, _dates(paths)), stored_schema(paths.main))
     with sorted_errors(f"writing batch {entry.batch} to {paths.main}"):
         return write_files(rows, paths.main, entry.batch, partition_columns(paths.main))
 

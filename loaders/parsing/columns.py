@@ -12,7 +12,7 @@ implemented here; a test compares both on lines made to differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
@@ -156,11 +156,17 @@ def _value(depth: int) -> str:
     return rf"(?:[-+0-9.eEtrufalsn]++|{_TEXT}{inner})"
 
 
-# One member with the comma or brace after it; the brace before the first one is part of it.
-MEMBER: Final = rf"(?s)\G(?:{_BLANK}\{{)?+{_BLANK}{_TEXT}{_BLANK}:{_BLANK}{_value(RESCUED_DEPTH)}{_BLANK}[,}}]"
-MEMBER_KEY: Final = rf"(?s){_TEXT}"
-# What is around a member's own text.
-MEMBER_ENDS: Final = rf"\A[{{ \t\r]++|{_BLANK}[,}}]\z"
+def member_pattern(names: Iterable[str]) -> str:
+    """One member of an object, from the end of the one before; group 1 is its text unless its key is one of the names.
+
+    The comma or brace after it belongs to it, and the brace before the first one.
+    """
+    member = rf"{_BLANK}:{_BLANK}{_value(RESCUED_DEPTH)}"
+    named, other = rf'"(?:{"|".join(names)})"{member}', rf"({_TEXT}{member})"
+    return rf"(?s)\G(?:{_BLANK}\{{)?+{_BLANK}(?>{named}|{other}){_BLANK}[,}}]"
+
+
+MEMBER_KEY: Final = rf"(?s)\A{_TEXT}"
 NO_MEMBER: Final = rf"\A{_BLANK}\{{{_BLANK}\}}\z"
 
 

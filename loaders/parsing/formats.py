@@ -13,14 +13,13 @@ from typing import Final, NamedTuple
 from logferry.loaders.parsing.columns import (
     ACCESS_LINE,
     MARK,
-    MEMBER,
-    MEMBER_ENDS,
     MEMBER_KEY,
     NO_MEMBER,
     REQUEST,
     REQUEST_PARTS,
     RESCUED_DEPTH,
     column_type,
+    member_pattern,
     named_groups,
     schema_field,
 )
@@ -33,6 +32,7 @@ LINE: Final = "line_text"
 _PARTS: Final = "line_parts"
 _REQUEST: Final = "request_parts"
 _MEMBERS: Final = "line_members"
+_RESCUED: Final = "line_rescued"
 # Texts that mean null in columns that are not text.
 _NOTHING: Final = ("", "-")
 
@@ -106,31 +106,37 @@ def _json(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
 def _rescued(read: ParsedLines, settings: ParserSettings) -> ParsedLines:
     """Adds the members whose keys are no columns, as they are in the line: reading and writing their values again would
     change numbers. Of a key that comes twice the last value counts."""
-    line = F.rtrim(LINE)
-    cut = F.regexp_extract_all(F.when(read.flaw.isNull(), line), F.lit(MEMBER), F.lit(0))
-    members = F.col(_MEMBERS)
-    length = F.aggregate(members, F.lit(0), lambda so_far, member: so_far + F.length(member))
-    is_whole = (length == F.length(line)) | line.rlike(NO_MEMBER)
-    keyed = F.filter(F.transform(members, _member), lambda member: ~member["key"].isin(*settings.kinds))
-    keys = F.transform(keyed, lambda member: member["key"])
-    last = F.filter(
-        keyed,
-        lambda member, i: ~F.array_contains(F.slice(keys, i + F.lit(2), F.size(keys)), member["key"]),
-    )
-    once = F.when(F.size(F.array_distinct(keys)) < F.size(keys), last).otherwise(keyed)
-    texts_of_them = F.array_join(F.transform(once, lambda member: member["text"]), ",")
-    rescued = F.when(F.size(keyed) > 0, F.concat(F.lit("{"), texts_of_them, F.lit("}")))
+    # One replacement leaves of a line those members, with a mark after each one. JSON has no such character.
+    line = F.when(read.flaw.isNull(), F.rtrim(LINE))
+    marked = F.regexp_replace(line, F.lit(member_pattern(settings.kinds)), F.lit(f"$1{MARK}"))
+    frame = read.frame.withColumn(_MEMBERS, F.split(marked, MARK))
+    parts = F.col(_MEMBERS)
+    frame = frame.withColumn(_RESCUED, F.filter(F.slice(parts, 1, F.size(parts) - 1), lambda text: text != ""))
+    texts_of = F.col(_RESCUED)
+    has_plain_key = (F.size(texts_of) == 1) & ~F.contains(F.get(texts_of, 0), F.lit("\\"))
+    kept = F.when(has_plain_key, texts_of).otherwise(_last_of_each(texts_of, list(settings.kinds)))
+    rescued = F.nullif(F.concat(F.lit("{"), F.array_join(kept, ","), F.lit("}")), F.lit("{}"))
+    is_whole = (F.element_at(parts, -1) == "") | line.rlike(NO_MEMBER)
     flaw = F.when(read.flaw.isNotNull(), read.flaw).when(~is_whole, F.lit(NOT_STRICT))
-    return ParsedLines(read.frame.withColumn(_MEMBERS, cut), {**read.columns, RESCUED: rescued}, flaw)
+    found = F.when(F.size(texts_of) > 0, rescued)
+    return ParsedLines(frame, {**read.columns, RESCUED: found}, flaw)
 
 
-def _member(cut: Column) -> Column:
-    """The key, without escapes, and the text of a member."""
-    raw = F.regexp_extract(cut, MEMBER_KEY, 0)
-    plain = raw.substr(F.lit(2), F.length(raw) - 2)
+def _last_of_each(members: Column, names: list[str]) -> Column:
+    """The last of the members with each key that is none of the names, with its escapes read."""
+    keyed = F.transform(members, lambda text: F.struct(_key(text).alias("key"), text.alias("text")))
+    others = F.filter(keyed, lambda member: ~member["key"].isin(*names))
+    keys = F.transform(others, lambda member: member["key"])
+    last = F.filter(
+        others, lambda member, i: ~F.array_contains(F.slice(keys, i + F.lit(2), F.size(keys)), member["key"])
+    )
+    return F.transform(last, lambda member: member["text"])
+
+
+def _key(member: Column) -> Column:
+    raw = F.regexp_extract(member, MEMBER_KEY, 0)
     unescaped = F.from_json(F.concat(F.lit("["), raw, F.lit("]")), "array<string>")[0]
-    key = F.when(F.contains(raw, F.lit("\\")), unescaped).otherwise(plain)
-    return F.struct(key.alias("key"), F.regexp_replace(cut, MEMBER_ENDS, "").alias("text"))
+    return F.when(F.contains(raw, F.lit("\\")), unescaped).otherwise(raw.substr(F.lit(2), F.length(raw) - 2))
 
 
 def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:

@@ -6,10 +6,9 @@ run that finds a planned batch executes it first, exactly as planned. A run that
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow.dataset as ds
 from deltalake import Schema
@@ -21,6 +20,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.parsing.columns import DATES
 from logferry.loaders.parsing.rows import check_parser, row_schema
 from logferry.loaders.parsing.settings import LINES, ParserSettings
+from logferry.loaders.planning.column_changes import column_changes, column_types
 from logferry.loaders.planning.ledger_entry import LOAD, REQUARANTINE, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Range, StoppedTopic, plan
 from logferry.loaders.planning.position_plan import known_originals, origin_dc
@@ -31,6 +31,7 @@ from logferry.loaders.storage.files import is_empty, open_table, storage_errors
 from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, existing_table, new_entry
 from logferry.loaders.storage.side_tables import create_segments
 from logferry.loaders.storage.tables import QUARANTINE, TableState, count_rows, read_state
+from logferry.loaders.storage.widening import widen_columns
 
 # A mirror records what it wrote with the records themselves, or within milliseconds.
 _ORIGINALS_S: Final = 2.0
@@ -216,9 +217,9 @@ def table_state(loader: Loader, paths: TablePaths) -> TableState:
 def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Sequence[str] = ()) -> None:
     """Creates the tables that are missing. Several loaders may do so at once.
 
-    A table gets the parser's new columns; one that has them with other types is refused. So are a table with rows that
-    no ledger accounts for, a ledger or quarantine that was removed or does not match, and other columns. A load never
-    starts over at the earliest offsets of a topic that it has loaded from.
+    A table gets the parser's new columns and wider types; one that has columns with other types is refused. So are a
+    table with rows that no ledger accounts for, a ledger or quarantine that was removed or does not match, and other
+    columns. A load never starts over at the earliest offsets of a topic that it has loaded from.
     """
     with storage_errors(f"{paths.main} cannot be read"):
         is_foreign = open_table(paths.main) is None and not is_empty(paths.main)
@@ -228,7 +229,7 @@ def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Seq
     Ledger(paths.ledger).create()
     _create(paths.quarantine, QUARANTINE, "logferry quarantine", (), {"parser", "resolved", "since"})
     dates = [name for name in partition_by if name in DATES]
-    own = set(parser.kinds) | {"fields", "event_time"}
+    own = set(parser.kinds) | {"fields", "rescued", "event_time"}
     _create(paths.main, Schema.from_json(row_schema(parser, dates).json()), "logferry rows", partition_by, own)
 
 
@@ -240,9 +241,10 @@ def _create(path: Location, schema: Schema, name: str, partition_by: Sequence[st
     configuration: dict[str, str | None] = {"delta.dataSkippingStatsColumns": ",".join(indexed)}
     create_table(path, schema, name, configuration, partition_by)
     made = existing_table(path)
-    have, want = _columns(made.schema().to_json()), _columns(schema.to_json())
-    wrong = {column for column in want if column in have and have[column] != want[column]}
-    wrong |= {column for column in want if column not in have and column not in addable}
+    have, want = column_types(made.schema().to_json()), column_types(schema.to_json())
+    changes = column_changes(have, want)
+    wrong = [*changes.refused, *(name for name in changes.wider if name not in addable)]
+    wrong += [name for name in want if name not in have and name not in addable]
     if wrong:
         raise ForeignTable(f"{path} has other columns than the job: {', '.join(sorted(wrong))}")
     parted = list(made.metadata().partition_columns)
@@ -251,11 +253,6 @@ def _create(path: Location, schema: Schema, name: str, partition_by: Sequence[st
         raise ForeignTable(
             f"{path} is partitioned by {said[0]}, the job by {said[1]}: the partitioning cannot be changed"
         )
+    if changes.wider:
+        widen_columns(path, schema)
     add_columns(path, schema)
-
-
-def _columns(schema_json: str) -> dict[str, Any]:
-    """Name → type. Schemas of Delta and Spark differ only in nullability."""
-    ignored = {"nullable", "containsNull", "valueContainsNull", "metadata"}
-    schema = json.loads(schema_json, object_hook=lambda node: {key: node[key] for key in node.keys() - ignored})
-    return {field["name"]: field["type"] for field in schema["fields"]}

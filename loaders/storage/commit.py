@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -29,8 +30,9 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
+from logferry.loaders.errors import Overtaken, StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location
+from logferry.loaders.planning.column_changes import column_types
 from logferry.loaders.storage.files import (
     delete_files,
     file_system,
@@ -49,11 +51,12 @@ FOLDER: Final = "batch-"
 
 
 class DataFiles(NamedTuple):
-    """Files that no commit names yet. ``rows`` in all of them."""
+    """Files that no commit names yet. ``rows`` in all of them; ``types`` of their columns, where known."""
 
     table: Location
     adds: tuple[AddAction, ...] = ()
     rows: int = 0
+    types: Mapping[str, Any] = MappingProxyType({})
 
     def check_rows(self, expected: int) -> DataFiles:
         """To be called before the commit: a stale listing of the folder can lack a file. Raises StorageUnavailable."""
@@ -178,6 +181,7 @@ def commit_files(
     """
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
+        check_types(written, table)
         table.create_write_transaction(
             [*written.adds, *(changes(table) if changes else ())],
             "overwrite" if replace else "append",
@@ -188,6 +192,18 @@ def commit_files(
         )
 
     return commit_once(write, path, batch, run, written.rows, alone=replace or changes is not None, beside=beside)
+
+
+def check_types(written: DataFiles, table: DeltaTable) -> None:
+    """To be called before each try of a commit: another loader may widen columns meanwhile. Raises Overtaken."""
+    if not written.types:
+        return
+    stored = column_types(table.schema().to_json())
+    if other := sorted(name for name, kind in written.types.items() if stored.get(name, kind) != kind):
+        raise Overtaken(
+            f"{written.table}: another loader has changed the type of {', '.join(other)}; "
+            "the next load writes the batch again"
+        )
 
 
 def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
