@@ -90,6 +90,7 @@ class Loader:
 
     ``duplicate_window``: copies of a chunk from two data centres are recognised if recorded within this time.
     ``mirror_offsets``: of the mirror that writes here; without it, the ledger has no original offsets of its topics.
+    ``registered``: names of tables that the catalog was seen to have.
     """
 
     spark: SparkSession
@@ -101,6 +102,7 @@ class Loader:
     mirror_offsets: MirrorOffsets | None = None
     clock: GatewayClock = field(default_factory=GatewayClock)
     other_kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
+    registered: set[str] = field(default_factory=set)
 
     def origin(self, topics: Sequence[str]) -> JobOrigin:
         """The origin of a job with these patterns, for the ledger."""

@@ -51,6 +51,8 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
                 raise LoaderConfigError(f"--follow and {name} exclude each other")
     if options.config is not None and options.table is not None:
         raise LoaderConfigError("--config excludes --table: the file names the tables")
+    if options.config is not None and options.register is not None:
+        raise LoaderConfigError("--config excludes --register: the file has it as `register` of each table")
     with open_tables(job_config(options, options.table), options.jars, reporter) as tables:
         if options.follow:
             return run_until_signal(tables, tables.follow, until_signal=True)
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--stop-records", type=count, metavar="N", help="load at most N offsets of each table")
     option("--stop-bytes", type=count, metavar="N", help="plan no further batch of a table after N bytes")
     option("--stop-s", type=count, metavar="S", help="plan no further batch after S seconds")
+    option("--register", metavar="NAME", help="name of the table in the catalog of the Spark session: logs.nginx")
     option("--max-records", type=int, metavar="N", help="at most N offsets in a batch")
     option("--print-submit", action="store_true", help="print the arguments for spark-submit --master … and exit")
     return parser

@@ -26,7 +26,7 @@ from logferry.loaders.parsing.columns import (
 from logferry.loaders.parsing.settings import FIELDS, RESCUED, EventTime, ParserSettings
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 LINE: Final = "line_text"
 _PARTS: Final = "line_parts"
@@ -99,8 +99,28 @@ def _json(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
     # Spark's reader ignores text after an object, so the line must end with a brace.
     unread = parts.isNull() | parts["line_flaw"].isNotNull() | ~F.endswith(F.rtrim(LINE), F.lit("}"))
     flaw = F.when(unread, F.when(F.try_parse_json(F.col(LINE)).isNull(), F.lit(NOT_JSON)).otherwise(F.lit(NOT_OBJECT)))
-    found = ParsedLines(read, {name: parts[name] for name in settings.kinds}, flaw)
+    kinds = {field.name: field.dataType for field in fields}
+    found = ParsedLines(read, {name: _unique(parts[name], kind) for name, kind in kinds.items()}, flaw)
     return _rescued(found, settings) if settings.rescued else found
+
+
+def _unique(value: Column, kind: DataType) -> Column:
+    """The value with each key of a map once, with its last value: Spark keeps all, and then some readers fail."""
+    if "map<" not in kind.simpleString():
+        return value
+    if isinstance(kind, ArrayType):
+        inner = kind.elementType
+        return F.transform(value, lambda one: _unique(one, inner))
+    if isinstance(kind, StructType):
+        fields = [_unique(value[field.name], field.dataType).alias(field.name) for field in kind]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    if not isinstance(kind, MapType):
+        return value
+    entries, keys = F.map_entries(value), F.map_keys(value)
+    last = F.filter(entries, lambda one, i: ~F.array_contains(F.slice(keys, i + F.lit(2), F.size(keys)), one["key"]))
+    once = F.when(F.size(F.array_distinct(keys)) < F.size(keys), F.map_from_entries(last)).otherwise(value)
+    low = kind.valueType
+    return F.transform_values(once, lambda _, one: _unique(one, low)) if "map<" in low.simpleString() else once
 
 
 def _rescued(read: ParsedLines, settings: ParserSettings) -> ParsedLines:

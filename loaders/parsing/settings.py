@@ -189,7 +189,9 @@ class ParserSettings(BaseModel):
 
     @property
     def name(self) -> str:
-        plain = f"{self.format}/{VERSIONS[self.format]}"
+        # From version 2 on, a key of a map that comes twice has its last value. Without a map there is no difference.
+        has_map = self.format == "json" and any("map<" in kind.replace(" ", "") for kind in self.columns.values())
+        plain = f"{self.format}/{VERSIONS[self.format] + has_map}"
         return f"{plain}:{sha256(self.as_json.encode()).hexdigest()[:12]}" if self.as_json else plain
 
 

@@ -25,6 +25,7 @@ from logferry.loaders.planning.ledger_entry import LOAD, REQUARANTINE, LedgerEnt
 from logferry.loaders.planning.plan import BatchSizer, Range, StoppedTopic, plan
 from logferry.loaders.planning.position_plan import known_originals, origin_dc
 from logferry.loaders.runs.segment_check import SegmentCheck, begin_check, finish_check, notify_ready
+from logferry.loaders.spark.catalog import register_table
 from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.commit import INDEXED
 from logferry.loaders.storage.files import is_empty, open_table, storage_errors
@@ -55,7 +56,13 @@ class SegmentNotice(NamedTuple):
     reason: str
 
 
-LoadEvent = Backlog | BatchDone | StoppedTopic | RunEnded | SegmentNotice
+class CatalogNotice(NamedTuple):
+    """The table is loaded, but the catalog does not have its name, for this reason; the next load tries again."""
+
+    reason: str
+
+
+LoadEvent = CatalogNotice | Backlog | BatchDone | StoppedTopic | RunEnded | SegmentNotice
 
 
 def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -> Iterator[LoadEvent]:
@@ -78,6 +85,7 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
         prepare(paths, job.parser, job.partition_by)
         if job.segments is not None:
             create_segments(paths.segments, job.segments.rules)
+        yield from _registered(loader, job)
         yield Backlog(backlog.records)
         stopped: set[str] = set()
         while True:
@@ -102,6 +110,17 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
                 sizes.saw(sum(r.size for r in entry.reads), done.bytes)
             yield done
             state = table_state(loader, paths)
+
+
+def _registered(loader: Loader, job: TableJob) -> Iterator[CatalogNotice]:
+    """Once a run, and again after a failure. Raises ForeignTable where the name stands for something else."""
+    name = job.register_as
+    if name is None or name in loader.registered:
+        return
+    if (reason := register_table(loader.spark, name, job.path)) is not None:
+        yield CatalogNotice(reason)
+    else:
+        loader.registered.add(name)
 
 
 def _checked(

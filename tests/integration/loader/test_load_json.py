@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -97,3 +99,69 @@ def test_random_objects_are_rescued_as_python_reads_them(read: Read):
     assert len(rows) > 350, "`id` is sometimes another value"
     assert rows == {line: rescued(line) for line in rows}
     assert {found[line] for line in lines if line not in rows} <= {formats.NOT_OBJECT}
+
+
+# Type of the column → values in the line, with the value of the row; those of `WRONG` send the line to the quarantine.
+NESTED: dict[str, dict[str, Any]] = {
+    "struct<x:int>": {
+        '{"x": 1}': {"x": 1},
+        '{"y": 1}': {"x": None},
+        '{"X": 1}': {"x": None},
+        "{}": {"x": None},
+        "null": None,
+        '{"x": 1, "x": 2}': {"x": 2},
+    },
+    "array<int>": {"[1, null]": [1, None], "[]": []},
+    "map<string,int>": {
+        '{"a": 1, "": null}': {"a": 1, "": None},
+        '{"a": 1, "b": 2, "a": 3}': {"a": 3, "b": 2},
+        "{}": {},
+    },
+    "array<struct<s:string,n:int>>": {
+        '[{"s": "a", "n": 1}, null]': [{"s": "a", "n": 1}, None],
+        '[{"s": {"q": [1, "x"]}}]': [{"s": '{"q":[1,"x"]}', "n": None}],
+    },
+    "struct<d:decimal(6,2)>": {
+        '{"d": 1.005}': {"d": Decimal("1.01")},
+        '{"d": "1.5"}': {"d": Decimal("1.50")},
+        '{"d": 1e2}': {"d": Decimal("100.00")},
+    },
+    "struct<t:timestamp>": {
+        '{"t": "2026-11-20T10:00:00+01:00"}': {"t": datetime(2026, 11, 20, 9, tzinfo=UTC)},
+        '{"t": "2026-11-20 10:00:00"}': {"t": datetime(2026, 11, 20, 10, tzinfo=UTC)},
+        '{"t": 1795341498}': {"t": datetime(2026, 11, 22, 9, 58, 18, tzinfo=UTC)},
+    },
+    "struct<t:date>": {'{"t": "2026-11-20"}': {"t": date(2026, 11, 20)}},
+    "struct<t:boolean>": {'{"t": true}': {"t": True}},
+    "struct<t:double>": {'{"t": 1}': {"t": 1.0}, '{"t": 1e400}': {"t": float("inf")}},
+    "struct<a:array<map<string,struct<b:array<map<string,decimal(4,1)>>>>>>": {
+        '{"a": [{"k": {"b": [{"z": 1.05, "z": 2}]}}, {"k": null}]}': {
+            "a": [{"k": {"b": [{"z": Decimal("2.0")}]}}, {"k": None}]
+        },
+        '{"a": [{"k": {"b": []}, "k": {"b": null}}]}': {"a": [{"k": {"b": None}}]},
+    },
+}
+WRONG = {
+    "struct<x:int>": ['{"x": "1"}', '{"x": 1.0}', '{"x": 2147483648}', "[]", "5", '"s"', '[{"x": 1}]'],
+    "array<int>": ['[1, "2"]', "[1.5]", "{}", "1", "[[1]]"],
+    "map<string,int>": ['{"a": "1"}', "[]", "5"],
+    "array<struct<s:string,n:int>>": ['[{"s": "a", "n": "x"}]', "[5]", '{"s": "a"}'],
+    "struct<d:decimal(6,2)>": ['{"d": 123456.7}', '{"d": "x"}', '{"d": true}', '{"d": ""}'],
+    "struct<t:timestamp>": ['{"t": "x"}', '{"t": 1.5}', '{"t": ""}'],
+    "struct<t:date>": ['{"t": "20.11.2026"}', '{"t": 5}'],
+    "struct<t:boolean>": ['{"t": "true"}', '{"t": 1}'],
+    "struct<t:double>": ['{"t": "1.5"}', '{"t": ""}'],
+    "struct<a:array<map<string,struct<b:array<map<string,decimal(4,1)>>>>>>": [
+        '{"a": [{"k": {"b": [{"z": "x"}]}}]}',
+        '{"a": [{"k": {"b": 5}}]}',
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_nested_values_are_as_strict_as_others(kind: str, read: Read):
+    right = {f'{{"c": {value}, "after": {i}}}': row for i, (value, row) in enumerate(NESTED[kind].items())}
+    wrong = [f'{{"c": {value}, "after": 0}}' for value in WRONG[kind]]
+    found = read([line.encode() for line in (*right, *wrong)], format="json", columns={"c": kind, "after": "int"})
+    assert {line: found[line]["c"] for line in right} == right
+    assert {found[line] for line in wrong} == {formats.NOT_OBJECT}
