@@ -326,7 +326,7 @@ def _commit(
     partition_by = partition_columns(paths.main)
     if entry.reload:
         return replace_main(written, paths, entry, loader.run, partition_by)
-    return commit_files(written, paths.main, entry.batch, loader.run, partition_by)
+    return commit_files(written, paths.main, entry.batch, loader.run, partition_by, after=entry.batch - 1)
 
 
 def _check_readable(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from logferry.loaders.errors import Overtaken, StorageUnavailable, UnsupportedFeature
+from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location
 from logferry.loaders.planning.column_changes import column_types
 from logferry.loaders.storage.files import (
@@ -173,14 +173,22 @@ def commit_files(
     replace: bool = False,
     changes: Changes | None = None,
     beside: Sequence[Transaction] = (),
+    after: int | None = None,
 ) -> CommittedBatch:
     """Adds the files to the table, unless it holds the batch already; with ``replace`` in place of all its rows.
 
     ``changes``: further actions of the same commit, for the version that it builds on. ``beside``: further transaction
-    versions that the table keeps of the batch. Safe to call again. Raises StorageUnavailable.
+    versions that the table keeps of the batch. ``after``: the batch that the table must hold before. Safe to call
+    again. Raises LedgerBroken, Overtaken, StorageUnavailable.
     """
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
+        if after is not None and (last := last_batch(table)) != after:
+            # The commit of the batch before was replaced, by Spark on a mounted folder, or by a restore.
+            raise LedgerBroken(
+                f"{path} holds batch {last} and no longer {after}: another program has replaced a commit. Nothing of "
+                f"batch {batch} is in the table"
+            )
         check_types(written, table)
         table.create_write_transaction(
             [*written.adds, *(changes(table) if changes else ())],

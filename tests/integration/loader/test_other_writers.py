@@ -1,0 +1,172 @@
+"""Tables that Spark's Delta has changed: features that the loader cannot keep, and commits beside a running load."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from logferry.loaders.batches import execute
+from logferry.loaders.batches.execute import Loader
+from logferry.loaders.errors import LedgerBroken, LoadError, UnsupportedFeature
+from logferry.loaders.location import Location
+from logferry.loaders.runs.table_run import load_table
+from logferry.loaders.storage.commit import DataFiles
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
+from pyspark.sql import SparkSession
+
+from tests.support.loader import Topic, check_exact, chunks_of, stored
+from tests.support.table_loads import done, job
+
+pytestmark = pytest.mark.spark
+
+Start = Callable[..., Loader]
+# Feature → the statement by which Spark gives it to a table.
+ENABLED = {
+    "deletionVectors": "ALTER TABLE {} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
+    "checkConstraints": "ALTER TABLE {} ADD CONSTRAINT positive CHECK (seqno > 0)",
+    "rowTracking": "ALTER TABLE {} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
+    "clustering": "ALTER TABLE {} CLUSTER BY (source_id)",
+    "inCommitTimestamp": "ALTER TABLE {} SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')",
+    "columnMapping": "ALTER TABLE {} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
+    "typeWidening": "ALTER TABLE {} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
+    "v2Checkpoint": "ALTER TABLE {} SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')",
+}
+
+
+def sql(spark: SparkSession, statement: str, table: Location) -> None:
+    spark.sql(statement.format(f"delta.`{table.for_spark}`")).count()
+
+
+async def test_features_of_sparks_delta_are_refused_by_name(loader: Start, topic: Topic, table: Location):
+    """And the load continues where they can be removed again."""
+    await topic.create()
+    await topic.write(chunks_of("a", b"1\n"))
+    places = {feature: table.with_name(feature) for feature in ENABLED}
+    for place in places.values():
+        done(load_table(loader(), job(place, topic.name)))
+    loaded = list(topic.committed)
+    await topic.write(chunks_of("b", b"2\n"))
+    said = {}
+    for feature, place in places.items():
+        sql(loader().spark, ENABLED[feature], place)
+        try:
+            done(load_table(loader(), job(place, topic.name)))
+        except LoadError as error:
+            said[feature] = error
+    assert {feature: (type(error), feature in str(error)) for feature, error in said.items()} == dict.fromkeys(
+        ENABLED, (UnsupportedFeature, True)
+    )
+    for feature, place in places.items():
+        table_now = open_table(place)
+        assert last_batch(table_now) == 0, feature
+    place = places["checkConstraints"]
+    check_exact(place, loaded)
+    sql(loader().spark, "ALTER TABLE {} DROP CONSTRAINT positive", place)
+    done(load_table(loader(), job(place, topic.name)))
+    check_exact(place, topic.committed)
+
+
+async def test_generated_columns_of_a_table_that_spark_created(loader: Start, topic: Topic, table: Location):
+    await topic.create()
+    await topic.write(chunks_of("a", b"1\n"))
+    sql(
+        loader().spark,
+        "CREATE TABLE {} (seqno bigint, twice bigint GENERATED ALWAYS AS (seqno * 2)) USING delta",
+        table,
+    )
+    with pytest.raises(UnsupportedFeature, match=r"generatedColumns \(column twice\)"):
+        done(load_table(loader(), job(table, topic.name)))
+
+
+# Statements that may run beside a load; a source named nobody has no rows.
+BESIDE = (
+    "OPTIMIZE {}",
+    "ALTER TABLE {} SET TBLPROPERTIES ('owner' = 'analysts')",
+    "DELETE FROM {} WHERE source_id = 'gone' AND line < 3",
+    "VACUUM {}",
+    "UPDATE {} SET newline = newline WHERE source_id = 'a'",
+)
+
+
+async def test_spark_changes_a_table_while_it_is_loaded(loader: Start, topic: Topic, table: Location):
+    await topic.create()
+    for number in range(6):
+        await topic.write(chunks_of("a", b"%d\n\xff\n" % number, start=99 * number))
+    await topic.write(chunks_of("gone", b"1\n2\n3\n"))
+    del topic.committed[-1]
+    work, ended = job(table, topic.name, max_records=2), threading.Event()
+    batches = load_table(loader(), work)
+    # The table is there, and its first rows.
+    while not stored(table) if open_table(table) else True:
+        next(batches)
+    failures: list[BaseException] = []
+    statements: list[str] = []
+
+    def beside() -> None:
+        while len(statements) < len(BESIDE) or not ended.is_set():
+            statement = BESIDE[len(statements) % len(BESIDE)]
+            try:
+                sql(loader().spark, statement, table)
+            except Exception as error:  # noqa: BLE001 - Spark's own conflicts are no failure of the load
+                if "Concurrent" not in str(error):
+                    failures.append(error)
+                    return
+            statements.append(statement)
+
+    other = threading.Thread(target=beside)
+    other.start()
+    done(batches)
+    ended.set()
+    other.join()
+    assert failures == []
+    done(load_table(loader("again"), work))
+    sql(loader().spark, "DELETE FROM {} WHERE source_id = 'gone'", table)
+    check_exact(table, topic.committed)
+
+
+def overwrite_last_commit(table: Location) -> None:
+    """As Spark does on a mounted folder, when it looked before the loader's commit was there, and renamed after it."""
+    newest = max(Path(table).glob("_delta_log/*.json"))
+    newest.write_text(json.dumps({"commitInfo": {"timestamp": 0, "operation": "SET TBLPROPERTIES"}}) + "\n")
+
+
+async def test_a_commit_that_spark_overwrites_is_repeated(loader: Start, topic: Topic, table: Location, store: str):
+    if store:
+        pytest.skip("stores refuse the second commit")
+    await topic.create()
+    for number in range(3):
+        await topic.write(chunks_of("a", b"%d\n\xff\n" % number, start=99 * number))
+        done(load_table(loader(), job(table, topic.name)))
+        overwrite_last_commit(table)
+        assert len(stored(table)) == number, "the batch is gone"
+        done(load_table(loader("again"), job(table, topic.name)))
+        check_exact(table, topic.committed)
+
+
+async def test_no_batch_is_committed_after_one_that_is_gone(
+    loader: Start, topic: Topic, table: Location, store: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Spark overwrites the commit of a batch while the next one is written: that one must not hide the gap."""
+    if store:
+        pytest.skip("stores refuse the second commit")
+    await topic.create()
+    await topic.write(chunks_of("a", b"1\n"))
+    done(load_table(loader(), job(table, topic.name)))
+    await topic.write(chunks_of("b", b"2\n"))
+    plain = execute._files
+
+    def overwritten_meanwhile(*given: object) -> DataFiles:
+        written = plain(*given)  # type: ignore[arg-type]
+        overwrite_last_commit(table)
+        return written
+
+    monkeypatch.setattr(execute, "_files", overwritten_meanwhile)
+    with pytest.raises(LedgerBroken, match="holds batch -1 and no longer 0: another program has replaced a commit"):
+        done(load_table(loader(), job(table, topic.name)))
+    assert stored(table) == []
+    with pytest.raises(LedgerBroken, match=r"has batch 1, .* only -1"):
+        done(load_table(loader(), job(table, topic.name)))
