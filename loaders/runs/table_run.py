@@ -32,7 +32,7 @@ from logferry.loaders.storage.files import is_empty, open_table, storage_errors
 from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, existing_table, new_entry
 from logferry.loaders.storage.side_tables import create_segments
 from logferry.loaders.storage.tables import QUARANTINE, TableState, count_rows, read_state
-from logferry.loaders.storage.widening import widen_columns
+from logferry.loaders.storage.wider_types import widen_columns
 
 # A mirror records what it wrote with the records themselves, or within milliseconds.
 _ORIGINALS_S: Final = 2.0

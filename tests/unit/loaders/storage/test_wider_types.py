@@ -18,11 +18,11 @@ from logferry.loaders.errors import Overtaken, StorageUnavailable
 from logferry.loaders.location import Location
 from logferry.loaders.parsing.columns import column_type, schema_field
 from logferry.loaders.planning.column_changes import column_types
-from logferry.loaders.storage import widening
+from logferry.loaders.storage import wider_types
 from logferry.loaders.storage.commit import DataFiles, add_action, commit_files
 from logferry.loaders.storage.files import file_system
 from logferry.loaders.storage.ledger import APP, last_batch
-from logferry.loaders.storage.widening import widen_columns
+from logferry.loaders.storage.wider_types import widen_columns
 
 NARROW = {
     "day": "date",
@@ -130,7 +130,7 @@ def test_old_and_new_rows_are_read_alike(table: Path):
 
 def between(patch: pytest.MonkeyPatch, work: Callable[[], None], times: int = 1) -> None:
     """Does the work right before a commit that widens."""
-    plain, left = widening._replace, [times]
+    plain, left = wider_types._replace, [times]
 
     def replaced(*given: Any) -> None:
         if left[0]:
@@ -138,7 +138,7 @@ def between(patch: pytest.MonkeyPatch, work: Callable[[], None], times: int = 1)
             work()
         plain(*given)
 
-    patch.setattr(widening, "_replace", replaced)
+    patch.setattr(wider_types, "_replace", replaced)
 
 
 def test_a_batch_that_comes_between_is_kept(table: Path, monkeypatch: pytest.MonkeyPatch):
