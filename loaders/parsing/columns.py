@@ -148,7 +148,7 @@ _BLANK: Final = r"[ \t\r]*+"
 
 
 def _value(depth: int) -> str:
-    """Jackson has checked the grammar of the line, so braces and brackets need not be told apart. The characters leave
+    """Jackson has checked the grammar of the line, so braces and brackets need no distinction. The characters leave
     out what Jackson takes beyond JSON: single quotes, NaN and Infinity."""
     inner = ""
     for _ in range(depth):
