@@ -26,9 +26,9 @@ from deltalake.transaction import AddAction
 from logferry.loaders.errors import StorageUnavailable
 from logferry.loaders.location import Location
 from logferry.loaders.planning.column_changes import column_changes, column_types
-from logferry.loaders.storage.commit import HOOKS, DataFiles, add_action
+from logferry.loaders.storage.commit import FOLDER, HOOKS, DataFiles, add_action
 from logferry.loaders.storage.files import create_file, file_system, in_parallel, storage_errors
-from logferry.loaders.storage.ledger import check_features, pinned_table
+from logferry.loaders.storage.ledger import check_features, last_batch, pinned_table
 
 _TRIES: Final = 20
 _PART_BYTES: Final = 8 << 20
@@ -82,7 +82,8 @@ class _WiderFiles:
 
     def __init__(self, path: Location) -> None:
         self._path, self._store = path, file_system(path)
-        self._folder = f"types-{uuid.uuid4().hex[:12]}"
+        # Of the next batch, so that `retention` keeps the files until that one is there.
+        self._folder = f"{FOLDER}{last_batch(pinned_table(path)) + 1:08}-{uuid.uuid4().hex[:12]}"
         self._done: dict[str, AddAction] = {}
         self._types: pa.Schema | None = None
 
