@@ -187,6 +187,8 @@ async def test_a_catalog_that_fails_does_not_stop_a_load(loader: Start, topic: T
         run.spark.sql("DROP SCHEMA nowhere CASCADE")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 async def test_a_hive_metastore_by_the_command(kafka: Any, topic: Topic, table: Location, tmp_path: Any):
     """Derby's, which Spark brings; the loader's settings of the session stay beside the operator's."""
     await topic.create()
