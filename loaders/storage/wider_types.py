@@ -66,7 +66,7 @@ def widen_columns(path: Location, schema: Schema) -> None:
 
 def _replace(table: DeltaTable, adds: list[AddAction], schema: dict[str, Any], names: Collection[str]) -> None:
     table.create_write_transaction(
-        adds,
+        [*adds],
         "overwrite",
         Schema.from_json(json.dumps(schema)),
         partition_by=list(table.metadata().partition_columns),

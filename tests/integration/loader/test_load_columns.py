@@ -49,8 +49,8 @@ def values(table: Location) -> list[tuple[Any, ...]]:
     return [(row["n"], row["f"], row["d"], row["items"], row["m"]) for row in rows]
 
 
-OLD_ROW = (1, 0.5, Decimal("1.25"), [{"n": 7, "s": None}, None], [("a", 1)])
-NEW_ROW = (2**40, 0.1, Decimal("12345678.1234"), [{"n": 2**40, "s": "x"}], [])
+OLD_ROW: tuple[Any, ...] = (1, 0.5, Decimal("1.25"), [{"n": 7, "s": None}, None], [("a", 1)])
+NEW_ROW: tuple[Any, ...] = (2**40, 0.1, Decimal("12345678.1234"), [{"n": 2**40, "s": "x"}], [])
 
 
 async def test_wider_types_by_configuration(loader: Start, topic: Topic, table: Location):
