@@ -90,7 +90,8 @@ class Loader:
 
     ``duplicate_window``: copies of a chunk from two data centres are recognised if recorded within this time.
     ``mirror_offsets``: of the mirror that writes here; without it, the ledger has no original offsets of its topics.
-    ``registered``: names of tables that the catalog was seen to have.
+    ``registered``: by name in the catalog, why a table could not be registered (None: it is), and when that was tried,
+    by the monotonic clock.
     """
 
     spark: SparkSession
@@ -102,7 +103,7 @@ class Loader:
     mirror_offsets: MirrorOffsets | None = None
     clock: GatewayClock = field(default_factory=GatewayClock)
     other_kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
-    registered: set[str] = field(default_factory=set)
+    registered: dict[str, tuple[str | None, float]] = field(default_factory=dict)
 
     def origin(self, topics: Sequence[str]) -> JobOrigin:
         """The origin of a job with these patterns, for the ledger."""

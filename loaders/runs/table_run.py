@@ -7,6 +7,7 @@ run that finds a planned batch executes it first, exactly as planned. A run that
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -36,6 +37,8 @@ from logferry.loaders.storage.wider_types import widen_columns
 
 # A mirror records what it wrote with the records themselves, or within milliseconds.
 _ORIGINALS_S: Final = 2.0
+# A name that the catalog did not take is tried again after this time.
+_CATALOG_S: Final = 60.0
 
 
 class Backlog(NamedTuple):
@@ -113,14 +116,17 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
 
 
 def _registered(loader: Loader, job: TableJob) -> Iterator[CatalogNotice]:
-    """Once a run, and again after a failure. Raises ForeignTable where the name stands for something else."""
+    """Once a run, and a minute after a failure. Raises ForeignTable where the name stands for something else."""
     name = job.register_as
-    if name is None or name in loader.registered:
+    if name is None:
         return
-    if (reason := register_table(loader.spark, name, job.path)) is not None:
+    reason, tried = loader.registered.get(name, ("", -_CATALOG_S))
+    # A client of a metastore that is down tries for half a minute.
+    if reason is not None and time.monotonic() - tried >= _CATALOG_S:
+        reason = register_table(loader.spark, name, job.path)
+        loader.registered[name] = reason, time.monotonic()
+    if reason is not None:
         yield CatalogNotice(reason)
-    else:
-        loader.registered.add(name)
 
 
 def _checked(
