@@ -138,6 +138,11 @@ def _location(value: Any) -> Location:
 Place = Annotated[Location, PlainValidator(_location)]
 
 
+# Parts that every catalog takes without quotes.
+_PART = r"[A-Za-z0-9_]*(\{topic\})?[A-Za-z0-9_]*"
+_CATALOG_NAME = rf"^{_PART}(\.{_PART}){{1,2}}$"
+
+
 class TableJob(Strict):
     """One table, and the topics that are loaded into it."""
 
@@ -154,6 +159,8 @@ class TableJob(Strict):
     """How lines become columns."""
     partition_by: list[Literal["event_date", "recorded_date", "dc", "topic"]] = Field(default=[])
     """Columns by which the table is partitioned; cannot be changed after creation."""
+    register_as: Annotated[str | None, Field(alias="register", pattern=_CATALOG_NAME)] = None
+    """Name in the catalog of the Spark session, such as `logs.nginx`, with `{topic}` if the path has it."""
     segments: SegmentSettings | None = None
     """Completeness of the table by segments of event time (default: none)."""
 
@@ -177,6 +184,8 @@ class TableJob(Strict):
 
     @model_validator(mode="after")
     def _partitions(self) -> TableJob:
+        if self.register_as is not None and (TOPIC in self.register_as) != self.is_template:
+            raise ValueError("register: {topic} must be in both the path and the name, or in neither")
         if len(set(self.partition_by)) != len(self.partition_by):
             raise ValueError("partition_by: a column is listed twice")
         if self.segments is not None and self.parser.time is None:
@@ -227,7 +236,11 @@ class Config(Strict):
     @model_validator(mode="after")
     def _together(self) -> Config:
         taken: set[Location] = set()
+        names: set[str] = set()
         for table in self.tables:
+            if table.register_as is not None and (name := table.register_as.lower()) in names:
+                raise ValueError(f"tables: {name} would stand for two tables")
+            names |= {table.register_as.lower()} if table.register_as else set()
             for path in TablePaths.of(table.path):
                 if path in taken:
                     raise ValueError(f"tables: {path} would belong to two tables")

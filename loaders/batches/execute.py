@@ -30,7 +30,7 @@ from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.parsing.columns import DATES
-from logferry.loaders.parsing.rows import parse_records, quarantined_rows, table_rows
+from logferry.loaders.parsing.rows import as_stored, parse_records, quarantined_rows, table_rows
 from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.planning.ledger_entry import (
     DROP,
@@ -67,7 +67,7 @@ from logferry.loaders.storage.side_tables import (
     segment_length,
     segments_before,
 )
-from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, count_rows, partition_columns
+from logferry.loaders.storage.tables import QUARANTINE_COLUMNS, count_rows, partition_columns, stored_schema
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -92,6 +92,8 @@ class Loader:
     ``duplicate_window``: copies of a chunk from two data centres are recognised if recorded within this time.
     ``mirror_offsets``: of the mirror that writes here; without it, the ledger has no original offsets of its topics.
     ``ledger_batches``: how many entries of a ledger are kept singly.
+    ``registered``: by name in the catalog, why a table could not be registered (None: it is), and when that was tried,
+    by the monotonic clock.
     """
 
     spark: SparkSession
@@ -104,6 +106,7 @@ class Loader:
     clock: GatewayClock = field(default_factory=GatewayClock)
     other_kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
     ledger_batches: int = LEDGER_BATCHES
+    registered: dict[str, tuple[str | None, float]] = field(default_factory=dict)
 
     def origin(self, topics: Sequence[str]) -> JobOrigin:
         """The origin of a job with these patterns, for the ledger."""
@@ -288,7 +291,7 @@ def _requarantine(loader: Loader, paths: TablePaths, entry: LedgerEntry, _: Chec
 
 
 def _files(parsed: DataFrame, paths: TablePaths, entry: LedgerEntry, parser: ParserSettings) -> DataFiles:
-    rows = table_rows(parsed, parser, _dates(paths))
+    rows = as_stored(table_rows(parsed, parser, _dates(paths)), stored_schema(paths.main))
     with sorted_errors(f"writing batch {entry.batch} to {paths.main}"):
         return write_files(rows, paths.main, entry.batch, partition_columns(paths.main))
 
@@ -327,7 +330,7 @@ def _commit(
     partition_by = partition_columns(paths.main)
     if entry.reload:
         return replace_main(written, paths, entry, loader.run, partition_by)
-    return commit_files(written, paths.main, entry.batch, loader.run, partition_by)
+    return commit_files(written, paths.main, entry.batch, loader.run, partition_by, after=entry.batch - 1)
 
 
 def _check_readable(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:

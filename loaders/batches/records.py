@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from logferry.loaders.jvm_errors import released, sorted_errors
 from logferry.loaders.location import Location
 from logferry.loaders.parsing.rows import kafka_records
+from logferry.loaders.planning.column_changes import column_types
 from logferry.loaders.planning.plan import Range, one_a_partition
 from logferry.loaders.spark.kafka_access import listed
 from logferry.loaders.storage.commit import FOLDER, DataFiles, new_files
@@ -132,4 +133,4 @@ def write_files(rows: DataFrame, path: Location, batch: int, partition_by: Seque
         writer = writer.partitionBy(*partition_by)
     writer.parquet((path / folder).for_spark)
     with storage_errors(f"{path / folder} cannot be read"):
-        return new_files(path, folder, partition_by)
+        return new_files(path, folder, partition_by)._replace(types=column_types(rows.schema.json()))

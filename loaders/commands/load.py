@@ -55,6 +55,8 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
                 raise LoaderConfigError(f"--follow and {name} exclude each other")
     if options.config is not None and options.table is not None:
         raise LoaderConfigError("--config excludes --table: the file names the tables")
+    if options.config is not None and options.register is not None:
+        raise LoaderConfigError("--config excludes --register: the file has it as `register` of each table")
     settings = job_config(options, options.table)
     listen, file = _metrics_places(options, settings)
     with observed(listen, file) as metrics, open_tables(settings, options.jars, reporter) as tables:
@@ -96,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--stop-records", type=count, metavar="N", help="load at most N offsets of each table")
     option("--stop-bytes", type=count, metavar="N", help="plan no further batch of a table after N bytes")
     option("--stop-s", type=count, metavar="S", help="plan no further batch after S seconds")
+    option("--register", metavar="NAME", help="name of the table in the catalog of the Spark session: logs.nginx")
     option("--max-records", type=int, metavar="N", help="at most N offsets in a batch")
     option("--metrics-listen", metavar="HOST:PORT", help="with --follow, serve metrics for Prometheus there")
     option("--metrics-file", type=Path, metavar="FILE", help="write metrics to this *.prom file at the end")

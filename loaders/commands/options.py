@@ -62,6 +62,8 @@ def job_config(options: argparse.Namespace, path: Location | None, dc: str = "dc
     table: dict[str, Any] = {"path": path, "topics": options.topics}
     if getattr(options, "max_records", None) is not None:
         table["max_records"] = options.max_records
+    if getattr(options, "register", None) is not None:
+        table["register"] = options.register
     if options.parser is not None:
         table["parser"] = {"format": options.parser}
     pairs = [text.partition("=") for text in options.spark_conf or ()]

@@ -12,7 +12,7 @@ implemented here; a test compares both on lines made to differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
@@ -138,6 +138,39 @@ def named_groups(pattern: str) -> NumberedPattern:
 
     return NumberedPattern(_TOKEN.sub(plain, pattern), found)
 
+
+# ---- members of a JSON object -------------------------------------------------------------------------------
+
+# The most objects and arrays, one in the other, in a value that is rescued.
+RESCUED_DEPTH: Final = 64
+_TEXT: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_BLANK: Final = r"[ \t\r]*+"
+
+
+def _value(depth: int) -> str:
+    """Jackson has checked the grammar of the line, so braces and brackets need no distinction. The characters leave
+    out what Jackson takes beyond JSON: single quotes, NaN and Infinity."""
+    inner = ""
+    for _ in range(depth):
+        inner = rf"|[{{\[](?:[-+0-9.eEtrufalsn,: \t\r]++|{_TEXT}{inner})*+[}}\]]"
+    return rf"(?:[-+0-9.eEtrufalsn]++|{_TEXT}{inner})"
+
+
+def member_pattern(names: Iterable[str]) -> str:
+    """One member of an object, from the end of the one before; group 1 is its text unless its key is one of the names.
+
+    The comma or brace after it belongs to it, and the brace before the first one.
+    """
+    member = rf"{_BLANK}:{_BLANK}{_value(RESCUED_DEPTH)}"
+    named, other = rf'"(?:{"|".join(names)})"{member}', rf"({_TEXT}{member})"
+    return rf"(?s)\G(?:{_BLANK}\{{)?+{_BLANK}(?>{named}|{other}){_BLANK}[,}}]"
+
+
+MEMBER_KEY: Final = rf"(?s)\A{_TEXT}"
+NO_MEMBER: Final = rf"\A{_BLANK}\{{{_BLANK}\}}\z"
+
+
+# ---- access logs --------------------------------------------------------------------------------------------
 
 _INSIDE: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
 ACCESS_LINE: Final = (

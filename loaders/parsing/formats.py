@@ -13,20 +13,26 @@ from typing import Final, NamedTuple
 from logferry.loaders.parsing.columns import (
     ACCESS_LINE,
     MARK,
+    MEMBER_KEY,
+    NO_MEMBER,
     REQUEST,
     REQUEST_PARTS,
+    RESCUED_DEPTH,
     column_type,
+    member_pattern,
     named_groups,
     schema_field,
 )
-from logferry.loaders.parsing.settings import FIELDS, EventTime, ParserSettings
+from logferry.loaders.parsing.settings import FIELDS, RESCUED, EventTime, ParserSettings
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 LINE: Final = "line_text"
 _PARTS: Final = "line_parts"
 _REQUEST: Final = "request_parts"
+_MEMBERS: Final = "line_members"
+_RESCUED: Final = "line_rescued"
 # Texts that mean null in columns that are not text.
 _NOTHING: Final = ("", "-")
 
@@ -38,6 +44,10 @@ TOO_LONG: Final = f"the line is longer than {_LONGEST} characters: too long for 
 NO_FIT: Final = "the line does not fit the pattern"
 NOT_JSON: Final = "the line is not JSON"
 NOT_OBJECT: Final = "the JSON is not one object, or a value does not have the type of its column"
+NOT_STRICT: Final = (
+    "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, "
+    f"or a value of more than {RESCUED_DEPTH} levels"
+)
 NOT_LOGFMT: Final = "the line is not logfmt: key=value …"
 
 _QUOTED: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -89,7 +99,64 @@ def _json(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
     # Spark's reader ignores text after an object, so the line must end with a brace.
     unread = parts.isNull() | parts["line_flaw"].isNotNull() | ~F.endswith(F.rtrim(LINE), F.lit("}"))
     flaw = F.when(unread, F.when(F.try_parse_json(F.col(LINE)).isNull(), F.lit(NOT_JSON)).otherwise(F.lit(NOT_OBJECT)))
-    return ParsedLines(read, {name: parts[name] for name in settings.kinds}, flaw)
+    kinds = {field.name: field.dataType for field in fields}
+    found = ParsedLines(read, {name: _unique(parts[name], kind) for name, kind in kinds.items()}, flaw)
+    return _rescued(found, settings) if settings.rescued else found
+
+
+def _unique(value: Column, kind: DataType) -> Column:
+    """The value with each key of a map once, with its last value: Spark keeps all, and then some readers fail."""
+    if "map<" not in kind.simpleString():
+        return value
+    if isinstance(kind, ArrayType):
+        inner = kind.elementType
+        return F.transform(value, lambda one: _unique(one, inner))
+    if isinstance(kind, StructType):
+        fields = [_unique(value[field.name], field.dataType).alias(field.name) for field in kind]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    if not isinstance(kind, MapType):
+        return value
+    entries, keys = F.map_entries(value), F.map_keys(value)
+    last = F.filter(entries, lambda one, i: ~F.array_contains(F.slice(keys, i + F.lit(2), F.size(keys)), one["key"]))
+    once = F.when(F.size(F.array_distinct(keys)) < F.size(keys), F.map_from_entries(last)).otherwise(value)
+    low = kind.valueType
+    return F.transform_values(once, lambda _, one: _unique(one, low)) if "map<" in low.simpleString() else once
+
+
+def _rescued(read: ParsedLines, settings: ParserSettings) -> ParsedLines:
+    """Adds the members whose keys are no columns, as they are in the line: reading and writing their values again would
+    change numbers. Of a key that comes twice the last value counts."""
+    # One replacement leaves of a line those members, with a mark after each one. JSON has no such character.
+    line = F.when(read.flaw.isNull(), F.rtrim(LINE))
+    marked = F.regexp_replace(line, F.lit(member_pattern(settings.kinds)), F.lit(f"$1{MARK}"))
+    frame = read.frame.withColumn(_MEMBERS, F.split(marked, MARK))
+    parts = F.col(_MEMBERS)
+    frame = frame.withColumn(_RESCUED, F.filter(F.slice(parts, 1, F.size(parts) - 1), lambda text: text != ""))
+    texts_of = F.col(_RESCUED)
+    has_plain_key = (F.size(texts_of) == 1) & ~F.contains(F.get(texts_of, 0), F.lit("\\"))
+    kept = F.when(has_plain_key, texts_of).otherwise(_last_of_each(texts_of, list(settings.kinds)))
+    rescued = F.nullif(F.concat(F.lit("{"), F.array_join(kept, ","), F.lit("}")), F.lit("{}"))
+    is_whole = (F.element_at(parts, -1) == "") | line.rlike(NO_MEMBER)
+    flaw = F.when(read.flaw.isNotNull(), read.flaw).when(~is_whole, F.lit(NOT_STRICT))
+    found = F.when(F.size(texts_of) > 0, rescued)
+    return ParsedLines(frame, {**read.columns, RESCUED: found}, flaw)
+
+
+def _last_of_each(members: Column, names: list[str]) -> Column:
+    """The last of the members with each key that is none of the names, with its escapes read."""
+    keyed = F.transform(members, lambda text: F.struct(_key(text).alias("key"), text.alias("text")))
+    others = F.filter(keyed, lambda member: ~member["key"].isin(*names))
+    keys = F.transform(others, lambda member: member["key"])
+    last = F.filter(
+        others, lambda member, i: ~F.array_contains(F.slice(keys, i + F.lit(2), F.size(keys)), member["key"])
+    )
+    return F.transform(last, lambda member: member["text"])
+
+
+def _key(member: Column) -> Column:
+    raw = F.regexp_extract(member, MEMBER_KEY, 0)
+    unescaped = F.from_json(F.concat(F.lit("["), raw, F.lit("]")), "array<string>")[0]
+    return F.when(F.contains(raw, F.lit("\\")), unescaped).otherwise(raw.substr(F.lit(2), F.length(raw) - 2))
 
 
 def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
@@ -174,8 +241,13 @@ _FORMATS: Final[Mapping[str, Callable[[DataFrame, ParserSettings], ParsedLines]]
     "regex": lambda frame, settings: _matched(frame, settings.pattern or "", _LONGEST),
     "delimited": _delimited,
 }
-# Beside the typed columns: the pairs of logfmt that have no column.
-EXTRA: Final = {"logfmt": StructField(FIELDS, MapType(StringType(), StringType()))}
+
+
+def extra_fields(settings: ParserSettings) -> list[StructField]:
+    """Beside the typed columns: what has no column of its own."""
+    if settings.format == "logfmt":
+        return [StructField(FIELDS, MapType(StringType(), StringType()))]
+    return [StructField(RESCUED, StringType())] if settings.rescued else []
 
 
 # ---- event time -----------------------------------------------------------------------------------------

@@ -11,17 +11,27 @@ the sent ones, and parsed again by a corrected parser.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.jvm_errors import JVM_ERRORS, java_chain, sorted_error
 from logferry.loaders.parsing.columns import DATES, LAST_MS
-from logferry.loaders.parsing.formats import EXTRA, LINE, event_time, spark_fields, texts, typed
+from logferry.loaders.parsing.formats import LINE, event_time, extra_fields, spark_fields, texts, typed
 from logferry.loaders.parsing.settings import LINES, ParserSettings
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, DateType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    MapType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 NOT_UTF8: Final = "the line is not UTF-8"
 
@@ -75,8 +85,7 @@ def row_schema(parser: ParserSettings = LINES, dates: Sequence[str] = ()) -> Str
     """The columns of the main table. ``dates``: those of `DATES` by which it is partitioned."""
     fields = [*CHUNK.fields] if parser.format == "chunk" else [*_IDENTITY, *_ORIGIN, *_LINE]
     fields += spark_fields(**parser.kinds)
-    if parser.format in EXTRA:
-        fields.append(EXTRA[parser.format])
+    fields += extra_fields(parser)
     if parser.time is not None:
         fields.append(StructField("event_time", TimestampType()))
     return StructType([*fields, *(StructField(name, DateType()) for name in dates)])
@@ -135,10 +144,48 @@ def table_rows(parsed: DataFrame, parser: ParserSettings = LINES, dates: Sequenc
     return parsed.where("reason is null").withColumns(dated).select(*row_schema(parser, dates).fieldNames())
 
 
+def as_stored(rows: DataFrame, schema_json: str) -> DataFrame:
+    """The rows with the types of a stored table, whose columns may be wider than those of the batch's own parser."""
+    stored = {field.name: field.dataType for field in StructType.fromJson(json.loads(schema_json))}
+    columns = []
+    for field in rows.schema:
+        kind = stored.get(field.name, field.dataType)
+        columns.append(_fitted(F.col(field.name), field.dataType, kind).alias(field.name))
+    return rows.select(*columns)
+
+
 def with_columns_of(rows: DataFrame, schema: StructType) -> DataFrame:
-    """The rows with the columns of a stored table; those of an earlier parser are null."""
-    columns = ((F.col(c.name) if c.name in rows.columns else F.lit(None), c) for c in schema)
-    return rows.select(*(column.cast(c.dataType).alias(c.name) for column, c in columns))
+    """The rows with all columns of a stored table; those of an earlier parser are null."""
+    own = {field.name: field.dataType for field in rows.schema}
+    return rows.select(
+        *(
+            (_fitted(F.col(c.name), own[c.name], c.dataType) if c.name in own else F.lit(None).cast(c.dataType)).alias(
+                c.name
+            )
+            for c in schema
+        )
+    )
+
+
+def _fitted(value: Column, have: DataType, want: DataType) -> Column:
+    """The value with a wider type. Spark's cast takes no struct with more fields."""
+    if have.simpleString() == want.simpleString():
+        return value
+    if isinstance(have, ArrayType) and isinstance(want, ArrayType):
+        old, new = have.elementType, want.elementType
+        return F.transform(value, lambda one: _fitted(one, old, new))
+    if isinstance(have, MapType) and isinstance(want, MapType):
+        low, high = have.valueType, want.valueType
+        return F.transform_values(value, lambda _, one: _fitted(one, low, high))
+    if isinstance(have, StructType) and isinstance(want, StructType):
+        own = {field.name: field.dataType for field in have}
+        fields = (
+            _fitted(value[c.name], own[c.name], c.dataType) if c.name in own else F.lit(None).cast(c.dataType)
+            for c in want
+        )
+        named = [field.alias(c.name) for field, c in zip(fields, want, strict=True)]
+        return F.when(value.isNotNull(), F.struct(*named))
+    return value.cast(want)
 
 
 def quarantined_rows(records: DataFrame, columns: Sequence[str], parser: ParserSettings = LINES) -> DataFrame:

@@ -22,7 +22,7 @@ _USED: Final[dict[str, tuple[str, ...]]] = {
     "lines": (),
     "chunk": (),
     "access": ("columns", "event_time"),
-    "json": ("columns", "event_time"),
+    "json": ("columns", "rescued", "event_time"),
     "logfmt": ("columns", "event_time"),
     "regex": ("columns", "pattern", "event_time"),
     "delimited": ("columns", "separator", "quoted", "event_time"),
@@ -37,6 +37,7 @@ RESERVED: Final = frozenset((*_ROW, *_BESIDE, *_ASIDE))
 _ACCESS: Final = "remote_host ident user time request method path protocol status body_bytes referer user_agent"
 ACCESS: Final = {**dict.fromkeys(_ACCESS.split(), "string"), "status": "int", "body_bytes": "bigint"}
 FIELDS: Final = "fields"
+RESCUED: Final = "rescued"
 
 
 class EventTime(BaseModel):
@@ -88,6 +89,8 @@ class ParserSettings(BaseModel):
     """Text between two fields, for `delimited`."""
     quoted: bool = False
     """Whether fields may be quoted with `"`, for `delimited`."""
+    rescued: bool = False
+    """Whether keys that `columns` does not name are kept as JSON in the column `rescued`, for `json`."""
     event_time: EventTime | None = None
     """Event time of a line (default: none; `access` has its own)."""
 
@@ -120,6 +123,8 @@ class ParserSettings(BaseModel):
         taken = {name.lower() for name in self.kinds} & RESERVED
         if self.format == "logfmt" and FIELDS in self.columns:
             taken.add(FIELDS)
+        if self.rescued and RESCUED in {name.lower() for name in self.columns}:
+            taken.add(RESCUED)
         if taken:
             raise ValueError(f"columns: {', '.join(sorted(taken))} is a column of every row; choose another name")
         self._check_event_time()
@@ -127,7 +132,7 @@ class ParserSettings(BaseModel):
 
     def _check_settings(self) -> None:
         """Settings that the format does not use are rejected."""
-        for name in ("columns", "pattern", "separator", "quoted", "event_time"):
+        for name in ("columns", "pattern", "separator", "quoted", "rescued", "event_time"):
             if name in self.model_fields_set and name not in _USED[self.format]:
                 raise ValueError(f"{name}: not a setting of the format {self.format}")
         if self.format == "delimited" and self.separator is None:
@@ -184,7 +189,9 @@ class ParserSettings(BaseModel):
 
     @property
     def name(self) -> str:
-        plain = f"{self.format}/{VERSIONS[self.format]}"
+        # From version 2 on, a key of a map that comes twice has its last value. Without a map there is no difference.
+        has_map = self.format == "json" and any("map<" in kind.replace(" ", "") for kind in self.columns.values())
+        plain = f"{self.format}/{VERSIONS[self.format] + has_map}"
         return f"{plain}:{sha256(self.as_json.encode()).hexdigest()[:12]}" if self.as_json else plain
 
 

@@ -6,11 +6,11 @@ run that finds a planned batch executes it first, exactly as planned. A run that
 
 from __future__ import annotations
 
-import json
 import sys
+import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow.dataset as ds
 from deltalake import Schema
@@ -22,10 +22,12 @@ from logferry.loaders.location import Location
 from logferry.loaders.parsing.columns import DATES
 from logferry.loaders.parsing.rows import check_parser, row_schema
 from logferry.loaders.parsing.settings import LINES, ParserSettings
+from logferry.loaders.planning.column_changes import column_changes, column_types
 from logferry.loaders.planning.ledger_entry import LOAD, REQUARANTINE, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Range, StoppedTopic, plan
 from logferry.loaders.planning.position_plan import known_originals, origin_dc
 from logferry.loaders.runs.segment_check import SegmentCheck, begin_check, finish_check, notify_ready
+from logferry.loaders.spark.catalog import register_table
 from logferry.loaders.spark.kafka_access import is_pattern, matches
 from logferry.loaders.storage.commit import INDEXED
 from logferry.loaders.storage.files import is_empty, open_table, storage_errors
@@ -33,9 +35,12 @@ from logferry.loaders.storage.ledger import Ledger, add_columns, create_table, e
 from logferry.loaders.storage.ledger_summary import MERGE_EVERY, merge_entries, merge_notes
 from logferry.loaders.storage.side_tables import create_segments
 from logferry.loaders.storage.tables import QUARANTINE, TableState, count_rows, read_state
+from logferry.loaders.storage.wider_types import widen_columns
 
 # A mirror records what it wrote with the records themselves, or within milliseconds.
 _ORIGINALS_S: Final = 2.0
+# A name that the catalog did not take is tried again after this time.
+_CATALOG_S: Final = 60.0
 
 
 class Backlog(NamedTuple):
@@ -57,7 +62,13 @@ class SegmentNotice(NamedTuple):
     reason: str
 
 
-LoadEvent = Backlog | BatchDone | StoppedTopic | RunEnded | SegmentNotice
+class CatalogNotice(NamedTuple):
+    """The table is loaded, but the catalog does not have its name, for this reason; the next load tries again."""
+
+    reason: str
+
+
+LoadEvent = CatalogNotice | Backlog | BatchDone | StoppedTopic | RunEnded | SegmentNotice
 
 
 def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -> Iterator[LoadEvent]:
@@ -80,6 +91,7 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
         prepare(paths, job.parser, job.partition_by)
         if job.segments is not None:
             create_segments(paths.segments, job.segments.rules)
+        yield from _registered(loader, job)
         yield Backlog(backlog.records, backlog.ranges)
         stopped: set[str] = set()
         while True:
@@ -105,6 +117,20 @@ def load_table(loader: Loader, job: TableJob, sizes: BatchSizer | None = None) -
             yield done
             tidy(paths, entry.batch, loader.ledger_batches)
             state = table_state(loader, paths)
+
+
+def _registered(loader: Loader, job: TableJob) -> Iterator[CatalogNotice]:
+    """Once a run, and a minute after a failure. Raises ForeignTable where the name stands for something else."""
+    name = job.register_as
+    if name is None:
+        return
+    reason, tried = loader.registered.get(name, ("", -_CATALOG_S))
+    # A client of a metastore that is down tries for half a minute.
+    if reason is not None and time.monotonic() - tried >= _CATALOG_S:
+        reason = register_table(loader.spark, name, job.path)
+        loader.registered[name] = reason, time.monotonic()
+    if reason is not None:
+        yield CatalogNotice(reason)
 
 
 def _checked(
@@ -228,9 +254,9 @@ def table_state(loader: Loader, paths: TablePaths) -> TableState:
 def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Sequence[str] = ()) -> None:
     """Creates the tables that are missing. Several loaders may do so at once.
 
-    A table gets the parser's new columns; one that has them with other types is refused. So are a table with rows that
-    no ledger accounts for, a ledger or quarantine that was removed or does not match, and other columns. A load never
-    starts over at the earliest offsets of a topic that it has loaded from.
+    A table gets the parser's new columns and wider types; one that has columns with other types is refused. So are a
+    table with rows that no ledger accounts for, a ledger or quarantine that was removed or does not match, and other
+    columns. A load never starts over at the earliest offsets of a topic that it has loaded from.
     """
     with storage_errors(f"{paths.main} cannot be read"):
         is_foreign = open_table(paths.main) is None and not is_empty(paths.main)
@@ -240,7 +266,7 @@ def prepare(paths: TablePaths, parser: ParserSettings = LINES, partition_by: Seq
     Ledger(paths.ledger).create()
     _create(paths.quarantine, QUARANTINE, "logferry quarantine", (), {"parser", "resolved", "since"})
     dates = [name for name in partition_by if name in DATES]
-    own = set(parser.kinds) | {"fields", "event_time"}
+    own = set(parser.kinds) | {"fields", "rescued", "event_time"}
     _create(paths.main, Schema.from_json(row_schema(parser, dates).json()), "logferry rows", partition_by, own)
 
 
@@ -252,9 +278,10 @@ def _create(path: Location, schema: Schema, name: str, partition_by: Sequence[st
     configuration: dict[str, str | None] = {"delta.dataSkippingStatsColumns": ",".join(indexed)}
     create_table(path, schema, name, configuration, partition_by)
     made = existing_table(path)
-    have, want = _columns(made.schema().to_json()), _columns(schema.to_json())
-    wrong = {column for column in want if column in have and have[column] != want[column]}
-    wrong |= {column for column in want if column not in have and column not in addable}
+    have, want = column_types(made.schema().to_json()), column_types(schema.to_json())
+    changes = column_changes(have, want)
+    wrong = [*changes.refused, *(name for name in changes.wider if name not in addable)]
+    wrong += [name for name in want if name not in have and name not in addable]
     if wrong:
         raise ForeignTable(f"{path} has other columns than the job: {', '.join(sorted(wrong))}")
     parted = list(made.metadata().partition_columns)
@@ -263,11 +290,6 @@ def _create(path: Location, schema: Schema, name: str, partition_by: Sequence[st
         raise ForeignTable(
             f"{path} is partitioned by {said[0]}, the job by {said[1]}: the partitioning cannot be changed"
         )
+    if changes.wider:
+        widen_columns(path, schema)
     add_columns(path, schema)
-
-
-def _columns(schema_json: str) -> dict[str, Any]:
-    """Name → type. Schemas of Delta and Spark differ only in nullability."""
-    ignored = {"nullable", "containsNull", "valueContainsNull", "metadata"}
-    schema = json.loads(schema_json, object_hook=lambda node: {key: node[key] for key in node.keys() - ignored})
-    return {field["name"]: field["type"] for field in schema["fields"]}

@@ -10,6 +10,7 @@ The report: one line per batch, progress on a terminal with one line per table, 
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
 from logferry.loaders.runs.metrics import LoadMetrics
-from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded, SegmentNotice, load_table
+from logferry.loaders.runs.table_run import Backlog, CatalogNotice, LoadEvent, RunEnded, SegmentNotice, load_table
 from logferry.loaders.spark.stores import renew_keys
 from logferry.loaders.storage.files import STORAGE_ERRORS, is_empty, storage_errors
 from logferry.loaders.terminal import escape
@@ -46,6 +47,7 @@ _NO_FOLDERS: Final = (".", "..")
 class LoadReport:
     """The work on one table. ``rows``: written by this run, not by another loader. ``left``: offsets not loaded, as of
     the start of the last load. ``check_failure``: why segments could not be checked or notified.
+    ``catalog_failure``: why the catalog does not have the name of the table.
     """
 
     path: Location
@@ -55,6 +57,7 @@ class LoadReport:
     error: LoadError | None = None
     ended: str | None = None
     check_failure: str | None = None
+    catalog_failure: str | None = None
     seconds: float = 0.0
     rows: int = 0
     quarantined: int = 0
@@ -89,6 +92,7 @@ class LoadReport:
             "left": self.left,
             "ended": self.ended,
             "check_failure": self.check_failure,
+            "catalog_failure": self.catalog_failure,
             "error": str(self.error) if self.error else None,
         }
 
@@ -121,7 +125,7 @@ class Reporter:
         before, error, ended = report.error, None, None
         already = {stop.reason for stop in report.stopped}
         stopped: list[StoppedTopic] = []
-        check_failure: str | None = None
+        check_failure = catalog_failure = None
         name = f"[bold]{escape(report.path.name)}[/]"
         if self.metrics is not None:
             self.metrics.begin(report.path)
@@ -137,6 +141,10 @@ class Reporter:
                         check_failure = event.reason
                         if check_failure != report.check_failure:
                             self._print(f"{name} segments: {escape(check_failure)}")
+                    elif isinstance(event, CatalogNotice):
+                        catalog_failure = event.reason
+                        if catalog_failure != report.catalog_failure:
+                            self._print(f"{name} catalog: {escape(catalog_failure)}")
                     elif isinstance(event, StoppedTopic):
                         stopped.append(event)
                         if event.reason not in already:
@@ -158,6 +166,7 @@ class Reporter:
         # A load that ended early has not checked all topics.
         report.stopped = stopped if ended is None else [*{*report.stopped, *stopped}]
         report.error, report.ended, report.check_failure = error, ended, check_failure
+        report.catalog_failure = catalog_failure
         report.seconds += time.monotonic() - started
 
     def finish(self, error: LoadError | None = None) -> int:
@@ -339,12 +348,13 @@ def expand_template(job: TableJob, topics: Iterable[str]) -> list[TableJob]:
         name = split_topic(topic)[1]
         if name not in _NO_FOLDERS:
             by_name.setdefault(name, []).append(topic)
-    return [
-        job.model_copy(
-            update={"path": Location.of(str(job.path).replace(TOPIC, name), job.path.access), "topics": found}
-        )
-        for name, found in by_name.items()
-    ]
+    jobs = []
+    for name, found in by_name.items():
+        path = Location.of(str(job.path).replace(TOPIC, name), job.path.access)
+        # Catalogs take fewer characters than Kafka.
+        registered = job.register_as and job.register_as.replace(TOPIC, re.sub(r"[^A-Za-z0-9_]", "_", name))
+        jobs.append(job.model_copy(update={"path": path, "topics": found, "register_as": registered}))
+    return jobs
 
 
 def apart(

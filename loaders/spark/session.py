@@ -142,7 +142,8 @@ def spark_conf(
         conf.set("spark.driver.host", "127.0.0.1")
         conf.set("spark.driver.bindAddress", "127.0.0.1")
         conf.set("spark.local.dir", str(scratch / "blocks"))
-    conf.set("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+    if not conf.contains("spark.sql.warehouse.dir"):
+        conf.set("spark.sql.warehouse.dir", str(scratch / "warehouse"))
     return conf
 
 

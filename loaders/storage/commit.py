@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -30,8 +31,9 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
+from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location
+from logferry.loaders.planning.column_changes import column_types
 from logferry.loaders.storage.files import (
     delete_files,
     file_system,
@@ -51,11 +53,12 @@ FOLDER: Final = "batch-"
 
 
 class DataFiles(NamedTuple):
-    """Files that no commit names yet. ``rows`` in all of them."""
+    """Files that no commit names yet. ``rows`` in all of them; ``types`` of their columns, where known."""
 
     table: Location
     adds: tuple[AddAction, ...] = ()
     rows: int = 0
+    types: Mapping[str, Any] = MappingProxyType({})
 
     def check_rows(self, expected: int) -> DataFiles:
         """To be called before the commit: a stale listing of the folder can lack a file. Raises StorageUnavailable."""
@@ -174,14 +177,23 @@ def commit_files(
     replace: bool = False,
     changes: Changes | None = None,
     beside: Sequence[Transaction] = (),
+    after: int | None = None,
 ) -> CommittedBatch:
     """Adds the files to the table, unless it holds the batch already; with ``replace`` in place of all its rows.
 
     ``changes``: further actions of the same commit, for the version that it builds on. ``beside``: further transaction
-    versions that the table keeps of the batch. Safe to call again. Raises StorageUnavailable.
+    versions that the table keeps of the batch. ``after``: the batch that the table must hold before. Safe to call
+    again. Raises LedgerBroken, Overtaken, StorageUnavailable.
     """
 
     def write(table: DeltaTable, properties: CommitProperties) -> None:
+        if after is not None and (last := last_batch(table)) != after:
+            # The commit of the batch before was replaced, by Spark on a mounted folder, or by a restore.
+            raise LedgerBroken(
+                f"{path} holds batch {last} and no longer {after}: another program has replaced a commit. Nothing of "
+                f"batch {batch} is in the table"
+            )
+        check_types(written, table)
         table.create_write_transaction(
             [*written.adds, *(changes(table) if changes else ())],
             "overwrite" if replace else "append",
@@ -192,6 +204,18 @@ def commit_files(
         )
 
     return commit_once(write, path, batch, run, written.rows, alone=replace or changes is not None, beside=beside)
+
+
+def check_types(written: DataFiles, table: DeltaTable) -> None:
+    """To be called before each try of a commit: another loader may widen columns meanwhile. Raises Overtaken."""
+    if not written.types:
+        return
+    stored = column_types(table.schema().to_json())
+    if other := sorted(name for name, kind in written.types.items() if stored.get(name, kind) != kind):
+        raise Overtaken(
+            f"{written.table}: another loader has changed the type of {', '.join(other)}; "
+            "the next load writes the batch again"
+        )
 
 
 def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:

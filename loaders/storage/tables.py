@@ -24,7 +24,7 @@ from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, JobOri
 from logferry.loaders.planning.plan import Range, TopicOffsets, plan
 from logferry.loaders.planning.source_facts import shared_topics
 from logferry.loaders.storage.files import dataset, open_table, storage_errors
-from logferry.loaders.storage.ledger import Ledger, arrow_schema, check_features, last_batch
+from logferry.loaders.storage.ledger import Ledger, arrow_schema, check_features, existing_table, last_batch
 from logferry.loaders.storage.snapshots import newest_table
 
 # Where a line is quarantined, ``line`` and ``newline`` are set; where a whole record is, ``key`` and ``headers``.
@@ -88,6 +88,11 @@ def read_state(paths: TablePaths) -> TableState:
 def partition_columns(path: Location) -> list[str]:
     table = newest_table(path)
     return list(table.metadata().partition_columns) if table is not None else []
+
+
+def stored_schema(path: Location) -> str:
+    """The columns of a table as the JSON of Delta and Spark. Raises StorageUnavailable."""
+    return str(existing_table(path).schema().to_json())
 
 
 @dataclass(frozen=True)

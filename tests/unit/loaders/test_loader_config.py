@@ -53,6 +53,13 @@ WRONG = {
     "a way out": (GOOD.replace('path = "nginx"', 'path = "s3://bucket/a/../b"'), "without empty parts and dots"),
     "a path that cannot be quoted": (GOOD.replace('path = "nginx"', 'path = "a`b"'), "holds none of `"),
     "no path": (GOOD.replace('path = "nginx"', 'path = "/"'), "path"),
+    "a name without a schema": (GOOD + 'register = "nginx"', "tables.0.register"),
+    "a name with quotes": (GOOD + 'register = "logs.`nginx`"', "tables.0.register"),
+    "one name for each topic": (GOOD + 'register = "logs.{topic}"', "in both the path and the name"),
+    "a name twice": (
+        GOOD + 'register = "logs.t"\n[[tables]]\npath = "b"\ntopics = ["b"]\nregister = "logs.T"',
+        "logs.t would stand for two tables",
+    ),
     "twice the same": (GOOD + '[[tables]]\npath = "nginx"\ntopics = ["b"]', "two tables"),
     "one beside another": (GOOD + '[[tables]]\npath = "nginx_ledger"\ntopics = ["b"]', "two tables"),
 }
@@ -65,6 +72,12 @@ def test_an_error_names_its_place(case: str, tmp_path: Path):
         load(tmp_path, text)
     assert said in str(error.value)
     assert error.value.exit_status == 2
+
+
+def test_names_in_a_catalog(tmp_path: Path):
+    for path, name in {"nginx": "logs.nginx", "a": "unity.logs.nginx", "{topic}": "logs.raw_{topic}"}.items():
+        text = GOOD.replace('path = "nginx"', f'path = "{path}"\nregister = "{name}"')
+        assert load(tmp_path, text).tables[0].register_as == name
 
 
 def test_no_file(tmp_path: Path):

@@ -44,6 +44,22 @@ def test_settings_of_sparks_own(tmp_path: Path):
     assert OWN.items() <= conf.items()
 
 
+def test_extensions_and_catalogs_of_the_operator_stay(tmp_path: Path):
+    more = {
+        "spark.sql.extensions": "org.example.Extensions",
+        "spark.sql.catalog.spark_catalog": "org.example.SessionCatalog",
+        "spark.sql.catalog.unity": "org.example.UnityCatalog",
+        "spark.sql.catalogImplementation": "hive",
+        "spark.sql.warehouse.dir": "s3a://warehouse",
+    }
+    conf = told(tmp_path, conf=more)
+    delta = "io.delta.sql.DeltaSparkSessionExtension"
+    assert {name: conf[name] for name in more} == {**more, "spark.sql.extensions": f"org.example.Extensions,{delta}"}
+    plain = told(tmp_path)
+    assert plain["spark.sql.catalog.spark_catalog"] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    assert plain["spark.sql.warehouse.dir"] == str(tmp_path / "warehouse")
+
+
 @pytest.mark.parametrize("name", [*OWN, "spark.master", "spark.jars", "spark.driver.memory", "master", "spark.a b"])
 def test_settings_that_the_loader_sets_are_refused(name: str):
     raw = {

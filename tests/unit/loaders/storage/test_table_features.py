@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from deltalake.exceptions import CommitFailedError
-from logferry.loaders.errors import Transient, UnsupportedFeature
+from logferry.loaders.errors import LedgerBroken, Transient, UnsupportedFeature
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.storage.commit import commit_once, commit_rows
+from logferry.loaders.storage.commit import DataFiles, commit_files, commit_once, commit_rows
 from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import unsupported_features
 from logferry.loaders.storage.retention import RETAIN, compact_table
@@ -90,3 +90,18 @@ def test_a_commit_that_is_refused_without_a_race_is_final(tmp_path: Path):
     with pytest.raises(UnsupportedFeature, match="the table wants something"):
         commit_once(write, logs.paths.main, 99, "run", 0)
     assert open_table(logs.paths.main) is not None
+
+
+def test_no_batch_is_committed_on_top_of_one_that_was_overwritten(tmp_path: Path):
+    """Spark's commit to a mounted folder looks for the file, and then renames: it may replace a commit in between."""
+    logs = LoadedTable(tmp_path)
+    logs.load(NOON)
+    logs.load(NOON)
+    newest = max(Path(logs.paths.main).glob("_delta_log/*.json"))
+    newest.write_text(json.dumps({"commitInfo": {"timestamp": 0, "operation": "OPTIMIZE"}}) + "\n")
+    commits = len(list(Path(logs.paths.main).glob("_delta_log/*.json")))
+    with pytest.raises(LedgerBroken, match="holds batch 0 and no longer 1: another program has replaced a commit"):
+        commit_files(DataFiles(logs.paths.main), logs.paths.main, 2, "run", after=1)
+    assert len(list(Path(logs.paths.main).glob("_delta_log/*.json"))) == commits
+    assert commit_files(DataFiles(logs.paths.main), logs.paths.main, 1, "run", after=0).ours
+    assert commit_files(DataFiles(logs.paths.main), logs.paths.main, 2, "run", after=1).ours
