@@ -237,7 +237,8 @@ def segment_length(path: Location) -> int | None:
 
 def read_segments(path: Location, last: int) -> Segments:
     """The newest row of each segment up to this batch. Raises StorageUnavailable."""
-    rows = sorted(kept_state(path, _no_segments, _add_segments), key=lambda one: (one.start, one.batch))
+    kept: list[Segment] = kept_state(path, _no_segments, _add_segments)
+    rows = sorted(kept, key=lambda one: (one.start, one.batch))
     return {segment.start: segment for segment in rows if segment.batch <= last}
 
 
