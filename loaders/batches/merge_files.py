@@ -15,7 +15,7 @@ from logferry.loaders.jvm_errors import sorted_errors
 from logferry.loaders.location import Location
 from logferry.loaders.storage.commit import new_files
 from logferry.loaders.storage.files import storage_errors
-from logferry.loaders.storage.merge import FileGroup, Merge, MergedGroup
+from logferry.loaders.storage.merge import Merge, MergedGroup, MergeGroup
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
@@ -35,7 +35,7 @@ def _write(
     cluster: bool,
     path: Location,
     table: DeltaTable,
-    groups: Sequence[FileGroup],
+    groups: Sequence[MergeGroup],
     folder: str,
 ) -> list[MergedGroup]:
     """Raises LoadError."""

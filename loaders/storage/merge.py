@@ -57,7 +57,7 @@ _FENCE: Final = "logferry.compact"
 Progress = Callable[[Location, int, int], None]
 
 
-class FileGroup(NamedTuple):
+class MergeGroup(NamedTuple):
     """Files of one partition that are replaced together."""
 
     files: tuple[TableFile, ...]
@@ -75,15 +75,15 @@ class FileGroup(NamedTuple):
 class MergedGroup(NamedTuple):
     """A group, and the files that replace it: not committed yet."""
 
-    group: FileGroup
+    group: MergeGroup
     adds: tuple[AddAction, ...]
 
 
 # Writes the groups of a version into a folder of the table; checks their rows.
-Write = Callable[[Location, DeltaTable, Sequence[FileGroup], str], list[MergedGroup]]
+Write = Callable[[Location, DeltaTable, Sequence[MergeGroup], str], list[MergedGroup]]
 
 
-def plan_groups(files: Sequence[TableFile], target: int, *, cluster: bool = False) -> list[FileGroup]:
+def plan_groups(files: Sequence[TableFile], target: int, *, cluster: bool = False) -> list[MergeGroup]:
     """Groups of at least two small files, with about ``target`` bytes; small: below three quarters of it.
 
     ``cluster``: groups of several targets, of all files that are not clustered yet; a single one is a group then.
@@ -94,17 +94,17 @@ def plan_groups(files: Sequence[TableFile], target: int, *, cluster: bool = Fals
         is_clustered = file.name.startswith(CLUSTERED)
         if (not is_clustered or file.size < target // 4) if cluster else file.size < target * 3 // 4:
             by_partition.setdefault(tuple(sorted(file.values.items())), []).append(file)
-    found: list[FileGroup] = []
+    found: list[MergeGroup] = []
     for its in by_partition.values():
         group: list[TableFile] = []
         size = 0
         for file in sorted(its, key=_time):
             if group and (size + file.size > largest or len(group) >= _ROUND_FILES):
-                found.append(FileGroup(tuple(group)))
+                found.append(MergeGroup(tuple(group)))
                 group, size = [], 0
             group.append(file)
             size += file.size
-        found.append(FileGroup(tuple(group)))
+        found.append(MergeGroup(tuple(group)))
     return [g for g in found if len(g.files) > 1 or (cluster and not g.files[0].name.startswith(CLUSTERED))]
 
 
@@ -115,7 +115,7 @@ def _time(file: TableFile) -> tuple[datetime, str]:
     return file.bounds.get("event_time") or file.bounds.get("recorded") or _FIRST, file.path
 
 
-def round_of(groups: Sequence[FileGroup]) -> list[FileGroup]:
+def round_of(groups: Sequence[MergeGroup]) -> list[MergeGroup]:
     """The first groups that one commit replaces; at least one."""
     files = itertools.accumulate(len(group.files) for group in groups)
     size = itertools.accumulate(group.bytes for group in groups)
@@ -221,7 +221,7 @@ def fence(path: Location) -> None:
 # ---- in this process -------------------------------------------------------------------------------------
 
 
-def write_here(path: Location, table: DeltaTable, groups: Sequence[FileGroup], folder: str) -> list[MergedGroup]:
+def write_here(path: Location, table: DeltaTable, groups: Sequence[MergeGroup], folder: str) -> list[MergedGroup]:
     """Writes the groups with pyarrow. Raises StorageUnavailable."""
     schema = pa.schema(table.schema().to_arrow())
     numbered = list(enumerate(groups))
@@ -229,7 +229,7 @@ def write_here(path: Location, table: DeltaTable, groups: Sequence[FileGroup], f
         return list(pool.map(lambda one: _write(path, schema, one[1], f"{folder}/{one[0]:06}.parquet"), numbered))
 
 
-def _write(path: Location, schema: pa.Schema, group: FileGroup, target: str) -> MergedGroup:
+def _write(path: Location, schema: pa.Schema, group: MergeGroup, target: str) -> MergedGroup:
     values = group.files[0].values
     stored = pa.schema([field for field in schema if field.name not in values])
     store, rows = file_system(path), 0

@@ -20,9 +20,9 @@ from logferry.loaders.storage.merge import (
     CLUSTERED,
     KEPT_S,
     MERGED,
-    FileGroup,
     Merge,
     MergedGroup,
+    MergeGroup,
     commit_merge,
     plan_groups,
     round_of,
@@ -114,8 +114,8 @@ def test_groups_hold_a_span_of_time_of_one_partition():
     assert groups == [["f0", "f8"], ["f6", "f4"], ["f5", "f3"], ["f1", "f9"]]
     assert all(group.bytes <= 100 for group in plan_groups(files, 100))
     assert plan_groups([file("a", 70), file("b", 75)], 100) == [], "nothing is gained"
-    assert [len(group.files) for group in round_of([FileGroup((file("a", 1),) * 6_000)] * 3)] == [6_000]
-    assert len(round_of([FileGroup((file("a", 2 << 30),))] * 3)) == 2
+    assert [len(group.files) for group in round_of([MergeGroup((file("a", 1),) * 6_000)] * 3)] == [6_000]
+    assert len(round_of([MergeGroup((file("a", 2 << 30),))] * 3)) == 2
 
 
 def test_what_is_clustered_is_not_clustered_again():
