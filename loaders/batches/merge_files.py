@@ -54,7 +54,7 @@ def _write(
             rows = rows.repartitionByRange(files, *order).sortWithinPartitions(*order)
         else:
             rows = rows.coalesce(files)
-        inside = f"{folder}/{number:06}"
+        inside = f"{folder}-{number:06}"
         writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         writer.parquet((path / inside).for_spark)
         with storage_errors(f"{path / inside} cannot be read"):

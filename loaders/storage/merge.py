@@ -79,7 +79,7 @@ class MergedGroup(NamedTuple):
     adds: tuple[AddAction, ...]
 
 
-# Writes the groups of a version into a folder of the table; checks their rows.
+# Writes the groups of a version into a folder of the table, or folders whose names begin so; checks their rows.
 Write = Callable[[Location, DeltaTable, Sequence[MergeGroup], str], list[MergedGroup]]
 
 
@@ -145,7 +145,7 @@ class Merge:
             with storage_errors(f"{path} cannot be read"):
                 files = table_files(table)
             before = len(files) if before is None else before
-            left = [file for file in files if not self.cluster or file.name.split("/")[0] not in made]
+            left = [file for file in files if not (self.cluster and file.name.startswith(tuple(made)))]
             groups = plan_groups(left, self.target_mb << 20, cluster=self.cluster)
             if not groups:
                 return before, len(files)
