@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from logferry.loaders.batches.row_counts import table_sources
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, possible_copies, shared_topics
@@ -74,7 +76,8 @@ def without_copies(paths: TablePaths, entry: LedgerEntry, records: DataFrame, wi
     ``within``: the longest time between the recording of both copies.
     """
     facts = batch_facts(records)
-    known = known_before(paths, entry.batch, entry.run, {key.source_id for key in facts})
+    counted = partial(table_sources, records.sparkSession)
+    known = known_before(paths, entry.batch, entry.run, counted, {key.source_id for key in facts})
     suspects = possible_copies(known, facts, shared_topics(r.topic for r in entry.ranges))
     if not suspects and not entry.reload:
         return Deduplicated(records, facts, ())

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final, NamedTuple
 
 import pyarrow.dataset as ds
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.dedup import Deduplicated, batch_facts, without_copies
+from logferry.loaders.batches.drop_rows import drop_rows
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.batches.records import BatchRecords, kept_on_disk, read, write_files
 from logferry.loaders.batches.replace_rows import (
@@ -26,6 +28,7 @@ from logferry.loaders.batches.replace_rows import (
     resolve,
     resolved_rows,
 )
+from logferry.loaders.batches.row_counts import added_by, table_segments, table_sources
 from logferry.loaders.config import GatewayAccess
 from logferry.loaders.errors import LedgerBroken, Overtaken, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
@@ -57,10 +60,8 @@ from logferry.loaders.planning.segment_states import (
 from logferry.loaders.planning.source_facts import shared_topics, with_events
 from logferry.loaders.spark.kafka_access import KafkaTopics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, commit_rows, committed_batch
-from logferry.loaders.storage.retention import drop_rows
 from logferry.loaders.storage.side_tables import (
     add_sources,
-    added_by,
     complete_sources,
     left_out_rows,
     put_segments,
@@ -248,7 +249,7 @@ def _write(
         aside.check_rows(expected)
     quarantined: int | None = 0
     if entry.reload:
-        quarantined = replace_quarantined(aside, paths, entry, loader.run)
+        quarantined = replace_quarantined(loader.spark, aside, paths, entry, loader.run)
     elif aside is not None:
         quarantined = commit_files(aside, paths.quarantine, entry.batch, loader.run).rows
     done = _commit(loader, paths, entry, written, found, counted=counted)
@@ -313,9 +314,11 @@ def _commit(
     facts = found.facts if found else {}
     length = segment_length(paths.segments)
     if length is not None:
-        added, newest = added_by(written, SegmentRules(length))
+        added, newest = added_by(loader.spark, written, SegmentRules(length))
         facts = with_events(facts, newest)
-        before, now = segments_before(paths, entry.batch, loader.run, SegmentRules(length)), loader.clock.now()
+        counting = partial(table_segments, loader.spark)
+        before = segments_before(paths, entry.batch, loader.run, SegmentRules(length), counting)
+        now = loader.clock.now()
         changed = add_rows(before, {} if entry.reload else added, entry.batch, now)
         changed |= replace_rows(before, counted or {}, entry.batch, now)
         if result is not None:
@@ -323,13 +326,13 @@ def _commit(
         put_segments(paths.segments, entry.batch, loader.run, changed.values())
     if length is not None or shared_topics(r.topic for r in entry.ranges):
         # Without the sources of earlier batches, this batch's part would pass for all of them.
-        complete_sources(paths, entry.batch, loader.run)
+        complete_sources(paths, entry.batch, loader.run, partial(table_sources, loader.spark))
         add_sources(paths.sources, entry.batch, loader.run, facts)
     if found and found.left_out:
         commit_rows(left_out_rows(found.left_out), paths.left_out, entry.batch, loader.run)
     partition_by = partition_columns(paths.main)
     if entry.reload:
-        return replace_main(written, paths, entry, loader.run, partition_by)
+        return replace_main(loader.spark, written, paths, entry, loader.run, partition_by)
     return commit_files(written, paths.main, entry.batch, loader.run, partition_by, after=entry.batch - 1)
 
 
@@ -350,5 +353,7 @@ _EXECUTE: Final[Mapping[str, _Execute]] = {
     RESET: _without_rows,
     MOVE: _without_rows,
     RELOAD: _reload,
-    DROP: lambda loader, paths, entry, _: BatchDone(entry.batch, drop_rows(paths, entry, loader.run).ours),
+    DROP: lambda loader, paths, entry, _: BatchDone(
+        entry.batch, drop_rows(lambda: loader.spark, paths, entry, loader.run).ours
+    ),
 }

@@ -27,6 +27,8 @@ from typing import Any, Final
 
 from deltalake import Transaction
 from logferry.loaders.batches.records import source, write_files
+from logferry.loaders.batches.rewrite_rows import MEANT, Rewriter, with_ranges
+from logferry.loaders.batches.row_counts import sums_by_segment
 from logferry.loaders.errors import Overtaken
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.parsing.rows import read_lines, with_columns_of
@@ -38,7 +40,7 @@ from logferry.loaders.planning.segment_states import AddedRows, RecountedRows, S
 from logferry.loaders.spark.kafka_access import KafkaTopics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
 from logferry.loaders.storage.ledger import APP, table_at
-from logferry.loaders.storage.rewrite import Rewriter, of_ranges, where
+from logferry.loaders.storage.rewrite import of_ranges
 from logferry.loaders.storage.side_tables import moment
 from logferry.loaders.storage.snapshots import newest_table
 from logferry.loaders.storage.tables import QUARANTINE_COLUMNS
@@ -128,13 +130,15 @@ def _ms(at: datetime) -> int:
 # ---- the batch -------------------------------------------------------------------------------------------
 
 
-def replace_quarantined(written: DataFiles | None, paths: TablePaths, entry: LedgerEntry, run: str) -> int | None:
+def replace_quarantined(
+    spark: SparkSession, written: DataFiles | None, paths: TablePaths, entry: LedgerEntry, run: str
+) -> int | None:
     """Replaces the quarantined lines of the ranges with the batch. Safe to call again.
 
     Returns the number of new lines, None where unknown. Raises StorageUnavailable, and Overtaken where the reload was
     abandoned.
     """
-    rewriter = Rewriter(paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, entry.batch))
+    rewriter = Rewriter(lambda: spark, paths.quarantine, entry.batch, of_ranges(entry.reload, entry.dc, entry.batch))
     come = written or DataFiles(paths.quarantine)
     done = commit_files(come, paths.quarantine, entry.batch, run, changes=rewriter.actions)
     if is_abandoned(paths, entry.batch):
@@ -163,10 +167,15 @@ def is_abandoned(paths: TablePaths, batch: int) -> bool:
 
 
 def replace_main(
-    written: DataFiles, paths: TablePaths, entry: LedgerEntry, run: str, partition_by: Sequence[str]
+    spark: SparkSession,
+    written: DataFiles,
+    paths: TablePaths,
+    entry: LedgerEntry,
+    run: str,
+    partition_by: Sequence[str],
 ) -> CommittedBatch:
     """Replaces the rows of the ranges by the files. Safe to call again. Raises StorageUnavailable."""
-    rewriter = Rewriter(paths.main, entry.batch, of_ranges(entry.reload, entry.dc))
+    rewriter = Rewriter(lambda: spark, paths.main, entry.batch, of_ranges(entry.reload, entry.dc))
     return commit_files(written, paths.main, entry.batch, run, partition_by, changes=rewriter.actions)
 
 
@@ -179,17 +188,17 @@ def recount_segments(
     """
     table = table_at(paths.main, entry.batch - 1)
     stored = spark.read.format("delta").option("versionAsOf", table.version()).load(paths.main.for_spark)
-    gone = F.expr(where(entry.reload, entry.dc))
     with sorted_errors(f"counting rows of {paths.main}"):
-        came = _sums(with_columns_of(rows, stored.schema), rules)
-        went = _sums(stored.where(gone), rules)
+        there = with_ranges(stored, entry.reload, entry.dc)
+        came = sums_by_segment(with_columns_of(rows, stored.schema), rules)
+        went = sums_by_segment(there.where(MEANT).drop(MEANT), rules)
         touched = sorted({*came, *went})
         stay: dict[int, tuple[AddedRows, str]] = {}
         if touched:
             length = rules.window_s * 1_000_000
             micros = F.expr("unix_micros(event_time)")
-            near = stored.where(~gone & (micros >= touched[0]) & (micros < touched[-1] + length))
-            stay = _sums(near, rules, hashed=False)
+            near = there.where(f"NOT {MEANT}").where((micros >= touched[0]) & (micros < touched[-1] + length))
+            stay = sums_by_segment(near, rules, hashed=False)
     found: dict[datetime, RecountedRows] = {}
     nothing = (None, "")
     for start in touched:
@@ -198,28 +207,6 @@ def recount_segments(
         is_changed = (new and new.rows, new_hash) != (old and old.rows, old_hash)
         found[moment(start)] = RecountedRows(new.plus(kept) if new else kept, is_changed)
     return found
-
-
-def _sums(frame: DataFrame, rules: SegmentRules, *, hashed: bool = True) -> dict[int, tuple[AddedRows, str]]:
-    """By segment, with a hash that is the same for the same rows in any order."""
-    length = rules.window_s * 1_000_000
-    micros = F.expr("unix_micros(event_time)")
-    one = F.xxhash64(F.to_json(F.struct(*frame.columns))).cast("decimal(38,0)") if hashed else F.lit(0)
-    found = (
-        frame.where("event_time is not null")
-        .groupBy((micros - F.expr(f"pmod(unix_micros(event_time), {length})")).alias("start"))
-        .agg(
-            F.count(F.lit(1)).alias("rows"),
-            F.sum(F.octet_length("text")).alias("bytes"),
-            F.min(micros).alias("first"),
-            F.max(micros).alias("last"),
-            F.sum(one).cast("string").alias("hash"),
-        )
-    )
-    return {
-        one["start"]: (AddedRows(one["rows"], one["bytes"], moment(one["first"]), moment(one["last"])), one["hash"])
-        for one in collected(found)
-    }
 
 
 def resolve(spark: SparkSession, paths: TablePaths, batch: int, run: str, parser: ParserSettings) -> None:

@@ -12,11 +12,13 @@ from typing import Final, NamedTuple
 
 from logferry.loaders.batches.execute import BatchDone, Loader, do_batch
 from logferry.loaders.batches.replace_rows import offsets_of
+from logferry.loaders.batches.rewrite_rows import Rewriter
 from logferry.loaders.commands.load import Confirm, ConfirmAny, change_table, chosen_jobs, open_tables, run_until_signal
 from logferry.loaders.commands.options import job_config
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LedgerBroken, LoaderConfigError, StorageUnavailable, TopicChanged
 from logferry.loaders.jvm_errors import sorted_errors
+from logferry.loaders.location import Location
 from logferry.loaders.parsing.rows import check_parser
 from logferry.loaders.planning.ledger_entry import RELOAD, RESET, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition, unreadable
@@ -24,9 +26,10 @@ from logferry.loaders.planning.position_plan import ResetTarget, abandoned_topic
 from logferry.loaders.planning.reload_plan import ReloadTarget, held_offsets, ranges_to_reload
 from logferry.loaders.runs.table_run import prepare, put_entry, requarantine_table, table_state
 from logferry.loaders.runs.table_runner import Reporter
+from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import Ledger
-from logferry.loaders.storage.rewrite import rows_of
-from logferry.loaders.storage.tables import TableState, count_rows
+from logferry.loaders.storage.rewrite import of_ranges
+from logferry.loaders.storage.tables import TableState
 
 _TRIES: Final = 100
 
@@ -118,9 +121,8 @@ def reload_table(
     with sorted_errors(f"reloading {paths.main}"):
         state = _settled(loader, job, paths)
         ranges, elsewhere = _ranges(loader, paths, state, targets)
-        selected = rows_of(ranges, loader.dc)
-        quarantined = count_rows(paths.quarantine, selected, active_as_of=state.last)
-        if not confirm(ReloadPreview(ranges, count_rows(paths.main, selected), quarantined, elsewhere)):
+        rows, quarantined = (_count(loader, path, ranges) for path in (paths.main, paths.quarantine))
+        if not confirm(ReloadPreview(ranges, rows, quarantined, elsewhere)):
             return None
         for _ in range(_TRIES):
             state = _settled(loader, job, paths)
@@ -132,6 +134,14 @@ def reload_table(
             if entry.run == loader.run:
                 return do_batch(loader, paths, entry)
     raise StorageUnavailable(f"{paths.main}: other loaders were faster {_TRIES} times; nothing was replaced. Try again")
+
+
+def _count(loader: Loader, path: Location, ranges: Sequence[Range]) -> int:
+    """The rows to be replaced; of a quarantine those that no batch has resolved."""
+    table = open_table(path)
+    resolved_by = None if table is None or "resolved" not in {f.name for f in table.schema().fields} else 0
+    rule = of_ranges(ranges, loader.dc, resolved_by)
+    return 0 if table is None else Rewriter(lambda: loader.spark, path, 0, rule).count(table)
 
 
 def _settled(loader: Loader, job: TableJob, paths: TablePaths) -> TableState:

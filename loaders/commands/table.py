@@ -15,16 +15,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from logferry.gateway.contract.names import visible
 from logferry.loaders.commands.options import add_job_options, count, location
+from logferry.loaders.config import JARS_VARIABLE
 from logferry.loaders.errors import LoadError
-from logferry.loaders.storage.retention import RETAIN, TARGET_MB
+from logferry.loaders.storage.merge import TARGET_MB
+from logferry.loaders.storage.retention import RETAIN
 
-# These work where neither Spark nor Java is installed.
+# These work where neither Spark nor Java is installed; compact, where it need not read files to drop rows.
 WITHOUT_SPARK: Final = ("state", "compact", "segments")
 # The module of a sub-command, unless it bears its name.
 _MODULES: Final = {
@@ -43,14 +45,16 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one sub-command and returns its exit status."""
+def main(argv: Sequence[str] | None = None, provide_java: Callable[[], None] = lambda: None) -> int:
+    """Runs one sub-command and returns its exit status. ``provide_java``: called before Spark starts, if it does."""
     options = _parser().parse_args(argv)
+    options.provide_java = provide_java
     module = _MODULES.get(options.command, options.command)
     command = getattr(importlib.import_module(f"logferry.loaders.commands.{module}"), f"run_{options.command}")
     if options.command not in WITHOUT_SPARK:
         from logferry.loaders.commands.load import run_reported
 
+        provide_java()
         return run_reported(options, command)
     from logferry.loaders.storage.files import STORAGE_ERRORS, storage_errors
 
@@ -140,6 +144,11 @@ def _add_compact(commands: _Commands) -> None:
     option("--target-mb", type=int, default=TARGET_MB, metavar="N", help="size of merged files (default: %(default)s)")
     said = "before rows are dropped, seconds to wait for a loader's planned batch (default: %(default)s)"
     option("--wait-s", type=float, default=300.0, metavar="S", help=said)
+    said = "sort rows by source and time, by Spark: queries of a source or an hour read less"
+    option("--cluster", action="store_true", help=said)
+    option("--master", metavar="URL", help="Spark's master; one that is not local merges, too (default: local[*])")
+    option("--driver-memory", metavar="SIZE", help="heap of Spark's driver (default: 1g)")
+    option("--jars", metavar="JAR:JAR…", help=f"jars of Delta for Spark (else {JARS_VARIABLE})")
     option("--json", action="store_true", help="print one line of JSON and nothing else")
 
 

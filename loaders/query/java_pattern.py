@@ -129,7 +129,7 @@ class _Translation:
             return
         text = quantifier[0]
         if names and not text.startswith("?"):
-            raise self._refused(f"the group {names[0]} repeats by {text}")
+            raise self._refused(f"the group {next(iter(names))} repeats by {text}")
         self._at = quantifier.end()
         self._put(text)
         counts = [int(n) for n in re.findall(r"[0-9]+", text)]

@@ -27,6 +27,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -35,6 +36,7 @@ from logferry.client.transport.cluster import bearer
 from logferry.client.transport.connections import Connections, Dialer, NoResponse, proxies_of
 from logferry.gateway.contract.names import check_token, full_topic, split_topic
 from logferry.loaders.batches.execute import CheckResult, GatewayClock, Loader
+from logferry.loaders.batches.row_counts import table_segments, table_sources
 from logferry.loaders.config import GatewayAccess, SegmentSettings, TableJob
 from logferry.loaders.errors import GatewayUnavailable, LoaderConfigError
 from logferry.loaders.planning import source_facts
@@ -97,17 +99,17 @@ def begin_check(loader: Loader, topics: Sequence[str]) -> SegmentCheck:
 
 
 def finish_check(
-    job: TableJob, paths: TablePaths, last: int, run: str, check: SegmentCheck, positions: Iterable[Range]
+    loader: Loader, job: TableJob, paths: TablePaths, last: int, check: SegmentCheck, positions: Iterable[Range]
 ) -> CheckResult | None:
     """The result, as of batch ``last``, which holds all that Kafka had; None: it changes nothing. Raises Overtaken."""
     if job.segments is None:
         return None
     rules = job.segments.rules
-    known = known_before(paths, last + 1, run)
+    known = known_before(paths, last + 1, loader.run, partial(table_sources, loader.spark))
     at = {r.key: r.end for r in positions}
     passed = {place for place, end in check.ends.items() if at.get(place, -1) >= end}
     views = source_views(known, check.reported, check.topics, passed)
-    segments = segments_before(paths, last + 1, run, rules)
+    segments = segments_before(paths, last + 1, loader.run, rules, partial(table_segments, loader.spark))
     is_steady = usually_has_rows(segments, check.began, rules)
     counted = source_facts.without(views, read_excluded(paths.excluded))
     silence = (rules.source_idle_s, rules.max_wait_s, rules.silent_share)

@@ -145,7 +145,7 @@ def _checked(
         yield SegmentNotice(check.missing or f"no segment closes while {', '.join(sorted(stopped))} is stopped")
         return None
     try:
-        result = finish_check(job, paths, state.last, loader.run, check, _positions(state))
+        result = finish_check(loader, job, paths, state.last, check, _positions(state))
     except Overtaken:
         return None
     if result is None:

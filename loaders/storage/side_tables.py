@@ -22,15 +22,13 @@ Batch n writes them before the main table's commit, with the same transaction ve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from deltalake import Schema, write_deltalake
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, Overtaken
@@ -38,9 +36,9 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.planning.segment_states import AddedRows, Segment, SegmentRules, WatermarkCheck, add_rows
-from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, merged, utc_text
-from logferry.loaders.storage.commit import DataFiles, commit_rows
-from logferry.loaders.storage.files import dataset, file_system, open_table, read_text, storage_errors, write_text
+from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, utc_text
+from logferry.loaders.storage.commit import commit_rows
+from logferry.loaders.storage.files import dataset, open_table, read_text, storage_errors, write_text
 from logferry.loaders.storage.ledger import (
     add_columns,
     arrow_schema,
@@ -48,7 +46,6 @@ from logferry.loaders.storage.ledger import (
     existing_table,
     last_batch,
     read_rows,
-    table_at,
 )
 from logferry.loaders.storage.snapshots import kept_state, newest_table
 from logferry.loaders.storage.tables import active_filter
@@ -198,36 +195,26 @@ def left_out_changes(
     return tuple(sorted([*new, *back], key=lambda note: note.place))
 
 
+# The facts of a table itself, as of exactly a batch.
+CountedSources = Callable[[TablePaths, int], KnownSources]
+
+
 def known_before(
-    paths: TablePaths, batch: int, run: str, sources: Iterable[str] | None = None
+    paths: TablePaths, batch: int, run: str, counted: CountedSources, sources: Iterable[str] | None = None
 ) -> dict[SourceKey, SourceFacts]:
-    """The facts before the batch, as `read_sources`. Raises Overtaken, StorageUnavailable."""
-    complete_sources(paths, batch, run)
+    """The facts before the batch, as `read_sources`; else as `complete_sources`."""
+    complete_sources(paths, batch, run, counted)
     return read_sources(paths.sources, sources)
 
 
-def complete_sources(paths: TablePaths, batch: int, run: str) -> None:
-    """Creates the side tables, unless they exist, and counts what the one of the sources lacks of the time before the
-    batch, from the table itself. Raises Overtaken, StorageUnavailable.
+def complete_sources(paths: TablePaths, batch: int, run: str, counted: CountedSources) -> None:
+    """Creates the side tables, unless they exist. What the one of the sources lacks of the time before the batch is
+    ``counted`` from the table itself. Raises Overtaken, StorageUnavailable.
     """
     create_side_tables(paths)
     before = batch - 1
     if before >= 0 and last_batch(newest_table(paths.sources)) < before:
-        found: dict[SourceKey, SourceFacts] = {}
-        columns = ["topic", "source_id", "seqno", "recorded", "event_time"]
-        is_chunk = ~ds.field("source_id").is_null() & ~ds.field("seqno").is_null()
-        for rows in stored_rows(paths, before, columns, is_chunk):
-            wanted = [("seqno", "min"), ("seqno", "max"), ("recorded", "max")]
-            wanted += [("event_time", "max")] * ("event_time" in rows.schema.names)
-            each = pa.Table.from_batches([rows]).group_by(["topic", "source_id"]).aggregate(wanted)
-            facts = {
-                SourceKey(row["topic"], row["source_id"]): SourceFacts(
-                    row["seqno_min"], row["seqno_max"], row["recorded_max"], row.get("event_time_max")
-                )
-                for row in each.to_pylist()
-            }
-            found = merged(found, facts)
-        add_sources(paths.sources, before, run, found, all_of_it=True)
+        add_sources(paths.sources, before, run, counted(paths, before), all_of_it=True)
 
 
 def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any) -> Iterator[Any]:
@@ -279,7 +266,7 @@ def segment_length(path: Location) -> int | None:
 
 def read_segments(path: Location, last: int) -> Segments:
     """The newest row of each segment up to this batch. Raises StorageUnavailable."""
-    kept = kept_state(path, _no_segments, _add_segments)
+    kept: list[Segment] = kept_state(path, _no_segments, _add_segments)
     rows = sorted(kept, key=lambda one: (one.start, one.batch))
     return {segment.start: segment for segment in rows if segment.batch <= last}
 
@@ -306,68 +293,19 @@ def _commit_segments(rows: Iterable[Segment], path: Location, batch: int, run: s
     commit_rows(table, path, batch, run, replace=replace)
 
 
-def segments_before(paths: TablePaths, batch: int, run: str, rules: SegmentRules) -> Segments:
-    """The segments before the batch; counted from the main table where the side table has none. Raises Overtaken."""
+def segments_before(
+    paths: TablePaths,
+    batch: int,
+    run: str,
+    rules: SegmentRules,
+    counted: Callable[[TablePaths, int, SegmentRules], Mapping[datetime, AddedRows]],
+) -> Segments:
+    """The segments before the batch; ``counted`` from the table where the side table has none. Raises Overtaken."""
     before = batch - 1
     if before >= 0 and last_batch(newest_table(paths.segments)) < before:
-        added = rows_by_segment(dataset(paths.main, table_at(paths.main, before)), None, rules)
-        counted = add_rows({}, added, before, datetime.now(UTC))
-        _commit_segments(counted.values(), paths.segments, before, run, replace=True)
+        found = add_rows({}, counted(paths, before, rules), before, datetime.now(UTC))
+        _commit_segments(found.values(), paths.segments, before, run, replace=True)
     return read_segments(paths.segments, before)
-
-
-def rows_by_segment(stored: Any, selected: Any, rules: SegmentRules) -> dict[datetime, AddedRows]:
-    """Counts the rows of a dataset that a filter selects (None: all), by ``event_time`` and ``text``."""
-    added: dict[datetime, AddedRows] = {}
-    scanner = stored.scanner(columns=["event_time", "text"], filter=selected, batch_readahead=2)
-    for rows in scanner.to_batches():
-        added = _merged(added, _added(pa.Table.from_batches([rows]), rules))
-    return added
-
-
-def added_by(written: DataFiles, rules: SegmentRules) -> tuple[dict[datetime, AddedRows], dict[SourceKey, datetime]]:
-    """The rows that files add to each segment, and the newest event of each source. Raises StorageUnavailable."""
-    added: dict[datetime, AddedRows] = {}
-    newest: dict[SourceKey, datetime] = {}
-    columns = ["topic", "source_id", "event_time", "text"]
-    store = file_system(written.table)
-    for name in written.names:
-        with storage_errors(f"{written.table}/{name} cannot be read"):
-            file = pq.ParquetFile(name, filesystem=store)
-            have = [column for column in columns if column in file.schema_arrow.names]
-            if "event_time" not in have:
-                # The batch was planned for a parser without event time.
-                continue
-            for batch in file.iter_batches(columns=have):
-                rows = pa.Table.from_batches([batch])
-                added = _merged(added, _added(rows, rules))
-                each = rows.group_by(["source_id"] + ["topic"] * ("topic" in have)).aggregate([("event_time", "max")])
-                for row in each.to_pylist():
-                    if row["event_time_max"] is None:
-                        continue
-                    # Partitioned by topic: the topic is in the file's name.
-                    topic = row.get("topic") or name.split("/topic=")[1].split("/")[0]
-                    key = SourceKey(topic, row["source_id"])
-                    newest[key] = max(newest.get(key, row["event_time_max"]), row["event_time_max"])
-    return added, newest
-
-
-def _added(rows: Any, rules: SegmentRules) -> dict[datetime, AddedRows]:
-    if not rows.num_rows:
-        return {}
-    windows = pc.floor_temporal(rows["event_time"], multiple=rules.window_s, unit="second")
-    size = pc.binary_length(pc.cast(rows["text"], pa.binary()))
-    each = pa.table({"window": windows, "event": rows["event_time"], "bytes": size}).group_by("window")
-    found: dict[datetime, AddedRows] = {}
-    wanted = [("event", "count"), ("bytes", "sum"), ("event", "min"), ("event", "max")]
-    for row in each.aggregate(wanted).to_pylist():
-        if row["event_count"]:
-            found[row["window"]] = AddedRows(row["event_count"], row["bytes_sum"], row["event_min"], row["event_max"])
-    return found
-
-
-def _merged(one: Mapping[datetime, AddedRows], other: Mapping[datetime, AddedRows]) -> dict[datetime, AddedRows]:
-    return {**one, **{start: rows.plus(one.get(start)) for start, rows in other.items()}}
 
 
 def save_check(path: Location, look: WatermarkCheck) -> None:

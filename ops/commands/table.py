@@ -8,7 +8,4 @@ from logferry.ops.commands.load import provide_java
 
 def main(argv: list[str]) -> int:
     """Runs the sub-command. Raises Unavailable where no Java is found or the jars cannot be fetched."""
-    name = next((argument for argument in argv if not argument.startswith("-")), "")
-    if name not in table.WITHOUT_SPARK:
-        provide_java(argv)
-    return table.main(argv)
+    return table.main(argv, lambda: provide_java(argv))

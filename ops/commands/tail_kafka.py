@@ -10,6 +10,7 @@ from pathlib import Path
 from logferry.client import Chunk
 from logferry.gateway.config import ConfigError, KafkaSettings, load_as
 from logferry.gateway.contract.names import split_topic
+from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.reading.formats import row_of
 from logferry.gateway.tls import kafka_options
 from logferry.loaders.batches.topic_lag import topic_views
@@ -70,7 +71,8 @@ class KafkaTail:
             for r in ranges:
                 dc, inside = split_topic(r.topic)[0], range(r.start, r.end)
                 async for fetched in committed(kafka, (r.topic, r.partition), r.start, r.end, partial(_lost, r)):
-                    rows = (row_of(dc, r.topic, r.partition, one) for one in fetched.records if one.offset in inside)
+                    records = (KafkaRecord(*one) for one in fetched.records if one.offset in inside)
+                    rows = (row_of(dc, r.topic, r.partition, one) for one in records)
                     # A record that no gateway wrote goes into the quarantine, not into the table.
                     yield [Chunk(*row) for row in rows if row is not None]
 

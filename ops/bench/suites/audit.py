@@ -44,7 +44,7 @@ def audit_mb_s() -> Figure:
 
     with _filled(_TOPIC, _CHUNK, _BYTES // _CHUNK) as (folder, bootstrap):
         table = Path(tempfile.mkdtemp(dir=folder)) / "table"
-        _ours(bootstrap, _TOPIC, table, "access", 0)
+        _ours(bootstrap, _TOPIC, str(table), "access", 0)
         asyncio.run(_write_states(bootstrap))
         rounds = alternate(
             _ROUNDS, lambda _: _audited(bootstrap, table), lambda _: _read(bootstrap, table), warm_up_s=0

@@ -155,7 +155,9 @@ async def test_every_kind_of_batch_leaves_a_table_proven(kept: Kept, loader: Cal
     await kept.exact()
 
     # A row is at most a day older than its recording: the clock is ahead, so that those of 30 hours ago are too old.
-    dropped, _ = drop_old(Location.of(kept.table), timedelta(hours=24), now=datetime.now(UTC) + timedelta(hours=8))
+    dropped, _ = drop_old(
+        lambda: loader().spark, Location.of(kept.table), timedelta(hours=24), now=datetime.now(UTC) + timedelta(hours=8)
+    )
     assert dropped is not None
     fifth = await kept.audit()
     assert fifth.exact, [str(finding) for finding in fifth.findings]

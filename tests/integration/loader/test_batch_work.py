@@ -66,7 +66,7 @@ def batch_of(paths: TablePaths, batch: int, *, sources: int = 1, files: int = 1,
     assert state.last == batch - 1
     ranges = [Range("dc1.a", number, "id", batch, batch + 1) for number in range(partitions)]
     entry = Ledger(paths.ledger).put(new_entry(batch, "dc1", "lines/1", "run", ranges))
-    known_before(paths, batch, "run", ["host0"])
+    known_before(paths, batch, "run", lambda *_: {}, ["host0"])
     facts = {SourceKey(TOPICS[n % 2], f"host{n}"): SourceFacts(batch, batch + 1, NOW) for n in range(sources)}
     add_sources(paths.sources, entry.batch, "run", facts)
     note = LeftOutChunk(batch, "dc1.a", 0, batch, "host0", batch, "dc2.a")

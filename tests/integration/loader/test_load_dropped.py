@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from logferry.loaders.batches import drop_rows
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.commands.compact import drop_old
 from logferry.loaders.commands.table import main as table_command
@@ -16,7 +17,6 @@ from logferry.loaders.planning.ledger_entry import DROP, TablePaths
 from logferry.loaders.planning.segment_states import DROPPED
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs.table_run import load_table
-from logferry.loaders.storage import retention
 from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import Ledger, add_columns, last_batch, new_entry, read_ledger
 from logferry.loaders.storage.retention import compact
@@ -63,9 +63,9 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     before = last_batch(open_table(table))
     # The command dies before the rows go: nothing has, and the regular load does what was planned.
     with monkeypatch.context() as patch:
-        patch.setattr(retention, "partition_columns", lambda *_: (_ for _ in ()).throw(LoaderDied))
+        patch.setattr(drop_rows, "partition_columns", lambda *_: (_ for _ in ()).throw(LoaderDied))
         with pytest.raises(LoaderDied):
-            retention.drop_rows(TablePaths.of(table), planned(table, OLD + timedelta(hours=2)), "dies")
+            drop_rows.drop_rows(lambda: spark, TablePaths.of(table), planned(table, OLD + timedelta(hours=2)), "dies")
     assert len(stored(table)) == 12
     late = chunks_of("b", lines(OLD + timedelta(minutes=5)), lines(NOW))
     await topic.write(late[:1], recorded_ms=recorded_ms)
@@ -85,7 +85,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     assert f"{window} was dropped: 3 rows, " in capsys.readouterr().out
     # Late rows of that time go with the next one; the view and the loads continue.
     keep = timedelta(days=8) if parted else timedelta(days=10) - timedelta(hours=3)
-    _, found = drop_old(table, keep, now=NOW, is_idle=True)
+    _, found = drop_old(lambda: spark, table, keep, now=NOW, is_idle=True)
     assert found.rows == 4, "hours two and three, and the late row"
     assert len(list(compact(table, timedelta(0)))) > 3
     kept = [at for at in kept if at >= NOW - timedelta(days=9)]

@@ -12,10 +12,10 @@ from logferry.loaders.location import Location, S3Access
 from logferry.loaders.planning.ledger_entry import JobOrigin
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.claims import claim
-from logferry.loaders.storage.commit import DataFiles, commit_files, commit_rows, committed_batch
+from logferry.loaders.storage.commit import commit_rows, committed_batch
 from logferry.loaders.storage.files import list_files, open_table, read_text, write_text
 from logferry.loaders.storage.ledger import Ledger, arrow_schema, create_table, existing_table, last_batch, new_entry
-from logferry.loaders.storage.rewrite import Rewriter, of_ranges
+from logferry.loaders.storage.merge import Merge
 from logferry.ops.stack.s3_server import BUCKET, S3Server
 
 from tests.support.store_faults import BUSY, CUT, FAILS, KINDS, LOST_ANSWER, FaultyStore
@@ -66,16 +66,15 @@ def test_a_commit_counts_once_whatever_becomes_of_its_answer(kind: str, faulty: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_replaced_once(kind: str, faulty: FaultyStore, place: Location):
+def test_files_are_merged_once(kind: str, faulty: FaultyStore, place: Location):
     create_table(place, SCHEMA, "t")
-    commit_rows(BATCH, place, 0, "run")
-    rule = of_ranges([Range("dc1.a", 0, "id", 100, 300)], "dc1")
+    for batch in range(3):
+        commit_rows(BATCH, place, batch, "run")
     faulty.fail(kind, "PUT", COMMITS)
     faulty.fail(kind, "PUT", r"\.parquet\?")
-    done = commit_files(DataFiles(place), place, 1, "run", changes=Rewriter(place, 1, rule).actions)
-    assert done.ours
+    assert Merge().run(place) == (3, 1)
     assert faulty.struck() == [kind] * 2
-    assert rows_in(place) == 800
+    assert (rows_in(place), last_batch(open_table(place))) == (3000, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from logferry.client.agent.config import FileGroup
+from logferry.client.agent.config import MergeGroup
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def client(client: Any, gateway: Any) -> Any:
     gateway.topics = {"web", "rest", "other"}
     client.close()
     files = (
-        FileGroup((str(client.root / "web*.log"),), "web", attributes={"type": "nginx"}),
-        FileGroup((str(client.root / "*.log"),), "rest"),
+        MergeGroup((str(client.root / "web*.log"),), "web", attributes={"type": "nginx"}),
+        MergeGroup((str(client.root / "*.log"),), "rest"),
     )
     client.config = client.config._replace(files=files)
     client.begin()

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.rewrite import rows_of, where
+from logferry.loaders.storage.rewrite import rows_of
 
 TOPICS = ("dc1.a", "dc1.b")
 ROWS = st.fixed_dictionaries(
@@ -64,4 +64,3 @@ def test_ten_thousand_partitions_are_filtered(tmp_path: Path):
     assert len(meant) == 15
     assert table.filter(rows_of(ranges, "dc1")).to_pylist() == meant
     assert ds.dataset(tmp_path / "rows.parquet").to_table(filter=rows_of(ranges, "dc1")).to_pylist() == meant
-    assert where(ranges, "dc1").count(" OR ") == len(ranges) - 1

@@ -9,27 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import ForeignTable
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import TopicPartition
-from logferry.loaders.planning.segment_states import ACTIVE, READY, AddedRows, Segment, SegmentRules
+from logferry.loaders.planning.segment_states import ACTIVE, READY, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
 from logferry.loaders.runs.segment_check import ReportedSource, notify_ready, source_views
 from logferry.loaders.storage.claims import claim
-from logferry.loaders.storage.commit import DataFiles, commit_rows
+from logferry.loaders.storage.commit import commit_rows
 from logferry.loaders.storage.files import delete_folder, open_table
 from logferry.loaders.storage.ledger import create_table, read_rows
 from logferry.loaders.storage.side_tables import (
     _SEGMENTS,
     SNAPSHOT_EVERY,
-    _added,
-    added_by,
     create_segments,
     exclude,
     put_segments,
@@ -90,33 +86,6 @@ def test_another_length_is_another_table(path: Path):
 
 _MOST = 200 * 365 * 24 * 3600 * 1_000_000
 EVENTS = st.lists(st.integers(-_MOST // 4, _MOST).map(lambda us: START + timedelta(microseconds=us)), min_size=1)
-
-
-@given(EVENTS, st.sampled_from([60, 3600, 86400, 604800]))
-def test_counts_are_those_of_plain_python(times: list[datetime], length: int):
-    rules = SegmentRules(window_s=length)
-    texts = ["ä" * i for i in range(len(times))]
-    rows = pa.table({"event_time": pa.array(times, pa.timestamp("us", "UTC")), "text": texts})
-    want: dict[datetime, AddedRows] = {}
-    for i, at in enumerate(times):
-        start = rules.start_of(at)
-        before = want.get(start, AddedRows(0, 0, at, at))
-        want[start] = AddedRows(before.rows + 1, before.bytes + 2 * i, min(before.first, at), max(before.last, at))
-    assert _added(rows, rules) == want
-
-
-def test_files_of_a_table_that_is_partitioned_by_topic(tmp_path: Path):
-    folder = tmp_path / "batch-1" / "topic=dc1.a"
-    folder.mkdir(parents=True)
-    at = pa.array([START, START + HOUR], pa.timestamp("us", "UTC"))
-    pq.write_table(pa.table({"source_id": ["a", "a"], "event_time": at, "text": ["x", "yz"]}), folder / "p.parquet")
-
-    class Add:
-        path = "batch-1/topic=dc1.a/p.parquet"
-
-    added, newest = added_by(DataFiles(Location.of(tmp_path), (Add(),), 2), SegmentRules())  # type: ignore[arg-type]
-    assert {start: one.bytes for start, one in added.items()} == {START: 1, START + HOUR: 2}
-    assert newest == {SourceKey("dc1.a", "a"): START + HOUR}
 
 
 def test_names_of_segments():
