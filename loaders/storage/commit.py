@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -43,12 +42,11 @@ from logferry.loaders.storage.files import (
     storage_errors,
 )
 from logferry.loaders.storage.ledger import APP, check_features, existing_table, last_batch, pinned_table
-from logferry.loaders.storage.small_files import written_rows
+from logferry.loaders.storage.small_files import bound, written_rows
 from logferry.loaders.storage.snapshots import newest_table
 
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 # Longer texts are useless as bounds.
-_TEXT: Final = 256
 FOLDER: Final = "batch-"
 
 
@@ -124,28 +122,15 @@ def statistics(meta: Any) -> dict[str, Any]:
         if any(not s.has_min_max and s.null_count < c.num_values for s, c in zip(stats, columns, strict=True)):
             continue
         said["nullCount"][name] = sum(one.null_count for one in stats)
-        if bounded and (low := _bound(min(one.min for one in bounded), up=False)) is not None:
+        if bounded and (low := bound(min(one.min for one in bounded), up=False)) is not None:
             said["minValues"][name] = low
-        if bounded and (high := _bound(max(one.max for one in bounded), up=True)) is not None:
+        if bounded and (high := bound(max(one.max for one in bounded), up=True)) is not None:
             said["maxValues"][name] = high
     return said
 
 
 # Statistics of the text, and of nested values, would cost time and skip no file.
 INDEXED: Final = ("topic", "source_id", "seqno", "partition", "offset", "created", "recorded", "event_time")
-
-
-def _bound(value: Any, *, up: bool) -> Any:
-    """As in the Delta log; None where the value is useless as a bound. Times are rounded outwards to milliseconds."""
-    if isinstance(value, datetime):
-        moment = value.astimezone(UTC)
-        cut = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
-        if up and cut < moment:
-            cut += timedelta(milliseconds=1)
-        return cut.strftime("%Y-%m-%dT%H:%M:%S.") + f"{cut.microsecond // 1000:03}Z" if cut.year >= 1000 else None
-    if isinstance(value, date):
-        return value.isoformat()
-    return None if isinstance(value, bytes) or (isinstance(value, str) and len(value) > _TEXT) else value
 
 
 _TRIES: Final = 10

@@ -7,9 +7,11 @@ the caller's commit names it; a file that no commit names is deleted by `retenti
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
-from typing import Any
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +19,8 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.location import Location
 from logferry.loaders.storage.files import create_file
+
+_TEXT: Final = 256
 
 
 def written_rows(folder: Location, rows: pa.Table, *, changes_data: bool = True) -> list[AddAction | RemoveAction]:
@@ -36,12 +40,28 @@ def written_rows(folder: Location, rows: pa.Table, *, changes_data: bool = True)
 
 
 def _statistics(rows: pa.Table) -> dict[str, Any]:
-    """Bounds of numbers and texts."""
+    """Bounds as in a file of Spark's; of values without useful ones none."""
     said: dict[str, Any] = {"numRecords": rows.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         said["nullCount"][name] = column.null_count
-        if column.null_count < rows.num_rows and (pa.types.is_integer(column.type) or pa.types.is_string(column.type)):
+        if column.null_count < rows.num_rows and not pa.types.is_nested(column.type):
             bounds = pc.min_max(column).as_py()
-            if len(str(bounds["max"])) <= 256:
-                said["minValues"][name], said["maxValues"][name] = bounds["min"], bounds["max"]
+            low, high = bound(bounds["min"], up=False), bound(bounds["max"], up=True)
+            if low is not None and high is not None:
+                said["minValues"][name], said["maxValues"][name] = low, high
     return said
+
+
+def bound(value: Any, *, up: bool) -> Any:
+    """As in the Delta log; None where the value is useless as a bound. Times are rounded outwards to milliseconds."""
+    if isinstance(value, datetime):
+        moment = value.astimezone(UTC)
+        cut = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+        if up and cut < moment:
+            cut += timedelta(milliseconds=1)
+        return cut.strftime("%Y-%m-%dT%H:%M:%S.") + f"{cut.microsecond // 1000:03}Z" if cut.year >= 1000 else None
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT else None
+    return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else None
