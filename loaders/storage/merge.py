@@ -235,13 +235,16 @@ def _write(path: Location, schema: pa.Schema, group: MergeGroup, target: str) ->
     store, rows = file_system(path), 0
     with create_file(path, target) as stream, pq.ParquetWriter(stream, stored, compression="zstd") as writer:
         held: list[pa.Table] = []
-        for part in itertools.chain(_parts(store, group.files, stored), [None]):
-            if part is not None:
-                held.append(part)
-                rows += part.num_rows
-            if held and (part is None or sum(one.nbytes for one in held) >= _PART_BYTES):
+        size = 0
+        for part in _parts(store, group.files, stored):
+            held.append(part)
+            rows += part.num_rows
+            size += part.nbytes
+            if size >= _PART_BYTES:
                 writer.write_table(pa.concat_tables(held))
-                held = []
+                held, size = [], 0
+        if held:
+            writer.write_table(pa.concat_tables(held))
     add, left = add_action(store, target, store.get_file_info(target).size, values)
     DataFiles(path, (add,), left).check_rows(rows if group.rows is None else group.rows)
     add.data_change = False

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from logferry.client.agent.agent import Agent
 from logferry.client.agent.config import Config, DataCentre
-from logferry.client.agent.config import Group as Patterns
+from logferry.client.agent.config import FileGroup as Patterns
 from logferry.client.agent.workers import Pusher
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, Checkpoint, CheckpointEntry
 from logferry.client.files.identity import HEAD_BYTES

@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.batches.merge_files import spark_merge
 from logferry.loaders.config import SparkSettings
 from logferry.loaders.location import Location
@@ -46,7 +46,8 @@ _SCHEMA: Final = pa.schema(
 def _make(path: Path) -> None:
     """A table of many small files, each with the lines of some sources in some seconds."""
     DeltaTable.create(str(path), Schema.from_arrow(_SCHEMA))
-    first, adds = datetime(2026, 1, 1, tzinfo=UTC), []
+    first = datetime(2026, 1, 1, tzinfo=UTC)
+    adds: list[AddAction | RemoveAction] = []
     for number in range(_FILES):
         at = pa.array([first + timedelta(seconds=number)] * _ROWS, _TIME)
         one = pa.repeat(pa.scalar(number, pa.int64()), _ROWS)

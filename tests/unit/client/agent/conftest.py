@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from logferry.client.agent.agent import Agent
-from logferry.client.agent.config import Config, DataCentre, Group
+from logferry.client.agent.config import Config, DataCentre, FileGroup
 from logferry.client.agent.workers import Pusher
 from logferry.client.files.checkpoint import Checkpoint
 from logferry.client.transport.cluster import GatewayCluster
@@ -22,7 +22,7 @@ class Client:
         self.gateway = gateway
         self.now = 0.0
         of_files = {name: options.pop(name) for name in ("exclude", "record_start", "cut_lines") if name in options}
-        files = Group((str(root / "*.log*"),), "t", attributes={"env": "test"}, **of_files)
+        files = FileGroup((str(root / "*.log*"),), "t", attributes={"env": "test"}, **of_files)
         self.config = Config(
             options.pop("data_centres", (DataCentre("g:1", ("http://g:1",)),)), state_dir=str(root / "state"), host="h",
             files=options.pop("files", (files,)), **options,

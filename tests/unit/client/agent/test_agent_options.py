@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from logferry.client.agent import agent
-from logferry.client.agent.config import DataCentre, Group, parse
+from logferry.client.agent.config import DataCentre, FileGroup, parse
 
 WHOLE = """
 url = ["https://gw1:8443", "https://gw2:8443"]
@@ -47,7 +47,7 @@ def test_a_whole_file(written: Any) -> None:
     assert (config.state_dir, config.host, config.gzip) == ("/var/lib/logferry-push", "web1", False)
     assert (config.line_bytes, config.chunk_bytes, config.heartbeat_s) == (65536, 65536, 60.5)
     nginx, app = config.files
-    assert nginx == Group(
+    assert nginx == FileGroup(
         ("/var/log/nginx/*.log", "/srv/nginx/*.log"), "nginx", ("*.debug.log",), {"env": "prod", "type": "nginx"}
     )
     assert (app.patterns, app.topic) == (("/var/log/app/**/*.log",), "logs")
@@ -68,7 +68,7 @@ def test_the_command_line_goes_before_the_file(written: Any) -> None:
 def test_patterns_may_come_from_the_command_line(written: Any) -> None:
     base = 'url = "http://h:1"\nstate_dir = "s"\ntopic = "t"\ncut_lines = true\n'
     (files,) = parse([*written(base), "/a/*.log"]).files
-    assert files == Group(("/a/*.log",), "t", cut_lines=True)
+    assert files == FileGroup(("/a/*.log",), "t", cut_lines=True)
 
 
 CENTRES = """

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from logferry.client.agent.config import Group
+from logferry.client.agent.config import FileGroup
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def client(client: Any, gateway: Any) -> Any:
     gateway.topics = {"web", "rest", "other"}
     client.close()
     files = (
-        Group((str(client.root / "web*.log"),), "web", attributes={"type": "nginx"}),
-        Group((str(client.root / "*.log"),), "rest"),
+        FileGroup((str(client.root / "web*.log"),), "web", attributes={"type": "nginx"}),
+        FileGroup((str(client.root / "*.log"),), "rest"),
     )
     client.config = client.config._replace(files=files)
     client.begin()

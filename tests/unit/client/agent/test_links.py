@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.client.agent.config import Config, Group, parse
+from logferry.client.agent.config import Config, FileGroup, parse
 from logferry.client.files.discover import find_by_entry, leads_out
 from logferry.client.files.identity import HEAD_BYTES
 
@@ -65,7 +65,7 @@ def test_what_the_first_wildcard_matches_may_be_a_link_beside_it(tmp_path: Path)
 
 def following(client: Any, *link_roots: str) -> None:
     """The client follows `logs/` alone."""
-    group = Group((str(client.root / "logs" / "**" / "*.log"),), "t", link_roots=link_roots)
+    group = FileGroup((str(client.root / "logs" / "**" / "*.log"),), "t", link_roots=link_roots)
     client.config = client.config._replace(files=(group,))
     client.restart()
 
@@ -99,7 +99,7 @@ def test_a_link_out_of_the_folder_is_refused_and_named_once(
 
 def test_a_link_of_another_user_hides_no_file(client: Any) -> None:
     """The name through it is the first in order, and refused; the file has another one."""
-    group = Group((str(client.root / "home" / "*" / "logs" / "*.log"),), "t")
+    group = FileGroup((str(client.root / "home" / "*" / "logs" / "*.log"),), "t")
     client.config = client.config._replace(files=(group,))
     client.restart()
     for folder in ("a", "b/data"):
@@ -122,11 +122,11 @@ def test_a_refused_link_hides_no_file_of_a_later_entry(
     (client.root / "logs" / "x.log").symlink_to(secret)
     client.write("logs/own.log", b"own\n")
     entries = {
-        "the file itself": Group((str(secret.parent / "*.log"),), "later"),
-        "the link, allowed": Group(logs, "later", link_roots=(str(secret.parent),)),
-        "neither": Group(logs, "later"),
+        "the file itself": FileGroup((str(secret.parent / "*.log"),), "later"),
+        "the link, allowed": FileGroup(logs, "later", link_roots=(str(secret.parent),)),
+        "neither": FileGroup(logs, "later"),
     }
-    client.config = client.config._replace(files=(Group(logs, "t"), entries[later]), once=once)
+    client.config = client.config._replace(files=(FileGroup(logs, "t"), entries[later]), once=once)
     client.gateway.topics.add("later")
     client.restart()
     client.settle()
