@@ -34,15 +34,16 @@ from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable,
 from logferry.loaders.location import Location
 from logferry.loaders.planning.column_changes import column_types
 from logferry.loaders.storage.files import (
+    bound,
     delete_files,
     file_system,
     in_parallel,
     list_files,
     read_text,
     storage_errors,
+    written_rows,
 )
 from logferry.loaders.storage.ledger import APP, check_features, existing_table, last_batch, pinned_table
-from logferry.loaders.storage.small_files import bound, written_rows
 from logferry.loaders.storage.snapshots import newest_table
 
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"

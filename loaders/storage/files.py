@@ -6,11 +6,16 @@ Hadoop but holds the interpreter while it waits. Names are relative to the table
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -19,9 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
 from logferry.loaders.location import Location, without_secrets
 
@@ -286,3 +293,54 @@ def in_parallel(work: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
     """The results in the order of the items, several at a time: a store answers after milliseconds."""
     with ThreadPoolExecutor(_REQUESTS) as pool:
         yield from pool.map(work, items)
+
+
+# ---- the files of small tables -----------------------------------------------------------------------------------
+
+
+_TEXT: Final = 256
+
+
+def written_rows(folder: Location, rows: pa.Table, *, changes_data: bool = True) -> list[AddAction | RemoveAction]:
+    """Writes a few rows as one file with its column bounds, without Spark. Returns the action that adds it; none where
+    there are no rows. Raises OSError, ArrowException, DeltaError.
+
+    ``changes_data``: False where the table holds the same before and after.
+    """
+    if not rows.num_rows:
+        return []
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd")
+    data, name = sink.getvalue(), f"rows-{uuid.uuid4().hex}.parquet"
+    with create_file(folder, name) as stream:
+        stream.write(data)
+    stats = json.dumps(_statistics(rows))
+    return [AddAction(name, data.size, {}, int(time.time() * 1000), changes_data, stats)]
+
+
+def _statistics(rows: pa.Table) -> dict[str, Any]:
+    """Bounds as in a file of Spark's; of values without useful ones none."""
+    said: dict[str, Any] = {"numRecords": rows.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        said["nullCount"][name] = column.null_count
+        if column.null_count < rows.num_rows and not pa.types.is_nested(column.type):
+            bounds = pc.min_max(column).as_py()
+            low, high = bound(bounds["min"], up=False), bound(bounds["max"], up=True)
+            if low is not None and high is not None:
+                said["minValues"][name], said["maxValues"][name] = low, high
+    return said
+
+
+def bound(value: Any, *, up: bool) -> Any:
+    """As in the Delta log; None where the value is useless as a bound. Times are rounded outwards to milliseconds."""
+    if isinstance(value, datetime):
+        moment = value.astimezone(UTC)
+        cut = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+        if up and cut < moment:
+            cut += timedelta(milliseconds=1)
+        return cut.strftime("%Y-%m-%dT%H:%M:%S.") + f"{cut.microsecond // 1000:03}Z" if cut.year >= 1000 else None
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT else None
+    return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else None

@@ -26,8 +26,14 @@ from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable,
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, JobOrigin, LedgerEntry, OriginOffset, TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.files import STORAGE_ERRORS, dataset, file_system, open_table, storage_errors
-from logferry.loaders.storage.small_files import written_rows
+from logferry.loaders.storage.files import (
+    STORAGE_ERRORS,
+    dataset,
+    file_system,
+    open_table,
+    storage_errors,
+    written_rows,
+)
 from logferry.loaders.storage.snapshots import newest_table, read_commit
 
 # The application of Delta's transaction versions, the same in a table, its quarantine and its ledger.

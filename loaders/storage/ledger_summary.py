@@ -30,9 +30,8 @@ from deltalake.transaction import RemoveAction
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, MOVE
 from logferry.loaders.storage.commit import HOOKS
-from logferry.loaders.storage.files import file_system, storage_errors
+from logferry.loaders.storage.files import file_system, storage_errors, written_rows
 from logferry.loaders.storage.ledger import HEAD, LEDGER_SCHEMA, last_batch, pinned_table, with_all_columns
-from logferry.loaders.storage.small_files import written_rows
 from logferry.loaders.storage.snapshots import newest_table
 
 # Entries are merged every so many batches.

@@ -12,7 +12,7 @@ from logferry.ops.audit.digests.sums import Cell, Tally
 from logferry.ops.audit.tables.parsed_columns import ColumnDifference
 from logferry.ops.audit.tables.row_groups import CHUNK
 from logferry.ops.audit.tables.rows import AGAIN, MAIN, ChunkRows, FileFacts, FileId, RowClassifier
-from logferry.ops.audit.tables.table_reader import RowScanner, TableFile
+from logferry.ops.audit.tables.table_reader import AuditedFile, RowScanner
 
 _PLACE = (*CHUNK, "line")
 
@@ -48,11 +48,11 @@ class TableWork:
     def adopt(self, handles: list[int]) -> None:
         pass
 
-    def name(self, job: TableFile) -> str:
+    def name(self, job: AuditedFile) -> str:
         paths = self.scanner.paths
         return f"{paths.main if job.id.table == MAIN else paths.quarantine}/{job.id.name}"
 
-    async def do(self, job: TableFile, advance: Callable[[int], None]) -> FileScan:
+    async def do(self, job: AuditedFile, advance: Callable[[int], None]) -> FileScan:
         """Raises Unavailable."""
         found = FileScan(job.id, FileFacts(job.stat))
         self.classifier.take(found.facts, job.id, self._rows(job, found), found.cells, found.strays)
@@ -60,7 +60,7 @@ class TableWork:
             found.facts.stat = AGAIN
         return found
 
-    def _rows(self, job: TableFile, found: FileScan) -> Iterator[ChunkRows]:
+    def _rows(self, job: AuditedFile, found: FileScan) -> Iterator[ChunkRows]:
         for batch in self.scanner.batches(job):
             if job.id.table == MAIN:
                 self._check_columns(batch, found)

@@ -32,7 +32,7 @@ from logferry.ops.cli.problems import Unavailable
 _BATCH_ROWS: Final = 32_768
 
 
-class TableFile(NamedTuple):
+class AuditedFile(NamedTuple):
     """A file to read. ``values``: those of the columns by which the table is partitioned, as an expression."""
 
     id: FileId
@@ -51,7 +51,7 @@ class RowScanner:
     segment_s: int | None
     parsed: ParsedColumns
 
-    def batches(self, file: TableFile, wanted: Any = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, file: AuditedFile, wanted: Any = None) -> Iterator[pa.RecordBatch]:
         """The rows with the columns that are compared. ``wanted``: a filter. Raises Unavailable."""
         schema = self.schemas[file.id.table]
         folder = self.paths.main if file.id.table == MAIN else self.paths.quarantine
@@ -66,7 +66,7 @@ class RowScanner:
             size = {"batch_size": _BATCH_ROWS, "batch_readahead": 2, "use_threads": False}
             yield from fragment.scanner(schema=schema, columns=columns, filter=wanted, **size).to_batches()
 
-    def groups(self, file: TableFile, batch: pa.RecordBatch) -> Iterator[ChunkRows]:
+    def groups(self, file: AuditedFile, batch: pa.RecordBatch) -> Iterator[ChunkRows]:
         return grouped(batch, self.segment_s if file.id.table == MAIN else None)
 
 
@@ -140,14 +140,14 @@ class TableReader:
         parsed = ParsedColumns.of(schemas[MAIN], parsers)
         return RowScanner(self.paths, schemas, form, self.whole_chunks, self.segment_s, parsed)
 
-    def to_read(self, wanted: Collection[FileId], stats: Mapping[FileId, FileStat]) -> list[TableFile]:
+    def to_read(self, wanted: Collection[FileId], stats: Mapping[FileId, FileStat]) -> list[AuditedFile]:
         """These files, main table first. ``stats``: of `files`. Raises Unavailable."""
         found = []
         for name, _, folder in self._tables():
             with readable(folder):
                 fragments = list(self._dataset(name).get_fragments())
             ids = ((FileId(name, each.path), each.partition_expression) for each in fragments)
-            found += [TableFile(one, stats[one], values) for one, values in ids if one in wanted]
+            found += [AuditedFile(one, stats[one], values) for one, values in ids if one in wanted]
         return found
 
     def rows(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChunkRows]:
@@ -158,7 +158,7 @@ class TableReader:
             with readable(folder):
                 fragments = list(self._dataset(name).get_fragments(filter=wanted))
             for each in fragments:
-                file = TableFile(FileId(name, each.path), FileStat(-1, -1), each.partition_expression)
+                file = AuditedFile(FileId(name, each.path), FileStat(-1, -1), each.partition_expression)
                 for batch in scanner.batches(file, wanted):
                     yield from (row for row in scanner.groups(file, batch) if row.is_active(self.last))
 
