@@ -166,6 +166,7 @@ def member_pattern(names: Iterable[str]) -> str:
     return rf"(?s)\G(?:{_BLANK}\{{)?+{_BLANK}(?>{named}|{other}){_BLANK}[,}}]"
 
 
+ESCAPED_KEY: Final = r'\A"[^"\\]*+\\'
 MEMBER_KEY: Final = rf"(?s)\A{_TEXT}"
 NO_MEMBER: Final = rf"\A{_BLANK}\{{{_BLANK}\}}\z"
 

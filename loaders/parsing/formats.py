@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from logferry.loaders.parsing.columns import (
     ACCESS_LINE,
+    ESCAPED_KEY,
     MARK,
     MEMBER_KEY,
     NO_MEMBER,
@@ -116,8 +117,8 @@ def _unique(value: Column, kind: DataType) -> Column:
         return F.when(value.isNotNull(), F.struct(*fields))
     if not isinstance(kind, MapType):
         return value
-    entries, keys = F.map_entries(value), F.map_keys(value)
-    last = F.filter(entries, lambda one, i: ~F.array_contains(F.slice(keys, i + F.lit(2), F.size(keys)), one["key"]))
+    keys = F.map_keys(value)
+    last = _let(F.map_entries(value), lambda all_: F.transform(_last_places(keys), lambda i: F.get(all_, i)))
     once = F.when(F.size(F.array_distinct(keys)) < F.size(keys), F.map_from_entries(last)).otherwise(value)
     low = kind.valueType
     return F.transform_values(once, lambda _, one: _unique(one, low)) if "map<" in low.simpleString() else once
@@ -133,8 +134,10 @@ def _rescued(read: ParsedLines, settings: ParserSettings) -> ParsedLines:
     parts = F.col(_MEMBERS)
     frame = frame.withColumn(_RESCUED, F.filter(F.slice(parts, 1, F.size(parts) - 1), lambda text: text != ""))
     texts_of = F.col(_RESCUED)
-    has_plain_key = (F.size(texts_of) == 1) & ~F.contains(F.get(texts_of, 0), F.lit("\\"))
-    kept = F.when(has_plain_key, texts_of).otherwise(_last_of_each(texts_of, list(settings.kinds)))
+    plain = F.transform(texts_of, lambda text: F.substring_index(text.substr(F.lit(2), F.length(text)), '"', 1))
+    has_plain_keys = ~F.exists(texts_of, lambda text: text.rlike(ESCAPED_KEY))
+    is_plain = has_plain_keys & (F.size(F.array_distinct(plain)) == F.size(texts_of))
+    kept = F.when(is_plain, texts_of).otherwise(_last_of_each(texts_of, list(settings.kinds)))
     rescued = F.nullif(F.concat(F.lit("{"), F.array_join(kept, ","), F.lit("}")), F.lit("{}"))
     is_whole = (F.element_at(parts, -1) == "") | line.rlike(NO_MEMBER)
     flaw = F.when(read.flaw.isNotNull(), read.flaw).when(~is_whole, F.lit(NOT_STRICT))
@@ -146,11 +149,24 @@ def _last_of_each(members: Column, names: list[str]) -> Column:
     """The last of the members with each key that is none of the names, with its escapes read."""
     keyed = F.transform(members, lambda text: F.struct(_key(text).alias("key"), text.alias("text")))
     others = F.filter(keyed, lambda member: ~member["key"].isin(*names))
-    keys = F.transform(others, lambda member: member["key"])
-    last = F.filter(
-        others, lambda member, i: ~F.array_contains(F.slice(keys, i + F.lit(2), F.size(keys)), member["key"])
-    )
-    return F.transform(last, lambda member: member["text"])
+
+    def last(found: Column) -> Column:
+        places = _last_places(F.transform(found, lambda member: member["key"]))
+        return F.transform(places, lambda i: F.get(found, i)["text"])
+
+    return _let(others, last)
+
+
+def _last_places(keys: Column) -> Column:
+    """Where each key is for the last time, in order. Sorted, since a line may have any number of keys."""
+    pairs = F.array_sort(F.transform(keys, lambda key, i: F.struct(key.alias("key"), i.alias("i"))))
+    last = _let(pairs, lambda all_: F.filter(all_, lambda one, i: ~F.get(all_, i + 1)["key"].eqNullSafe(one["key"])))
+    return F.array_sort(F.transform(last, lambda one: one["i"]))
+
+
+def _let(value: Column, body: Callable[[Column], Column]) -> Column:
+    """The body with the value, which is computed once: in the function of another column it would be each time."""
+    return F.transform(F.array(value), body)[0]
 
 
 def _key(member: Column) -> Column:

@@ -21,7 +21,7 @@ from logferry.loaders.storage.ledger import read_ledger
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.loader import Topic, check_exact, chunks_of, stored
-from tests.support.loader_process import run_module
+from tests.support.loader_process import loader_env, run_module
 from tests.support.table_loads import LoaderDied, die, done, job
 
 pytestmark = pytest.mark.spark
@@ -202,13 +202,15 @@ async def test_a_hive_metastore_by_the_command(kafka: Any, topic: Topic, table: 
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
         "spark.hadoop.hive.metastore.schema.verification": "false",
     }
+    # Derby's log is in the working folder otherwise.
+    env = {**loader_env(), "JAVA_TOOL_OPTIONS": f"-Dderby.stream.error.file={tmp_path}/derby.log"}
     command = ["--table", str(table), "--topics", topic.name, "--bootstrap", kafka.bootstrap, "--master", "local[1]"]
     command += [part for name, value in conf.items() for part in ("--spark-conf", f"{name}={value}")]
-    ended = run_module([*command, "--json", "--register", "default.orders"])
+    ended = run_module([*command, "--json", "--register", "default.orders"], env)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert json.loads(ended.stdout)["tables"][0]["catalog_failure"] is None
     # Another process finds the name in the metastore, and that it is not this table.
     command[1] = str(table.with_name("other"))
-    ended = run_module([*command, "--json", "--register", "default.orders"])
+    ended = run_module([*command, "--json", "--register", "default.orders"], env)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert f"a table of delta at file:{table}" in json.loads(ended.stdout)["tables"][0]["error"]

@@ -101,6 +101,17 @@ def test_random_objects_are_rescued_as_python_reads_them(read: Read):
     assert {found[line] for line in lines if line not in rows} <= {formats.NOT_OBJECT}
 
 
+def test_any_number_of_keys_that_come_twice(read: Read):
+    """The work of a line does not grow with the square of its keys."""
+    members = [f'"k{number}": {number}' for number in range(20_000)]
+    line = "{" + ",".join([*members, *members]) + "}"
+    found = read([line.encode()], **RESCUED)[line]["rescued"]
+    assert found == rescued(line) == "{" + ",".join(members) + "}"
+    mapped = f'{{"c": {line}}}'
+    found = read([mapped.encode()], format="json", columns={"c": "map<string,int>"})[mapped]["c"]
+    assert found == json.loads(line)
+
+
 # Type of the column → values in the line, with the value of the row; those of `WRONG` send the line to the quarantine.
 NESTED: dict[str, dict[str, Any]] = {
     "struct<x:int>": {
