@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from logferry.gateway.contract.names import lane_of
-from logferry.gateway.contract.source_state import FENCE_KEY, SourceIdentity, SourceState
+from logferry.gateway.contract.source_state import (
+    FENCE_KEY,
+    RECEIPT_KIND,
+    SourceIdentity,
+    SourceState,
+    source_of_record,
+)
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
@@ -57,9 +63,11 @@ class SourceStates:
             return
         where = f"{self.topic}-{lane}"
         try:
-            source = SourceIdentity.of_state_key(key)
+            source = source_of_record(key)
             if self.topics is not None and source.topic not in self.topics:
                 return
+            if key[:1] == RECEIPT_KIND:
+                return  # of a request, which the log cannot contradict
             state = None if value is None else SourceState.decode(value)
         except (ValueError, IndexError, struct.error) as error:
             self.findings.add(Finding("state-unreadable", where, str(error), None, offset, offset))
