@@ -94,6 +94,40 @@ def positions(count: int, topic: str = f"dc1.{WIDE}", **more: Any) -> bytes:
     return json.dumps({"positions": listed}).encode()
 
 
+def lengths(field: bytes, inner: bytes) -> bytes:
+    size = bytes([len(inner) & 0x7F | 0x80, len(inner) >> 7 & 0x7F | 0x80, len(inner) >> 14 & 0x7F | 0x80,
+                  len(inner) >> 21])  # fmt: skip
+    return field + size + inner
+
+
+def otlp_records(records: bytes) -> bytes:
+    return lengths(b"\x0a", lengths(b"\x12", records))
+
+
+BULK: Final = "/elasticsearch/held/_bulk"
+HEC: Final = "/services/collector/"
+OTLP: Final = "/otlp/v1/logs"
+# Name, path, type and body of the worst for each receiver.
+RECEIVED: Final[list[tuple[str, str, str, Callable[[], bytes]]]] = [
+    ("lines", f"/v1/topics/{TOPIC}/lines", "text/plain", lambda: b"\n" * LIMIT),
+    ("long lines", f"/v1/topics/{TOPIC}/lines", "text/plain", lambda: (b"x" * (MIB // 2) + b"\n") * 31),
+    ("bulk", BULK, NDJSON, lambda: b'{"index":{}}\n{}\n' * 100_000),
+    ("bulk with ids", BULK, NDJSON, lambda: b'{"index":{"_id":"x"}}\n{}\n' * 100_000),
+    ("too many actions", BULK, NDJSON, lambda: b'{"index":{}}\n{}\n' * (LIMIT // 16)),
+    ("empty lines of bulk", BULK, NDJSON, lambda: b"\n" * LIMIT),
+    ("deep actions", BULK, NDJSON, lambda: (b"[" * 4000 + b"\n") * 4000),
+    ("events", HEC + "event", "application/json", lambda: b'{"event":1}' * 300_000),
+    ("deep events", HEC + "event", "application/json", lambda: b'{"event":' * 900_000),
+    ("tiny values", HEC + "event", "application/json", lambda: b'{"event":[' + b"1," * (LIMIT // 2 - 10) + b"1]}"),
+    ("raw", HEC + "raw", "text/plain", lambda: b"\n" * (LIMIT - 1) + b"x"),
+    ("acks", HEC + "ack?channel=c", "application/json", lambda: b'{"acks":[' + b"1," * 9_999 + b"1]}"),
+    ("otlp records", OTLP, "application/x-protobuf", lambda: otlp_records(b"\x12\x00" * 100_000)),
+    ("too many otlp records", OTLP, "application/x-protobuf", lambda: otlp_records(b"\x12\x00" * (LIMIT // 2 - 20))),
+    ("otlp resources", OTLP, "application/x-protobuf", lambda: b"\x0a\x00" * (LIMIT // 2)),
+    ("otlp unknown fields", OTLP, "application/x-protobuf", lambda: b"\x78\x01" * (LIMIT // 2)),
+    ("otlp json", OTLP, "application/json", lambda: b'{"resourceLogs":[' + b"{}," * 300_000 + b"{}]}"),
+    ("deep otlp json", OTLP, "application/json", lambda: b'{"resourceLogs":' + b"[" * 900_000),
+]
 STREAM: Final = "/v1/consumers/held/stream?"
 PREFIX: Final = f"/v1/topics/dc1.{TOPIC}/partitions/0"
 CASES: Final = [
@@ -164,6 +198,13 @@ CASES: Final = [
         for coding in ("identity", "gzip", "zstd")
     ),
     Sent("read without a match", f"{PREFIX}/chunks?max_bytes=8388608&attr.x=y", method="GET"),
+    *(
+        Sent(f"{name} {encoding}", path, lambda made=made, pack=pack: pack(made()), headers={
+            "Content-Type": kind, "Content-Encoding": encoding, "Idempotency-Key": name,
+        })
+        for encoding, pack in (("identity", lambda plain: plain), ("zstd", zstd))
+        for name, path, kind, made in RECEIVED
+    ),
     Sent("sources", f"/v1/topics/{TOPIC}/sources", method="GET"),
     Sent("topics", "/v1/topics", method="GET"),
     Sent("one topic", f"/v1/topics/dc1.{WIDE}", method="GET"),
@@ -202,7 +243,9 @@ def measured(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     def command(file: Path, number: int) -> list[str]:
         return [sys.executable, measured_worker.__file__, "--config", str(file), "--worker", str(number)]
 
-    with gateway(kafka, folder, "held", workers=1, command=command) as running:
+    rules = [{"name": "*", "topic": TOPIC}]
+    on = {"lines": True, "elasticsearch": rules, "splunk": rules, "otlp": rules}
+    with gateway(kafka, folder, "held", workers=1, command=command, receivers=on) as running:
         asyncio.run(running.make_topic(TOPIC))
         asyncio.run(running.make_topic(WIDE, 200))
         yield Measured(running, folder / "held-0.log")
