@@ -39,8 +39,10 @@ from logferry.gateway.receivers.elasticsearch import ElasticsearchApi
 from logferry.gateway.receivers.lines import LinesApi
 from logferry.gateway.receivers.opentelemetry import OtlpApi
 from logferry.gateway.receivers.splunk import SplunkApi
+from logferry.gateway.receivers.syslog import SyslogServer
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
+from logferry.gateway.tls import server_context
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from logferry.gateway.topics.open_transactions import OpenTransactions
@@ -103,7 +105,15 @@ async def _parts(
         ownership.run_in_background(work)
     if config.graphite is not None:
         ownership.run_in_background(send_to_graphite(config.graphite, config.dc, worker))
-    return Parts(ownership, routes, config.limits, sessions.stop)
+    if config.receivers.syslog is None:
+        return Parts(ownership, routes, config.limits, sessions.stop)
+    syslog = SyslogServer(appender, gate, config.receivers.syslog)
+    await syslog.start(server_context(config.tls) if config.receivers.syslog.tls and config.tls else None)
+
+    async def before_close() -> None:
+        await asyncio.gather(sessions.stop(), syslog.stop())
+
+    return Parts(ownership, routes, config.limits, before_close)
 
 
 def _receivers(settings: Receivers, appender: Appender) -> Iterator[Callable[[Routes], None]]:

@@ -111,7 +111,7 @@ PURE = (
     *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
     *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request"),
     *("gateway.lanes.receipts", "gateway.lanes.resolution"),
-    *("gateway.receivers.bulk", "gateway.receivers.hec", "gateway.receivers.otlp"),
+    *("gateway.receivers.bulk", "gateway.receivers.hec", "gateway.receivers.otlp", "gateway.receivers.syslog_frames"),
     *(
         "gateway.reading.assignment",
         "gateway.reading.formats",

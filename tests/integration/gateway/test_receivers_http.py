@@ -8,6 +8,7 @@ import gzip
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import pytest
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, chunk_of_record, pack_chunk
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child
+from logferry.ops.stack.processes import Child, free_ports
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
@@ -49,14 +50,19 @@ SETTINGS: Final[dict[str, Any]] = {
         "otlp": [{"name": "web*", "topic": "in-otlp"}, {"name": "shop", "topic": "in-agents"}],
     },
 }
+SYSLOG_PORT: Final = free_ports(1)[0]
 
 
 @pytest.fixture(scope="module")
 def receivers(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with gateway(kafka, tmp_path_factory.mktemp("receivers"), "receivers", **SETTINGS) as running:
+    folder = tmp_path_factory.mktemp("receivers")
+    (folder / "token").write_text(TOKEN + "\n", encoding="utf-8")
+    listen = {"listen": f"127.0.0.1:{SYSLOG_PORT}", "topic": "in-syslog", "udp": True, "message_bytes": 1024}
+    on = {**SETTINGS["receivers"], "syslog": {**listen, "token_file": str(folder / "token")}}
+    with gateway(kafka, folder, "receivers", **{**SETTINGS, "receivers": on}) as running:
 
         async def make_topics() -> None:
-            for topic in ("in-agents", "in-es", "in-hec", "in-hec-2", "in-otlp"):
+            for topic in ("in-agents", "in-es", "in-hec", "in-hec-2", "in-otlp", "in-syslog"):
                 await post(running, f"/v1/topics/{topic}", b'{"partitions": 2}', method="PUT", expect=201)
 
         asyncio.run(make_topics())
@@ -256,6 +262,43 @@ async def test_otlp_with_partial_success(receivers: Gateway) -> None:
     await post(receivers, "/otlp/v1/logs", b"", expect=415, Content_Type="text/plain")
 
 
+# ---- syslog -----------------------------------------------------------------------------------------------------
+
+
+async def wait_lines(at: Gateway, topic: str, source: str, count: int) -> list[bytes]:
+    """The lines of a source once there are so many."""
+    async with asyncio.timeout(120):
+        while True:
+            found = await lines_of(at, topic, source)
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def test_syslog_over_tcp_and_udp(receivers: Gateway) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", SYSLOG_PORT)
+    lines = [b"<34>1 2026-01-01T00:00:00Z tcp1 app - - - %d" % number for number in range(2000)]
+    for number, line in enumerate(lines):
+        writer.write(b"%d %b" % (len(line), line) if number % 2 else line + b"\n")
+    # A message that is too long is dropped alone, and one of two lines is one line.
+    two_lines = b"<34>1 2026-01-01T00:00:00Z tcp1 app - - - a\nb"
+    writer.write(b"<34>1 - tcp1 " + b"x" * 5000 + b"\n" + b"%d %b" % (len(two_lines), two_lines))
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    found = await wait_lines(receivers, "in-syslog", "syslog/agent/tcp1", 2001)
+    assert found == [*lines, b"<34>1 2026-01-01T00:00:00Z tcp1 app - - - a#012b"]
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+        asyncio.DatagramProtocol, remote_addr=("127.0.0.1", SYSLOG_PORT)
+    )
+    for number in range(20):
+        transport.sendto(b"<34>Oct 11 22:14:15 udp1 su: %d" % number)
+    assert await wait_lines(receivers, "in-syslog", "syslog/agent/udp1", 20) == [
+        b"<34>Oct 11 22:14:15 udp1 su: %d" % number for number in range(20)
+    ]
+    transport.close()
+
+
 # ---- agents as they are -----------------------------------------------------------------------------------------
 
 
@@ -305,23 +348,43 @@ async def test_an_agent_as_the_guide_has_it(receivers: Gateway, tmp_path: Path, 
         assert [json.loads(line)["attributes"]["order"] for line in found] == [*range(1000), *range(1000)]
 
 
+async def run_rsyslog(folder: Path, configuration: str) -> Child:
+    """It runs in the foreground, in the folder."""
+    file = folder / "rsyslog.conf"
+    file.write_text(f'global(workDirectory="{folder}")\n{configuration}', encoding="utf-8")
+    command = ["rsyslogd", "-n", "-f", str(file), "-i", str(folder / "pid")]
+    child = Child("rsyslog", command, folder / "rsyslog.log")
+    await asyncio.to_thread(child.start)
+    return child
+
+
+@pytest.mark.skipif(shutil.which("rsyslogd") is None, reason="Debian's package rsyslog is not installed")
+async def test_rsyslog_over_tcp_as_the_guide_has_it(receivers: Gateway, tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(2000)))
+    text = program("rsyslog-tcp.conf", receivers, log).replace('"5514"', f'"{SYSLOG_PORT}"')
+    child = await run_rsyslog(tmp_path, text)
+    try:
+        source = f"syslog/agent/{socket.gethostname()}"
+        found = await wait_lines(receivers, "in-syslog", source, 2000)
+    finally:
+        await asyncio.to_thread(child.stop, 20)
+    assert [line.rpartition(b" line ")[2] for line in found] == [b"%d" % number for number in range(2000)]
+
+
 @pytest.mark.skipif(
     shutil.which("rsyslogd") is None or not [*Path("/usr/lib").glob("*/rsyslog/omelasticsearch.so")],
     reason="Debian's packages rsyslog and rsyslog-elasticsearch are not installed",
 )
 async def test_rsyslog_as_the_guide_has_it(receivers: Gateway, tmp_path: Path) -> None:
-    log, file = tmp_path / "app.log", tmp_path / "rsyslog.conf"
+    log = tmp_path / "app.log"
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(2000)))
-    head = f'global(workDirectory="{tmp_path}")\n'
-    file.write_text(head + program("rsyslog.conf", receivers, log), encoding="utf-8")
-    source = "elasticsearch/agent/127.0.0.1"
-    command = ["rsyslogd", "-n", "-f", str(file), "-i", str(tmp_path / "pid")]
-    child = Child("rsyslog", command, tmp_path / "rsyslog.log")
-    child.start()
+    child = await run_rsyslog(tmp_path, program("rsyslog.conf", receivers, log))
     try:
         async with asyncio.timeout(120):
             while True:
-                found = [line for line in await lines_of(receivers, "in-agents", source) if b"message" in line]
+                lines = await lines_of(receivers, "in-agents", "elasticsearch/agent/127.0.0.1")
+                found = [line for line in lines if b"message" in line]
                 if len(found) >= 2000:
                     break
                 assert child.running, child.log_tail()
