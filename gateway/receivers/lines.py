@@ -88,7 +88,9 @@ class LinesApi:
             if not body:
                 raise Malformed("body: holds no line")
             attributes = header_attributes(headers.items())
-            pieces, lines = await computed(len(body), cut_lines, body, min(CHUNK_BYTES, bounds.data_bytes))
+            room = bounds.record_bytes - sum(len(name) + len(value.encode()) for name, value in attributes.items())
+            limit = min(CHUNK_BYTES, bounds.data_bytes, max(1, room))
+            pieces, lines = await computed(len(body), cut_lines, body, limit)
             chunks = [
                 checked(Chunk(0, None, None, attributes, piece), f"chunk {n}", bounds) for n, piece in enumerate(pieces)
             ]
