@@ -16,6 +16,9 @@ from logferry.gateway.receiver_settings import Rules, topic_for
 
 _ACTIONS: Final = ("index", "create", "update", "delete")
 _TAKEN: Final = ("index", "create")
+_CREATED: Final = (
+    '", "status": 201, "_version": 1, "result": "created", "_shards": {"total": 1, "successful": 1, "failed": 0}}}'
+)
 _LONGEST_ACTION: Final = 4096
 # What nearly all agents send: one action, an index, maybe an id, nothing else.
 _PLAIN: Final = re.compile(
@@ -151,15 +154,20 @@ def _decide(item: BulkItem, document: bytes, topic: str | None) -> None:
 
 def answer_of(items: list[BulkItem], refused: dict[str, tuple[int, str, str]], took_ms: int) -> bytes:
     """The response to a bulk request. ``refused``: of the topics that failed, the status, the kind and the reason."""
-    errors, parts = False, list[str]()
+    errors, parts, heads = False, list[str](), dict[tuple[str, str], str]()
     for number, item in enumerate(items):
         if item.topic in refused:
             item.status, item.kind, item.reason = refused[item.topic]
-        result: dict[str, Any] = {"_index": item.index, "_id": str(number), "status": item.status}
         if item.status == 201:
-            result |= {"_version": 1, "result": "created", "_shards": {"total": 1, "successful": 1, "failed": 0}}
-        else:
-            errors = True
-            result["error"] = {"type": item.kind, "reason": item.reason}
+            head = heads.get((item.action, item.index))
+            if head is None:
+                head = heads[item.action, item.index] = (
+                    f'{{"{item.action}": {{"_index": {json.dumps(item.index)}, "_id": "'
+                )
+            parts.append(f"{head}{number}{_CREATED}")
+            continue
+        errors = True
+        error = {"type": item.kind, "reason": item.reason}
+        result = {"_index": item.index, "_id": str(number), "status": item.status, "error": error}
         parts.append(json.dumps({item.action: result}))
     return f'{{"took": {took_ms}, "errors": {str(errors).lower()}, "items": [{", ".join(parts)}]}}'.encode()

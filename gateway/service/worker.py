@@ -215,15 +215,19 @@ class LaneCollector(Collector):
             "logferry_lane_queued_bytes", "Bytes of requests that wait in a lane", labels=["lane"]
         )
         sources = GaugeMetricFamily("logferry_lane_sources", "Sources in a lane", labels=["lane"])
+        receipts = GaugeMetricFamily(
+            "logferry_lane_receipts", "Requests with a key that a lane remembers", labels=["lane"]
+        )
         for number, lane in list(self._lanes.items()):
             for state in STATES:
                 states.add_metric([str(number), state], float(lane.state == state))
             queued.add_metric([str(number)], lane.queued_bytes)
             sources.add_metric([str(number)], len(lane.table))
+            receipts.add_metric([str(number)], len(lane.table.receipts))
         owners = GaugeMetricFamily("logferry_lane_owner", "1 for the worker that owns a lane", labels=["lane", "owner"])
         for number, url in sorted(self._owners().items()):
             owners.add_metric([str(number), url], 1)
-        yield from (states, queued, sources, owners)
+        yield from (states, queued, sources, receipts, owners)
 
 
 async def watch_loop() -> None:
