@@ -31,7 +31,6 @@ from logferry.gateway.http.admission import Admission, Quotas, computed
 from logferry.gateway.http.auth import Caller, Right, presented_token
 from logferry.gateway.http.request import ChunkLimits, checked, header_attributes
 from logferry.gateway.http.router import Call, Routes, json_response, problem_of
-from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
@@ -95,11 +94,15 @@ class Appender:
     def add_to(self, routes: Routes) -> None:
         routes.add("POST", "/v1/topics/{topic}/sources/{source}/append", "append", self.answer, Right.WRITE)
 
-    async def bounds(self, topic: str) -> ChunkLimits:
-        """The limits of chunks of a topic. Raises Problem ``unknown-topic``, KafkaError."""
-        return self._bounds(self.topics.fresh(topic) or await self.topics.facts(topic))
+    async def bounds(self, caller: Caller, source: SourceIdentity) -> ChunkLimits:
+        """The limits of chunks of the source. Raises Problem ``forbidden``, ``unknown-topic``, or KafkaError.
 
-    def _bounds(self, facts: TopicFacts) -> ChunkLimits:
+        Rights come first: who may not write the topic does not learn whether it exists.
+        """
+        if not caller.may_write_as(source.topic, source.source_id):
+            detail = f"the token {caller.name} does not have the right to write {source.topic} as {source.source_id}"
+            raise Problem("forbidden", detail)
+        facts = self.topics.fresh(source.topic) or await self.topics.facts(source.topic)
         room = max(0, facts.max_message_bytes - RECORD_OVERHEAD_BYTES)
         return ChunkLimits(min(self.config.limits.chunk_bytes, room), room, self.config.limits.request_chunks)
 
@@ -130,14 +133,11 @@ class Appender:
         return done
 
     async def append(self, caller: Caller, authorization: str | None, part: Part) -> dict[str, Any]:
-        """The answer of the lane's owner once the part is recorded.
+        """The answer of the lane's owner once the part is recorded. `bounds` has checked the caller's right.
 
         Raises Problem, Malformed or KafkaError: not recorded, except for ``outcome-unknown`` and ``internal``.
         """
         source = part.source
-        if not caller.may_write_as(source.topic, source.source_id):
-            detail = f"the token {caller.name} does not have the right to write {source.topic} as {source.source_id}"
-            raise Problem("forbidden", detail)
         number = lane_of(source.key, self.config.lanes)
         loop = asyncio.get_running_loop()
         deadline, unknown = loop.time() + _HAND_OVER_S, False
@@ -201,7 +201,7 @@ class Appender:
     async def _answer_here(self, call: Call, source: SourceIdentity, key: str | None, lane: Lane) -> web.StreamResponse:
         reserved = self.admission.reserve(call.request)
         try:
-            chunks = await self._chunks(call, await self.bounds(source.topic))
+            chunks = await self._chunks(call, await self.bounds(call.caller, source))
             return json_response(await self._record(call.caller, source, chunks, key, lane))
         finally:
             self.admission.release(reserved)

@@ -111,7 +111,7 @@ class ElasticsearchApi:
         for topic, lines in bulk.lines.items():
             source = SourceIdentity(full_topic(appender.config.dc, topic), None, source_id)
             try:
-                limit = min(CHUNK_BYTES, (await appender.bounds(source.topic)).data_bytes)
+                limit = min(CHUNK_BYTES, (await appender.bounds(call.caller, source)).data_bytes)
             except (Problem, KafkaError, TimeoutError) as error:
                 failed[topic] = problem_of(error)
                 continue

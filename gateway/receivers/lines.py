@@ -81,7 +81,7 @@ class LinesApi:
         key = idempotency_key(headers)
         reserved = appender.admission.reserve(call.request)
         try:
-            bounds = await appender.bounds(topic)
+            bounds = await appender.bounds(call.caller, source)
             body = await appender.admission.body(call.request)
             limit = appender.config.limits.request_bytes
             body = await decoded(body, headers.get("Content-Encoding", ""), limit)

@@ -104,7 +104,7 @@ class OtlpApi:
             name = resource.name("host.name", "service.instance.id", "service.name")
             source = SourceIdentity(full_topic(appender.config.dc, topic), None, sender(call, "otlp", name))
             try:
-                limit = min(CHUNK_BYTES, (await appender.bounds(source.topic)).data_bytes)
+                limit = min(CHUNK_BYTES, (await appender.bounds(call.caller, source)).data_bytes)
             except (Problem, KafkaError, TimeoutError) as error:
                 refused.append((len(resource.lines), problem_of(error)))
                 continue

@@ -138,7 +138,7 @@ class SplunkApi:
     async def _place(self, call: Call, topic: str, host: str | None) -> tuple[SourceIdentity, int]:
         """The source of a topic's lines, and the limit of a chunk."""
         source = SourceIdentity(full_topic(self.appender.config.dc, topic), None, sender(call, "splunk", host))
-        return source, min(CHUNK_BYTES, (await self.appender.bounds(source.topic)).data_bytes)
+        return source, min(CHUNK_BYTES, (await self.appender.bounds(call.caller, source)).data_bytes)
 
     async def _acks(self, call: Call, channel: str | None) -> web.StreamResponse:
         """An id is given after the commit, so each one that was given is recorded."""

@@ -191,7 +191,7 @@ class SyslogServer:
         caller = self._gate.admit(Right.AGENT, {"Authorization": authorization} if authorization else {}, [])
         source_id = check_source_id(f"syslog/{caller.name or '-'}/{name}")
         source = SourceIdentity(full_topic(appender.config.dc, self._settings.topic), None, source_id)
-        limit = min(CHUNK_BYTES, (await appender.bounds(source.topic)).data_bytes)
+        limit = min(CHUNK_BYTES, (await appender.bounds(caller, source)).data_bytes)
         pieces = joined([line[: limit - 1] for line in lines], limit)
         part = Part(source, [Chunk(0, None, None, {}, piece) for piece in pieces], None, len(lines))
         await appender.append(caller, authorization, part)
