@@ -9,9 +9,11 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from logferry.gateway.errors import Problem
+from logferry.gateway.receiver_settings import Rules, topic_for
 
 # Commas, colons and brackets: a body of so many small values takes some 100 MB of memory when it is parsed.
 _TOKENS: Final = 1_000_000
+_EVENTS: Final = 100_000
 _BLANK: Final = re.compile(r"\s*")
 _MAC_BITS: Final = 20
 _MAC: Final = (1 << _MAC_BITS) - 1
@@ -64,10 +66,35 @@ def parse_events(body: bytes, index: str) -> list[Event]:
         text = body.decode()
     except UnicodeDecodeError:
         raise BadEvent(INVALID_DATA) from None
-    found = [_event(number, *read, index) for number, read in enumerate(_objects(text))]
+    found = list[Event]()
+    for number, read in enumerate(_objects(text)):
+        if number >= _EVENTS:
+            raise Problem("too-large", f"the body has more than {_EVENTS} events")
+        found.append(_event(number, *read, index))
     if not found:
         raise BadEvent(NO_DATA)
     return found
+
+
+def group_events(body: bytes, index: str, rules: Rules) -> dict[str, tuple[list[bytes], str | None]]:
+    """The lines of each topic, and the host of its events if all have the same. Raises as `parse_events` does."""
+    topics: dict[str, str | None] = {}
+    lines: dict[str, list[bytes]] = {}
+    hosts: dict[str, set[str | None]] = {}
+    for number, event in enumerate(parse_events(body, index)):
+        name = event.index_name
+        if name not in topics:
+            topics[name] = topic_for(rules, name)
+        topic = topics[name]
+        if topic is None:
+            raise BadEvent(INCORRECT_INDEX, number)
+        lines.setdefault(topic, []).append(event.line)
+        hosts.setdefault(topic, set()).add(event.host)
+    return {topic: (of_topic, _only(hosts[topic])) for topic, of_topic in lines.items()}
+
+
+def _only(hosts: set[str | None]) -> str | None:
+    return next(iter(hosts)) if len(hosts) == 1 else None
 
 
 def _objects(text: str) -> Iterator[tuple[Any, str]]:

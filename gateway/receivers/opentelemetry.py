@@ -19,11 +19,14 @@ from logferry.gateway.receiver_settings import topic_for
 from logferry.gateway.receivers import otlp
 from logferry.gateway.receivers.append import CHUNK_BYTES, Appender, Part, idempotency_key
 from logferry.gateway.receivers.lines import joined, sender
+from logferry.gateway.turns import Turns
 
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
 # The statuses that keep their meaning; of the others each agent repeats 503 and nothing else.
 _KEPT: Final = (401, 403, 404, 413, 415, 429)
+# Of one request; the resources of others count as of the sender's address.
+_SOURCES: Final = 100
 _UNAVAILABLE, _INVALID_ARGUMENT = 14, 3
 
 
@@ -94,15 +97,21 @@ class OtlpApi:
         """One part a source, one chunk or more a resource; and what is refused: (records, why)."""
         appender, refused = self.appender, list[tuple[int, Problem]]()
         parts: dict[SourceIdentity, Part] = {}
+        turns = Turns()
         for resource in resources:
+            if turns.over:
+                await turns.give()
             service = resource.name("service.name") or ""
             topic = topic_for(appender.config.receivers.otlp, service)
             if topic is None:
                 detail = f"no rule of receivers.otlp gives the service {service[:200]!r} a topic"
                 refused.append((len(resource.lines), Problem("unknown-topic", detail)))
                 continue
+            full = full_topic(appender.config.dc, topic)
             name = resource.name("host.name", "service.instance.id", "service.name")
-            source = SourceIdentity(full_topic(appender.config.dc, topic), None, sender(call, "otlp", name))
+            source = SourceIdentity(full, None, sender(call, "otlp", name))
+            if source not in parts and len(parts) >= _SOURCES:
+                source = SourceIdentity(full, None, sender(call, "otlp"))
             try:
                 limit = min(CHUNK_BYTES, (await appender.bounds(call.caller, source)).data_bytes)
             except (Problem, KafkaError, TimeoutError) as error:

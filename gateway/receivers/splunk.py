@@ -48,6 +48,10 @@ def problem_answer(problem: Problem, _path: str) -> web.Response:
     return response
 
 
+def _longest(lines: list[bytes]) -> int:
+    return max(map(len, lines))
+
+
 @dataclass(frozen=True, slots=True)
 class SplunkApi:
     appender: Appender
@@ -105,17 +109,11 @@ class SplunkApi:
         return _said(hec.SUCCESS, **more)
 
     async def _event_parts(self, call: Call, body: bytes, index: str, key: str | None) -> list[Part]:
-        events = await self.appender.parsed(body, hec.parse_events, body, index)
-        lines, hosts = dict[str, list[bytes]](), dict[str, set[str | None]]()
-        for number, event in enumerate(events):
-            topic = self._topic(event.index_name, number)
-            lines.setdefault(topic, []).append(event.line)
-            hosts.setdefault(topic, set()).add(event.host)
-        parts = list[Part]()
-        for topic, of_topic in lines.items():
-            host = next(iter(hosts[topic])) if len(hosts[topic]) == 1 else None
+        rules, parts = self.appender.config.receivers.splunk, list[Part]()
+        grouped = await self.appender.parsed(body, hec.group_events, body, index, rules)
+        for topic, (of_topic, host) in grouped.items():
             source, limit = await self._place(call, topic, host)
-            longest = max(map(len, of_topic))
+            longest = await computed(len(body), _longest, of_topic)
             if longest >= limit:
                 raise Problem("too-large", f"an event has {longest} bytes; the limit is {limit - 1}", limit_bytes=limit)
             pieces = await computed(len(body), joined, of_topic, limit)
@@ -125,14 +123,14 @@ class SplunkApi:
     async def _raw_part(self, call: Call, body: bytes, index: str, key: str | None) -> Part:
         if not body.strip():
             raise BadEvent(hec.NO_DATA)
-        source, limit = await self._place(call, self._topic(index, None), call.query.get("host"))
+        source, limit = await self._place(call, self._topic(index), call.query.get("host"))
         pieces, lines = await computed(len(body), cut_lines, body, limit)
         return Part(source, [Chunk(0, None, None, {}, piece) for piece in pieces], key, lines)
 
-    def _topic(self, index: str, number: int | None) -> str:
+    def _topic(self, index: str) -> str:
         topic = topic_for(self.appender.config.receivers.splunk, index)
         if topic is None:
-            raise BadEvent(hec.INCORRECT_INDEX, number)
+            raise BadEvent(hec.INCORRECT_INDEX)
         return topic
 
     async def _place(self, call: Call, topic: str, host: str | None) -> tuple[SourceIdentity, int]:

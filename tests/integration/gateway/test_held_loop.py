@@ -104,6 +104,17 @@ def otlp_records(records: bytes) -> bytes:
     return lengths(b"\x0a", lengths(b"\x12", records))
 
 
+def many_hosts() -> bytes:
+    """Ten thousand resources of as many hosts, each with a record."""
+    record = lengths(b"\x12", lengths(b"\x12", b""))
+
+    def resource(number: int) -> bytes:
+        value = lengths(b"\x12", lengths(b"\x0a", b"%d" % number))
+        return lengths(b"\x0a", lengths(b"\x0a", lengths(b"\x0a", lengths(b"\x0a", b"host.name") + value)) + record)
+
+    return b"".join(map(resource, range(10_000)))
+
+
 BULK: Final = "/elasticsearch/held/_bulk"
 HEC: Final = "/services/collector/"
 OTLP: Final = "/otlp/v1/logs"
@@ -116,7 +127,8 @@ RECEIVED: Final[list[tuple[str, str, str, Callable[[], bytes]]]] = [
     ("too many actions", BULK, NDJSON, lambda: b'{"index":{}}\n{}\n' * (LIMIT // 16)),
     ("empty lines of bulk", BULK, NDJSON, lambda: b"\n" * LIMIT),
     ("deep actions", BULK, NDJSON, lambda: (b"[" * 4000 + b"\n") * 4000),
-    ("events", HEC + "event", "application/json", lambda: b'{"event":1}' * 300_000),
+    ("events", HEC + "event", "application/json", lambda: b'{"event":1}' * 100_000),
+    ("too many events", HEC + "event", "application/json", lambda: b'{"event":1}' * 300_000),
     ("deep events", HEC + "event", "application/json", lambda: b'{"event":' * 900_000),
     ("tiny values", HEC + "event", "application/json", lambda: b'{"event":[' + b"1," * (LIMIT // 2 - 10) + b"1]}"),
     ("raw", HEC + "raw", "text/plain", lambda: b"\n" * (LIMIT - 1) + b"x"),
@@ -124,6 +136,7 @@ RECEIVED: Final[list[tuple[str, str, str, Callable[[], bytes]]]] = [
     ("otlp records", OTLP, "application/x-protobuf", lambda: otlp_records(b"\x12\x00" * 100_000)),
     ("too many otlp records", OTLP, "application/x-protobuf", lambda: otlp_records(b"\x12\x00" * (LIMIT // 2 - 20))),
     ("otlp resources", OTLP, "application/x-protobuf", lambda: b"\x0a\x00" * (LIMIT // 2)),
+    ("many otlp hosts", OTLP, "application/x-protobuf", many_hosts),
     ("otlp unknown fields", OTLP, "application/x-protobuf", lambda: b"\x78\x01" * (LIMIT // 2)),
     ("otlp json", OTLP, "application/json", lambda: b'{"resourceLogs":[' + b"{}," * 300_000 + b"{}]}"),
     ("deep otlp json", OTLP, "application/json", lambda: b'{"resourceLogs":' + b"[" * 900_000),
