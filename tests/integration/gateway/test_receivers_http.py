@@ -138,7 +138,7 @@ async def test_rights_and_ways_of_writing(receivers: Gateway) -> None:
     own = f"/v1/topics/{topic}/sources/own"
     other = f"Bearer {TOKENS['other'][0]}"
 
-    async def kind(path: str, status: int, data: bytes = b"x", **headers: str) -> str | None:
+    async def kind(path: str, status: int, data: bytes = b"x", **headers: Any) -> str | None:
         return (await post(receivers, path, data, expect=status, **headers)).problem
 
     assert await kind(path, 401, Authorization="Bearer wrong") == "unauthenticated"
@@ -152,7 +152,7 @@ async def test_rights_and_ways_of_writing(receivers: Gateway) -> None:
     assert await kind(source + "/session", 409, b"") == "conflict"
     assert await kind(own + "/session", 200, b"") is None
     assert await kind(own + "/append", 409) == "conflict"
-    packed = {"Content_Type": MSGPACK}
+    packed: dict[str, Any] = {"Content_Type": MSGPACK}
     assert await kind(source + "/append", 200, pack_chunk(Chunk(0, None, 7, {"a": "b"}, b"y\n")), **packed) is None
     assert await kind(source + "/append", 400, pack_chunk(Chunk(5, None, 7, {}, b"y\n")), **packed) == "bad-request"
     # What an agent may present elsewhere is no token here.
@@ -198,7 +198,8 @@ async def test_bulk_by_its_items(receivers: Gateway) -> None:
 
 
 async def test_hec_and_its_acknowledgements(receivers: Gateway) -> None:
-    path, splunk = "/services/collector", {"Authorization": f"Splunk {TOKEN}"}
+    path = "/services/collector"
+    splunk: dict[str, Any] = {"Authorization": f"Splunk {TOKEN}"}
     assert (await receivers.ask("GET", path + "/health")).document["code"] == 17
     events = b'{"event":"a","host":"h1"}{"event":{"b":1},"host":"h1"}\n{"event":"c","index":"second"}'
     said = await post(receivers, path + "/event", events, **splunk, X_Splunk_Request_Channel="c1")
@@ -241,7 +242,7 @@ def request_of(*services: tuple[str, str, int]) -> ExportLogsServiceRequest:
 
 
 async def test_otlp_with_partial_success(receivers: Gateway) -> None:
-    protobuf = {"Content_Type": "application/x-protobuf"}
+    protobuf: dict[str, Any] = {"Content_Type": "application/x-protobuf"}
     body = request_of(("web", "a", 2), ("web2", "b", 1), ("none", "a", 3)).SerializeToString()
     said = await post(receivers, "/otlp/v1/logs", gzip.compress(body), Content_Encoding="gzip", **protobuf)
     partial = ExportLogsServiceResponse.FromString(said.body).partial_success
