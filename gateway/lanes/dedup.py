@@ -191,16 +191,19 @@ def decide_write(
     return Advance(after, fresh, len(chunks) - len(fresh))
 
 
-def decide_append(state: SourceState, chunks: list[Chunk], now_ms: int, transaction: int) -> Advance | Refusal:
+def decide_append(
+    state: SourceState, chunks: list[Chunk], now_ms: int, transaction: int, above: int = 0
+) -> Advance | Refusal:
     """Gives the chunks the next seqnos, each with ``prev``; those that they have do not count.
 
     The first one of a source is the brokers' time in µs: above all that it had before it was forgotten, if it was, and
-    exact as a number of JSON. ``transaction``: a number that no other transaction has.
+    exact as a number of JSON. ``transaction``: a number that no other transaction has. ``above``: the last seqno of the
+    source that this transaction forgets, at the same time.
     """
     if not state.appended_by and (state.recorded is not None or state.session):
         detail = "the source is written with the seqnos of its writer; append to a source id of its own"
         return Refusal("conflict", detail, state.recorded)
-    start = state.recorded if state.recorded is not None else now_ms * 1000
+    start = state.recorded if state.recorded is not None else max(now_ms * 1000, above)
     fresh = [chunk._replace(seqno=start + n, prev=start + n - 1) for n, chunk in enumerate(chunks, 1)]
     base = state.base if state.recorded is not None else start
     after = state._replace(

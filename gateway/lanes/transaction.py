@@ -168,6 +168,7 @@ class Draft:
     _decided_for: set[tuple[str, bytes]] = field(default_factory=set)
     _sources: dict[SourceIdentity, SourceState | None] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
+    _forgotten: dict[SourceIdentity, int] = field(default_factory=dict)
 
     def add(self, request: Request) -> tuple[Outcome, bool]:
         """Decides the request. Returns the outcome and whether it must wait for the commit to become true."""
@@ -194,7 +195,8 @@ class Draft:
     def _write(self, request: WriteChunks | AppendChunks, state: SourceState) -> Outcome:
         source = request.source
         if isinstance(request, AppendChunks):
-            verdict = decide_append(state, request.chunks, self.now_ms, self.number)
+            above = self._forgotten.get(source, 0)
+            verdict = decide_append(state, request.chunks, self.now_ms, self.number, above)
         else:
             limits = (self.max_seqno_jump, request.token, self.session_lapse_ms)
             verdict = decide_write(state, request.chunks, request.session, self.now_ms, *limits)
@@ -297,6 +299,8 @@ class Draft:
         if known is None and not self.touches(source):
             return ForgetOutcome(None), False
         self._sources[source] = None
+        if known is not None:
+            self._forgotten[source] = known.recorded or 0
         self.states[source.state_key()] = None
         self._touch(request.topic)
         return ForgetOutcome(known), True

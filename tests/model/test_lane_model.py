@@ -233,8 +233,12 @@ def by_seqno(outcome: Outcome, replayed: SourceState | None, receipt: Receipt | 
     return RESOLVE(outcome, replayed, receipt)
 
 
-def from_one(state: SourceState, chunks: list[Chunk], now_ms: int, number: int) -> Advance | Refusal:
-    return dedup.decide_append(state, chunks, 0, number)
+def from_one(state: SourceState, chunks: list[Chunk], now_ms: int, number: int, above: int = 0) -> Advance | Refusal:
+    return dedup.decide_append(state, chunks, 0, number, above)
+
+
+def same_number(state: SourceState, chunks: list[Chunk], now_ms: int, number: int, above: int = 0) -> Advance | Refusal:
+    return dedup.decide_append(state, chunks, now_ms, 1, above)
 
 
 APPEND_GUARDS: list[Any] = [
@@ -243,7 +247,7 @@ APPEND_GUARDS: list[Any] = [
     (resolution, "resolve", by_seqno),
     (resolution, "resolve", lambda outcome, replayed, receipt: False),
     (transaction, "decide_append", from_one),
-    (transaction, "decide_append", lambda state, chunks, now_ms, number: dedup.decide_append(state, chunks, now_ms, 1)),
+    (transaction, "decide_append", same_number),
     (ReceiptTable, "expired", lambda table, before_ms: list(table._kept)),
     (Draft, "touches", lambda draft, source: False),
 ]

@@ -73,6 +73,11 @@ def test_a_source_that_was_forgotten_gets_no_seqno_again() -> None:
     assert of(outcome) == (2001, 2001, 1, 0)
 
 
+def test_a_source_that_is_forgotten_and_appended_to_at_once_gets_no_seqno_again() -> None:
+    outcomes = committed(SourceTable(), append(b"a", b"b"), ForgetSource(TOPIC, A), append(b"c"))
+    assert (of(outcomes[0]), of(outcomes[2])) == ((1, 2, 2, 0), (3, 3, 1, 0))
+
+
 def test_a_source_is_written_with_seqnos_or_without() -> None:
     table = SourceTable()
     other = SourceIdentity("dc1.t", None, "b")
