@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from logferry.gateway.contract.names import check_dc, check_topic, full_topic, split_topic
 from logferry.gateway.kafka.types import LaneIdentity
+from logferry.gateway.receiver_settings import Receivers
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import ValidationError
 
@@ -247,9 +248,7 @@ class ServiceConfig(Strict):
         """No caller gets a right that the configuration does not name."""
         host = self.address
         if self.tokens and self.anonymous:
-            raise ValueError(
-                "anonymous: would give everybody the rights that the tokens restrict; choose one of the two"
-            )
+            raise ValueError("anonymous: would give everybody the rights that tokens restrict; choose one of the two")
         if not (self.is_loopback or self.tokens or self.anonymous):
             raise ValueError(
                 f"listen: {host} is not a loopback address; without tokens the {self.service} serves loopback only. "
@@ -298,8 +297,8 @@ class ServiceConfig(Strict):
     @property
     def warnings(self) -> list[str]:
         """Risks of the configuration that an operator may have accepted."""
-        text = "tokens cross the network in plain text: configure tls, or listen on loopback behind a proxy with TLS"
-        return [text] if self.shows_tokens else []
+        plain = "tokens cross the network in plain text: configure tls, or listen on loopback behind a proxy with TLS"
+        return [plain] * self.shows_tokens
 
     @property
     def known_dcs(self) -> frozenset[str]:
@@ -328,7 +327,7 @@ class ServiceConfig(Strict):
         """Raises ValueError when the prefix is the name of one of these data centres, or the ports do not fit."""
         if self.prefix in dcs:
             raise ValueError(f"prefix: {self.prefix!r} is also the name of a data centre; choose another prefix")
-        if self.port(self.workers - 1) > 65535:
+        if self.port(self.workers) > 65536:
             raise ValueError(f"listen: {self.workers} workers do not fit above port {self.port(0)}")
 
 
@@ -356,6 +355,8 @@ class Config(ServiceConfig):
     """Patterns of the hosts of all workers: only they get forwarded requests; default: any, or loopback on loopback."""
     graphite: Graphite | None = None
     """The Graphite server for metrics; default: none."""
+    receivers: Receivers = Receivers()
+    """The protocols of other agents; default: none."""
     limits: Limits = Limits()
     """Limits of size, number and time."""
 
@@ -396,5 +397,4 @@ def load_as(model: type[ConfigT], path: Path) -> ConfigT:
         raise ConfigError(f"{path}: " + "; ".join(lines)) from None
 
 
-# Reads the gateway's configuration. Raises ConfigError.
-load = partial(load_as, Config)
+load = partial(load_as, Config)  # the gateway's configuration; raises ConfigError

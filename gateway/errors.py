@@ -30,6 +30,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "out-of-order": (409, "The seqnos inside the request do not rise"),
     "too-large": (413, "Over a limit of size"),
     "unsupported-media-type": (415, "The encoding or type of the body is not known"),
+    "key-reused": (422, "The key belongs to another request"),
     "out-of-range": (416, "Outside of what is retained"),
     "quota": (429, "Over a quota"),
     "internal": (500, "An error inside the gateway"),

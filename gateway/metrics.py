@@ -27,6 +27,11 @@ CHUNKS = _counter(
     ["topic", "result"],
 )
 CHUNK_BYTES = _counter("logferry_chunk_bytes_total", "Bytes of chunks by topic and result", ["topic", "result"])
+RECEIVED = _counter(
+    "logferry_received_total",
+    "Lines and events that receivers took, by receiver and result: recorded, duplicate, or the kind of the refusal",
+    ["receiver", "result"],
+)
 READ_BYTES = _counter("logferry_read_bytes_total", "Bytes of chunks read, by topic", ["topic"])
 SESSIONS = _gauge("logferry_read_sessions", "Open read sessions")
 THROTTLED = _counter("logferry_throttled_total", "Writes rejected by a quota, by token or topic", ["scope", "name"])

@@ -86,10 +86,16 @@ class Forwarding:
             await self._session.close()
 
     async def answer(
-        self, request: web.BaseRequest, source: SourceIdentity, here: Callable[[Lane], Awaitable[web.StreamResponse]]
+        self,
+        request: web.BaseRequest,
+        source: SourceIdentity,
+        here: Callable[[Lane], Awaitable[web.StreamResponse]],
+        *,
+        is_repeatable: bool = True,
     ) -> web.StreamResponse:
         """The answer of the lane's owner: of ``here``, if this worker owns it; else a redirect, or the other worker's
-        answer. ``here`` must be safe to call again after it raised LaneMoved.
+        answer. ``here`` must be safe to call again after it raised LaneMoved; without ``is_repeatable`` only after one
+        that says that nothing was recorded.
 
         Raises Problem ``not-owner-yet`` or ``outcome-unknown`` when the lane moves for too long.
         """
@@ -104,6 +110,8 @@ class Forwarding:
             except LaneMoved as moved:
                 obstacle = moved
                 if moved.kind == "outcome-unknown":
+                    if not is_repeatable:
+                        raise
                     unknown = moved
             except (Problem, KafkaError, TimeoutError):
                 if unknown is None:
@@ -185,15 +193,21 @@ class Forwarding:
             self._admission.release(reserved)
 
     async def _forward(self, request: web.BaseRequest, data: bytes, owner: str, who: str) -> web.Response:
+        return await self._send(request.method, owner + request.raw_path, _handed_on(request), data, who)
+
+    async def post(self, owner: str, path: str, headers: CIMultiDict[str], data: bytes, who: str) -> web.Response:
+        """The answer of another worker, ``who``, to a request that this one makes. Raises Problem without an answer."""
+        self.check_worker(owner)
+        FORWARDS.labels("forward").inc()
+        headers[FORWARDED] = "1"
+        return await self._send("POST", owner + path, headers, data, who)
+
+    async def _send(self, method: str, url: str, headers: CIMultiDict[str], data: bytes, who: str) -> web.Response:
         if self._session is None:
             raise Problem("not-owner-yet", "the worker is starting")
         try:
             async with self._session.request(
-                request.method,
-                URL(owner + request.raw_path, encoded=True),
-                headers=_handed_on(request),
-                data=data,
-                allow_redirects=False,
+                method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
             ) as response:
                 body = await response.read()
                 if _MOVED in response.headers:

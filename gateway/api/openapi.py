@@ -113,7 +113,9 @@ def _responses(said: Schema, *, is_open: bool) -> Schema:
         kinds.setdefault(PROBLEMS[kind][0], []).append(kind)
     for status, of_status in sorted(kinds.items()):
         texts = "; ".join(f"`{kind}`: {PROBLEMS[kind][1]}" for kind in sorted(of_status))
-        content = {_PROBLEM: {"schema": {"$ref": _REF.format(model="ProblemDocument")}}}
+        content: Schema = {_PROBLEM: {"schema": {"$ref": _REF.format(model="ProblemDocument")}}}
+        if "errors" in said:
+            content = {said["errors"]: {"schema": {"type": "object"}}}  # of another protocol
         found[str(status)] = {"description": texts, "content": content}
         if status in (429, 503):
             found[str(status)]["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}

@@ -61,7 +61,7 @@ from logferry.gateway.turns import Turns
 _PAGE: Final = 1000
 _STATE_BYTES: Final = 256
 # Counted for each chunk beside its data, so that many tiny ones stay within the limits of bytes, too.
-_CHUNK_OVERHEAD_BYTES: Final = 100
+CHUNK_OVERHEAD_BYTES: Final = 100
 # A packed body of so many bytes unpacks at once, up to so many.
 _PACKED_INLINE_BYTES: Final = 2048
 _UNPACKED_INLINE_BYTES: Final = 1 << 17
@@ -204,7 +204,7 @@ class SourcesApi:
         reserved = self.admission.reserve(call.request)
         try:
             facts = self.topics.fresh(source.topic) or await self.topics.facts(source.topic)
-            _check_durable(facts)
+            check_durable(facts)
             if self.quotas.is_active:
                 self.quotas.take(call.caller.name, source.topic)
             session, chunks, size = await self._chunks(call, facts)
@@ -243,18 +243,18 @@ class SourcesApi:
         encoding = headers.get("Content-Encoding", "")
         if headers.get("Content-Type", "").partition(";")[0].strip().lower() == MSGPACK:
             call.knows_only("session", "partition_key")
-            body = await _decoded(await self.admission.body(call.request), encoding, limits.request_bytes)
-            chunks = await _unpacked(body, bounds)
-            return session, chunks, len(body) + _CHUNK_OVERHEAD_BYTES * len(chunks)
+            body = await decoded(await self.admission.body(call.request), encoding, limits.request_bytes)
+            chunks = await unpacked(body, bounds)
+            return session, chunks, len(body) + CHUNK_OVERHEAD_BYTES * len(chunks)
         call.knows_only("seqno", "prev", "session", "created_ms", "partition_key")
         if "seqno" not in query:
             raise Malformed("seqno: is missing from the query")
         seqno, prev = number(query["seqno"], "seqno"), optional_number(query, "prev")
         created_ms = optional_number(query, "created_ms")
         attributes = header_attributes(headers.items())
-        body = await _decoded(await self.admission.body(call.request), encoding, limits.request_bytes)
+        body = await decoded(await self.admission.body(call.request), encoding, limits.request_bytes)
         chunk = checked(Chunk(seqno, prev, created_ms, attributes, body), "chunk", bounds)
-        return session, [chunk], len(body) + _CHUNK_OVERHEAD_BYTES
+        return session, [chunk], len(body) + CHUNK_OVERHEAD_BYTES
 
     async def _open_session(self, call: Call, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
         call.knows_only("partition_key")
@@ -263,7 +263,7 @@ class SourcesApi:
             if await self.admission.body(call.request):
                 raise Malformed("body: must be empty to open a session")
             facts = await self.topics.facts(source.topic)
-            _check_durable(facts)
+            check_durable(facts)
             size = charge_state(self.quotas, call, source)
             is_admin = call.caller.admin.match(source.topic)
             answered = await lane.submit(OpenSession(facts, source, size, call.caller.name, is_admin))
@@ -347,12 +347,12 @@ def _sort_key(row: dict[str, Any]) -> str:
     return sort_key(row["source_id"], row["partition_key"])
 
 
-def _check_durable(facts: TopicFacts) -> None:
+def check_durable(facts: TopicFacts) -> None:
     if facts.weakness is not None:
         raise Problem("topic-not-durable", facts.weakness, topic=facts.name)
 
 
-async def _decoded(body: bytes, encoding: str, limit: int) -> bytes:
+async def decoded(body: bytes, encoding: str, limit: int) -> bytes:
     """In a thread, except for a body that unpacks to little: nothing holds the event loop."""
     if not encoding:
         return body
@@ -366,7 +366,7 @@ async def _decoded(body: bytes, encoding: str, limit: int) -> bytes:
     return await asyncio.to_thread(decoded_body, body, encoding, limit)
 
 
-async def _unpacked(body: bytes, bounds: ChunkLimits) -> list[Chunk]:
+async def unpacked(body: bytes, bounds: ChunkLimits) -> list[Chunk]:
     """Other requests run in between: a body may hold thousands of chunks."""
     chunks, turns = list[Chunk](), Turns()
     for chunk in iter_chunks(body, bounds):

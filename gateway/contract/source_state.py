@@ -1,14 +1,17 @@
-"""The state of a source: key and value of a record in the gateway's state topic. Pure."""
+"""The records of the gateway's state topic: states of sources, and receipts of requests. Pure."""
 
 from __future__ import annotations
 
 import struct
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 _STATE = struct.Struct(">BBI16sqqqq")
 _HEARTBEAT = struct.Struct(">Bqqqq")
 _HAS_RECORDED, _HAS_BASE, _HAS_HEARTBEAT, _HAS_TOKEN = 1, 2, 4, 8
-_HAS_ALL = _HAS_RECORDED | _HAS_BASE | _HAS_HEARTBEAT | _HAS_TOKEN
+_IS_APPENDED = 16
+_HAS_ALL = _HAS_RECORDED | _HAS_BASE | _HAS_HEARTBEAT | _HAS_TOKEN | _IS_APPENDED
+_RECEIPT = struct.Struct(">BI16sqqq16s")
 # Of a heartbeat: it has a watermark, a position, a size (1, 2, 4).
 _IS_FINISHED = 8
 # The session was used. It stands among the flags of the heartbeat, since earlier versions stop a lane at a flag of the
@@ -79,7 +82,8 @@ class SourceState(NamedTuple):
 
     ``written_ms``: the last chunk or session. ``heartbeat``: the last one, None if there was none. ``token``: the name
     of the token that opened the session, or that wrote first; None: it was none. ``is_used``: a chunk or heartbeat came
-    with the session's number.
+    with the session's number. ``appended_by``: the number of the transaction that appended last, and the lane gives the
+    source's seqnos; 0: its writer gives them. Such a source has no sessions, and the number takes their place.
     """
 
     topic_id: bytes
@@ -91,6 +95,7 @@ class SourceState(NamedTuple):
     heartbeat: Heartbeat | None = None
     token: str | None = None
     is_used: bool = False
+    appended_by: int = 0
 
     @property
     def alive_ms(self) -> int:
@@ -103,7 +108,9 @@ class SourceState(NamedTuple):
             flags |= _HAS_HEARTBEAT
         if self.token is not None:
             flags |= _HAS_TOKEN
-        numbers = (self.recorded or 0, self.base or 0, self.session, self.written_ms)
+        if self.appended_by:
+            flags |= _IS_APPENDED
+        numbers = (self.recorded or 0, self.base or 0, self.appended_by or self.session, self.written_ms)
         fixed = _STATE.pack(STATE_VERSION, flags, self.partition, self.topic_id, *numbers)
         if flags & _HAS_HEARTBEAT:
             beat = (self.heartbeat or Heartbeat(0)).encode()
@@ -120,15 +127,61 @@ class SourceState(NamedTuple):
         if len(raw) < ends or raw[1] > _HAS_ALL or bool(raw[1] & _HAS_TOKEN) != has_token:
             raise ValueError(f"state of {len(raw)} bytes with flags {raw[1:2].hex()}")
         _, flags, partition, topic_id, recorded, base, session, written_ms = _STATE.unpack_from(raw)
+        if flags & _IS_APPENDED and not session:
+            raise ValueError("state of a source that is appended to, without the number of the transaction")
         beat = Heartbeat.decode(raw[_STATE.size : ends]) if flags & _HAS_HEARTBEAT else None
         return cls(
             topic_id,
             partition,
             recorded if flags & _HAS_RECORDED else None,
             base if flags & _HAS_BASE else None,
-            session,
+            0 if flags & _IS_APPENDED else session,
             written_ms,
             beat if beat is not None and beat.at_ms else None,
             raw[ends:].decode() if has_token else None,
             bool(flags & _HAS_HEARTBEAT and raw[_STATE.size] & _IS_USED),
+            session if flags & _IS_APPENDED else 0,
         )
+
+
+# Of the key of a receipt. The source's state key follows, and after a NUL the hash of the request's key.
+RECEIPT_KIND: Final = b"r"
+
+
+def receipt_key(source: SourceIdentity, key: str) -> bytes:
+    """The key of the record of a receipt. ``key``: the request's idempotency key, of any length."""
+    return b"%s%s\0%s" % (RECEIPT_KIND, source.state_key(), blake2b(key.encode(), digest_size=16).hexdigest().encode())
+
+
+def source_of_record(key: bytes) -> SourceIdentity:
+    """The source that a record of the state topic is about, be it a state or a receipt. Raises ValueError."""
+    return SourceIdentity.of_state_key(key[1:].rpartition(b"\0")[0] if key[:1] == RECEIPT_KIND else key)
+
+
+class Receipt(NamedTuple):
+    """What was recorded for a request without seqnos: its answer, as long as the same request may come again.
+
+    ``digest``: 16 bytes, of the request's content. ``token``: the name of the caller's, None: it had none.
+    """
+
+    topic_id: bytes
+    partition: int
+    first_seqno: int
+    last_seqno: int
+    at_ms: int
+    digest: bytes
+    token: str | None = None
+
+    def encode(self) -> bytes:
+        fixed = _RECEIPT.pack(
+            STATE_VERSION, self.partition, self.topic_id, self.first_seqno, self.last_seqno, self.at_ms, self.digest
+        )
+        return fixed + (self.token or "").encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Receipt:
+        """Raises ValueError: another version, or too short."""
+        if raw[:1] != bytes([STATE_VERSION]) or len(raw) < _RECEIPT.size:
+            raise ValueError(f"receipt of {len(raw)} bytes and version {raw[:1].hex()}")
+        _, partition, topic_id, first, last, at_ms, digest = _RECEIPT.unpack_from(raw)
+        return cls(topic_id, partition, first, last, at_ms, digest, raw[_RECEIPT.size :].decode() or None)

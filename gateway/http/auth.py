@@ -17,6 +17,7 @@ full names: ``dc1.nginx``, ``dc2.*``, ``*.nginx``; else it is the topic's name i
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import hashlib
 import hmac
@@ -45,6 +46,7 @@ class Right(Enum):
     TOPIC = auto()  # to do anything at all with the topic of the path
     SOURCE = auto()  # to write as the source of the path, or to read or administer its topic
     ADMIN = auto()  # to administer the topic of the path
+    AGENT = auto()  # any token, in the ways of other agents; the handler checks what is written
     EVERYTHING = auto()  # to administer every topic
 
 
@@ -110,6 +112,30 @@ ANYBODY: Final = Caller(None, _EVERY, _EVERY, _EVERY)
 NOBODY: Final = Caller(None, _NONE, _NONE, _NONE)
 
 
+_BEARER: Final = ("bearer",)
+_SCHEMES: Final = ("bearer", "splunk", "apikey", "basic")
+
+
+def presented_token(authorization: str | None, schemes: tuple[str, ...] = _SCHEMES) -> str:
+    """The token in an Authorization header. Raises Problem ``unauthenticated``.
+
+    Of ``Basic`` it is the password, of ``ApiKey`` what follows the colon: the rest is the agent's own name.
+    """
+    if authorization is None:
+        raise Problem("unauthenticated", "a token is needed: send the header Authorization: Bearer <token>")
+    scheme, _, presented = authorization.partition(" ")
+    scheme, presented = scheme.lower(), presented.strip()
+    if scheme not in schemes:
+        raise Problem("unauthenticated", "the Authorization header must have the form Bearer <token>")
+    if scheme in ("apikey", "basic"):
+        try:
+            plain = base64.b64decode(presented, validate=True).decode()
+        except ValueError:
+            raise Problem("unauthenticated", f"the {scheme} credentials are not base64 of name:token") from None
+        presented = plain.partition(":")[2]
+    return presented
+
+
 class Gate:
     """Admits requests, or raises. `replace` changes the tokens while connections stay open."""
 
@@ -142,25 +168,21 @@ class Gate:
         """
         if not self._tokens or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
-        caller = self._caller(headers.get("Authorization"))
+        caller = self._caller(headers.get("Authorization"), _SCHEMES if right is Right.AGENT else _BEARER)
         if not self._allows(caller, right, segments):
             raise Problem("forbidden", f"the token {caller.name} does not have the right to do this")
         return caller
 
-    def _caller(self, authorization: str | None) -> Caller:
-        if authorization is None:
-            raise Problem("unauthenticated", "a token is needed: send the header Authorization: Bearer <token>")
-        scheme, _, presented = authorization.partition(" ")
-        if scheme.lower() != "bearer":
-            raise Problem("unauthenticated", "the Authorization header must have the form Bearer <token>")
-        digest = hashlib.sha256(presented.strip().encode("utf-8", "surrogateescape")).digest()
+    def _caller(self, authorization: str | None, schemes: tuple[str, ...]) -> Caller:
+        presented = presented_token(authorization, schemes)
+        digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
         caller = self._tokens.get(digest, NOBODY)
         if not hmac.compare_digest(caller.sha256, digest):
             raise Problem("unauthenticated", "the token is not configured here")
         return caller
 
     def _allows(self, caller: Caller, right: Right, segments: list[str]) -> bool:
-        if right is Right.KNOWN:
+        if right in (Right.KNOWN, Right.AGENT):
             return True
         if right in (Right.METRICS, Right.EVERYTHING):
             return caller.admin.is_everything

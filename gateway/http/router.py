@@ -54,6 +54,10 @@ class Call:
     def second(self, what: str) -> str:
         return percent_decoded(self.segments[_SECOND], what)
 
+    def segment(self, place: int, what: str) -> str:
+        """A part of the path in another place. Raises Malformed when it is not UTF-8."""
+        return percent_decoded(self.segments[place], what)
+
     def knows_only(self, *names: str) -> None:
         """A misspelt name in the query must not be ignored. Raises Malformed."""
         allowed = frozenset(names)
@@ -64,6 +68,8 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+# How a route says what is wrong, by the problem and the path.
+ProblemForm = Callable[[Problem, str], web.Response]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Route:
     handler: Handler
     right: Right
     lists: tuple[str, ...]
+    problem: ProblemForm
 
 
 class Routes:
@@ -101,12 +108,13 @@ class Routes:
         right: Right = Right.EVERYTHING,
         *,
         lists: tuple[str, ...] = (),
+        problem: ProblemForm | None = None,
     ) -> None:
         """A route without a declared right requires the right to administer everything.
 
-        ``lists``: the names that its query may give more than once.
+        ``lists``: the names that its query may give more than once. ``problem``: of a protocol with errors of its own.
         """
-        route = Route(method, path, name, handler, right, lists)
+        route = Route(method, path, name, handler, right, lists, problem or problem_response)
         self._table.setdefault(_shape(path.split("/")), {})[method] = route
         self.declared.append(route)
 
@@ -146,23 +154,29 @@ class Routes:
                 request[TOKEN] = caller.name
             lists: dict[str, list[str]] = {name: [] for name in route.lists}
             return await route.handler(Call(request, segments, parse_query(query, lists), caller, lists))
-        except Problem as problem:
-            return problem_response(problem, request.raw_path)
-        except Malformed as error:
-            return problem_response(Problem("bad-request", str(error)), request.raw_path)
-        except (KafkaError, TimeoutError) as error:
-            return problem_response(Problem("kafka-unavailable", f"Kafka does not answer: {error!r}"), request.raw_path)
+        except (Problem, Malformed, KafkaError, TimeoutError) as error:
+            return route.problem(problem_of(error), request.raw_path)
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001  the last line: the worker must live, the caller must know
             log.event("request_failed", path=request.raw_path, error=repr(error))
-            internal = Problem("internal", "this worker failed; its log has the error")
-            return problem_response(internal, request.raw_path)
+            return route.problem(Problem("internal", "this worker failed; its log has the error"), request.raw_path)
+
+
+def problem_of(error: Problem | Malformed | KafkaError | TimeoutError) -> Problem:
+    """The answer to what a handler raised."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, Malformed):
+        return Problem("bad-request", str(error))
+    return Problem("kafka-unavailable", f"Kafka does not answer: {error!r}")
 
 
 def _shape(segments: list[str]) -> tuple[Any, ...]:
     if len(segments) == 7:
         return (7, segments[1], segments[2], segments[4], segments[6])
+    if len(segments) == 4 and segments[1] == "elasticsearch":
+        return (4, segments[1], segments[3])  # its parameter is in the second place
     return (len(segments), *segments[1:_FIRST], *segments[_FIRST + 1 : _SECOND], *segments[_SECOND + 1 :])
 
 

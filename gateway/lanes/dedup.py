@@ -10,6 +10,8 @@ Invariants, kept here and nowhere else:
 * Only the *equal* session number is accepted: after a state expired, numbers start from the clock again, and an old
   number is never "newer".
 * The pin of a key is the partition in the states of its living sources: it lives as long as the youngest.
+* The seqnos of a source are given by its writer or by the lane (`decide_append`), never by both: a seqno must mean one
+  chunk, or another one with the same number would be taken for its duplicate.
 
 **Authority**: of a session's token, and among its callers of the session's number. The rule, as a table, and why:
 ops/docs/decisions/0024. It is decided in the lane, in the order of its transaction, by the brokers' time.
@@ -29,11 +31,13 @@ from logferry.gateway.contract.source_state import (
     _HAS_TOKEN,
     _HEARTBEAT,
     _STATE,
+    RECEIPT_KIND,
     STATE_VERSION,
     Heartbeat,
     SourceIdentity,
     SourceState,
 )
+from logferry.gateway.lanes.receipts import ReceiptTable, weight
 from logferry.gateway.limits import FairShare
 
 SESSION_LAPSE_MS: Final = 900_000  # by default
@@ -78,6 +82,8 @@ def refuse_opening(
     state: SourceState, token: str | None, now_ms: int, lapse_ms: int, *, is_admin: bool
 ) -> Refusal | None:
     """Why a session may not be opened now; None: it may. ``lapse_ms``: after so long a silence a session has ended."""
+    if state.appended_by:
+        return _refuse_appended(state)
     left_ms = state.alive_ms + lapse_ms - now_ms
     if is_admin or left_ms <= 0 or not _is_foreign(state, token):
         return None
@@ -102,12 +108,15 @@ def refuse_jump(state: SourceState, chunk: Chunk, session: int | None, recorded:
     )
 
 
+def _refuse_appended(state: SourceState) -> Refusal:
+    detail = "the source is appended to without seqnos, which are the gateway's; use another source id"
+    return Refusal("conflict", detail, state.recorded)
+
+
 def _is_foreign(state: SourceState, token: str | None) -> bool:
     return state.session != 0 and state.token is not None and state.token != token
 
 
-# A longer state key counts as so many more sources, for each so many bytes.
-_KEY_BYTES = 256
 _VERSION = bytes([STATE_VERSION])
 _FIELDS = {b"s": 1, b"k": 2}  # NULs in a state key, by its kind
 _HAS_BOTH = _HAS_RECORDED | _HAS_BASE
@@ -137,7 +146,7 @@ def decide_write(
     above the recorded one (of the first chunk: above its ``prev``) is refused, since it would silence its source.
     ``token``: the name of the caller's. ``lapse_ms``: a session that was silent for so long excludes nobody.
     """
-    refusal = refuse_write(state, session, token)
+    refusal = _refuse_appended(state) if state.appended_by else refuse_write(state, session, token)
     if refusal is not None:
         return refusal
     excluded = refuse_outside(state, session, now_ms, lapse_ms)
@@ -177,9 +186,34 @@ def decide_write(
         state = open_session(state, now_ms, state.token)
     if not fresh:
         return Advance(state, fresh, len(chunks))
-    topic_id, partition, _, _, number, _, _, owner, is_used = state
+    topic_id, partition, _, _, number, _, _, owner, is_used, _ = state
     after = SourceState(topic_id, partition, recorded, base, number, now_ms, _unfinished(state), owner, is_used)
     return Advance(after, fresh, len(chunks) - len(fresh))
+
+
+def decide_append(
+    state: SourceState, chunks: list[Chunk], now_ms: int, transaction: int, above: int = 0
+) -> Advance | Refusal:
+    """Gives the chunks the next seqnos, each with ``prev``; those that they have do not count.
+
+    The first one of a source is the brokers' time in µs: above all that it had before it was forgotten, if it was, and
+    exact as a number of JSON. ``transaction``: a number that no other transaction has. ``above``: the last seqno of the
+    source that this transaction forgets, at the same time.
+    """
+    if not state.appended_by and (state.recorded is not None or state.session):
+        detail = "the source is written with the seqnos of its writer; append to a source id of its own"
+        return Refusal("conflict", detail, state.recorded)
+    start = state.recorded if state.recorded is not None else max(now_ms * 1000, above)
+    fresh = [chunk._replace(seqno=start + n, prev=start + n - 1) for n, chunk in enumerate(chunks, 1)]
+    base = state.base if state.recorded is not None else start
+    after = state._replace(
+        recorded=start + len(fresh),
+        base=base,
+        written_ms=now_ms,
+        heartbeat=_unfinished(state),
+        appended_by=transaction,
+    )
+    return Advance(after, fresh, 0)
 
 
 def use_session(state: SourceState) -> SourceState:
@@ -213,20 +247,17 @@ def _token(raw: bytes) -> bytes:
     return raw[_STATE.size + (_HEARTBEAT.size if raw[1] & _HAS_HEARTBEAT else 0) :]
 
 
-def weight(key: bytes) -> int:
-    """As how many sources a state key counts."""
-    return 1 + len(key) // _KEY_BYTES
-
-
 @dataclass(slots=True)
 class SourceTable:
     """The committed states of one lane, kept as in the state topic: a million sources must fit.
 
-    ``shares``: how many sources there are, by the token of each. ``added``: the keys of those that came since the order
+    ``shares``: how many sources there are, by the token of each. ``receipts``: of requests without seqnos; they are no
+    sources. ``added``: the keys of those that came since the order
     of lists took them over; None: there is no order.
     """
 
     shares: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
+    receipts: ReceiptTable = field(default_factory=ReceiptTable)
     added: list[bytes] | None = None
     _states: dict[bytes, bytes] = field(default_factory=dict)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
@@ -240,10 +271,12 @@ class SourceTable:
         return key in self._states
 
     def apply(self, key: bytes, raw: bytes | None) -> None:
-        """Takes over a committed state, of a transaction or of the replay; None forgets the source.
+        """Takes over a committed state or receipt, of a transaction or of the replay; None forgets it.
 
         Raises ValueError on a format that is not known: the lane must stop rather than guess.
         """
+        if key[:1] == RECEIPT_KIND:
+            return self.receipts.apply(key, raw)
         if raw is not None:
             if key.decode().count("\0") != _FIELDS.get(key[:1]):
                 raise ValueError(f"state key {key!r} cannot be decoded")
@@ -259,12 +292,13 @@ class SourceTable:
             self.shares.take(after.decode() or None, weight(key))
         if raw is None:
             self._states.pop(key, None)
-            return
+            return None
         self._states[key] = raw
         if kept is None and self.added is not None:
             self.added.append(key)
             if len(self.added) > len(self._states):
                 self.added = None
+        return None
 
     def _apply_pin(self, source: SourceIdentity, is_new: bool, raw: bytes | None) -> None:
         pin = (source.topic, source.key)

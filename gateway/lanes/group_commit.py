@@ -13,7 +13,7 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aiokafka import errors
@@ -27,7 +27,8 @@ from logferry.gateway.kafka.record_batch import CODECS, batches
 from logferry.gateway.kafka.transactional_producer import NotCommitted, PartitionBatches, TransactionalProducer
 from logferry.gateway.kafka.types import Record
 from logferry.gateway.lanes.dedup import SourceTable
-from logferry.gateway.lanes.transaction import Draft, Outcome, Request, WriteOutcome, resolve
+from logferry.gateway.lanes.resolution import resolve
+from logferry.gateway.lanes.transaction import AppendChunks, Draft, Outcome, Request, WriteOutcome
 from logferry.gateway.limits import FairShare
 from logferry.gateway.topics.catalog import TopicCatalog
 
@@ -125,12 +126,16 @@ class PendingRequests:
     def settle(self, table: SourceTable) -> None:
         """After fence and replay: what the log holds, the table, is what happened."""
         for pending, outcome in self._in_flight:
-            request = pending.request
-            committed = resolve(outcome, table.get(request.source, request.topic.id))
+            request, receipt = pending.request, None
+            if isinstance(request, AppendChunks) and request.receipt_key is not None:
+                receipt = table.receipts.get(request.receipt_key)
+            committed = resolve(outcome, table.get(request.source, request.topic.id), receipt)
             if committed:
+                if receipt is not None and isinstance(outcome, WriteOutcome):
+                    outcome = replace(outcome, receipt=receipt)  # another attempt's, maybe
                 self.succeed(pending, Answered(outcome))
             elif committed is None:
-                detail = "a later session hides the outcome; send the same request again"
+                detail = "a later session or request hides the outcome; send the same request again"
                 self.fail(pending, Problem("outcome-unknown", detail))
             else:
                 self.fail(pending, Problem("kafka-unavailable", "the transaction was not committed"))

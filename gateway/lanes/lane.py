@@ -15,7 +15,7 @@ The order that makes it safe, and the crash windows that it covers:
 from __future__ import annotations
 
 import asyncio
-import sys
+import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -61,6 +61,7 @@ class Lane(LaneLifecycle[GroupCommit]):
     _order: SourceOrder | None = None
     _waiting: PendingRequests = field(default_factory=PendingRequests)
     _expired: deque[bytes] = field(default_factory=deque)
+    _holds_expired: bool = False  # receipts that no longer count
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
     _next_confirmation: asyncio.Task[None] | None = None
     _confirmation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -115,8 +116,12 @@ class Lane(LaneLifecycle[GroupCommit]):
         at_once = max(_EXPIRED_AT_ONCE, len(table) // 10)
         if len(found) > at_once:
             log.event("many_sources_silent", lane=self.number, silent=len(found), sources=len(table), forgotten=at_once)
-        if found and self.table is table:
-            self._expired = deque(islice(found, at_once))
+        if self.table is not table:
+            return
+        self._expired = deque(islice(found, at_once))
+        window_ms = self._repeat_window_ms
+        self._holds_expired = window_ms is not None and any(table.receipts.expired(now_ms - window_ms))
+        if self.has_work:
             self._wake.set()
 
     async def sources(self, topic: str, start: str) -> AsyncIterator[tuple[SourceIdentity, SourceState]]:
@@ -139,7 +144,7 @@ class Lane(LaneLifecycle[GroupCommit]):
 
     @property
     def has_work(self) -> bool:
-        return self._waiting.is_queued or bool(self._expired)
+        return self._waiting.is_queued or bool(self._expired) or self._holds_expired
 
     def stopped(self) -> None:
         queued = f"lane {self.number} is stopped: {self.why}"
@@ -153,8 +158,9 @@ class Lane(LaneLifecycle[GroupCommit]):
         return GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)
 
     async def replay(self, producer: GroupCommit) -> None:
-        max_sources = self.config.limits.lane_sources
-        self.table = await replay(self.kafka, self.config.state_topic, self.number, max_sources, producer.state_end)
+        table = SourceTable(FairShare(self.config.limits.lane_sources))
+        table.receipts.shares.limit = self.config.receivers.lane_receipts
+        self.table = await replay(self.kafka, self.config.state_topic, self.number, table, producer.state_end)
 
     def opened(self) -> dict[str, Any]:
         self._waiting.settle(self.table)
@@ -195,6 +201,7 @@ class Lane(LaneLifecycle[GroupCommit]):
         lapse_ms = int(self.config.session_lapse_s * 1000)
         now_ms = self.kafka.clock.now_ms()
         draft = Draft(self.table, now_ms, self.config.max_seqno_jump, lapse_ms, health.why)
+        draft.number, draft.repeat_window_ms = 1 + random.getrandbits(62), self._repeat_window_ms
         limit = limits.transaction_bytes
         waiting, doubtful = self._waiting, list[tuple[PendingRequest, Refusal]]()
         refused, turns = set[SourceIdentity](), Turns()
@@ -224,7 +231,14 @@ class Lane(LaneLifecycle[GroupCommit]):
             self._confirm_by(self._answer_refused(doubtful))
         for _ in range(min(len(self._expired), _EXPIRED_A_TRANSACTION)):
             draft.expire(self._expired.popleft(), draft.now_ms - self.config.source_retention_ms)
+        draft.expire_receipts(_EXPIRED_A_TRANSACTION)
+        self._holds_expired = self._holds_expired and not draft.is_empty()
         return draft
+
+    @property
+    def _repeat_window_ms(self) -> int | None:
+        """None while the clocks of host and brokers differ: nobody knows then how old a receipt is."""
+        return None if self.kafka.clock.stop is not None else int(self.config.receivers.repeat_window_s * 1000)
 
     def _confirm_by(self, answering: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(answering)
@@ -282,9 +296,9 @@ class Lane(LaneLifecycle[GroupCommit]):
 
 
 async def replay(
-    kafka: KafkaClient, topic: str, partition: int, max_sources: int = sys.maxsize, up_to: int = 0
+    kafka: KafkaClient, topic: str, partition: int, table: SourceTable | None = None, up_to: int = 0
 ) -> SourceTable:
-    """The sources of the lane, by their states in Kafka. Raises as `replay_states` does."""
-    table = SourceTable(FairShare(max_sources))
+    """The sources and receipts of the lane, in an empty table. Raises as `replay_states` does."""
+    table = SourceTable() if table is None else table
     await replay_states(kafka, topic, partition, table.apply, up_to)
     return table

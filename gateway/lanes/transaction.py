@@ -15,23 +15,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.contract.names import partition_of
-from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
+from logferry.gateway.contract.source_state import Heartbeat, Receipt, SourceIdentity, SourceState, receipt_key
 from logferry.gateway.kafka.types import Record, TopicFacts
 from logferry.gateway.lanes.dedup import (
     SESSION_LAPSE_MS,
     Refusal,
     SourceTable,
     beat,
+    decide_append,
     decide_write,
     open_session,
     refuse_opening,
     refuse_write,
     use_session,
-    weight,
 )
+from logferry.gateway.lanes.receipts import weight
+
+REPEAT_WINDOW_MS: Final = 3_600_000  # by default
 
 
 @dataclass(slots=True)
@@ -44,6 +49,27 @@ class WriteChunks:
     chunks: list[Chunk]
     size_bytes: int
     token: str | None = None
+
+
+@dataclass(slots=True)
+class AppendChunks:
+    """A request to record chunks of one source, all or none, that get their seqnos from the lane.
+
+    ``key``: the same request again has the same, and is a duplicate; None: each request is another one. ``digest``: 16
+    bytes, of the content.
+    """
+
+    topic: TopicFacts
+    source: SourceIdentity
+    chunks: list[Chunk]
+    size_bytes: int
+    digest: bytes
+    key: str | None = None
+    token: str | None = None
+
+    @property
+    def receipt_key(self) -> bytes | None:
+        return None if self.key is None else receipt_key(self.source, self.key)
 
 
 @dataclass(slots=True)
@@ -77,17 +103,22 @@ class ForgetSource:
     token: str | None = None
 
 
-Request = WriteChunks | OpenSession | RecordHeartbeat | ForgetSource
+Request = WriteChunks | AppendChunks | OpenSession | RecordHeartbeat | ForgetSource
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """The answer to a `WriteChunks`. ``span``: indexes of its records among those of its partition, None: none."""
+    """The answer to a `WriteChunks` or `AppendChunks`.
+
+    ``span``: indexes of its records among those of its partition, None: none. ``receipt``: of an `AppendChunks`, the
+    seqnos and the partition that its chunks got when they were recorded.
+    """
 
     state: SourceState
     written: int
     duplicates: int
     span: tuple[int, int] | None
+    receipt: Receipt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +145,10 @@ Outcome = WriteOutcome | SessionOutcome | HeartbeatOutcome | ForgetOutcome | Ref
 class Draft:
     """One transaction in the making. ``session_lapse_ms``: a session that is silent for so long has ended.
 
+    ``number``: no other transaction has it. ``repeat_window_ms``: for so long a receipt counts, None: all count.
     ``refused``: why nothing may be written to a partition now, None: it may.
-    ``chunks``: by (topic, partition), in order, each with its record's key. ``states``: by state key, None forgets.
+    ``chunks``: by (topic, partition), in order, each with its record's key. ``states``: of sources, and receipts, by
+    their key in the state topic; None forgets.
     ``topics``: those that it writes to.
     """
 
@@ -124,20 +157,28 @@ class Draft:
     max_seqno_jump: int | None = None
     session_lapse_ms: int = SESSION_LAPSE_MS
     refused: Callable[[str, int], str | None] = lambda _topic, _partition: None
+    number: int = 1
+    repeat_window_ms: int | None = REPEAT_WINDOW_MS
     chunks: dict[tuple[str, int], list[tuple[bytes, Chunk]]] = field(default_factory=dict)
     states: dict[bytes, bytes | None] = field(default_factory=dict)
     topics: dict[str, TopicFacts] = field(default_factory=dict)
     size_bytes: int = 0
     _new_sources: int = 0
+    _new_receipts: int = 0
     _decided_for: set[tuple[str, bytes]] = field(default_factory=set)
     _sources: dict[SourceIdentity, SourceState | None] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
+    _forgotten: dict[SourceIdentity, int] = field(default_factory=dict)
 
     def add(self, request: Request) -> tuple[Outcome, bool]:
         """Decides the request. Returns the outcome and whether it must wait for the commit to become true."""
         source = request.source
         if isinstance(request, ForgetSource):
             return self._forget(request)
+        if isinstance(request, AppendChunks) and request.key is not None:
+            known = self._receipt(request)
+            if known is not None:
+                return self._repeat(request, known), source in self._sources
         if self._is_one_too_many(source, request.token):
             shares = self.table.shares
             held = f"{shares.used} of {shares.limit} sources (limits.lane_sources)"
@@ -149,22 +190,67 @@ class Draft:
             return self._open(request, state)
         if isinstance(request, RecordHeartbeat):
             return self._beat(request, state)
-        limits = (self.max_seqno_jump, request.token, self.session_lapse_ms)
-        verdict = decide_write(state, request.chunks, request.session, self.now_ms, *limits)
+        return self._write(request, state), source in self._sources
+
+    def _write(self, request: WriteChunks | AppendChunks, state: SourceState) -> Outcome:
+        source = request.source
+        if isinstance(request, AppendChunks):
+            above = self._forgotten.get(source, 0)
+            verdict = decide_append(state, request.chunks, self.now_ms, self.number, above)
+        else:
+            limits = (self.max_seqno_jump, request.token, self.session_lapse_ms)
+            verdict = decide_write(state, request.chunks, request.session, self.now_ms, *limits)
         if isinstance(verdict, Refusal):
-            return verdict, source in self._sources
-        span = None
+            return verdict
+        span, receipt, partition = None, None, verdict.state.partition
         if verdict.chunks:
-            why = self.refused(source.topic, verdict.state.partition)
+            why = self.refused(source.topic, partition)
             if why is not None:
-                detail = f"partition {verdict.state.partition} of {source.topic} takes nothing now: {why}"
-                return Refusal("kafka-unavailable", detail, None), False
-            span = self._append(source, verdict.state.partition, verdict.chunks)
+                detail = f"partition {partition} of {source.topic} takes nothing now: {why}"
+                return Refusal("kafka-unavailable", detail, None)
+        if isinstance(request, AppendChunks):
+            first, last = verdict.chunks[0].seqno, verdict.chunks[-1].seqno
+            receipt = Receipt(request.topic.id, partition, first, last, self.now_ms, request.digest, request.token)
+            refusal = self._keep_receipt(request, receipt)
+            if refusal is not None:
+                return refusal
+        if verdict.chunks:
+            span = self._append(source, partition, verdict.chunks)
             self.size_bytes += request.size_bytes
         if verdict.state is not state:
             self._put(request.topic, source, verdict.state)
-        outcome = WriteOutcome(verdict.state, len(verdict.chunks), verdict.duplicates, span)
-        return outcome, source in self._sources
+        return WriteOutcome(verdict.state, len(verdict.chunks), verdict.duplicates, span, receipt)
+
+    def _receipt(self, request: AppendChunks) -> Receipt | None:
+        """Of the same request, drafted or committed; None: there is none that counts."""
+        key = request.receipt_key
+        if key is None:
+            return None
+        raw = self.states.get(key)
+        found = self.table.receipts.get(key) if raw is None else Receipt.decode(raw)
+        if found is None or found.topic_id != request.topic.id:
+            return None
+        is_over = self.repeat_window_ms is not None and found.at_ms + self.repeat_window_ms < self.now_ms
+        return None if is_over else found
+
+    def _repeat(self, request: AppendChunks, known: Receipt) -> Outcome:
+        if known.digest != request.digest:
+            return Refusal("key-reused", "a request with this Idempotency-Key and another content was recorded", None)
+        state = self._state(request.topic, request.source, request.token)
+        return WriteOutcome(state, 0, len(request.chunks), None, known)
+
+    def _keep_receipt(self, request: AppendChunks, receipt: Receipt) -> Refusal | None:
+        """Drafts the receipt of a request with a key. The refusal where the lane has no room for it."""
+        key, shares = request.receipt_key, self.table.receipts.shares
+        if key is None:
+            return None
+        if self._new_receipts + weight(key) > shares.room(request.token):
+            held = f"{shares.used} of {shares.limit} receipts (receivers.lane_receipts)"
+            held += f", {shares.of_token(request.token)} of this token" if request.token else ""
+            return Refusal("overloaded", f"the lane holds {held}; a request without Idempotency-Key needs none", None)
+        self._new_receipts += weight(key)
+        self.states[key] = receipt.encode()
+        return None
 
     def _is_one_too_many(self, source: SourceIdentity, token: str | None) -> bool:
         """The drafted ones count for everybody, so that a token may have a transaction's fewer than its share."""
@@ -192,6 +278,13 @@ class Draft:
             self.states[key] = None
             self._sources[SourceIdentity.of_state_key(key)] = None
 
+    def expire_receipts(self, limit: int) -> None:
+        """Forgets the oldest receipts that no longer count: at most so many, or twice as many as it adds."""
+        if self.repeat_window_ms is not None:
+            expired = self.table.receipts.expired(self.now_ms - self.repeat_window_ms)
+            for key in islice(expired, max(limit, 2 * self._new_receipts)):
+                self.states.setdefault(key, None)
+
     def _beat(self, request: RecordHeartbeat, state: SourceState) -> tuple[Outcome, bool]:
         refusal = refuse_write(state, request.session, request.token)
         if refusal is not None:
@@ -206,6 +299,8 @@ class Draft:
         if known is None and not self.touches(source):
             return ForgetOutcome(None), False
         self._sources[source] = None
+        if known is not None:
+            self._forgotten[source] = known.recorded or 0
         self.states[source.state_key()] = None
         self._touch(request.topic)
         return ForgetOutcome(known), True
@@ -258,39 +353,3 @@ class Draft:
     def records(self, partition: tuple[str, int]) -> list[Record]:
         """The records for one of the partitions. Their headers cost more than all decisions, so they are made last."""
         return [(key, chunk.data, record_headers(chunk, self.now_ms)) for key, chunk in self.chunks[partition]]
-
-
-def resolve(outcome: Outcome, replayed: SourceState | None) -> bool | None:
-    """Whether a transaction of unknown outcome was committed, by what a replay after the fence says of one source.
-
-    True is certain: the requested change is in the log, once. False is certain as well: after the fence
-    nothing of the older transaction can be committed any more. None: the log can't tell, since another owner was
-    there in between, and a newer session wrote past it, or another opening got the same number.
-
-    A refusal rested on what that transaction may have undone and names a seqno that may not be recorded: it is
-    never given, and the request wrote nothing.
-    """
-    if isinstance(outcome, Refusal):
-        return False
-    if isinstance(outcome, ForgetOutcome):
-        # A source that is known again may have been forgotten in between.
-        return True if replayed is None else False if replayed == outcome.before else None
-    drafted = outcome.state
-    if replayed is None or replayed.topic_id != drafted.topic_id:
-        return False
-    if isinstance(outcome, SessionOutcome):
-        return None if replayed.session >= drafted.session else False
-    if isinstance(outcome, HeartbeatOutcome):
-        if replayed.heartbeat == drafted.heartbeat:
-            return True
-        return None if replayed.session != drafted.session or _is_newer(replayed, drafted) else False
-    if replayed.base != drafted.base or replayed.recorded is None or replayed.recorded < (drafted.recorded or 0):
-        return False
-    return True if replayed.session == drafted.session else None
-
-
-def _is_newer(state: SourceState, drafted: SourceState) -> bool:
-    """Whether the state has a heartbeat that is not older than the drafted one, which it may have replaced."""
-    if state.heartbeat is None or drafted.heartbeat is None:
-        return False
-    return state.heartbeat.at_ms >= drafted.heartbeat.at_ms

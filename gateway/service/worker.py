@@ -24,6 +24,7 @@ from logferry.gateway.config import Config, Graphite
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.http.admission import Admission, Quotas
 from logferry.gateway.http.auth import Gate
+from logferry.gateway.http.router import Routes
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
 from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
@@ -32,8 +33,16 @@ from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY
 from logferry.gateway.reading.registry import SessionRegistry
+from logferry.gateway.receiver_settings import Receivers
+from logferry.gateway.receivers.append import Appender
+from logferry.gateway.receivers.elasticsearch import ElasticsearchApi
+from logferry.gateway.receivers.lines import LinesApi
+from logferry.gateway.receivers.opentelemetry import OtlpApi
+from logferry.gateway.receivers.splunk import SplunkApi
+from logferry.gateway.receivers.syslog import SyslogServer
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
+from logferry.gateway.tls import server_context
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from logferry.gateway.topics.open_transactions import OpenTransactions
@@ -71,10 +80,12 @@ async def _parts(
     remote_sources = RemoteSources(kafka, config.prefix, translation)
     looks_at = partial(_looks_at, ownership.lanes, config.lanes, config.known_dcs | {config.prefix})
     open_transactions = OpenTransactions(kafka, looks_at)
+    appender = Appender(config, topics, ownership, forwarding, admission, quotas)
     routes = all_routes(
         gate,
         (
             SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
+            *_receivers(config.receivers, appender),
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
             StatusApi(config, kafka, topics, ownership, quotas, sessions, open_transactions).add_to,
@@ -94,7 +105,29 @@ async def _parts(
         ownership.run_in_background(work)
     if config.graphite is not None:
         ownership.run_in_background(send_to_graphite(config.graphite, config.dc, worker))
-    return Parts(ownership, routes, config.limits, sessions.stop)
+    if config.receivers.syslog is None:
+        return Parts(ownership, routes, config.limits, sessions.stop)
+    syslog = SyslogServer(appender, gate, config.receivers.syslog)
+    await syslog.start(server_context(config.tls) if config.receivers.syslog.tls and config.tls else None)
+
+    async def before_close() -> None:
+        await asyncio.gather(sessions.stop(), syslog.stop())
+
+    return Parts(ownership, routes, config.limits, before_close)
+
+
+def _receivers(settings: Receivers, appender: Appender) -> Iterator[Callable[[Routes], None]]:
+    """The routes of the receivers that are on."""
+    if settings.is_on:
+        yield appender.add_to
+    if settings.lines:
+        yield LinesApi(appender).add_to
+    if settings.elasticsearch:
+        yield ElasticsearchApi(appender).add_to
+    if settings.splunk:
+        yield SplunkApi(appender).add_to
+    if settings.otlp:
+        yield OtlpApi(appender).add_to
 
 
 def _looks_at(held: Collection[int], lanes: int, prefixes: frozenset[str], topic: str, partition: int) -> bool:
@@ -182,15 +215,19 @@ class LaneCollector(Collector):
             "logferry_lane_queued_bytes", "Bytes of requests that wait in a lane", labels=["lane"]
         )
         sources = GaugeMetricFamily("logferry_lane_sources", "Sources in a lane", labels=["lane"])
+        receipts = GaugeMetricFamily(
+            "logferry_lane_receipts", "Requests with a key that a lane remembers", labels=["lane"]
+        )
         for number, lane in list(self._lanes.items()):
             for state in STATES:
                 states.add_metric([str(number), state], float(lane.state == state))
             queued.add_metric([str(number)], lane.queued_bytes)
             sources.add_metric([str(number)], len(lane.table))
+            receipts.add_metric([str(number)], len(lane.table.receipts))
         owners = GaugeMetricFamily("logferry_lane_owner", "1 for the worker that owns a lane", labels=["lane", "owner"])
         for number, url in sorted(self._owners().items()):
             owners.add_metric([str(number), url], 1)
-        yield from (states, queued, sources, owners)
+        yield from (states, queued, sources, receipts, owners)
 
 
 async def watch_loop() -> None:

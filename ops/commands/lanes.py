@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaProducer, errors
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.config import load as load_gateway
 from logferry.gateway.contract.mirror_state import MirrorCheckpoint, partition_of_key
-from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.contract.source_state import RECEIPT_KIND, Receipt, SourceState, source_of_record
 from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.tls import kafka_options
@@ -101,8 +101,8 @@ def _decode(is_mirror: bool, key: bytes, value: bytes | None) -> None:
         partition_of_key(key)
         MirrorCheckpoint.decode(value)
     else:
-        SourceIdentity.of_state_key(key)
-        SourceState.decode(value)
+        source_of_record(key)
+        (Receipt if key[:1] == RECEIPT_KIND else SourceState).decode(value)
 
 
 async def _write_tombstone(config: Config | MirrorConfig, lane: int, key: bytes) -> None:

@@ -270,10 +270,14 @@ def json_of(url: str, path: str) -> dict[str, Any]:
     return {}
 
 
-def configuration(settings: Mapping[str, Setting]) -> str:
-    """The settings as TOML: plain values first, then the tables, in the given order."""
+def configuration(settings: Mapping[str, Setting], within: str = "") -> str:
+    """The settings as TOML: plain values first, then the tables, in the given order. ``within``: a table and a dot."""
     plain = [f"{name} = {_value(value)}" for name, value in settings.items() if not isinstance(value, Mapping)]
-    tables = [f"\n[{name}]\n{configuration(value)}" for name, value in settings.items() if isinstance(value, Mapping)]
+    tables = [
+        f"\n[{within}{name}]\n{configuration(value, f'{within}{name}.')}"
+        for name, value in settings.items()
+        if isinstance(value, Mapping)
+    ]
     return "\n".join([*plain, *tables]) + "\n"
 
 

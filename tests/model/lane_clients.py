@@ -25,6 +25,8 @@ from logferry.gateway.lanes.transaction import (
 
 TOPIC = "dc1.t"
 WINDOW = 3
+# For so long the same key is a duplicate.
+REPEAT_MS = 20
 
 
 class Violated(AssertionError):
@@ -36,8 +38,8 @@ class Attempt:
     """One request on its way.
 
     ``kind``: ``write`` (without chunks the opening of a session), ``beat``, ``forget``, ``theft``: a ``write`` with
-    another token than the source's, or ``outside``: a ``write`` without the number of the source's session, which is
-    used, and with its token.
+    another token than the source's, ``outside``: a ``write`` without the number of the source's session, which is
+    used, and with its token, or ``append``: without seqnos, with a ``key`` or not.
 
     ``opening``: the request that opened its session; ``since``: the topic's incarnation when it was sent.
     """
@@ -51,6 +53,7 @@ class Attempt:
     heard: bool = True  # does the client still wait?
     appended: bool = False
     kind: str = "write"
+    key: str | None = None
 
 
 @dataclass
@@ -58,7 +61,7 @@ class Log:
     """What Kafka holds. ``incarnations``: of the topic, each a list of (source, partition, chunk); no chunk: forgotten.
 
     ``openings``: the newest session of a source in an incarnation; ``used``: those whose number came with a chunk or
-    heartbeat since; ``late``: a commit that is still on the wire.
+    heartbeat since; ``late``: a commit that is still on the wire. ``keyed``: when a key was recorded in an incarnation.
     """
 
     facts: TopicFacts = field(default_factory=lambda: TopicFacts(TOPIC, b"%16d" % 0, 2, 1 << 20))
@@ -69,6 +72,7 @@ class Log:
     openings: dict[tuple[int, SourceIdentity], Attempt] = field(default_factory=dict)
     used: set[tuple[int, SourceIdentity]] = field(default_factory=set)
     late: tuple[Draft, list[tuple[Attempt, Outcome]], list[bytes]] | None = None
+    keyed: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def fences(self, epoch: int) -> bool:
         """Is a newer producer of the lane there?"""
@@ -99,6 +103,8 @@ class Log:
                 attempt.appended = True
             if not isinstance(outcome, WriteOutcome) or not outcome.written:
                 continue
+            if outcome.receipt is not None:
+                self._check_append(attempt, outcome, draft.now_ms)
             if attempt.answer not in (None, "unknown") or attempt.appended:
                 raise Violated(f"recorded after it was answered {attempt.answer}: {attempt.chunks}")
             if opened not in (None, attempt.opening) and not is_stolen:
@@ -107,12 +113,24 @@ class Log:
                 )
             attempt.appended = True
             self.recorded.append(attempt)
-            for chunk in attempt.chunks[outcome.duplicates :]:
+            for chunk in placed(attempt, outcome):
                 self._check(attempt.client, outcome.state.partition, chunk)
                 log.append((source, outcome.state.partition, chunk))
         for key in expired:
             self._forget(SourceIdentity.of_state_key(key))
         self.states.extend(draft.states.items())
+
+    def _check_append(self, attempt: Attempt, outcome: WriteOutcome, now_ms: int) -> None:
+        """A key is recorded once in its window, and a seqno never again, also after the source was forgotten."""
+        if attempt.key is not None:
+            before_ms = self.keyed.get((len(self.incarnations), attempt.key))
+            if before_ms is not None and now_ms - before_ms <= REPEAT_MS:
+                raise Violated(f"the key {attempt.key} is recorded twice, at {before_ms} and {now_ms}")
+            self.keyed[len(self.incarnations), attempt.key] = now_ms
+        first = placed(attempt, outcome)[0].seqno
+        for owner, _, chunk in self.incarnations[-1]:
+            if owner == attempt.client.source and chunk is not None and chunk.seqno >= first:
+                raise Violated(f"{chunk.seqno} of {owner} is given twice")
 
     def _forget(self, source: SourceIdentity) -> None:
         """What was recorded of it before counts no more: it may be recorded again, or be answered as not recorded."""
@@ -155,9 +173,22 @@ class Log:
         )
 
 
+def placed(attempt: Attempt, outcome: WriteOutcome) -> list[Chunk]:
+    """The chunks of the request that were not recorded before, with the seqnos that they were recorded with."""
+    if outcome.receipt is None:
+        return attempt.chunks[outcome.duplicates :]
+    first = outcome.receipt.first_seqno
+    assert outcome.receipt.last_seqno == first + len(attempt.chunks) - 1
+    return [chunk._replace(seqno=n, prev=n - 1) for n, chunk in enumerate(attempt.chunks, first)]
+
+
 @dataclass(eq=False)
 class Client:
-    """One source and who writes it. ``plan``: each cuts its chunks in its own way."""
+    """One source and who writes it. ``plan``: each cuts its chunks in its own way.
+
+    ``appends``: without seqnos, ``plain`` or ``keyed``: with a key, the same again as long as it is not acknowledged,
+    and sometimes after that.
+    """
 
     log: Log
     source: SourceIdentity
@@ -165,6 +196,8 @@ class Client:
     has_sessions: bool = False
     in_bursts: bool = False
     token: str | None = None
+    appends: str | None = None
+    again: list[tuple[str, list[Chunk]]] = field(default_factory=list)
     plan: int = 0
     session: int | None = None
     opening: Attempt | None = None
@@ -175,6 +208,8 @@ class Client:
 
     def send(self, count: int) -> list[Attempt]:
         """The next requests by the rules; none when the rules say to wait."""
+        if self.appends is not None:
+            return self._append(count) if len(self.flying) < WINDOW else []
         if self.has_sessions and self.session is None:
             return [] if self.flying else [self._attempt([])]
         room = (WINDOW if self.is_chained and self.has_ack else 1) - len(self.flying)
@@ -189,6 +224,19 @@ class Client:
             return [self._attempt([chunk]) for chunk in chunks]
         return [self._attempt(chunks)]
 
+    def _append(self, count: int) -> list[Attempt]:
+        if self.again and count > 1:
+            key, chunks = self.again.pop(0)
+        else:
+            self.position += 1
+            key, chunks = (
+                str(self.position),
+                [Chunk(0, None, 1, {}, b"%d %d" % (self.position, n)) for n in range(count)],
+            )
+        attempt = self._attempt(chunks)
+        attempt.kind, attempt.key = "append", key if self.appends == "keyed" else None
+        return [attempt]
+
     def _attempt(self, chunks: list[Chunk]) -> Attempt:
         attempt = Attempt(self, self.opening, self.session, chunks, len(self.log.incarnations) - 1)
         self.flying.append(attempt)
@@ -198,6 +246,10 @@ class Client:
         if attempt not in self.flying:
             return
         self.flying.remove(attempt)
+        if self.appends is not None:
+            if attempt.key is not None and (answer != "ok" or self.position % 3 == 0):
+                self.again.append((attempt.key, attempt.chunks))
+            return
         if answer == "ok" and isinstance(outcome, SessionOutcome):
             self.restart(outcome.state.session, attempt)
             self.todo, self.position, self.has_ack = [], outcome.state.recorded or 0, False

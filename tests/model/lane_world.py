@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity
 from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes import transaction
+from logferry.gateway.lanes import resolution
 from logferry.gateway.lanes.dedup import Refusal, SourceTable
 from logferry.gateway.lanes.group_commit import PendingRequests
 from logferry.gateway.lanes.transaction import (
+    AppendChunks,
     Draft,
     ForgetOutcome,
     ForgetSource,
@@ -27,9 +29,10 @@ from logferry.gateway.lanes.transaction import (
     Request,
     SessionOutcome,
     WriteChunks,
+    WriteOutcome,
 )
 
-from tests.model.lane_clients import TOPIC, Attempt, Client, Log, Violated
+from tests.model.lane_clients import REPEAT_MS, TOPIC, Attempt, Client, Log, Violated, placed
 
 RETENTION_MS = 20
 # No session lapses: its silence is not what is examined here.
@@ -70,9 +73,14 @@ class Worker:
             self.table.apply(key, raw)
         self.world.check_replay(self.table)
         for attempt, outcome in self.in_flight:
-            state = self.table.get(attempt.client.source, self._request(attempt).topic.id)
-            match transaction.resolve(outcome, state):
+            request, receipt = self._request(attempt), None
+            if isinstance(request, AppendChunks) and request.receipt_key is not None:
+                receipt = self.table.receipts.get(request.receipt_key)
+            state = self.table.get(attempt.client.source, request.topic.id)
+            match resolution.resolve(outcome, state, receipt):
                 case True:
+                    if receipt is not None and isinstance(outcome, WriteOutcome):
+                        outcome = replace(outcome, receipt=receipt)
                     self.world.answer(attempt, "ok", outcome)
                 case False:
                     self.world.answer(attempt, "fail")
@@ -85,6 +93,8 @@ class Worker:
         if not self.is_open or self.draft is not None:
             return
         draft = Draft(self.table, self.world.tick(), session_lapse_ms=_LAPSE_MS)
+        self.world.transactions += 1
+        draft.number, draft.repeat_window_ms = self.world.transactions, REPEAT_MS
         self.expired = []
         while self.queue and count:
             count -= 1
@@ -108,6 +118,7 @@ class Worker:
                 if key not in draft.states:
                     draft.expire(key, self.world.now_ms - RETENTION_MS)
                     self.expired += [key] if key in draft.states else []
+            draft.expire_receipts(2)
         self.draft = None if draft.is_empty() else draft
 
     def _is_used(self, source: SourceIdentity) -> bool:
@@ -215,6 +226,9 @@ class Worker:
         facts = self.world.facts_at_delivery[attempt]
         if attempt.kind == "forget":
             return ForgetSource(facts, source)
+        if attempt.kind == "append":
+            digest = b"".join(chunk.data for chunk in attempt.chunks).ljust(16, b"-")[:16]
+            return AppendChunks(facts, source, attempt.chunks, 1, digest, attempt.key)
         token = "other" if attempt.kind == "theft" else attempt.client.token
         if attempt.kind == "beat":
             return RecordHeartbeat(facts, source, attempt.session, Heartbeat(self.world.now_ms), token=token)
@@ -227,7 +241,7 @@ class World:
     """Everything, and the steps that may be taken in any order. Each choice is a number, taken modulo what there is."""
 
     def __init__(self, clients: list[int]) -> None:
-        self.now_ms, self.expires = 1000, False
+        self.now_ms, self.expires, self.transactions = 1000, False, 0
         self.log = Log()
         self.facts_at_delivery: dict[Attempt, TopicFacts] = {}
         self.network: list[list[Attempt]] = []
@@ -237,6 +251,8 @@ class World:
             Client(self.log, SourceIdentity(TOPIC, None, "sessions"), is_chained=True, has_sessions=True, token="own"),
             Client(self.log, SourceIdentity(TOPIC, "single", "one"), is_chained=False),
             Client(self.log, SourceIdentity(TOPIC, None, "single"), in_bursts=True),
+            Client(self.log, SourceIdentity(TOPIC, None, "plain"), is_chained=True, appends="plain"),
+            Client(self.log, SourceIdentity(TOPIC, "single", "keyed"), is_chained=True, appends="keyed"),
         ]
         self.clients = [everybody[number] for number in clients]
         self.workers[0].open()
@@ -370,7 +386,10 @@ class World:
         if kind == "fail" and attempt.appended:
             raise Violated(f"recorded, but answered as not recorded: {attempt.chunks}")
         if kind == "ok":
-            for chunk in attempt.chunks:
+            chunks = attempt.chunks
+            if attempt.kind == "append" and isinstance(outcome, WriteOutcome):
+                chunks = placed(attempt, outcome)
+            for chunk in chunks:
                 if not self.log.holds(source, since, chunk.seqno, chunk):
                     raise Violated(f"acknowledged and lost: {chunk} of {source}")
         named = None

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from logferry.gateway.contract.chunk import Chunk
-from logferry.gateway.contract.source_state import SourceState
-from logferry.gateway.lanes import dedup, transaction
+from logferry.gateway.contract.source_state import Receipt, SourceState
+from logferry.gateway.lanes import dedup, resolution, transaction
 from logferry.gateway.lanes.dedup import Advance, Refusal, SourceTable, decide_write, open_session
 from logferry.gateway.lanes.group_commit import PendingRequests
+from logferry.gateway.lanes.receipts import ReceiptTable
 from logferry.gateway.lanes.transaction import Draft, Outcome, WriteOutcome
 
 from tests.model.lane_clients import Log, Violated
@@ -55,12 +56,18 @@ def parsed(faults: set[str], clients: set[int], raw: bytes) -> tuple[list[int], 
     return sorted(clients), happened
 
 
-worlds = st.builds(
-    parsed,
-    st.sets(st.sampled_from(FAULTS)),
-    st.sets(st.integers(0, 3), min_size=1),
-    st.binary(min_size=100, max_size=600),
-)
+def worlds_of(first: int, last: int) -> st.SearchStrategy[tuple[list[int], list[Step]]]:
+    return st.builds(
+        parsed,
+        st.sets(st.sampled_from(FAULTS)),
+        st.sets(st.integers(first, last), min_size=1),
+        st.binary(min_size=100, max_size=600),
+    )
+
+
+worlds = worlds_of(0, 3)
+# A source of single chunks, and two that are appended to, one of them with the same partition key.
+worlds_of_appends = worlds_of(3, 5)
 
 
 def run(clients: list[int], happened: list[Step]) -> World:
@@ -81,6 +88,16 @@ def test_the_promise_holds_whatever_happens(of: tuple[list[int], list[Step]]) ->
     assert world.workers[0].is_open
 
 
+@settings(max_examples=2000)
+@given(worlds_of_appends)
+def test_what_is_appended_is_recorded_once(of: tuple[list[int], list[Step]]) -> None:
+    """An acknowledged request is in the log, a refused one is not, and a key is there once in its window."""
+    world = run(*of)
+    for worker in world.workers:
+        worker.finish("commit")
+    world.open(0, 0)
+
+
 def test_without_failures_everything_is_recorded_and_acknowledged() -> None:
     """The reference is no excuse for a lane that records nothing."""
     requests = [step for client in range(4) for step in (("send_and_deliver", client, 0), ("gather_and_commit", 0, 0))]
@@ -93,7 +110,7 @@ def test_without_failures_everything_is_recorded_and_acknowledged() -> None:
 # ---- chains too rare to be drawn ------------------------------------------------------------------------------
 
 A, B = 0, 1
-ADD, RESOLVE = Draft.add, transaction.resolve
+ADD, RESOLVE = Draft.add, resolution.resolve
 
 # Worker A's commit is fenced by B, and A takes the lane back unaware that another transaction was the first one in
 # the topic that was recreated meanwhile.
@@ -127,13 +144,13 @@ SESSION_WROTE_PAST = [
 ]
 
 
-def no_base_in_replay(outcome: Outcome, replayed: SourceState | None) -> bool | None:
+def no_base_in_replay(outcome: Outcome, replayed: SourceState | None, _: object = None) -> bool | None:
     if isinstance(outcome, WriteOutcome) and replayed is not None:
         replayed = replayed._replace(base=outcome.state.base)
     return RESOLVE(outcome, replayed)
 
 
-def no_session_in_replay(outcome: Outcome, replayed: SourceState | None) -> bool | None:
+def no_session_in_replay(outcome: Outcome, replayed: SourceState | None, _: object = None) -> bool | None:
     return RESOLVE(outcome, replayed) is not False
 
 
@@ -145,7 +162,7 @@ def test_a_replay_is_not_taken_for_more_than_it_says(
     monkeypatch: pytest.MonkeyPatch, client: int, happened: list[Step], without: Callable[..., object]
 ) -> None:
     run([client], happened)
-    monkeypatch.setattr(transaction, "resolve", without)
+    monkeypatch.setattr(resolution, "resolve", without)
     with pytest.raises(Violated, match="acknowledged and lost"):
         run([client], happened)
 
@@ -177,7 +194,7 @@ def last_incarnation_only(draft: Draft, ids: dict[str, bytes]) -> str | None:
     return next((name for name, facts in draft.topics.items() if ids.get(name) != facts.id), None)
 
 
-def refusals_stand(outcome: Outcome, replayed: SourceState | None) -> bool | None:
+def refusals_stand(outcome: Outcome, replayed: SourceState | None, _: object = None) -> bool | None:
     return True if isinstance(outcome, Refusal) else RESOLVE(outcome, replayed)
 
 
@@ -195,9 +212,9 @@ GUARDS: list[Any] = [
     (transaction, "refuse_opening", lambda *state, **admin: None),
     (dedup, "refuse_outside", lambda *state: None),
     (dedup, "use_session", lambda state: state),
-    (transaction, "resolve", refusals_stand),
-    (transaction, "resolve", lambda outcome, replayed: True),
-    (transaction, "resolve", lambda outcome, replayed: False),
+    (resolution, "resolve", refusals_stand),
+    (resolution, "resolve", lambda outcome, replayed, receipt: True),
+    (resolution, "resolve", lambda outcome, replayed, receipt: False),
     (Draft, "touches", lambda draft, source: False),
     (Draft, "changed_topic", lambda draft, ids: None),
     (Draft, "changed_topic", last_incarnation_only),
@@ -209,16 +226,54 @@ GUARDS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("owner", "name", "without"), GUARDS)
-def test_without_a_guard_a_counter_example_is_found(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, without: Callable[..., object]
-) -> None:
-    monkeypatch.setattr(owner, name, without)
+def by_seqno(outcome: Outcome, replayed: SourceState | None, receipt: Receipt | None = None) -> bool | None:
+    """As if a seqno meant one chunk, as it does where the writer gives it."""
+    if isinstance(outcome, WriteOutcome) and outcome.receipt is not None and replayed is not None:
+        return (replayed.recorded or 0) >= outcome.receipt.last_seqno
+    return RESOLVE(outcome, replayed, receipt)
 
+
+def from_one(state: SourceState, chunks: list[Chunk], now_ms: int, number: int, above: int = 0) -> Advance | Refusal:
+    return dedup.decide_append(state, chunks, 0, number, above)
+
+
+def same_number(state: SourceState, chunks: list[Chunk], now_ms: int, number: int, above: int = 0) -> Advance | Refusal:
+    return dedup.decide_append(state, chunks, now_ms, 1, above)
+
+
+APPEND_GUARDS: list[Any] = [
+    (Draft, "_keep_receipt", lambda draft, request, receipt: None),
+    (Draft, "_receipt", lambda draft, request: None),
+    (resolution, "resolve", by_seqno),
+    (resolution, "resolve", lambda outcome, replayed, receipt: False),
+    (transaction, "decide_append", from_one),
+    (transaction, "decide_append", same_number),
+    (ReceiptTable, "expired", lambda table, before_ms: list(table._kept)),
+    (Draft, "touches", lambda draft, source: False),
+]
+
+
+def search_for_a_counter_example(of: st.SearchStrategy[tuple[list[int], list[Step]]]) -> None:
     @settings(max_examples=40_000, derandomize=True, database=None, phases=[Phase.generate])
-    @given(worlds)
+    @given(of)
     def search(of: tuple[list[int], list[Step]]) -> None:
         run(*of)
 
     with pytest.raises(Violated):
         search()
+
+
+@pytest.mark.parametrize(("owner", "name", "without"), GUARDS)
+def test_without_a_guard_a_counter_example_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, without: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(owner, name, without)
+    search_for_a_counter_example(worlds)
+
+
+@pytest.mark.parametrize(("owner", "name", "without"), APPEND_GUARDS)
+def test_without_a_guard_of_appends_a_counter_example_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, without: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(owner, name, without)
+    search_for_a_counter_example(worlds_of_appends)

@@ -30,6 +30,7 @@ MAIN_WAYS: Final[dict[str, str]] = {
     "gateway/test_openapi.py": "test_the_document_is_whole test_every_route_is_in_the_document_and_nothing_else_is",
     "gateway/test_quotas_http.py": "test_a_token_over_its_bytes_is_refused_and_what_was_refused_is_not_recorded",
     "gateway/test_reading.py": "",
+    "gateway/test_receivers_http.py": "test_lines_by_any_worker test_bulk_by_its_items test_otlp_with_partial_success",
     "gateway/test_security.py": "test_tls_to_and_between_workers test_each_may_do_what_was_granted_and_nothing_else",
     "gateway/test_settings.py": "test_weak_kafka_is_refused_by_name",
     "gateway/test_sources_http.py": "test_the_list_by_prefix_by_silence_and_in_pages",

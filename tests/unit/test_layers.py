@@ -33,9 +33,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("gateway", "gateway.contract", "gateway.kafka"),
         *("gateway.topics", "gateway.lanes", "gateway.reading", "gateway.http"),
     ),
+    "gateway.receivers": (
+        *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
+        *("gateway.lanes", "gateway.http", "gateway.api"),
+    ),
     "gateway.service": (
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
-        *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.api"),
+        *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.api", "gateway.receivers"),
     ),
     "mirror.copy": ("gateway.contract", "gateway.kafka"),
     "mirror.lanes": (
@@ -114,6 +118,8 @@ IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random
 PURE = (
     *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
     *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request"),
+    *("gateway.lanes.receipts", "gateway.lanes.resolution"),
+    *("gateway.receivers.bulk", "gateway.receivers.hec", "gateway.receivers.otlp", "gateway.receivers.syslog_frames"),
     *(
         "gateway.reading.assignment",
         "gateway.reading.formats",

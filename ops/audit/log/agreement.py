@@ -20,7 +20,7 @@ from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.partition import ExpectedSources, PartitionLog
-from logferry.ops.audit.records.formats import StoredSource, StoredState, source_key, stored_state
+from logferry.ops.audit.records.formats import RECEIPT, StoredSource, StoredState, source_key, stored_state
 
 _FORGOTTEN: Final = "the source was deleted or expired: only its log could be checked"
 
@@ -61,6 +61,8 @@ class SourceStates:
                 return
             if self.topics is not None and source.topic not in self.topics:
                 return
+            if key[:1] == RECEIPT:
+                return  # of a request, which the log cannot contradict
             state = None if value is None else stored_state(value)
         except ValueError as error:
             self.findings.add(Finding("state-unreadable", where, str(error), None, offset, offset))

@@ -18,7 +18,9 @@ _LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999
 # Version, flags, partition, topic id, recorded, base, session, written_ms.
 _STATE: Final = struct.Struct(">BBI16sqqqq")
 _HEARTBEAT_BYTES: Final = 33
-_RECORDED, _BASE, _HEARTBEAT, _TOKEN = 1, 2, 4, 8
+_RECORDED, _BASE, _HEARTBEAT, _TOKEN, _APPENDED = 1, 2, 4, 8, 16
+# The first byte of the key of a receipt: what was recorded for a request without seqnos.
+RECEIPT: Final = b"r"
 _FENCE: Final = b"fence"
 
 
@@ -92,9 +94,12 @@ class StoredState(NamedTuple):
 
 
 def source_key(raw: bytes) -> StoredSource | None:
-    """None: the key of a fence, of no source. Raises ValueError."""
+    """The source of a state, or of a receipt. None: the key of a fence, of no source. Raises ValueError."""
     if raw == _FENCE:
         return None
+    if raw[:1] == RECEIPT:
+        # The source's state key follows, and after a NUL the hash of the request's key.
+        raw = raw[1:].rpartition(b"\0")[0]
     kind, parts = raw[:1], raw[1:].decode().split("\0")
     if kind == b"s" and len(parts) == 2:
         return StoredSource(parts[0], None, parts[1])
@@ -110,7 +115,7 @@ def stored_state(raw: bytes) -> StoredState:
     flags = raw[1] if len(raw) > 1 else 0
     end = _STATE.size + _HEARTBEAT_BYTES * bool(flags & _HEARTBEAT)
     is_long = len(raw) > end if flags & _TOKEN else len(raw) == end
-    if flags > _RECORDED | _BASE | _HEARTBEAT | _TOKEN or not is_long:
+    if flags > _RECORDED | _BASE | _HEARTBEAT | _TOKEN | _APPENDED or not is_long:
         raise ValueError(f"state of {len(raw)} bytes with flags {flags:02x}")
     raw[end:].decode()
     _, _, partition, topic_id, recorded, base, _, _ = _STATE.unpack_from(raw)

@@ -150,6 +150,42 @@ async def _run(urls: list[str], load: Load) -> LoadTally:
     return tally
 
 
+class Post(NamedTuple):
+    """Requests to one path by several senders, each with one in flight. ``lines``: in each body."""
+
+    path: str
+    bodies: list[bytes]
+    lines: int
+    headers: str = ""
+    senders: int = 16
+
+
+def posted(urls: list[str], pids: list[int], post: Post) -> Side:
+    """Lines a second of all senders for `SECONDS`. Raises RuntimeError when a request is refused."""
+
+    async def send(sender: int, until: float) -> int:
+        connection, done = await _connect(urls[sender % len(urls)]), 0
+        name = f"X-Logferry-Source: {sender}\r\n"
+        while time.perf_counter() < until:
+            body = post.bodies[(sender + done) % len(post.bodies)]
+            status, _, answer = await connection.ask(f"POST {post.path}", post.headers + name, body)
+            if status != 200 or b'"errors": true' in answer:
+                raise RuntimeError(f"{post.path} answered {status}: {answer[:200]!r}")
+            done += 1
+        connection.close()
+        return done
+
+    async def send_all() -> int:
+        until = time.perf_counter() + SECONDS
+        return sum(await asyncio.gather(*(send(sender, until) for sender in range(post.senders))))
+
+    with UsageMeter(pids) as meter:
+        requests = uvloop.run(send_all())
+    lines = requests * post.lines
+    cpu_us = meter.cpu_s / lines * 1e6
+    return {"lines_s": lines / meter.wall_s, "cpu_us_per_line": cpu_us, "rss_mb": rss_mb(pids)}
+
+
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 

@@ -21,8 +21,11 @@ _BARE_HANDLER: Final = """
 import json, sys, uvloop
 from aiohttp import web
 
+PARSE
+
 async def handler(request):
     body = await request.read()
+    parse(body)
     return web.Response(body=json.dumps({"size": len(body)}).encode(), content_type="application/json")
 
 app = web.Application(client_max_size=1 << 26)
@@ -91,10 +94,13 @@ def _configured(name: str, **values: object) -> str:
 
 
 @contextmanager
-def bare_handler() -> Iterator[tuple[str, int]]:
-    """A bare aiohttp handler in one process: reads the body and answers. Yields its URL and pid."""
+def bare_handler(parse: str = "parse = len") -> Iterator[tuple[str, int]]:
+    """A bare aiohttp handler in one process: reads the body, parses it and answers. Yields its URL and pid.
+
+    ``parse``: a statement in Python that defines the function of that name.
+    """
     port = free_ports(1)[0]
-    command = [sys.executable, "-u", "-c", _BARE_HANDLER, str(port)]
+    command = [sys.executable, "-u", "-c", _BARE_HANDLER.replace("PARSE", parse), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             if process.stdout is None or not process.stdout.readline():

@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -47,6 +48,10 @@ def zstd(plain: bytes) -> bytes:
 
 def fast_gzip(plain: bytes) -> bytes:
     return gzip.compress(plain, 1)
+
+
+def encoded(encoding: str, made: Callable[[], bytes]) -> bytes:
+    return zstd(made()) if encoding == "zstd" else made()
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,53 @@ def positions(count: int, topic: str = f"dc1.{WIDE}", **more: Any) -> bytes:
     return json.dumps({"positions": listed}).encode()
 
 
+def lengths(field: bytes, inner: bytes) -> bytes:
+    size = bytes([len(inner) & 0x7F | 0x80, len(inner) >> 7 & 0x7F | 0x80, len(inner) >> 14 & 0x7F | 0x80,
+                  len(inner) >> 21])  # fmt: skip
+    return field + size + inner
+
+
+def otlp_records(records: bytes) -> bytes:
+    return lengths(b"\x0a", lengths(b"\x12", records))
+
+
+def many_hosts() -> bytes:
+    """Ten thousand resources of as many hosts, each with a record."""
+    record = lengths(b"\x12", lengths(b"\x12", b""))
+
+    def resource(number: int) -> bytes:
+        value = lengths(b"\x12", lengths(b"\x0a", b"%d" % number))
+        return lengths(b"\x0a", lengths(b"\x0a", lengths(b"\x0a", lengths(b"\x0a", b"host.name") + value)) + record)
+
+    return b"".join(map(resource, range(10_000)))
+
+
+BULK: Final = "/elasticsearch/held/_bulk"
+HEC: Final = "/services/collector/"
+OTLP: Final = "/otlp/v1/logs"
+# Name, path, type and body of the worst for each receiver.
+RECEIVED: Final[list[tuple[str, str, str, Callable[[], bytes]]]] = [
+    ("lines", f"/v1/topics/{TOPIC}/lines", "text/plain", lambda: b"\n" * LIMIT),
+    ("long lines", f"/v1/topics/{TOPIC}/lines", "text/plain", lambda: (b"x" * (MIB // 2) + b"\n") * 31),
+    ("bulk", BULK, NDJSON, lambda: b'{"index":{}}\n{}\n' * 100_000),
+    ("bulk with ids", BULK, NDJSON, lambda: b'{"index":{"_id":"x"}}\n{}\n' * 100_000),
+    ("too many actions", BULK, NDJSON, lambda: b'{"index":{}}\n{}\n' * (LIMIT // 16)),
+    ("empty lines of bulk", BULK, NDJSON, lambda: b"\n" * LIMIT),
+    ("deep actions", BULK, NDJSON, lambda: (b"[" * 4000 + b"\n") * 4000),
+    ("events", HEC + "event", "application/json", lambda: b'{"event":1}' * 100_000),
+    ("too many events", HEC + "event", "application/json", lambda: b'{"event":1}' * 300_000),
+    ("deep events", HEC + "event", "application/json", lambda: b'{"event":' * 900_000),
+    ("tiny values", HEC + "event", "application/json", lambda: b'{"event":[' + b"1," * (LIMIT // 2 - 10) + b"1]}"),
+    ("raw", HEC + "raw", "text/plain", lambda: b"\n" * (LIMIT - 1) + b"x"),
+    ("acks", HEC + "ack?channel=c", "application/json", lambda: b'{"acks":[' + b"1," * 9_999 + b"1]}"),
+    ("otlp records", OTLP, "application/x-protobuf", lambda: otlp_records(b"\x12\x00" * 100_000)),
+    ("too many otlp records", OTLP, "application/x-protobuf", lambda: otlp_records(b"\x12\x00" * (LIMIT // 2 - 20))),
+    ("otlp resources", OTLP, "application/x-protobuf", lambda: b"\x0a\x00" * (LIMIT // 2)),
+    ("many otlp hosts", OTLP, "application/x-protobuf", many_hosts),
+    ("otlp unknown fields", OTLP, "application/x-protobuf", lambda: b"\x78\x01" * (LIMIT // 2)),
+    ("otlp json", OTLP, "application/json", lambda: b'{"resourceLogs":[' + b"{}," * 300_000 + b"{}]}"),
+    ("deep otlp json", OTLP, "application/json", lambda: b'{"resourceLogs":' + b"[" * 900_000),
+]
 STREAM: Final = "/v1/consumers/held/stream?"
 PREFIX: Final = f"/v1/topics/dc1.{TOPIC}/partitions/0"
 CASES: Final = [
@@ -164,6 +216,13 @@ CASES: Final = [
         for coding in ("identity", "gzip", "zstd")
     ),
     Sent("read without a match", f"{PREFIX}/chunks?max_bytes=8388608&attr.x=y", method="GET"),
+    *(
+        Sent(f"{name} {encoding}", path, partial(encoded, encoding, made), headers={
+            "Content-Type": kind, "Content-Encoding": encoding, "Idempotency-Key": name,
+        })
+        for encoding in ("identity", "zstd")
+        for name, path, kind, made in RECEIVED
+    ),
     Sent("sources", f"/v1/topics/{TOPIC}/sources", method="GET"),
     Sent("topics", "/v1/topics", method="GET"),
     Sent("one topic", f"/v1/topics/dc1.{WIDE}", method="GET"),
@@ -202,7 +261,9 @@ def measured(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     def command(file: Path, number: int) -> list[str]:
         return [sys.executable, measured_worker.__file__, "--config", str(file), "--worker", str(number)]
 
-    with gateway(kafka, folder, "held", workers=1, command=command) as running:
+    rules = [{"name": "*", "topic": TOPIC}]
+    on: dict[str, Any] = {"lines": True, "elasticsearch": rules, "splunk": rules, "otlp": rules}
+    with gateway(kafka, folder, "held", workers=1, command=command, receivers=on) as running:
         asyncio.run(running.make_topic(TOPIC))
         asyncio.run(running.make_topic(WIDE, 200))
         yield Measured(running, folder / "held-0.log")

@@ -31,6 +31,7 @@ WANTED = {
     "logferry_lane_state": {"lane", "state"},
     "logferry_lane_queued_bytes": {"lane"},
     "logferry_lane_sources": {"lane"},
+    "logferry_lane_receipts": {"lane"},
     "logferry_lane_owner": {"lane", "owner"},
     "logferry_lane_openings_total": {"lane", "reason"},
     "logferry_replay_seconds_count": set(),

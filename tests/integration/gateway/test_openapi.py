@@ -25,6 +25,11 @@ from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.errors import PROBLEMS
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes
+from logferry.gateway.receivers.append import Appender
+from logferry.gateway.receivers.elasticsearch import ElasticsearchApi
+from logferry.gateway.receivers.lines import LinesApi
+from logferry.gateway.receivers.opentelemetry import OtlpApi
+from logferry.gateway.receivers.splunk import SplunkApi
 from logferry.gateway.service.processes import HealthApi
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
@@ -35,7 +40,8 @@ from tests.support.served_gateway import Gateway
 def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
-    kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi]
+    kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi, Appender, LinesApi]
+    kinds += [ElasticsearchApi, SplunkApi, OtlpApi]
     resources = [kind(**dict.fromkeys(kind.__dataclass_fields__, nothing)).add_to for kind in kinds]
     return openapi.all_routes(nothing, resources)
 
@@ -75,6 +81,7 @@ def test_every_route_was_thought_about_who_may_call_it() -> None:
         "healthz",
         "readyz",
         "openapi",
+        "hec_health",
     }
 
 

@@ -32,12 +32,12 @@ async def test_a_small_body_that_unpacks_to_much_is_unpacked_in_a_thread(monkeyp
     monkeypatch.setattr("logferry.gateway.api.sources.decoded_body", seen)
     plain = bytes(16 << 20)
     body = bytes(cramjam.zstd.compress(plain))
-    assert await sources._decoded(body, "zstd", len(plain)) == plain
+    assert await sources.decoded(body, "zstd", len(plain)) == plain
     assert max(limits) <= 1 << 17
     with pytest.raises(Problem, match="too-large"):
-        await sources._decoded(body, "zstd", len(plain) - 1)
+        await sources.decoded(body, "zstd", len(plain) - 1)
     with pytest.raises(Problem, match="too-large"):
-        await asyncio.wait_for(sources._decoded(body, "zstd", 1000), 60)
+        await asyncio.wait_for(sources.decoded(body, "zstd", 1000), 60)
 
 
 def test_a_topic_is_compared_with_the_patterns_once_and_its_right_each_time() -> None:

@@ -20,10 +20,13 @@ STATES = st.builds(
     st.none() | st.builds(Heartbeat, st.integers(1, 2**63 - 1), MAYBE, MAYBE, MAYBE, st.booleans()),
     st.none() | st.from_regex(r"[a-zA-Z0-9._-]{1,64}", fullmatch=True),
     st.booleans(),
+    st.just(0),
 )
+# They have no session: the number of the transaction takes its place.
+APPENDED = st.builds(lambda state, number: state._replace(session=0, appended_by=number), STATES, st.integers(1, 2**62))
 
 
-@given(st.lists(STATES, max_size=20))
+@given(st.lists(STATES | APPENDED, max_size=20))
 def test_what_is_kept_comes_back(states: list[SourceState]) -> None:
     table = SourceTable()
     for number, state in enumerate(states):

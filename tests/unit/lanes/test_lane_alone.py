@@ -54,7 +54,7 @@ class StateTopic:
 NEWER = b"\x09" + STATE[1:]
 
 
-UNKNOWN_FLAG = b"\x01\x11" + STATE[2:]
+UNKNOWN_FLAG = b"\x01\x21" + STATE[2:]
 
 
 @pytest.mark.parametrize(

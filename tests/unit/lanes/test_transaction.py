@@ -8,6 +8,7 @@ from logferry.gateway.contract.names import partition_of
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal, SourceTable
+from logferry.gateway.lanes.resolution import resolve
 from logferry.gateway.lanes.transaction import (
     Draft,
     ForgetOutcome,
@@ -19,7 +20,6 @@ from logferry.gateway.lanes.transaction import (
     SessionOutcome,
     WriteChunks,
     WriteOutcome,
-    resolve,
 )
 from logferry.gateway.limits import FairShare
 

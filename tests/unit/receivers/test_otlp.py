@@ -1,0 +1,243 @@
+"""OpenTelemetry's requests: both encodings give the same lines, by the protocol's own library, and nothing dies."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+from google.rpc.status_pb2 import Status
+from hypothesis import given
+from hypothesis import strategies as st
+from logferry.gateway.contract.names import Malformed
+from logferry.gateway.receivers.otlp import decode_json, decode_protobuf, response, status
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+TEXTS = st.text(max_size=8)
+SCALARS = st.one_of(
+    TEXTS.map(lambda text: AnyValue(string_value=text)),
+    st.booleans().map(lambda value: AnyValue(bool_value=value)),
+    st.integers(-(2**63), 2**63 - 1).map(lambda value: AnyValue(int_value=value)),
+    st.floats().map(lambda value: AnyValue(double_value=value)),
+    st.binary(max_size=8).map(lambda value: AnyValue(bytes_value=value)),
+    st.just(AnyValue()),
+)
+
+
+def _arrays(inner: st.SearchStrategy[AnyValue]) -> st.SearchStrategy[AnyValue]:
+    def array(values: list[AnyValue]) -> AnyValue:
+        found = AnyValue()
+        found.array_value.values.extend(values)
+        return found
+
+    def pairs(values: dict[str, AnyValue]) -> AnyValue:
+        found = AnyValue()
+        found.kvlist_value.values.extend(KeyValue(key=key, value=value) for key, value in values.items())
+        return found
+
+    return st.lists(inner, max_size=3).map(array) | st.dictionaries(TEXTS, inner, max_size=3).map(pairs)
+
+
+VALUES = st.recursive(SCALARS, _arrays, max_leaves=6)
+ATTRIBUTES = st.dictionaries(TEXTS | st.just("service.name"), VALUES, max_size=3).map(
+    lambda found: [KeyValue(key=key, value=value) for key, value in found.items()]
+)
+RECORDS = st.builds(
+    LogRecord,
+    time_unix_nano=st.integers(0, 2**64 - 1),
+    observed_time_unix_nano=st.integers(0, 2**63),
+    severity_number=st.integers(0, 24),
+    severity_text=TEXTS,
+    body=VALUES,
+    attributes=ATTRIBUTES,
+    flags=st.integers(0, 2**32 - 1),
+    trace_id=st.binary(max_size=16),
+    span_id=st.binary(max_size=8),
+    event_name=TEXTS,
+    dropped_attributes_count=st.integers(0, 2**32 - 1),
+)
+SCOPES = st.builds(
+    ScopeLogs,
+    scope=st.builds(InstrumentationScope, name=TEXTS, version=TEXTS, attributes=ATTRIBUTES),
+    log_records=st.lists(RECORDS, max_size=3),
+    schema_url=TEXTS,
+)
+RESOURCES = st.builds(
+    ResourceLogs, resource=st.builds(Resource, attributes=ATTRIBUTES), scope_logs=st.lists(SCOPES, max_size=2)
+)
+REQUESTS = st.builds(ExportLogsServiceRequest, resource_logs=st.lists(RESOURCES, max_size=2))
+
+
+def as_json(request: ExportLogsServiceRequest) -> bytes:
+    """OTLP's JSON: that of protobuf, but ids in hexadecimal digits and enums as numbers."""
+
+    def hexadecimal(node: Any) -> None:
+        for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            hexadecimal(child)
+        for name in ("traceId", "spanId") if isinstance(node, dict) else ():
+            if isinstance(node.get(name), str):
+                node[name] = base64.b64decode(node[name]).hex()
+
+    document = MessageToDict(request, use_integers_for_enums=True)
+    hexadecimal(document)
+    return json.dumps(document).encode()
+
+
+@given(REQUESTS)
+def test_both_encodings_give_the_same_lines(request: ExportLogsServiceRequest) -> None:
+    found = decode_protobuf(request.SerializeToString())
+    assert found == decode_json(as_json(request))
+    records = [record for one in request.resource_logs for scope in one.scope_logs for record in scope.log_records]
+    lines = [json.loads(line) for one in found for line in one.lines]
+    assert [line.get("time_unix_nano", 0) for line in lines] == [record.time_unix_nano for record in records]
+    assert [line.get("trace_id", "") for line in lines] == [record.trace_id.hex() for record in records]
+    assert all(b"\n" not in line for one in found for line in one.lines)
+
+
+def test_a_record_of_the_specification() -> None:
+    """The example that opentelemetry-proto carries, shortened."""
+    body = {
+        "resourceLogs": [{
+            "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "my.service"}}]},
+            "scopeLogs": [{
+                "scope": {"name": "my.library", "version": "1.0.0", "attributes": [
+                    {"key": "my.scope.attribute", "value": {"stringValue": "some scope attribute"}}]},
+                "logRecords": [{
+                    "timeUnixNano": "1544712660300000000", "observedTimeUnixNano": "1544712660300000000",
+                    "severityNumber": 10, "severityText": "Information",
+                    "traceId": "5B8EFFF798038103D269B633813FC60C", "spanId": "EEE19B7EC3C1B174",
+                    "body": {"stringValue": "Example log record"},
+                    "attributes": [{"key": "int.attribute", "value": {"intValue": "10"}},
+                                   {"key": "array.attribute",
+                                    "value": {"arrayValue": {"values": [{"stringValue": "many"}]}}}],
+                }],
+            }],
+        }]
+    }  # fmt: skip
+    (found,) = decode_json(json.dumps(body).encode())
+    assert (found.attributes, found.name("host.name", "service.name")) == ({"service.name": "my.service"}, "my.service")
+    assert json.loads(found.lines[0]) == {
+        "time_unix_nano": 1544712660300000000,
+        "observed_time_unix_nano": 1544712660300000000,
+        "severity_number": 10,
+        "severity_text": "Information",
+        "trace_id": "5b8efff798038103d269b633813fc60c",
+        "span_id": "eee19b7ec3c1b174",
+        "body": "Example log record",
+        "attributes": {"int.attribute": 10, "array.attribute": ["many"]},
+        "scope": {
+            "name": "my.library",
+            "version": "1.0.0",
+            "attributes": {"my.scope.attribute": "some scope attribute"},
+        },
+    }
+
+
+def test_resource_attributes_that_no_chunk_takes_stand_in_the_lines() -> None:
+    attributes = [KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in
+                  (("Host.Name", "a"), ("host.name", "b"), ("ä", "c"), ("long", "x" * 5000))]  # fmt: skip
+    resource = ResourceLogs(resource=Resource(attributes=attributes), scope_logs=[ScopeLogs(log_records=[LogRecord()])])
+    (found,) = decode_protobuf(ExportLogsServiceRequest(resource_logs=[resource]).SerializeToString())
+    assert found.attributes == {"host.name": "a"}
+    assert json.loads(found.lines[0])["resource"] == {"host.name": "b", "ä": "c", "long": "x" * 5000}
+
+
+@given(REQUESTS, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4), st.integers(0, 400))
+def test_a_broken_body_is_malformed_and_nothing_else(
+    request: ExportLogsServiceRequest, changes: list[tuple[int, int]], cut: int
+) -> None:
+    for decode, body in ((decode_protobuf, request.SerializeToString()), (decode_json, as_json(request))):
+        broken = bytearray(body)
+        for at, byte in changes:
+            if at < len(broken):
+                broken[at] = byte
+        for raw in (bytes(broken), bytes(broken[:cut])):
+            try:
+                decode(raw)
+            except Malformed:
+                continue
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_decoded_or_malformed(body: bytes) -> None:
+    for decode in (decode_protobuf, decode_json):
+        try:
+            decode(body)
+        except Malformed:
+            continue
+
+
+def nested(depth: int) -> bytes:
+    value = b""
+    for _ in range(depth):
+        inner = b"\x0a" + _size(value) + value
+        value = b"\x2a" + _size(inner) + inner
+    record = b"\x2a" + _size(value) + value
+    scope = b"\x12" + _size(record) + record
+    logs = b"\x12" + _size(scope) + scope
+    return b"\x0a" + _size(logs) + logs
+
+
+def _size(of: bytes) -> bytes:
+    found, number = bytearray(), len(of)
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def of_records(records: bytes) -> bytes:
+    scope = b"\x12" + _size(records) + records
+    return b"\x0a" + _size(scope) + scope
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (nested(40), "nested more than"),
+        (of_records(b"\x12\x00" * 100_001), "records in one request"),
+        (b"\x0a\x00" * 10_001, "resources in one request"),
+        (b"\x0b", "wire type"),
+        (b"\x0a\x05", "cut off"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "too long"),
+        (b"\x08\x01", "another type"),
+    ],
+)
+def test_limits_and_broken_fields(body: bytes, why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        decode_protobuf(body)
+
+
+def test_a_small_request_does_not_become_a_large_one() -> None:
+    attribute = KeyValue(key="x", value=AnyValue(string_value="y" * 100_000))
+    scope = ScopeLogs(log_records=[LogRecord()] * 1000)
+    request = ExportLogsServiceRequest(
+        resource_logs=[ResourceLogs(resource=Resource(attributes=[attribute]), scope_logs=[scope])]
+    )
+    for decode, body in ((decode_protobuf, request.SerializeToString()), (decode_json, as_json(request))):
+        with pytest.raises(Malformed, match="bytes as lines"):
+            decode(body)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b'{"resourceLogs":1}', b'{"resourceLogs":[1]}', b"[" * 100_000, b"\xff",
+                                  b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"traceId":"xyz"}]}]}]}',
+                                  b'{"a":[' + b"1," * 1_000_001 + b"1]}"])  # fmt: skip
+def test_json_that_is_no_request(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode_json(body)
+
+
+def test_answers_as_the_library_reads_them() -> None:
+    partial = ExportLogsServiceResponse.FromString(response(300, "why", is_json=False)).partial_success
+    assert (partial.rejected_log_records, partial.error_message) == (300, "why")
+    assert response(0, "", is_json=False) == b""
+    assert json.loads(response(3, "why", is_json=True)) == {
+        "partialSuccess": {"rejectedLogRecords": "3", "errorMessage": "why"}
+    }
+    said = Status.FromString(status(14, "x" * 200, is_json=False))
+    assert (said.code, said.message) == (14, "x" * 200)
