@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from logferry.client import Chunk
 from logferry.gateway.config import ConfigError, KafkaSettings, load_as
@@ -71,7 +72,7 @@ class KafkaTail:
             for r in ranges:
                 dc, inside = split_topic(r.topic)[0], range(r.start, r.end)
                 async for fetched in committed(kafka, (r.topic, r.partition), r.start, r.end, partial(_lost, r)):
-                    records = (KafkaRecord(*one) for one in fetched.records if one.offset in inside)
+                    records = (cast(KafkaRecord, one) for one in fetched.records if one.offset in inside)
                     rows = (row_of(dc, r.topic, r.partition, one) for one in records)
                     # A record that no gateway wrote goes into the quarantine, not into the table.
                     yield [Chunk(*row) for row in rows if row is not None]
