@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-# A signature of another time than now may be one that somebody has recorded.
+# An older signature may be a request that was recorded and is sent again.
 MAX_AGE_S = 300
 
 
@@ -117,9 +117,8 @@ class Receiver:
     def take(self, delivery: Delivery) -> int | None:
         """Notes the batch, in the transaction that is open on the connection; the caller commits, or rolls back.
 
-        Returns the offset below which its chunks were taken before: those are to be left out, which are none where it is
-        at most ``first``. None: all of it was taken; answer with success and do nothing. Raises Refused for a worker
-        that was replaced meanwhile.
+        Returns the offset below which its chunks were taken before: those are to be left out, if there are any. None:
+        all of it was taken; answer with success and do nothing. Raises Refused for a worker that was replaced.
         """
         where = "WHERE subscription = ? AND topic = ? AND part = ? AND shard = ?"
         key = (delivery.subscription, delivery.topic, delivery.partition, delivery.shard)

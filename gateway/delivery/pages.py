@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from aiokafka import errors
 from logferry.gateway.contract.names import TopicPartition, split_topic
-from logferry.gateway.delivery.batch import size_of
+from logferry.gateway.delivery.batch import BatchShape, cut, size_of
 from logferry.gateway.kafka.client import ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.limits import FairShare
 from logferry.gateway.reading.formats import Row, row_of
@@ -29,6 +29,8 @@ _INLINE_RECORDS: Final = 50
 _LOOK_S: Final = 0.05
 _IDLE_LOOK_S: Final = 0.25
 _IDLE_AFTER_S: Final = 5.0
+# The end is known, but its leader does not give it yet.
+_BEHIND_S: Final = 0.02
 
 
 class TopicPage(NamedTuple):
@@ -159,6 +161,46 @@ class TopicPages:
             self._drop(tp, start)
         for tp in [tp for tp in self.ends if tp[0] in gone]:
             del self.ends[tp]
+
+
+async def next_batch(
+    pages: TopicPages, tp: TopicPartition, start: int, shape: BatchShape, max_bytes: int, max_wait_s: float
+) -> tuple[int, list[Row]]:
+    """Where the next batch from ``start`` on ends, and its chunks; waits for some. Without any: there are none so far.
+
+    Raises as `TopicPages.read` does.
+    """
+    found, at, deadline = list[Row](), start, None
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await pages.has_more(tp, at)
+        except TimeoutError:
+            return at, found
+        page = await pages.read(tp, at)
+        found += [row for row in page.after(at) if shape.takes(row)]
+        _, end = cut(found, max_bytes)
+        if end is not None:
+            return end, [row for row in found if row[3] < end]
+        if page.end == at:
+            await asyncio.sleep(_BEHIND_S)
+        at = page.end
+        if found and deadline is None:
+            deadline = asyncio.get_running_loop().time() + max_wait_s
+        elif not found and at > start and pages.ends.get(tp) == at:
+            return at, found
+
+
+async def rows_between(pages: TopicPages, tp: TopicPartition, start: int, end: int, shape: BatchShape) -> list[Row]:
+    """The chunks of a batch that was planned before. Raises as `TopicPages.read` does."""
+    found, at = list[Row](), start
+    while at < end:
+        page = await pages.read(tp, at)
+        if page.end == at:
+            await asyncio.sleep(_BEHIND_S)
+        found += [row for row in page.after(at) if row[3] < end and shape.takes(row)]
+        at = page.end
+    return found
 
 
 class BatchRoom:

@@ -19,9 +19,9 @@ from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.delivery import progress
-from logferry.gateway.delivery.batch import BatchShape, DeliveryBatch, cut, size_of
+from logferry.gateway.delivery.batch import BatchShape, DeliveryBatch, size_of
 from logferry.gateway.delivery.metrics import BATCHES, BYTES, CHUNKS
-from logferry.gateway.delivery.pages import BatchRoom, TopicPages
+from logferry.gateway.delivery.pages import BatchRoom, TopicPages, next_batch, rows_between
 from logferry.gateway.delivery.sender import BatchSender, DeliveryOutcome, backoff_s
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch
@@ -216,7 +216,16 @@ class DeliveryUnit:
                 await self._changed.wait()
                 continue
             turn, start = self._turn, progress.next_start(self.wanted)
-            self._cutting = asyncio.create_task(self._cut(max(start, self._scanned), self._shape(text)))
+            self._cutting = asyncio.create_task(
+                next_batch(
+                    self.services.pages,
+                    self.tp,
+                    max(start, self._scanned),
+                    self._shape(text),
+                    self.subscription.definition.max_bytes,
+                    self.subscription.definition.max_wait_ms / 1000,
+                )
+            )
             try:
                 await asyncio.wait({self._cutting})
                 if self._cutting.cancelled():
@@ -236,31 +245,6 @@ class DeliveryUnit:
                 if self.services.room.try_take(self.key.subscription, sum(map(size_of, rows))):
                     self._ahead[end] = rows
                 self._set(progress.planned(self.wanted, end, text))
-
-    async def _cut(self, start: int, shape: BatchShape) -> tuple[int, list[Row]]:
-        """Where the next batch ends, and its chunks; without any: so far there are none. Waits for some."""
-        definition, found, at = self.subscription.definition, list[Row](), start
-        deadline: float | None = None
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self.services.pages.has_more(self.tp, at)
-            except TimeoutError:
-                return at, found
-            page = await self.services.pages.read(self.tp, at)
-            found += [row for row in page.after(at) if shape.takes(row)]
-            _, end = cut(found, definition.max_bytes)
-            if end is not None:
-                return end, [row for row in found if row[3] < end]
-            if page.end == at:
-                # The end is known, but its leader does not give it yet.
-                await asyncio.sleep(0.02)
-            at = page.end
-            if found and deadline is None:
-                deadline = loop.time() + definition.max_wait_ms / 1000
-            elif not found and at > start and self.services.pages.ends.get(self.tp) == at:
-                return at, found
 
     async def _read_failed(self, error: BaseException) -> None:
         pages = self.services.pages
@@ -317,14 +301,7 @@ class DeliveryUnit:
         rows = self._ahead.pop(state.ends[0], None)
         if rows is not None:
             return rows
-        shape, at, end = self._shape(state.shape), state.position, state.ends[0]
-        rows = []
-        while at < end:
-            page = await self.services.pages.read(self.tp, at)
-            if page.end == at:
-                await asyncio.sleep(0.02)
-            rows += [row for row in page.after(at) if row[3] < end and shape.takes(row)]
-            at = page.end
+        rows = await rows_between(self.services.pages, self.tp, state.position, state.ends[0], self._shape(state.shape))
         # It was read again, so it may be of a topic that was recreated meanwhile.
         ids = await self.services.kafka.ids_at_leaders([self.tp])
         if ids.get(self.key.topic) != state.topic_id:
