@@ -62,7 +62,7 @@ class PushReceiver:
             int(head["X-Logferry-Replay"]),
             int(head["X-Logferry-Shard"]),
             body,
-            dict(head),
+            {str(name).title(): value for name, value in head.items()},
         )
         self.seen.append(got)
         key, digest = (got.replay, got.token), hashlib.sha256(body).hexdigest()

@@ -13,6 +13,11 @@ import signal
 from pathlib import Path
 
 from aiohttp import web
+from logferry.gateway.delivery.config import load
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.subscriptions import PushSubscription, StoredSubscription
+from logferry.gateway.tls import kafka_options
+from logferry.gateway.topics.subscription_store import SubscriptionStore
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.delivery import Deliver, PushReceiver, Received, deliver, receiver, send, subscribe
@@ -89,29 +94,32 @@ async def test_a_slow_receiver_harms_no_other(
             name = one.headers["X-Logferry-Subscription"]
             answer = await behave(one)
             if answer is None:
-                takers[int(name.rpartition("-")[2])].taken.setdefault((one.replay, one.token), one)
+                number = one.headers["X-Logferry-Subscription"].rpartition("-")[2]
+                takers[int(number)].taken.setdefault((one.replay, one.token), one)
             return answer
 
         got.behave = route
         with deliver(kafka, tmp_path, topic_name) as running:
             written = await send(workers, topic_name, "a", range(1, 51))
-            tables = [subscribe_directly(running, kafka, f"{topic_name}-{n}", topic, got.url) for n in range(100)]
-            await asyncio.gather(*tables)
-            await got.until(lambda: all(len(one.rows) >= len(written) for one in takers[2:]), "98 subscriptions", 120)
+            await subscribe_directly(running, [f"{topic_name}-{n}" for n in range(100)], topic, got.url)
+
+            def missing() -> list[int]:
+                return [n for n, one in enumerate(takers[2:], 2) if len(one.rows) < len(written)]
+
+            try:
+                await got.until(lambda: not missing(), "98 subscriptions", 120)
+            except AssertionError as error:
+                names = {f"{topic_name}-{n}" for n in missing()}
+                units = [unit for unit in await running.units() if unit["subscription"] in names]
+                raise AssertionError(f"{error}; {len(names)} are not done: {units[:3]}") from None
             assert [one.problems(written) for one in takers[2:]] == [[]] * 98
             hangs.set()
             await got.until(lambda: len(takers[0].rows) >= len(written), "the one that hung", 60)
         assert takers[1].rows == []
 
 
-async def subscribe_directly(running: Deliver, kafka: KafkaCluster, name: str, topic: str, url: str) -> None:
+async def subscribe_directly(running: Deliver, names: list[str], topic: str, url: str) -> None:
     """Into the store of a prefix that has no gateway."""
-    from logferry.gateway.delivery.config import load
-    from logferry.gateway.kafka.client import KafkaClient
-    from logferry.gateway.subscriptions import PushSubscription, StoredSubscription
-    from logferry.gateway.tls import kafka_options
-    from logferry.gateway.topics.subscription_store import SubscriptionStore
-
     config = load(running.file)
     client = KafkaClient(kafka_options(config.kafka), "test")
     await client.start()
@@ -119,6 +127,7 @@ async def subscribe_directly(running: Deliver, kafka: KafkaCluster, name: str, t
         store = SubscriptionStore(client, config.subscriptions_topic, config.accept_weak_kafka)
         await store.create()
         definition = PushSubscription(topics=[topic], url=url, start="earliest", max_wait_ms=20, timeout_s=300)
-        await store.put(name, StoredSubscription(id=name, created_ms=1, definition=definition))
+        for name in names:
+            await store.put(name, StoredSubscription(id=name, created_ms=1, definition=definition))
     finally:
         await client.close()
