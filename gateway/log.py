@@ -16,6 +16,7 @@ _BY_LEVEL: Final = {
         worker_started worker_stopping worker_stopped configuration_reloaded state_topic_created
         lanes_assigned lane_open lane_revoked session_reader_gone graphite_back clocks_agree link_recovered
         target_created target_grown target_altered partition_resumed partition_accepted
+        delivery_replayed
     """,
     "warning": """
         kafka_unreachable open_file_limit_low lane_failed group_view_failed marker_written session_ended
@@ -24,10 +25,12 @@ _BY_LEVEL: Final = {
         positions_not_carried partition_refused transaction_not_ended session_partition_damaged
         session_partition_leaderless
         tokens_unencrypted consumer_shared target_not_altered copy_begins_later transaction_open
+        delivery_set_aside
     """,
     "error": """
         worker_died refused_to_start cannot_listen kafka_away configuration_not_reloaded request_failed
         partition_stopped lane_stopped broker_too_weak
+        delivery_stopped delivery_failed subscription_not_configured
     """,
 }
 EVENTS: Final[dict[str, str]] = {name: level for level, names in _BY_LEVEL.items() for name in names.split()}

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
+from logferry.gateway.api.subscription_schemas import SubscriptionDetails as SubscriptionDetails
+from logferry.gateway.api.subscription_schemas import SubscriptionsList as SubscriptionsList
+from logferry.gateway.api.subscription_schemas import SubscriptionSummary as SubscriptionSummary
 from logferry.gateway.contract.names import MAX_SEQNO
+from logferry.gateway.subscriptions import PushSubscription as PushSubscription
+from logferry.gateway.subscriptions import Replay as Replay
 from logferry.gateway.topics.open_transactions import OverdueTransaction
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 

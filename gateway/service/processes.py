@@ -51,8 +51,11 @@ def run_service(
     argv: list[str] | None,
     load: Callable[[Path], _Config],
     serve: Callable[[_Config, int, Callable[[], _Config]], Coroutine[Any, Any, None]],
+    module: str | None = None,
 ) -> int:
     """The command of a service: runs all workers, or one. ``serve`` gets the configuration, the worker, a reload.
+
+    ``module``: with the service's ``__main__``; default: `logferry.` and its name.
 
     Exit status: 0 stopped in order, 2 wrong configuration or weak Kafka, 3 Kafka does not answer.
     """
@@ -70,7 +73,7 @@ def run_service(
     try:
         config = load(args.config)
         if args.worker is None:
-            return supervise(f"logferry.{name}", args.config, config.workers)
+            return supervise(module or f"logferry.{name}", args.config, config.workers)
         if not 0 <= args.worker < config.workers:
             raise ConfigError(f"--worker {args.worker}: the configuration has workers 0 to {config.workers - 1}")
         uvloop.run(serve(config, args.worker, partial(load, args.config)))

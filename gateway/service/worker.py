@@ -19,6 +19,7 @@ from logferry.gateway.api.openapi import all_routes
 from logferry.gateway.api.read import ReadApi
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
+from logferry.gateway.api.subscriptions import SubscriptionsApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
 from logferry.gateway.contract.names import lane_of
@@ -46,6 +47,7 @@ from logferry.gateway.tls import server_context
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from logferry.gateway.topics.open_transactions import OpenTransactions
+from logferry.gateway.topics.subscription_store import SubscriptionStore, subscriptions_topic
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -81,6 +83,8 @@ async def _parts(
     looks_at = partial(_looks_at, ownership.lanes, config.lanes, config.known_dcs | {config.prefix})
     open_transactions = OpenTransactions(kafka, looks_at)
     appender = Appender(config, topics, ownership, forwarding, admission, quotas)
+    topic = subscriptions_topic(config.prefix, config.dc)
+    subscriptions = SubscriptionStore(kafka, topic, config.accept_weak_kafka)
     routes = all_routes(
         gate,
         (
@@ -89,6 +93,7 @@ async def _parts(
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
             StatusApi(config, kafka, topics, ownership, quotas, sessions, open_transactions).add_to,
+            SubscriptionsApi(config, kafka, admission, subscriptions).add_to,
             HealthApi(ownership, REGISTRY).add_to,
         ),
     )

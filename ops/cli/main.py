@@ -48,6 +48,7 @@ COMMANDS = {
     "query": Command("logferry.ops.commands.query", "query", "SQL over a table and records not loaded yet", _PROGRAMS),
     "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre", _SERVICES),
     "mirror": Command("logferry.ops.commands.mirror", "gateway", "copy topics from other data centres", _SERVICES),
+    "deliver": Command("logferry.gateway.delivery.__main__", "gateway", "push topics to HTTP receivers", _SERVICES),
     "load": Command(
         "logferry.ops.commands.load", "loaders", "load topics into tables, once or continuously", _SCHEDULED
     ),

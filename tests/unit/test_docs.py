@@ -21,6 +21,7 @@ from logferry.client.agent import config as push_config
 from logferry.client.transport.source_request import GatewayAnswer, NextStep, next_step
 from logferry.gateway import log as service_log
 from logferry.gateway.config import Config as GatewayConfig
+from logferry.gateway.delivery.config import DeliverConfig
 from logferry.gateway.errors import PROBLEMS, Problem
 from logferry.loaders.config import Config as LoaderConfig
 from logferry.mirror.config import MirrorConfig
@@ -67,6 +68,7 @@ _BASE: dict[str, dict[str, Any]] = {
         "kafka": {"bootstrap_servers": "k:9092"},
         "remote": [{"dc": "dc1", "kafka": {"bootstrap_servers": "k:9092"}}],
     },
+    "deliver": {"dc": "dc1", "kafka": {"bootstrap_servers": "k:9092"}},
     "load": {"kafka": {"bootstrap_servers": "k:9092"}, "tables": [{"path": "/warehouse/t", "topics": ["*.t"]}]},
     "audit": {"kafka": {"bootstrap_servers": "k:9092"}},
     "push": {"url": "http://127.0.0.1:8080", "state_dir": "/tmp/s", "topic": "t"},
@@ -74,6 +76,7 @@ _BASE: dict[str, dict[str, Any]] = {
 _MODELS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "gateway": GatewayConfig.model_validate,
     "mirror": MirrorConfig.model_validate,
+    "deliver": DeliverConfig.model_validate,
     "load": LoaderConfig.model_validate,
     "audit": AuditConfig.model_validate,
 }
@@ -268,7 +271,7 @@ def test_the_page_of_metrics_has_every_metric() -> None:
                 elif kind in ("Counter", "Gauge", "Histogram") and isinstance(name, ast.JoinedStr):
                     # One of the metrics that both services have of their lanes.
                     ends = [str(part.value) for part in name.values if isinstance(part, ast.Constant)]
-                    made |= {service + ends[0] for service in ("logferry", "logferry_mirror")}
+                    made |= {service + ends[0] for service in ("logferry", "logferry_mirror", "logferry_delivery")}
     for path in (ROOT / "client" / "agent").glob("*.py"):
         text = path.read_text(encoding="utf-8")
         made |= {f"logferry_push_{name}" for name in re.findall(r'"(\w+)": \(\s*"(?:counter|gauge)"', text)}

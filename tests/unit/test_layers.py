@@ -41,6 +41,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
         *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.api", "gateway.receivers"),
     ),
+    "gateway.delivery": (
+        *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
+        *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.service"),
+    ),
     "mirror.copy": ("gateway.contract", "gateway.kafka"),
     "mirror.lanes": (
         *("mirror", "mirror.copy"),
@@ -125,6 +129,7 @@ PURE = (
         "gateway.reading.formats",
     ),
     "gateway.limits",
+    *("gateway.subscriptions", "gateway.delivery.batch", "gateway.delivery.progress"),
     "mirror.copy",
     *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns"),
     *("client.files.chunking", "client.transport.source_request"),

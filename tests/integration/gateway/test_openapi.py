@@ -21,6 +21,7 @@ from logferry.gateway.api.consumers import ConsumersApi
 from logferry.gateway.api.read import ReadApi
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
+from logferry.gateway.api.subscriptions import SubscriptionsApi
 from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.errors import PROBLEMS
 from logferry.gateway.http.auth import Right
@@ -40,7 +41,7 @@ from tests.support.served_gateway import Gateway
 def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
-    kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi, Appender, LinesApi]
+    kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi, SubscriptionsApi, Appender, LinesApi]
     kinds += [ElasticsearchApi, SplunkApi, OtlpApi]
     resources = [kind(**dict.fromkeys(kind.__dataclass_fields__, nothing)).add_to for kind in kinds]
     return openapi.all_routes(nothing, resources)

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from logferry.client.agent import options
 from logferry.gateway.config import Config as GatewayConfig
+from logferry.gateway.delivery.config import DeliverConfig
 from logferry.loaders.config import Config as LoaderConfig
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.config import AuditConfig
@@ -73,6 +74,7 @@ def pages() -> dict[str, str]:
     models: dict[str, tuple[str, type[BaseModel], str]] = {
         "gateway": ("`logferry gateway --config gateway.toml`", GatewayConfig, "gateway.md"),
         "mirror": ("`logferry mirror --config mirror.toml`", MirrorConfig, "mirror.md"),
+        "deliver": ("`logferry deliver --config deliver.toml`", DeliverConfig, "push-delivery.md"),
         "loader": (
             "`logferry load --config load.toml`, and `logferry table … --config load.toml`",
             LoaderConfig,

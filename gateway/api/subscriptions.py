@@ -1,0 +1,228 @@
+"""The routes about subscriptions of `logferry deliver`: made, shown, paused, resumed, replayed and removed here.
+
+Whoever does any of it needs the right to administer each topic of the subscription, and everything for a pattern.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+from aiokafka.errors import UnknownTopicOrPartitionError
+from logferry.gateway.config import Config
+from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
+from logferry.gateway.contract.names import Cursor, Malformed, split_topic
+from logferry.gateway.errors import Problem
+from logferry.gateway.http.admission import LISTS_BYTES, Admission
+from logferry.gateway.http.auth import Caller, Right
+from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.kafka.client import ELECTION_S, LATEST, KafkaClient
+from logferry.gateway.lanes.replay import replay_states
+from logferry.gateway.subscriptions import NAME, PushSubscription, Replay, StoredSubscription
+from logferry.gateway.topics.subscription_store import SubscriptionStore
+
+_SIGNS: Final = "*?["
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionsApi:
+    config: Config
+    kafka: KafkaClient
+    admission: Admission
+    store: SubscriptionStore
+
+    def add_to(self, routes: Routes) -> None:
+        one = "/v1/subscriptions/{subscription}"
+        routes.add("GET", "/v1/subscriptions", "subscriptions", self.list_all, Right.KNOWN)
+        routes.add("GET", one, "subscription", self.get, Right.KNOWN)
+        routes.add("PUT", one, "put_subscription", self.put, Right.KNOWN)
+        routes.add("DELETE", one, "delete_subscription", self.delete, Right.KNOWN)
+        routes.add("POST", one + "/pause", "pause_subscription", self.pause, Right.KNOWN)
+        routes.add("POST", one + "/resume", "resume_subscription", self.resume, Right.KNOWN)
+        routes.add("POST", one + "/replay", "replay_subscription", self.replay, Right.KNOWN)
+
+    async def list_all(self, call: Call) -> web.StreamResponse:
+        call.knows_only()
+        found = await self.store.refresh()
+        seen = {name: stored for name, stored in sorted(found.items()) if self._why_not(call.caller, stored) is None}
+        return json_response({"subscriptions": [_described(name, stored) for name, stored in seen.items()]})
+
+    async def get(self, call: Call) -> web.StreamResponse:
+        """With what the workers have recorded of each partition."""
+        call.knows_only()
+        name, stored = await self._known(call)
+        return json_response({**_described(name, stored), "partitions": await self._partitions(name, stored)})
+
+    async def put(self, call: Call) -> web.StreamResponse:
+        """Makes the subscription or changes it; batches that were begun are ended as they were."""
+        call.knows_only()
+        name = self._name(call)
+        wanted = await self.admission.document(call.request, PushSubscription, LISTS_BYTES)
+        self._check_topics(wanted)
+        now_ms = self.kafka.clock.now_ms()
+        fresh = StoredSubscription(id=uuid.uuid4().hex, created_ms=now_ms, definition=wanted)
+        self._check_right(call.caller, fresh)
+        await self.store.create()
+        stored = (await self.store.refresh()).get(name)
+        if stored is not None:
+            self._check_right(call.caller, stored)
+            _check_changeable(name, stored)
+            if stored.definition.order != wanted.order:
+                raise Problem("conflict", "order: cannot change; remove the subscription, or make another one")
+            fresh = stored.model_copy(update={"definition": wanted})
+        await self._write(name, fresh)
+        return json_response(_described(name, fresh), status=201 if stored is None else 200)
+
+    async def delete(self, call: Call) -> web.StreamResponse:
+        call.knows_only()
+        name, stored = await self._known(call)
+        _check_changeable(name, stored)
+        await self.store.put(name, None)
+        return json_response(_described(name, stored))
+
+    async def pause(self, call: Call) -> web.StreamResponse:
+        """Nothing is sent until it is resumed."""
+        call.knows_only()
+        name, stored = await self._known(call)
+        return await self._changed(name, stored.model_copy(update={"is_paused": True}))
+
+    async def resume(self, call: Call) -> web.StreamResponse:
+        """Ends a pause, and all stops of its partitions."""
+        call.knows_only()
+        name, stored = await self._known(call)
+        return await self._changed(name, stored.model_copy(update={"is_paused": False, "resumed": stored.resumed + 1}))
+
+    async def replay(self, call: Call) -> web.StreamResponse:
+        """Sets positions: back to deliver again, or forward to skip."""
+        call.knows_only()
+        name, stored = await self._known(call)
+        wanted = await self.admission.document(call.request, Replay)
+        if wanted.cursor is not None:
+            cursor = Cursor.parse(wanted.cursor)
+            wanted = wanted.model_copy(update={"cursor": str(cursor)})
+        if wanted.offset == "latest":
+            # A partition that comes later is delivered from its start.
+            wanted = wanted.model_copy(update={"offset": None, "time_ms": self.kafka.clock.now_ms()})
+        return await self._changed(name, stored.replayed(wanted))
+
+    # ---- the store --------------------------------------------------------------------------------------------------
+
+    async def _changed(self, name: str, stored: StoredSubscription) -> web.StreamResponse:
+        await self._write(name, stored)
+        return json_response(_described(name, stored))
+
+    async def _write(self, name: str, stored: StoredSubscription) -> None:
+        await self.store.put(name, stored)
+
+    async def _known(self, call: Call) -> tuple[str, StoredSubscription]:
+        name = self._name(call)
+        stored = (await self.store.refresh()).get(name)
+        if stored is None or self._why_not(call.caller, stored) is not None:
+            # Whoever may not see it does not learn whether it exists.
+            if call.caller.admin.is_nothing:
+                raise Problem(
+                    "forbidden", f"the token {call.caller.name} does not have the right to administer anything"
+                )
+            why = self.store.unreadable.get(name)
+            raise Problem("not-found", f"there is no subscription {name}" if why is None else f"{name}: {why}")
+        return name, stored
+
+    async def _partitions(self, name: str, stored: StoredSubscription) -> list[dict[str, Any]]:
+        states = await self._states(name, stored)
+        partitions = sorted({(key.topic, key.partition) for key in states})
+        there = (await self.kafka.describe(sorted({topic for topic, _ in partitions}))).topics if partitions else {}
+        led = [(topic, number) for topic, number in partitions if topic in there]
+        ends = await self.kafka.offsets(led, LATEST, ELECTION_S) if led else {}
+        return [_unit(key, state, ends) for key, state in sorted(states.items())]
+
+    async def _states(self, name: str, stored: StoredSubscription) -> dict[UnitKey, DeliveryState]:
+        topic = f"{self.config.prefix}.deliver.{self.config.dc}.state"
+        found: dict[UnitKey, DeliveryState] = {}
+        begins = name.encode() + b"\0"
+
+        def apply(raw: bytes, value: bytes | None) -> None:
+            if raw.startswith(begins):
+                key = UnitKey.decode(raw)
+                found.pop(key, None)
+                if value is not None and (state := DeliveryState.decode(value)).subscription_id == stored.id:
+                    found[key] = state
+
+        try:
+            lanes = len((await self.kafka.describe_topic(topic)).partitions)
+        except UnknownTopicOrPartitionError:
+            return {}
+        for lane in range(lanes):
+            await replay_states(self.kafka, topic, lane, apply)
+        return found
+
+    # ---- input ------------------------------------------------------------------------------------------------------
+
+    def _name(self, call: Call) -> str:
+        name = call.first("subscription")
+        if not NAME.match(name):
+            raise Malformed(f"subscription: {name[:100]!r} is not 1 to 100 of a-z A-Z 0-9 . _ -")
+        return name
+
+    def _check_topics(self, wanted: PushSubscription) -> None:
+        for topic in wanted.topics:
+            dc, dot, _ = topic.partition(".")
+            if not dot:
+                raise Malformed(f"topics: {topic!r} is not a full name or a pattern of full names, as *.{topic}")
+            if not any(sign in dc for sign in _SIGNS) and dc not in self.config.known_dcs:
+                known = ", ".join(sorted(self.config.known_dcs))
+                raise Malformed(f"topics: {topic!r}: {dc} is none of the data centres {known}")
+            if not any(sign in topic for sign in _SIGNS):
+                split_topic(topic)
+
+    def _check_right(self, caller: Caller, stored: StoredSubscription) -> None:
+        why = self._why_not(caller, stored)
+        if why is not None:
+            raise Problem("forbidden", f"the token {caller.name} {why}")
+
+    def _why_not(self, caller: Caller, stored: StoredSubscription) -> str | None:
+        """Why the caller may not have to do with the subscription; None: it may."""
+        if caller.admin.is_everything:
+            return None
+        definition = stored.definition
+        named = [*definition.topics]
+        if definition.dead_letter_topic is not None:
+            named.append(f"{self.config.dc}.{definition.dead_letter_topic}")
+        for topic in named:
+            if any(sign in topic for sign in _SIGNS):
+                return f"does not have the right to administer everything, which the pattern {topic} takes"
+            if not caller.admin.match(topic):
+                return f"does not have the right to administer {topic}"
+        return None
+
+
+def _check_changeable(name: str, stored: StoredSubscription) -> None:
+    if stored.is_configured:
+        raise Problem("conflict", f"{name} stands in the configuration of deliver: change it there")
+
+
+def _described(name: str, stored: StoredSubscription) -> dict[str, Any]:
+    return {
+        "name": name,
+        **stored.definition.model_dump(),
+        "created_ms": stored.created_ms,
+        "is_paused": stored.is_paused,
+        "is_configured": stored.is_configured,
+    }
+
+
+def _unit(key: UnitKey, state: DeliveryState, ends: Mapping[tuple[str, int], int]) -> dict[str, Any]:
+    end = ends.get((key.topic, key.partition))
+    return {
+        "topic": key.topic,
+        "partition": key.partition,
+        "shard": key.shard,
+        "position": state.position,
+        "next": end,
+        "lag_records": None if end is None else max(0, end - state.position),
+        "epoch": state.epoch,
+        "stop": None if state.stop is None else state.stop._asdict(),
+        "error": None if state.error is None else state.error._asdict(),
+    }

@@ -1,0 +1,235 @@
+"""Records of topics for all units of a worker, fetched and decoded once, and the memory that their batches share.
+
+* A page is what one fetch brought. Those that were used last are kept, up to a limit of bytes, so that a hundred
+  subscriptions to one topic cost Kafka one read.
+* One look at the ends of all partitions, some times a second, tells who has something to read: a partition without news
+  costs nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from aiokafka import errors
+from logferry.gateway.contract.names import TopicPartition, split_topic
+from logferry.gateway.delivery.batch import BatchShape, cut, size_of
+from logferry.gateway.kafka.client import ELECTION_S, LATEST, KafkaClient
+from logferry.gateway.limits import FairShare
+from logferry.gateway.reading.formats import Row, row_of
+
+_FETCH_BYTES: Final = 1 << 20
+_STOP_BYTES: Final = 4 << 20
+_INLINE_RECORDS: Final = 50
+_LOOK_S: Final = 0.05
+_IDLE_LOOK_S: Final = 0.25
+_IDLE_AFTER_S: Final = 5.0
+# The end is known, but its leader does not give it yet.
+_BEHIND_S: Final = 0.02
+
+
+class TopicPage(NamedTuple):
+    """The chunks from ``start`` on, and where the next page begins."""
+
+    start: int
+    end: int
+    rows: list[Row]
+    size_bytes: int
+
+    def after(self, offset: int) -> list[Row]:
+        return (
+            self.rows if offset <= self.start else self.rows[bisect_left(self.rows, offset, key=lambda row: row[3]) :]
+        )
+
+
+class TopicPages:
+    """``kept_bytes``: so many bytes of pages are kept."""
+
+    def __init__(self, kafka: KafkaClient, kept_bytes: int) -> None:
+        self._kafka, self._kept_bytes = kafka, kept_bytes
+        self._kept: OrderedDict[tuple[TopicPartition, int], TopicPage] = OrderedDict()
+        self._starts: dict[TopicPartition, list[int]] = {}
+        self._size = 0
+        self._fetching: dict[tuple[TopicPartition, int], asyncio.Task[TopicPage]] = {}
+        self._followed: dict[TopicPartition, int] = {}
+        self.ends: dict[TopicPartition, int] = {}
+        self._news: dict[TopicPartition, asyncio.Event] = {}
+
+    # ---- the ends of partitions -----------------------------------------------------------------------------------
+
+    def follow(self, tp: TopicPartition) -> None:
+        self._followed[tp] = self._followed.get(tp, 0) + 1
+
+    def unfollow(self, tp: TopicPartition) -> None:
+        left = self._followed.pop(tp) - 1
+        if left:
+            self._followed[tp] = left
+        else:
+            self.ends.pop(tp, None)
+            self._news.pop(tp, None)
+
+    async def watch(self) -> None:
+        """Looks at the ends until it is cancelled."""
+        moved_s = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_S if time.monotonic() - moved_s < _IDLE_AFTER_S else _IDLE_LOOK_S)
+            with suppress(errors.KafkaError, OSError, TimeoutError):
+                followed = list(self._followed)
+                ends = await self._kafka.offsets(followed, LATEST, ELECTION_S) if followed else {}
+                if self._moved(ends):
+                    moved_s = time.monotonic()
+
+    def _moved(self, ends: dict[TopicPartition, int]) -> bool:
+        moved = [tp for tp, end in ends.items() if end != self.ends.get(tp) and tp in self._followed]
+        for tp in moved:
+            self.ends[tp] = ends[tp]
+            if (news := self._news.pop(tp, None)) is not None:
+                news.set()
+        return bool(moved)
+
+    async def has_more(self, tp: TopicPartition, offset: int) -> None:
+        """Returns when the partition has something at the offset or after it. An end that is cut back wakes, too."""
+        while (end := self.ends.get(tp)) is None or end == offset:
+            await self._news.setdefault(tp, asyncio.Event()).wait()
+
+    # ---- pages ----------------------------------------------------------------------------------------------------
+
+    async def read(self, tp: TopicPartition, offset: int) -> TopicPage:
+        """A page with the offset in it; without chunks where there are none. Raises KafkaError: OffsetOutOfRangeError,
+        CorruptBatch and others."""
+        page = self._find(tp, offset)
+        if page is not None:
+            return page
+        fetching = self._fetching.get((tp, offset))
+        if fetching is None:
+            fetching = self._fetching[tp, offset] = asyncio.create_task(self._fetch(tp, offset))
+            fetching.add_done_callback(lambda _: self._fetching.pop((tp, offset), None))
+        return await asyncio.shield(fetching)
+
+    def _find(self, tp: TopicPartition, offset: int) -> TopicPage | None:
+        for start in reversed(self._starts.get(tp, ())):
+            if start <= offset:
+                page = self._kept[tp, start]
+                if offset < page.end:
+                    self._kept.move_to_end((tp, start))
+                    return page
+                return None
+        return None
+
+    async def _fetch(self, tp: TopicPartition, offset: int) -> TopicPage:
+        fetched = await self._kafka.fetch(*tp, offset, max_bytes=_FETCH_BYTES, stop_bytes=_STOP_BYTES)
+        topic, number = tp
+        dc, _ = split_topic(topic)
+
+        def rows() -> list[Row]:
+            found = (row_of(dc, topic, number, record) for record in fetched.records)
+            return [row for row in found if row is not None]
+
+        decoded = rows() if len(fetched.records) <= _INLINE_RECORDS else await asyncio.to_thread(rows)
+        page = TopicPage(offset, fetched.next_offset, decoded, sum(map(size_of, decoded)))
+        if page.end > page.start:
+            self._keep(tp, page)
+        return page
+
+    def _keep(self, tp: TopicPartition, page: TopicPage) -> None:
+        if (old := self._kept.pop((tp, page.start), None)) is not None:
+            self._size -= old.size_bytes
+        else:
+            starts = self._starts.setdefault(tp, [])
+            starts.insert(bisect_left(starts, page.start), page.start)
+        self._kept[tp, page.start] = page
+        self._size += page.size_bytes
+        while self._size > self._kept_bytes and len(self._kept) > 1:
+            self._drop(*next(iter(self._kept)))
+
+    def _drop(self, tp: TopicPartition, start: int) -> None:
+        self._size -= self._kept.pop((tp, start)).size_bytes
+        starts = self._starts[tp]
+        starts.remove(start)
+        if not starts:
+            del self._starts[tp]
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Drops the pages of topics that were deleted or recreated."""
+        gone = set(topics)
+        for tp, start in [key for key in self._kept if key[0][0] in gone]:
+            self._drop(tp, start)
+        for tp in [tp for tp in self.ends if tp[0] in gone]:
+            del self.ends[tp]
+
+
+async def next_batch(
+    pages: TopicPages, tp: TopicPartition, start: int, shape: BatchShape, max_bytes: int, max_wait_s: float
+) -> tuple[int, list[Row]]:
+    """Where the next batch from ``start`` on ends, and its chunks; waits for some. Without any: there are none so far.
+
+    Raises as `TopicPages.read` does.
+    """
+    found, at, deadline = list[Row](), start, None
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await pages.has_more(tp, at)
+        except TimeoutError:
+            return at, found
+        page = await pages.read(tp, at)
+        found += [row for row in page.after(at) if shape.takes(row)]
+        _, end = cut(found, max_bytes)
+        if end is not None:
+            return end, [row for row in found if row[3] < end]
+        if page.end == at:
+            await asyncio.sleep(_BEHIND_S)
+        at = page.end
+        if found and deadline is None:
+            deadline = asyncio.get_running_loop().time() + max_wait_s
+        elif not found and at > start and pages.ends.get(tp) == at:
+            return at, found
+
+
+async def rows_between(pages: TopicPages, tp: TopicPartition, start: int, end: int, shape: BatchShape) -> list[Row]:
+    """The chunks of a batch that was planned before. Raises as `TopicPages.read` does."""
+    found, at = list[Row](), start
+    while at < end:
+        page = await pages.read(tp, at)
+        if page.end == at:
+            await asyncio.sleep(_BEHIND_S)
+        found += [row for row in page.after(at) if row[3] < end and shape.takes(row)]
+        at = page.end
+    return found
+
+
+class BatchRoom:
+    """The bytes of batches, shared fairly: a slow receiver takes none of the others'.
+
+    What a subscription holds alone may be as large as it is.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._shares = FairShare(limit)
+        self._freed = asyncio.Event()
+
+    @property
+    def used(self) -> int:
+        return self._shares.used
+
+    def try_take(self, name: str, size: int) -> bool:
+        if size > self._shares.room(name) and self._shares.of_token(name):
+            return False
+        self._shares.take(name, size)
+        return True
+
+    async def take(self, name: str, size: int) -> None:
+        """Returns when there is room."""
+        while not self.try_take(name, size):
+            freed = self._freed
+            await freed.wait()
+
+    def give(self, name: str, size: int) -> None:
+        self._shares.give(name, size)
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()

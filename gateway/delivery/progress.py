@@ -1,0 +1,110 @@
+"""What a unit may do next, as transitions of its state. Pure.
+
+Invariants:
+
+* A batch is sent only when the state that plans it is committed in the present term (`is_sendable`), so the worker
+  after this one cuts the log in the same place.
+* The shape of planned batches does not change: another one holds from the first batch that was not planned before.
+* ``position`` moves to the end of the first planned batch when that is delivered or set aside, over records without
+  chunks for it while nothing is planned, and by a replay. Nothing else moves it.
+* A stopped unit plans and sends nothing until it is resumed or replayed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from logferry.gateway.contract.delivery_state import DeliveryError, DeliveryState, DeliveryStop
+
+# So many batches are planned: one under way, and those that are made ready meanwhile.
+DEPTH: Final = 3
+_DETAIL: Final = 500
+
+# Kind → what an operator does.
+STOPS: Final[dict[str, str]] = {
+    "rejected": "correct the receiver, then resume; or skip the batch by a replay from behind it",
+    "records-removed": "retention removed records before they were delivered; replay from earliest to continue",
+    "topic-recreated": "the topic was deleted and recreated; replay from earliest to deliver the new one",
+    "dead-letter-missing": "create the dead-letter topic, then resume",
+    "out-of-range": "the position lies behind the end: the log was cut back; replay from where to continue",
+}
+
+
+def begun(subscription_id: str, topic_id: bytes, position: int, *, resumed: int) -> DeliveryState:
+    """The first state of a unit. Replays of its subscription are followed; resumptions before it mean others."""
+    return DeliveryState(subscription_id, topic_id, 1, position, resumed=resumed)
+
+
+def taken_over(state: DeliveryState) -> DeliveryState:
+    return state._replace(epoch=state.epoch + 1)
+
+
+def next_start(state: DeliveryState) -> int:
+    """Where the next batch to plan begins."""
+    return state.ends[-1] if state.ends else state.position
+
+
+def may_plan(state: DeliveryState, shape: str) -> bool:
+    """A changed shape waits until what was planned before is done."""
+    return state.stop is None and len(state.ends) < DEPTH and (not state.ends or state.shape == shape)
+
+
+def planned(state: DeliveryState, end: int, shape: str) -> DeliveryState:
+    """Raises ValueError for a batch that may not be planned."""
+    if not may_plan(state, shape) or end <= next_start(state):
+        raise ValueError(f"a batch up to {end} cannot be planned behind {state}")
+    return state._replace(ends=(*state.ends, end), shape=shape)
+
+
+def unplanned(state: DeliveryState, committed: DeliveryState) -> DeliveryState:
+    """Without the batches that the log does not know."""
+    return state._replace(ends=tuple(end for end in state.ends if end in committed.ends))
+
+
+def is_sendable(wanted: DeliveryState, committed: DeliveryState) -> bool:
+    """Whether the first planned batch may be sent: it is planned in the log, by this term, under this replay."""
+    if not wanted.ends or wanted.stop is not None:
+        return False
+    same = (committed.epoch, committed.replay, committed.topic_id) == (wanted.epoch, wanted.replay, wanted.topic_id)
+    if not same or committed.shape != wanted.shape:
+        return False
+    # The log may not know yet that earlier batches are done: their ends stand before this one's.
+    cuts = (committed.position, *committed.ends)
+    return wanted.position in cuts and cuts[cuts.index(wanted.position) + 1 :][:1] == wanted.ends[:1]
+
+
+def delivered(state: DeliveryState) -> DeliveryState:
+    """The first planned batch is done."""
+    return state._replace(position=state.ends[0], ends=state.ends[1:], error=None)
+
+
+def passed(state: DeliveryState, position: int) -> DeliveryState:
+    """Nothing for this unit lies before the position."""
+    return state._replace(position=position) if not state.ends and position > state.position else state
+
+
+def halved(state: DeliveryState, middle: int) -> DeliveryState:
+    """The first batch becomes two. Raises ValueError for a place outside of it."""
+    if not state.ends or not state.position < middle < state.ends[0]:
+        raise ValueError(f"{middle} is not inside the first batch of {state}")
+    return state._replace(ends=(middle, *state.ends), error=None)
+
+
+def stopped(state: DeliveryState, kind: str, detail: str, now_ms: int) -> DeliveryState:
+    return state._replace(stop=DeliveryStop(kind, detail[:_DETAIL], now_ms))
+
+
+def failed(state: DeliveryState, detail: str, now_ms: int) -> DeliveryState:
+    attempts = state.error.attempts + 1 if state.error is not None else 1
+    return state._replace(error=DeliveryError(detail[:_DETAIL], now_ms, attempts))
+
+
+def resumed(state: DeliveryState, number: int) -> DeliveryState:
+    """After a resumption of the subscription with this number."""
+    return state._replace(stop=None, error=None, resumed=number) if number > state.resumed else state
+
+
+def replayed(state: DeliveryState, number: int, topic_id: bytes, position: int) -> DeliveryState:
+    """The position is set by an operator; what was planned before is not sent any more."""
+    fresh = state._replace(topic_id=topic_id, position=position, ends=(), replay=number, stop=None, error=None)
+    return fresh._replace(epoch=state.epoch + 1)

@@ -1,0 +1,391 @@
+"""A unit at work: it plans batches of its partition, sends them one after the other, and follows its subscription.
+
+Two tasks share the state: one plans ahead, one sends. Each change of ``wanted`` is a transition of `progress`; the lane
+commits it, and `committed` says so. Whatever an operator changes raises `_turn`, so that work which began before that
+is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from aiokafka import errors
+from logferry.gateway import log
+from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
+from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
+from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.delivery import progress
+from logferry.gateway.delivery.batch import BatchShape, DeliveryBatch, size_of
+from logferry.gateway.delivery.metrics import BATCHES, BYTES, CHUNKS
+from logferry.gateway.delivery.pages import BatchRoom, TopicPages, next_batch, rows_between
+from logferry.gateway.delivery.sender import BatchSender, DeliveryOutcome, backoff_s
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.record_batch import CorruptBatch
+from logferry.gateway.reading.formats import Row
+from logferry.gateway.subscriptions import NumberedReplay, StoredSubscription
+
+_RETRY_S: Final = 1.0
+# An error that lasts is written again after so long.
+_ERROR_MS: Final = 10_000
+_PASSED_S: Final = 5.0
+# A longer wait keeps no batch in memory.
+_KEEP_S: Final = 1.0
+_INLINE_BYTES: Final = 1 << 16
+
+
+class UnitServices(NamedTuple):
+    """What all units of a worker share. ``position``: where a replay begins; ``letters``: whether the dead-letter topic
+    takes records now, None: it does, else why not."""
+
+    kafka: KafkaClient
+    pages: TopicPages
+    room: BatchRoom
+    position: Callable[[NumberedReplay, TopicPartition], Awaitable[int]]
+    letters: Callable[[str], Awaitable[str | None]]
+
+
+class DeadLetter(NamedTuple):
+    """A chunk that the receiver rejected, for the dead-letter topic."""
+
+    topic: str
+    key: bytes
+    data: bytes
+    headers: Headers
+
+
+@dataclass(slots=True, eq=False)
+class DeliveryUnit:
+    """``mark``: tells the lane that there is something to commit."""
+
+    key: UnitKey
+    subscription: StoredSubscription
+    sender: BatchSender
+    services: UnitServices
+    topic_id: bytes
+    wanted: DeliveryState
+    committed: DeliveryState
+    mark: Callable[[DeliveryUnit], None]
+    letters: list[DeadLetter] = field(default_factory=list)
+    waits_for: str = "opening"
+    _turn: int = 0
+    _ahead: dict[int, list[Row]] = field(default_factory=dict)
+    _scanned: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _shapes: dict[str, BatchShape] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _cutting: asyncio.Task[tuple[int, list[Row]]] | None = None
+    _failures: int = 0
+    _passed_s: float = 0.0
+
+    @property
+    def tp(self) -> TopicPartition:
+        return self.key.topic, self.key.partition
+
+    @property
+    def now_ms(self) -> int:
+        return self.services.kafka.clock.now_ms()
+
+    @property
+    def lag_records(self) -> int | None:
+        end = self.services.pages.ends.get(self.tp)
+        return None if end is None else max(0, end - self.wanted.position)
+
+    # ---- for the lane ----------------------------------------------------------------------------------------------
+
+    def start(self, ended: Callable[[asyncio.Task[None]], None]) -> None:
+        self.services.pages.follow(self.tp)
+        self.mark(self)
+        self._tasks = [asyncio.create_task(work) for work in (self._plan(), self._send(), self._follow())]
+        for task in self._tasks:
+            task.add_done_callback(ended)
+
+    async def stop(self) -> None:
+        """Ends all work: a batch under way may have arrived, and is sent again, the same, by whoever is next."""
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            self._drop_ahead()
+            self.services.pages.unfollow(self.tp)
+
+    def is_committed(self, state: DeliveryState) -> None:
+        self.committed = state
+        self._wake()
+
+    def change(self, subscription: StoredSubscription, sender: BatchSender, topic_id: bytes) -> None:
+        """The subscription or the topic may be another one."""
+        if (subscription, sender, topic_id) != (self.subscription, self.sender, self.topic_id):
+            self.subscription, self.sender, self.topic_id = subscription, sender, topic_id
+            self._wake()
+
+    def halt(self, kind: str, detail: str) -> None:
+        """Stops by name until an operator acts."""
+        if self.wanted.stop is None:
+            log.event("delivery_stopped", **self._facts(), stop=kind, detail=detail)
+            self._begin_turn()
+            self._set(progress.stopped(self.wanted, kind, detail, self.now_ms))
+
+    def drop_plans(self) -> None:
+        """Forgets what was planned and is not committed."""
+        self._begin_turn()
+        self.wanted = progress.unplanned(self.wanted, self.committed)
+
+    def _facts(self) -> dict[str, object]:
+        return {"subscription": self.key.subscription, "topic": self.key.topic, "partition": self.key.partition}
+
+    # ---- the state -------------------------------------------------------------------------------------------------
+
+    def _set(self, state: DeliveryState) -> None:
+        self.wanted = state
+        self.mark(self)
+        self._wake()
+
+    def _pass(self, end: int) -> None:
+        """Nothing was found up to there. Written with the next batch, or after a while: it would only be read again."""
+        self.wanted = progress.passed(self.wanted, end)
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._passed_s > _PASSED_S:
+            self._passed_s = loop.time()
+            self.mark(self)
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._changed.wait()
+
+    def _shape(self, text: str) -> BatchShape:
+        shape = self._shapes.get(text)
+        if shape is None:
+            self._shapes = {text: (shape := BatchShape(text, self.key.shard))}
+        return shape
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.subscription.is_paused or self.wanted.stop is not None or self._replay is not None
+
+    @property
+    def _replay(self) -> NumberedReplay | None:
+        """The last one for this partition that was not followed yet."""
+        for replay in reversed(self.subscription.replays):
+            if replay.number <= self.wanted.replay:
+                return None
+            if replay.position.fits(*self.tp) and _cursor_fits(replay, self.tp):
+                return replay
+        return None
+
+    async def _follow(self) -> None:
+        """Follows what operators do: resumptions, replays, topics that were recreated."""
+        while True:
+            changed = self._changed
+            if self.topic_id != self.wanted.topic_id and self._replay is None and self.wanted.stop is None:
+                self.halt("topic-recreated", f"{self.key.topic} was deleted and recreated")
+            if self.subscription.resumed > self.wanted.resumed:
+                self._set(progress.resumed(self.wanted, self.subscription.resumed))
+            replay = self._replay
+            if replay is not None:
+                await self._begin_replay(replay)
+                continue
+            await changed.wait()
+
+    async def _begin_replay(self, replay: NumberedReplay) -> None:
+        try:
+            position = await self.services.position(replay, self.tp)
+        except (errors.KafkaError, OSError, TimeoutError) as error:
+            self.waits_for = f"the position of a replay: {error!r}"
+            await asyncio.sleep(_RETRY_S)
+            return
+        self._begin_turn()
+        self._scanned = 0
+        log.event("delivery_replayed", **self._facts(), position=position)
+        self._set(progress.replayed(self.wanted, replay.number, self.topic_id, position))
+
+    # ---- planning ---------------------------------------------------------------------------------------------------
+
+    async def _plan(self) -> None:
+        while True:
+            text = self.subscription.definition.shape
+            if self._is_idle or not progress.may_plan(self.wanted, text):
+                await self._changed.wait()
+                continue
+            turn, start = self._turn, progress.next_start(self.wanted)
+            self._cutting = asyncio.create_task(
+                next_batch(
+                    self.services.pages,
+                    self.tp,
+                    max(start, self._scanned),
+                    self._shape(text),
+                    self.subscription.definition.max_bytes,
+                    self.subscription.definition.max_wait_ms / 1000,
+                )
+            )
+            try:
+                await asyncio.wait({self._cutting})
+                if self._cutting.cancelled():
+                    continue
+                end, rows = self._cutting.result()
+            except (errors.KafkaError, OSError, TimeoutError) as error:
+                await self._read_failed(error)
+                continue
+            finally:
+                self._cutting.cancel()
+            if turn != self._turn or self._is_idle or text != self.subscription.definition.shape:
+                continue
+            if not rows:
+                self._scanned = end
+                self._pass(end)
+            elif progress.may_plan(self.wanted, text):
+                if self.services.room.try_take(self.key.subscription, sum(map(size_of, rows))):
+                    self._ahead[end] = rows
+                self._set(progress.planned(self.wanted, end, text))
+
+    async def _read_failed(self, error: BaseException) -> None:
+        pages = self.services.pages
+        if isinstance(error, errors.OffsetOutOfRangeError):
+            end = pages.ends.get(self.tp)
+            start = progress.next_start(self.wanted)
+            kind = "out-of-range" if end is not None and start > end else "records-removed"
+            return self.halt(kind, f"offset {start} is not retained")
+        self.waits_for = str(error) if isinstance(error, CorruptBatch) else f"Kafka does not answer: {error!r}"
+        await asyncio.sleep(_RETRY_S)
+        return None
+
+    def _begin_turn(self) -> None:
+        """What began before this is dropped."""
+        self._turn += 1
+        self._drop_ahead()
+        if self._cutting is not None:
+            self._cutting.cancel()
+
+    def _drop_ahead(self) -> None:
+        for rows in self._ahead.values():
+            self.services.room.give(self.key.subscription, sum(map(size_of, rows)))
+        self._ahead = {}
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        while True:
+            self.waits_for = "records" if not self.wanted.ends else "the commit of its plan"
+            await self._until(lambda: not self._is_idle and progress.is_sendable(self.wanted, self.committed))
+            turn, state = self._turn, self.wanted
+            try:
+                rows = await self._rows(state)
+            except (errors.KafkaError, OSError, TimeoutError) as error:
+                await self._read_failed(error)
+                continue
+            wait_s = 0.0
+            try:
+                if rows and turn == self._turn:
+                    batch = await self._batch(state, rows)
+                    wait_s = await self._deliver(turn, state, batch)
+                elif turn == self._turn:
+                    self._set(progress.delivered(self.wanted))
+            finally:
+                if wait_s and wait_s <= _KEEP_S and turn == self._turn:
+                    self._ahead[state.ends[0]] = rows
+                else:
+                    self.services.room.give(self.key.subscription, sum(map(size_of, rows)))
+            if wait_s:
+                await self._pause(wait_s, turn)
+
+    async def _rows(self, state: DeliveryState) -> list[Row]:
+        """The chunks of the first planned batch; their bytes are taken from the room."""
+        rows = self._ahead.pop(state.ends[0], None)
+        if rows is not None:
+            return rows
+        rows = await rows_between(self.services.pages, self.tp, state.position, state.ends[0], self._shape(state.shape))
+        # It was read again, so it may be of a topic that was recreated meanwhile.
+        ids = await self.services.kafka.ids_at_leaders([self.tp])
+        if ids.get(self.key.topic) != state.topic_id:
+            raise errors.UnknownTopicOrPartitionError(f"{self.key.topic} was deleted or recreated")
+        self.waits_for = "memory"
+        await self.services.room.take(self.key.subscription, sum(map(size_of, rows)))
+        return rows
+
+    async def _batch(self, state: DeliveryState, rows: list[Row]) -> DeliveryBatch:
+        body_of = self._shape(state.shape).body
+        inline = sum(map(size_of, rows)) <= _INLINE_BYTES
+        body = body_of(rows) if inline else await asyncio.to_thread(body_of, rows)
+        return DeliveryBatch(state.position, state.ends[0], rows, body)
+
+    async def _deliver(self, turn: int, state: DeliveryState, batch: DeliveryBatch) -> float:
+        """One attempt. Returns how long to wait before the next one; 0: it is settled."""
+        name, sender = self.key.subscription, self.sender
+        self.waits_for = f"one of {self.subscription.definition.max_in_flight} batches under way"
+        async with sender.in_flight:
+            self.waits_for = "the receiver"
+            if turn != self._turn or self.subscription.is_paused:
+                return 0.0
+            outcome = await sender.attempt(self.key, batch, self._shape(state.shape), state.epoch, state.replay)
+        BATCHES.labels(name, outcome.kind).inc()
+        if turn != self._turn:
+            return 0.0
+        if outcome.kind == "done":
+            self._failures = 0
+            CHUNKS.labels(name).inc(len(batch.rows))
+            BYTES.labels(name).inc(batch.size_bytes)
+            self._set(progress.delivered(self.wanted))
+            return 0.0
+        if outcome.kind == "rejected":
+            return await self._reject(batch, outcome)
+        self._failures += 1
+        return self._again(outcome.detail, outcome.after_s)
+
+    def _again(self, why: str, asked_s: float | None) -> float:
+        """The attempt failed. Returns how long to wait."""
+        error, wait_s = self.wanted.error, backoff_s(max(1, self._failures), asked_s)
+        self.waits_for = f"{wait_s:.1f} s after: {why}"
+        if error is None or self.now_ms - error.at_ms >= _ERROR_MS:
+            self._set(progress.failed(self.wanted, why, self.now_ms))
+        return wait_s
+
+    async def _pause(self, wait_s: float, turn: int) -> None:
+        """Ends early when an operator changes something."""
+        before = self.subscription
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._until(lambda: turn != self._turn or self.subscription is not before)
+
+    async def _reject(self, batch: DeliveryBatch, outcome: DeliveryOutcome) -> float:
+        """What the subscription says for a rejected batch. Returns how long to wait; 0: it is settled."""
+        definition = self.subscription.definition
+        if definition.on_rejection == "split" and len(batch.rows) > 1:
+            self._set(progress.halved(self.wanted, batch.middle()))
+            return 0.0
+        topic = definition.dead_letter_topic
+        if definition.on_rejection == "stop" or topic is None:
+            self.halt("rejected", f"offsets {batch.first} to {batch.last}: {outcome.detail}")
+            return 0.0
+        turn = self._turn
+        why = await self.services.letters(topic)
+        if turn != self._turn:
+            return 0.0
+        if why is not None:
+            self._failures += 1
+            return self._again(f"{outcome.detail}; the dead-letter topic {topic}: {why}", None)
+        self._failures = 0
+        self.letters += [_letter(topic, self.key, row, outcome.detail) for row in batch.rows]
+        log.event("delivery_set_aside", **self._facts(), chunks=len(batch.rows), detail=outcome.detail)
+        self._set(progress.delivered(self.wanted))
+        return 0.0
+
+
+def _cursor_fits(replay: NumberedReplay, tp: TopicPartition) -> bool:
+    """A cursor names its topic and partition; one without is for all."""
+    cursor = replay.position.cursor
+    return cursor is None or cursor.rsplit(":", 2)[:2] == [tp[0], str(tp[1])]
+
+
+def _letter(topic: str, key: UnitKey, row: Row, detail: str) -> DeadLetter:
+    said = {"dead.subscription": key.subscription, "dead.topic": key.topic, "dead.reason": detail[:1000]}
+    said |= {"dead.partition": str(key.partition), "dead.offset": str(row[3])}
+    chunk = Chunk(row[5], row[6], row[7], {**row[9], **said}, row[10])
+    return DeadLetter(topic, row[4].encode(), row[10], record_headers(chunk))

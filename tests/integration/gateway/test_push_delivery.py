@@ -1,0 +1,177 @@
+"""Push delivery: every chunk once and in order at a receiver that follows the rule, whatever it and others do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from logferry.ops.stack.kafka_cluster import KafkaCluster
+
+from tests.support.delivery import Deliver, PushReceiver, Received, deliver, is_signed, receiver, send, subscribe
+from tests.support.gateway import Gateway
+
+
+@pytest.fixture(scope="module")
+def pushing(kafka: KafkaCluster, workers: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deliver]:
+    folder = tmp_path_factory.mktemp("deliver")
+    secrets = folder / "secrets"
+    secrets.mkdir()
+    (secrets / "key").write_text("first\n")
+    (secrets / "old").write_text("older\n")
+    (secrets / "token").write_text("let-me-in\n")
+    with deliver(kafka, folder, "shared", secrets_dir=str(secrets)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("order", ["partition", "source"])
+async def test_every_chunk_comes_once_and_in_order(
+    workers: Gateway, pushing: Deliver, topic_name: str, order: str
+) -> None:
+    topic = await workers.make_topic(topic_name, 2)
+    async with receiver() as got:
+        await subscribe(workers, topic_name, topic, got.url, order=order, max_bytes=1024)
+        sources = [f"web{n}" for n in range(6)]
+        written = [
+            one
+            for some in await asyncio.gather(*(send(workers, topic_name, source, range(1, 31)) for source in sources))
+            for one in some
+        ]
+        await got.until(lambda: len(got.rows) >= len(written), "all chunks")
+        assert got.problems(written, order=order) == []
+        assert len(got.seen) > 4
+        answer = await workers.ask("GET", f"/v1/subscriptions/{topic_name}")
+        assert {row["topic"] for row in answer.document["partitions"]} == {topic}
+
+
+async def test_signatures_tokens_and_two_keys(workers: Gateway, pushing: Deliver, topic_name: str) -> None:
+    topic = await workers.make_topic(topic_name)
+    async with receiver() as got:
+        await subscribe(
+            workers, topic_name, topic, got.url, secret_file="key", old_secret_file="old", token_file="token"
+        )
+        await send(workers, topic_name, "a", range(1, 3))
+        await got.until(lambda: len(got.rows) == 2, "both")
+        first = got.seen[0]
+        assert is_signed(first, b"first")
+        assert is_signed(first, b"older")
+        assert not is_signed(first, b"third")
+        assert first.headers["Authorization"] == "Bearer let-me-in"
+
+
+async def test_a_receiver_that_fails_lies_hangs_up_and_redirects(
+    workers: Gateway, pushing: Deliver, topic_name: str
+) -> None:
+    """A lie: 500 after the batch was taken. What was taken comes again, with the same token and bytes."""
+    topic = await workers.make_topic(topic_name)
+    count = 0
+
+    async def behave(got: Received) -> int | None:
+        nonlocal count
+        count += 1
+        return {1: 500, 3: 429, 5: 408, 6: 425}.get(count)
+
+    async def after(got: Received) -> int | None:
+        return 503 if count in (2, 8) else None
+
+    async with receiver(PushReceiver(behave, after)) as got:
+        await subscribe(workers, topic_name, topic, got.url, max_bytes=1024)
+        written = await send(workers, topic_name, "a", range(1, 41), size=100)
+        await got.until(lambda: len(got.rows) >= len(written), "all chunks")
+        assert got.problems(written) == []
+        assert len(got.seen) > len(got.taken)
+
+
+async def test_a_rejected_batch_stops_its_partition_until_it_is_resumed(
+    workers: Gateway, pushing: Deliver, topic_name: str
+) -> None:
+    topic = await workers.make_topic(topic_name)
+    is_good = False
+
+    async def behave(got: Received) -> int | None:
+        return None if is_good else 422
+
+    async with receiver(PushReceiver(behave)) as got:
+        await subscribe(workers, topic_name, topic, got.url)
+        written = await send(workers, topic_name, "a", range(1, 4))
+        await got.until(lambda: len(got.seen) > 0, "a delivery")
+
+        async def stop() -> dict[str, str] | None:
+            answer = await workers.ask("GET", f"/v1/subscriptions/{topic_name}")
+            return next((row["stop"] for row in answer.document["partitions"] if row["stop"]), None)
+
+        async with asyncio.timeout(20):
+            while (why := await stop()) is None:  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.05)
+        assert why["kind"] == "rejected"
+        assert "422" in why["detail"]
+        is_good = True
+        await workers.ask("POST", f"/v1/subscriptions/{topic_name}/resume")
+        await got.until(lambda: len(got.rows) >= len(written), "all chunks")
+        assert got.problems(written) == []
+        assert await stop() is None
+
+
+async def test_a_bad_chunk_is_found_by_halving_and_set_aside(
+    workers: Gateway, pushing: Deliver, topic_name: str
+) -> None:
+    topic = await workers.make_topic(topic_name)
+    dead = await workers.make_topic(topic_name + "-dead")
+
+    async def behave(got: Received) -> int | None:
+        return 400 if b"bad 1 " in got.body else None
+
+    async with receiver(PushReceiver(behave)) as got:
+        written = []
+        for number in range(10):
+            written += await send(workers, topic_name, f"s{number}", range(1, 3))
+        await send(workers, topic_name, "bad", range(1, 2))
+        written += await send(workers, topic_name, "z", range(1, 3))
+        await subscribe(
+            workers, topic_name, topic, got.url, on_rejection="split", dead_letter_topic=topic_name + "-dead"
+        )
+        await got.until(lambda: len(got.rows) >= len(written), "all but one")
+        assert got.problems(written) == []
+        answer = await workers.ask(
+            "GET", f"/v1/topics/{dead}/partitions/0/chunks?wait_ms=5000", headers={"Accept": "application/x-ndjson"}
+        )
+        [line] = answer.body.splitlines()
+        assert b'"source_id": "bad"' in line
+        assert b"dead.reason" in line
+
+
+async def test_pause_replay_and_removal(workers: Gateway, pushing: Deliver, topic_name: str) -> None:
+    topic = await workers.make_topic(topic_name)
+    async with receiver() as got:
+        await subscribe(workers, topic_name, topic, got.url)
+        written = await send(workers, topic_name, "a", range(1, 4))
+        await got.until(lambda: len(got.rows) == 3, "three")
+        await workers.ask("POST", f"/v1/subscriptions/{topic_name}/replay", json={"offset": "earliest"})
+        await got.until(lambda: len(got.rows) == 6, "all again")
+        assert {one.replay for one in got.seen} == {0, 1}
+        await workers.ask("POST", f"/v1/subscriptions/{topic_name}/pause")
+        await workers.ask("DELETE", f"/v1/subscriptions/{topic_name}")
+        await workers.ask("GET", f"/v1/subscriptions/{topic_name}", expect=404)
+        assert len(written) == 3
+
+
+async def test_a_private_address_is_not_connected_to(
+    kafka: KafkaCluster, workers: Gateway, topic_name: str, tmp_path: Path
+) -> None:
+    """Whatever form it has. The subscriptions stand in the configuration, where each is harmed alone."""
+    topic = await workers.make_topic(topic_name)
+    hosts = ("localhost", "127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1")
+    async with receiver() as got:
+        port = got.url.rpartition(":")[2]
+        tables = {
+            f"subscriptions.s{number}": {"topics": [topic], "url": f"http://{host}:{port}", "start": "earliest"}
+            for number, host in enumerate(hosts)
+        }
+        with deliver(kafka, tmp_path, topic_name, allowed_networks=[], **tables) as running:
+            await send(workers, topic_name, "a", range(1, 2))
+            async with asyncio.timeout(60):
+                while len(units := await running.units()) < len(hosts) or not all(unit["error"] for unit in units):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        assert all("allowed_networks" in unit["error"]["detail"] for unit in units), units
+        assert got.seen == []

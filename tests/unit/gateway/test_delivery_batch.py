@@ -1,0 +1,271 @@
+"""Batches of push delivery: where they end, their bytes and headers, and what the answers of receivers mean."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import hmac
+import json
+
+import cramjam
+import msgpack
+import pytest
+from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
+from logferry.gateway.delivery import progress
+from logferry.gateway.delivery.batch import BatchShape, DeliveryBatch, cut, headers
+from logferry.gateway.delivery.sender import backoff_s, judged
+from logferry.gateway.reading.formats import Row
+from logferry.gateway.subscriptions import AllowedAddresses, Filters, PushSubscription, Replay
+from pydantic import ValidationError
+
+KEY = UnitKey("s", "dc1.nginx", 3)
+
+
+def row(offset: int, source: str = "web1/a", data: bytes = b"x\n", **attributes: str) -> Row:
+    return (
+        "dc1",
+        "dc1.nginx",
+        3,
+        offset,
+        source,
+        offset * 10,
+        None,
+        1_700_000_000_123,
+        1_700_000_000_456,
+        attributes,
+        data,
+    )
+
+
+def shape(shard: int = 0, **settings: object) -> BatchShape:
+    given = PushSubscription.model_validate({"topics": ["*.nginx"], "url": "https://example.org/", **settings})
+    return BatchShape(given.shape, shard)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "end"),
+    [
+        ([10, 10, 10], 1000, None),
+        ([500, 500, 500], 1000, 1),
+        ([5000, 10], 1000, 1),
+        ([10, 5000], 1000, 1),
+        ([900, 10], 1000, 1),
+    ],
+)
+def test_a_batch_ends_before_it_grows_over_its_limit_and_has_one_chunk_at_least(
+    sizes: list[int], limit: int, end: int | None
+) -> None:
+    assert cut([row(offset, data=b"x" * size) for offset, size in enumerate(sizes)], limit)[1] == end
+
+
+def test_bytes_of_each_format_are_those_that_were_written_down() -> None:
+    """Golden bytes: a receiver compares them with what it took before an upgrade."""
+    rows = [row(7, data=b"hello\n", level="info"), row(9, data=b"\xff")]
+    assert shape().body(rows) == (
+        b'{"dc": "dc1", "topic": "dc1.nginx", "partition": 3, "offset": 7, "source_id": "web1/a", "seqno": 70, '
+        b'"prev": null, "created_ms": 1700000000123, "recorded_ms": 1700000000456, "attributes": {"level": "info"}, '
+        b'"data": "hello\\n"}\n'
+        b'{"dc": "dc1", "topic": "dc1.nginx", "partition": 3, "offset": 9, "source_id": "web1/a", "seqno": 90, '
+        b'"prev": null, "created_ms": 1700000000123, "recorded_ms": 1700000000456, "attributes": {}, '
+        b'"data_base64": "/w=="}\n'
+    )
+    assert shape(format="text").body(rows) == b"hello\n\xff"
+    packed = shape(format="msgpack").body(rows)
+    assert _unpacked(packed) == [list(one) for one in rows]
+    events = json.loads(shape(format="cloudevents").body(rows))
+    assert events[0] == {
+        "specversion": "1.0",
+        "type": "logferry.chunk",
+        "source": "/dc1.nginx/web1/a",
+        "id": "70",
+        "time": "2023-11-14T22:13:20.123Z",
+        "dc": "dc1",
+        "partition": 3,
+        "offset": "7",
+        "recordedms": "1700000000456",
+        "attributes": '{"level": "info"}',
+        "datacontenttype": "text/plain; charset=utf-8",
+        "data": "hello\n",
+    }
+    assert events[1]["data_base64"] == "/w=="
+
+
+def _unpacked(body: bytes) -> list[list[object]]:
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(body)
+    return list(unpacker)
+
+
+def test_headers_name_the_batch_and_are_signed_with_each_key() -> None:
+    batch = DeliveryBatch(5, 12, [row(7), row(9)], b"body")
+    found = headers(KEY, batch, shape(compression="gzip"), epoch=4, replay=1, secrets=[b"new", b"old"], now_s=99)
+    assert found["X-Logferry-Token"] == "dc1.nginx/3/7-9"
+    assert (found["X-Logferry-Epoch"], found["X-Logferry-Replay"], found["X-Logferry-Shard"]) == ("4", "1", "0")
+    assert found["X-Logferry-Source"] == "web1/a 70-90"
+    assert found["Content-Encoding"] == "gzip"
+    good = [hmac.new(key, b"99.body", hashlib.sha256).hexdigest() for key in (b"new", b"old")]
+    assert found["X-Logferry-Signature"] == f"t=99,v1={good[0]},v1={good[1]}"
+    two = headers(
+        KEY, DeliveryBatch(5, 12, [row(7), row(9, "other")], b""), shape(), epoch=1, replay=0, secrets=[], now_s=0
+    )
+    assert "X-Logferry-Source" not in two
+    assert "X-Logferry-Signature" not in two
+
+
+def test_compression_gives_the_same_bytes_each_time() -> None:
+    packed = shape(compression="gzip")
+    assert packed.compressed(b"x" * 100) == packed.compressed(b"x" * 100)
+    assert gzip.decompress(packed.compressed(b"x" * 100)) == b"x" * 100
+    assert bytes(cramjam.zstd.decompress(shape(compression="zstd").compressed(b"x" * 100))) == b"x" * 100
+
+
+def test_filters_and_shards_decide_which_chunks_are_in_a_batch() -> None:
+    filters = Filters(source_prefix="web", attributes={"level": "info"}, pattern="ERR(OR)?")
+    takes = shape(filters=filters.model_dump()).takes
+    assert takes(row(1, "web1", b"an ERROR", level="info", more="x"))
+    assert not takes(row(1, "db1", b"an ERROR", level="info"))
+    assert not takes(row(1, "web1", b"an ERROR", level="warn"))
+    assert not takes(row(1, "web1", b"an error", level="info"))
+    shards = [shape(shard, order="source") for shard in range(4)]
+    for number in range(50):
+        assert sum(one.takes(row(1, f"web{number}")) for one in shards) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "kind", "wait_s"),
+    [
+        (200, None, "done", None),
+        (204, None, "done", None),
+        (429, "7", "again", 7.0),
+        (503, "Wed, 21 Oct 2015 07:28:10 GMT", "again", 10.0),
+        (500, "soon", "again", None),
+        (408, None, "again", None),
+        (425, None, "again", None),
+        (503, "99999999999999999999", "again", 3600.0),
+        (301, None, "rejected", None),
+        (400, None, "rejected", None),
+        (422, "5", "rejected", None),
+    ],
+)
+def test_what_an_answer_means(status: int, after: str | None, kind: str, wait_s: float | None) -> None:
+    found = judged(status, after, b"because", 1_445_412_480.0)
+    assert (found.kind, found.after_s) == (kind, wait_s)
+    assert kind == "done" or f"status {status}: because" in found.detail
+
+
+def test_waits_grow_and_do_not_end_before_the_receiver_says() -> None:
+    assert 0.25 <= backoff_s(1, None) <= 0.5
+    assert 30 <= backoff_s(1000, None) <= 60
+    assert backoff_s(1, 100.0) == 100.0
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+        *("224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:10.0.0.1"),
+        *("64:ff9b::a00:1", "2002:0a00:0001::", "192.0.2.1"),
+    ],
+)
+def test_addresses_that_are_not_public_are_refused_unless_named(address: str) -> None:
+    assert address not in AllowedAddresses([])
+    assert "8.8.8.8" in AllowedAddresses([])
+    assert "10.1.2.3" in AllowedAddresses(["10.0.0.0/8"])
+    assert "::ffff:10.1.2.3" in AllowedAddresses(["10.0.0.0/8"])
+    assert "2606:4700::1111" in AllowedAddresses([])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": "ftp://example.org"},
+        {"url": "http://user:pass@example.org"},
+        {"url": "http:///x"},
+        {"url": "http://example.org/a b"},
+        {"filters": {"pattern": "(?=x)"}},
+        {"filters": {"pattern": "("}},
+        {"on_rejection": "dead-letter"},
+        {"dead_letter_topic": "dead"},
+        {"secret_file": "../etc/passwd"},
+        {"secret_file": ".hidden"},
+        {"old_secret_file": "old"},
+        {"ca_file": "ca", "url": "http://example.org"},
+        {"unknown": 1},
+        {"topics": []},
+    ],
+)
+def test_a_wrong_subscription_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        PushSubscription.model_validate({"topics": ["dc1.a"], "url": "https://example.org", **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"offset": 1, "time_ms": 2},
+        {"offset": 1},
+        {"partition": 1, "time_ms": 1},
+        {"cursor": "dc1.a:0:1", "topic": "dc1.a"},
+    ],
+)
+def test_a_wrong_replay_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Replay.model_validate(wrong)
+
+
+def test_a_state_is_stored_as_it_was_written_down() -> None:
+    """Golden bytes: newer workers read the states of older ones."""
+    raw = (
+        b'{"version":1,"subscription_id":"id","topic_id":"00112233445566778899aabbccddeeff","epoch":4,"position":70,'
+        b'"ends":[80,90],"shape":"{}","replay":2,"resumed":1,"stop":{"kind":"rejected","detail":"422","at_ms":5},'
+        b'"error":{"detail":"500","at_ms":6,"attempts":3}}'
+    )
+    state = DeliveryState.decode(raw)
+    assert state.encode() == raw
+    assert (state.position, state.ends, state.stop is not None) == (70, (80, 90), True)
+    for wrong in (b"", b"{}", b"[]", raw.replace(b'"version":1', b'"version":2'), raw.replace(b'"epoch":4,', b"")):
+        with pytest.raises(ValueError, match=r"."):
+            DeliveryState.decode(wrong)
+    assert UnitKey.decode(KEY.encode()) == KEY
+
+
+STATE = DeliveryState("id", b"t" * 16, 5, 10, (20, 30), "A")
+
+
+@pytest.mark.parametrize(
+    ("committed", "is_sendable"),
+    [
+        (STATE, True),
+        (STATE._replace(position=0, ends=(10, 20, 30)), True),  # the log does not know yet that [0, 10) is done
+        (STATE._replace(ends=(30,)), False),  # another cut
+        (STATE._replace(ends=()), False),  # not planned
+        (STATE._replace(epoch=4), False),  # of the worker before
+        (STATE._replace(shape="B"), False),
+        (STATE._replace(replay=1), False),
+        (STATE._replace(topic_id=b"u" * 16), False),
+        (STATE._replace(position=0, ends=(15, 20)), False),
+    ],
+)
+def test_a_batch_is_sent_only_when_its_plan_is_in_the_log(committed: DeliveryState, is_sendable: bool) -> None:
+    assert progress.is_sendable(STATE, committed) is is_sendable
+
+
+def test_another_shape_waits_for_what_was_planned_before() -> None:
+    """Otherwise a batch that was sent would come again with other bytes under its token."""
+    assert progress.may_plan(STATE, "A")
+    assert not progress.may_plan(STATE, "B")
+    with pytest.raises(ValueError, match="cannot be planned"):
+        progress.planned(STATE, 40, "B")
+    done = progress.delivered(progress.delivered(STATE))
+    assert progress.planned(done, 40, "B").shape == "B"
+
+
+def test_a_stop_holds_until_an_operator_acts() -> None:
+    stopped = progress.stopped(STATE, "rejected", "422", 1)
+    assert not progress.is_sendable(stopped, stopped)
+    assert not progress.may_plan(stopped, "A")
+    assert progress.resumed(stopped, 0).stop is not None
+    assert progress.resumed(stopped, 1).stop is None
+    replayed = progress.replayed(stopped, 1, b"t" * 16, 3)
+    assert (replayed.stop, replayed.position, replayed.ends, replayed.epoch) == (None, 3, (), 6)
