@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 from logferry.ops.bench.harness.figures import Side
+from logferry.ops.bench.harness.kafka import chunks
 from logferry.ops.bench.harness.usage import UsageMeter, rss_mb
 from logferry.ops.cli.gateway_client import GatewayClient
 from logferry.ops.stack.kafka_cluster import LONG_RUN
@@ -24,6 +25,7 @@ from logferry.ops.stack.stack import Stack
 
 PARTITIONS: Final = 8
 SECONDS: Final = 8.0
+CHUNK_BYTES: Final = 64 * 1024
 _PAGE_BYTES: Final = 4_000_000
 
 
@@ -232,3 +234,25 @@ async def _connect(url: str) -> _Connection:
 
 def _field(head: str, name: str) -> str:
     return head.partition(f"\r\n{name}: ")[2].partition("\r\n")[0]
+
+
+def filled(stack: Stack) -> int:
+    """Fills a topic with 64 KiB chunks of log lines; returns their number."""
+    make_topic(stack, "read")
+    [tally] = uvloop.run(run(stack.urls(), Load("read", chunks(256, CHUNK_BYTES))))
+    return len(tally.latencies_s)
+
+
+def read_over_http(stack: Stack, readers: int) -> Side:
+    urls = stack.urls()
+
+    async def read(reader: int, partition: int) -> int:
+        url = urls[(reader + partition) % len(urls)]
+        return sum([len(page) async for page in pages(url, "dc1.read", partition)])
+
+    async def read_all() -> int:
+        return sum(await asyncio.gather(*(read(one, place) for one in range(readers) for place in range(PARTITIONS))))
+
+    with UsageMeter(gateway_pids(stack)) as meter:
+        size = uvloop.run(read_all())
+    return {"mb_s": size / meter.wall_s / 1e6, "cpu_s_per_gb": meter.cpu_s / (size / 1e9)}

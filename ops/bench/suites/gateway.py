@@ -25,7 +25,17 @@ from logferry.gateway.lanes.transaction import Draft
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.ops.bench.harness import gateways
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
-from logferry.ops.bench.harness.gateways import PARTITIONS, SECONDS, Load, loaded, make_topic, running_stack
+from logferry.ops.bench.harness.gateways import (
+    CHUNK_BYTES,
+    PARTITIONS,
+    SECONDS,
+    Load,
+    filled,
+    loaded,
+    make_topic,
+    read_over_http,
+    running_stack,
+)
 from logferry.ops.bench.harness.kafka import chunks, connected, java_consumer, java_producer
 from logferry.ops.bench.harness.peers import bare_handler
 from logferry.ops.bench.harness.usage import UsageMeter, quantile_ms, read_lags, rss_mb
@@ -33,7 +43,6 @@ from logferry.ops.stack.stack import Stack
 
 _ROUNDS: Final = 5
 _FEW_ROUNDS: Final = 3
-_CHUNK_BYTES: Final = 64 * 1024
 _RECORDS: Final = 12_000
 _READERS: Final = 8
 _LANES: Final = 8
@@ -52,7 +61,7 @@ def ingest_vs_java_producer() -> Figure:
 
     The Java producer runs with its default batches and with batches of 1 MiB; the faster of the two counts.
     """
-    payloads = chunks(256, _CHUNK_BYTES)
+    payloads = chunks(256, CHUNK_BYTES)
     with running_stack(2) as stack:
 
         def theirs(number: int) -> Side:
@@ -88,7 +97,7 @@ def small_requests_vs_bare_handler() -> Figure:
 
 def topic_spread() -> Figure:
     """64 sources over 4 topics of 16 partitions, against the same load on 1 topic of 4 partitions."""
-    payloads = chunks(256, _CHUNK_BYTES)
+    payloads = chunks(256, CHUNK_BYTES)
     with running_stack(2) as stack:
         rounds = alternate(
             _ROUNDS,
@@ -130,43 +139,21 @@ def lane_isolation() -> Figure:
 def read_vs_java_consumer() -> Figure:
     """A whole topic over HTTP, one reader per partition, against ConsumerPerformance on Kafka."""
     with running_stack(2) as stack:
-        records = _filled(stack)
+        records = filled(stack)
 
         def theirs(number: int) -> Side:
             return {"mb_s": java_consumer(stack.cluster().bootstrap, "dc1.read", records, f"bench-{number}")}
 
-        rounds = alternate(_FEW_ROUNDS, lambda _: _read(stack, 1), theirs)
+        rounds = alternate(_FEW_ROUNDS, lambda _: read_over_http(stack, 1), theirs)
     return compared("MB/s ours / theirs", "mb_s", rounds)
 
 
 def read_fan_out() -> Figure:
     """Eight readers of the whole topic at once, against one: total throughput."""
     with running_stack(2) as stack:
-        _filled(stack)
-        rounds = alternate(_FEW_ROUNDS, lambda _: _read(stack, _READERS), lambda _: _read(stack, 1))
+        filled(stack)
+        rounds = alternate(_FEW_ROUNDS, lambda _: read_over_http(stack, _READERS), lambda _: read_over_http(stack, 1))
     return compared("MB/s of 8 readers / of 1", "mb_s", rounds)
-
-
-def _filled(stack: Stack) -> int:
-    """Fills a topic with 64 KiB chunks of log lines; returns their number."""
-    make_topic(stack, "read")
-    [tally] = uvloop.run(gateways.run(stack.urls(), Load("read", chunks(256, _CHUNK_BYTES))))
-    return len(tally.latencies_s)
-
-
-def _read(stack: Stack, readers: int) -> Side:
-    urls = stack.urls()
-
-    async def read(reader: int, partition: int) -> int:
-        url = urls[(reader + partition) % len(urls)]
-        return sum([len(page) async for page in gateways.pages(url, "dc1.read", partition)])
-
-    async def read_all() -> int:
-        return sum(await asyncio.gather(*(read(one, place) for one in range(readers) for place in range(PARTITIONS))))
-
-    with UsageMeter(gateways.gateway_pids(stack)) as meter:
-        size = uvloop.run(read_all())
-    return {"mb_s": size / meter.wall_s / 1e6, "cpu_s_per_gb": meter.cpu_s / (size / 1e9)}
 
 
 # ---- latency -----------------------------------------------------------------------------------------------------
@@ -174,7 +161,7 @@ def _read(stack: Stack, readers: int) -> Side:
 
 def created_to_readable_ms() -> Figure:
     """64 sources write 64 KiB chunks at half of the full load of the same run; readers get all over HTTP."""
-    payloads = chunks(256, _CHUNK_BYTES)
+    payloads = chunks(256, CHUNK_BYTES)
     rounds: list[Side] = []
     with running_stack(2) as stack:
         full = loaded(stack, Load("full", payloads))
@@ -218,7 +205,7 @@ async def _followed(urls: list[str], load: Load) -> tuple[list[float], float]:
 
 def latency_vs_kafka_transaction() -> Figure:
     """p99 of a 64 KiB chunk at half load, against the same transactional writes of aiokafka without HTTP."""
-    payloads = chunks(256, _CHUNK_BYTES)
+    payloads = chunks(256, CHUNK_BYTES)
     with running_stack(2) as stack:
         pause_s = 2 * 64 / loaded(stack, Load("full", payloads))["requests_s"]
 
@@ -312,7 +299,7 @@ def rewritten_states_takeover_s() -> Figure:
 @cache
 def _measured(sources: int, writes: int) -> Side:
     """A worker takes over its lanes after ``writes`` states of ``sources`` were written."""
-    payloads = chunks(256, _CHUNK_BYTES)
+    payloads = chunks(256, CHUNK_BYTES)
     with running_stack(1, lanes=_LANES, restart=False) as stack:
         few = loaded(stack, Load("few", payloads, 100))
         topic = make_topic(stack, "many", 16)

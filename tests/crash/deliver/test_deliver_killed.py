@@ -91,7 +91,6 @@ async def test_a_slow_receiver_harms_no_other(
     async with receiver(PushReceiver(behave)) as got:
 
         async def route(one: Received) -> int | None:
-            name = one.headers["X-Logferry-Subscription"]
             answer = await behave(one)
             if answer is None:
                 number = one.headers["X-Logferry-Subscription"].rpartition("-")[2]
