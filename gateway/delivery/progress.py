@@ -16,8 +16,8 @@ from typing import Final
 
 from logferry.gateway.contract.delivery_state import DeliveryError, DeliveryState, DeliveryStop
 
-# So many batches are planned: one under way, and those that are made ready meanwhile.
-DEPTH: Final = 3
+# So many batches are planned: one under way, and those of which the plan is committed meanwhile.
+DEPTH: Final = 8
 _DETAIL: Final = 500
 
 # Kind → what an operator does.
