@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logferry.ops.stack.kafka_cluster import KafkaCluster
@@ -164,7 +165,7 @@ async def test_a_private_address_is_not_connected_to(
     hosts = ("localhost", "127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1")
     async with receiver() as got:
         port = got.url.rpartition(":")[2]
-        tables = {
+        tables: dict[str, Any] = {
             f"subscriptions.s{number}": {"topics": [topic], "url": f"http://{host}:{port}", "start": "earliest"}
             for number, host in enumerate(hosts)
         }

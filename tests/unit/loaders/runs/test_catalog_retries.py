@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ from logferry.loaders.runs.table_run import CatalogNotice
 def test_a_failure_is_tried_again_after_a_minute_and_a_success_never(monkeypatch: pytest.MonkeyPatch):
     """A catalog that is down does not delay each batch."""
     clock, results = [0.5], ["down", "down", None]
-    monkeypatch.setattr(table_run.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(table_run, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(table_run, "register_table", lambda *_: results.pop(0))
     loader = Loader(cast("Any", None), cast("Any", None), "dc1", "run")
     job = TableJob.model_validate({"path": "/t", "topics": ["dc1.a"], "register": "logs.t"})

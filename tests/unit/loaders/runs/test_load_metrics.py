@@ -155,7 +155,7 @@ def test_files_of_several_runs_are_one_series(tmp_path: Path):
         with observed(None, file) as metrics:
             assert metrics is not None
             error = KafkaUnavailable("away") if status else None
-            done = [] if status else [Backlog(10, (A,)), batch(0, A)]
+            done: list[LoadEvent] = [] if status else [Backlog(10, (A,)), batch(0, A)]
             Runs(metrics).load(*done, error=error)
             metrics.exit_status = status
         found = series(file.read_text())

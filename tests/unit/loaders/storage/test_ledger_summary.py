@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -86,7 +87,7 @@ def test_other_kinds_are_never_merged(ledger: Ledger, kind: str):
 
 
 @pytest.mark.parametrize("other", [{"parser": "json/1"}, {"dc": "dc2"}, {"settings": "{}"}])
-def test_loads_of_another_parser_or_centre_are_not_merged(ledger: Ledger, other: dict[str, str]):
+def test_loads_of_another_parser_or_centre_are_not_merged(ledger: Ledger, other: dict[str, Any]):
     filled(ledger, [load(n, [(n, n + 1)])._replace(**(other if n > 2 else {})) for n in range(6)])
     merge_entries(ledger.path, keep=0)
     assert [entry.batches for entry in ledger.entries()] == [range(3), range(3, 5), range(5, 6)]

@@ -11,6 +11,7 @@ from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.agreement import RecordedState, SourceStates, TopicAgreement
 from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, PartitionLog
 from logferry.ops.audit.records.batches import StoredRecord
+from logferry.ops.audit.records.formats import StoredSource, StoredState
 
 TOPIC, ID, OTHER_ID = "dc1.nginx", b"i" * 16, b"o" * 16
 
@@ -34,7 +35,12 @@ def log(records: Records, partition: int = 0, start: int = 0, fence: int = 100, 
 def state(
     recorded: int | None, base: int | None = 0, partition: int = 0, topic_id: bytes = ID, key: str | None = None
 ) -> RecordedState:
-    return RecordedState(SourceIdentity(TOPIC, key, "s"), SourceState(topic_id, partition, recorded, base, 0, 1))
+    return RecordedState(StoredSource(TOPIC, key, "s"), StoredState(topic_id, partition, recorded, base))
+
+
+def encoded(one: RecordedState) -> bytes:
+    """As the gateway stores it."""
+    return SourceState(*one.state, 0, 1).encode()
 
 
 def judged(
@@ -144,7 +150,7 @@ def test_the_last_state_of_a_key_counts():
     states = read_states()
     source = SourceIdentity(TOPIC, None, "s")
     for offset, recorded in enumerate((10, 20)):
-        states.apply(0, offset, source.state_key(), state(recorded).state.encode())
+        states.apply(0, offset, source.state_key(), encoded(state(recorded)))
     assert [one.state.recorded for one in states.by_topic[TOPIC].values()] == [20]
     states.apply(0, 2, source.state_key(), None)
     assert not any(states.by_topic.values())
@@ -156,14 +162,14 @@ def test_what_is_recorded_after_a_tombstone_is_a_new_beginning():
     key = SourceIdentity(TOPIC, None, "s").state_key()
     values = [state(10), None, state(None), state(20, base=7), state(30, base=7), None, state(5, base=None)]
     for offset, one in enumerate(values):
-        states.apply(0, offset, key, one and one.state.encode())
+        states.apply(0, offset, key, one and encoded(one))
     assert states.reborn == {(TOPIC, "s"): [7, None]}
     assert states.forgotten == {(TOPIC, "s")}
 
 
 def test_states_of_other_topics_are_passed_over():
     states = read_states(frozenset({"dc1.other"}))
-    states.apply(0, 0, SourceIdentity(TOPIC, None, "s").state_key(), state(1).state.encode())
+    states.apply(0, 0, SourceIdentity(TOPIC, None, "s").state_key(), encoded(state(1)))
     assert not any(states.by_topic.values())
 
 
@@ -187,6 +193,6 @@ def test_a_state_in_the_wrong_lane_is_a_finding():
     states = read_states(lanes=8)
     source = SourceIdentity(TOPIC, None, "s")
     for lane in range(8):
-        states.apply(lane, 0, source.state_key(), state(1).state.encode())
+        states.apply(lane, 0, source.state_key(), encoded(state(1)))
     assert kinds(states.findings) == ["state-in-wrong-lane"] * 7
     assert [len(found) for found in states.by_topic.values()] == [1]

@@ -152,7 +152,9 @@ def test_a_chunk_of_the_gateway_is_decoded(chunk: Chunk, source: str, now: int) 
         (b"k", b"v", [("seqno", bytes(8)), ("a.host", None)]),
     ],
 )
-def test_a_record_of_another_program_is_no_chunk(key: bytes | None, value: bytes | None, headers: list) -> None:
+def test_a_record_of_another_program_is_no_chunk(
+    key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
+) -> None:
     with pytest.raises(NotAChunk):
         stored_chunk(StoredRecord(0, 0, key, value, headers))
 
