@@ -118,5 +118,7 @@ def stored_state(raw: bytes) -> StoredState:
     if flags > _RECORDED | _BASE | _HEARTBEAT | _TOKEN | _APPENDED or not is_long:
         raise ValueError(f"state of {len(raw)} bytes with flags {flags:02x}")
     raw[end:].decode()
-    _, _, partition, topic_id, recorded, base, _, _ = _STATE.unpack_from(raw)
+    _, _, partition, topic_id, recorded, base, number, _ = _STATE.unpack_from(raw)
+    if flags & _APPENDED and not number:
+        raise ValueError(f"state of {len(raw)} bytes with flags {flags:02x} and no number of a transaction")
     return StoredState(topic_id, partition, recorded if flags & _RECORDED else None, base if flags & _BASE else None)

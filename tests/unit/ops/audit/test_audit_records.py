@@ -174,6 +174,7 @@ states = st.builds(
     st.none() | beats,
     st.none() | st.text(min_size=1, max_size=8),
     st.booleans(),
+    seqnos,
 )
 
 
