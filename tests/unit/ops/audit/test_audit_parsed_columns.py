@@ -12,6 +12,7 @@ import pytest
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, REQUARANTINE, LedgerEntry
 from logferry.loaders.planning.plan import Range
+from logferry.loaders.query.parsed_lines import LineParser
 from logferry.ops.audit.tables.ledger_parsers import LedgerParsers
 from logferry.ops.audit.tables.parsed_columns import ColumnCheck, ParsedColumns
 
@@ -181,6 +182,19 @@ def test_a_row_that_the_parser_does_not_make_is_named(name: str):
     found = check(columns, [entry(0, settings, 0, 9)], (text, right), ("", right))
     assert differing(found) == [(1, "text")]
     assert found.differences[0].parsed == f"no row of the parser {settings.name}"
+
+
+_RESCUING = parser(format="json", columns={"n": "int"}, rescued=True)
+
+
+@pytest.mark.skipif("rescued" not in LineParser(_RESCUING).types, reason="only the JVM makes the column rescued")
+def test_the_column_rescued_is_compared_as_text():
+    columns, entries = [("n", pa.int32()), ("rescued", pa.string())], [entry(0, _RESCUING, 0, 9)]
+    text, right = '{"n":1, "a": {"b" : [1.50]},"a":2.0}', '{"a":2.0}'
+    for value, rows in ((right, []), ('{"a":2}', [(1, "rescued")]), (None, [(1, "rescued")])):
+        rest = (text, {"n": 1, "rescued": value})
+        found = check(columns, entries, ('{"n": 1}', {"n": 1, "rescued": None}), rest)
+        assert (found.compared, differing(found)) == (2, rows)
 
 
 # ---- parsers that changed ----------------------------------------------------------------------------------------
