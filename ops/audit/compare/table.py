@@ -322,8 +322,8 @@ class TableComparison:
         facts = self.files.values()
         unparsed = sum(one.unparsed for one in facts)
         if unparsed:
-            names = ", ".join(dict.fromkeys(entry.parser for entry in self.tables.entries))
-            detail = f"only the JVM has the parsers {names}: the columns of {unparsed} rows were not compared"
+            why = self.tables.scanner().parsed.why_unknown()
+            detail = f"the columns of {unparsed} rows were not compared, which only the JVM can parse: {why}"
             self.findings.add(Finding("columns-not-compared", self.path, detail, count=unparsed, refutes=False))
         return TableAuditReport(
             path=self.path,

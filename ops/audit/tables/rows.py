@@ -219,7 +219,7 @@ class FileFacts:
     """``rows``: the active ones. ``compared``: those that were compared with the log; ``left``: those that cannot be.
 
     ``segments``: the rows of each segment, by its start in Unix seconds. ``parsed``: rows whose columns were compared
-    with their text; ``unparsed``: those of a parser that only the JVM implements.
+    with their text; ``unparsed``: those that only the JVM can parse.
     """
 
     stat: FileStat

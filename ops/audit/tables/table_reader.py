@@ -18,12 +18,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, LedgerBroken, LoadError
 from logferry.loaders.location import Location, without_secrets
-from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, REQUARANTINE, LedgerEntry, TablePaths
+from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.segment_states import Segment
 from logferry.loaders.storage.files import dataset, file_system, list_files, open_table
 from logferry.loaders.storage.ledger import last_batch, read_ledger
 from logferry.loaders.storage.rewrite import file_name, text
 from logferry.loaders.storage.side_tables import read_left_out, read_segments, segment_length
+from logferry.ops.audit.tables.ledger_parsers import LedgerParsers
 from logferry.ops.audit.tables.parsed_columns import ParsedColumns
 from logferry.ops.audit.tables.row_groups import CHUNK, HEAD, RECORD, STATE, grouped
 from logferry.ops.audit.tables.rows import MAIN, QUARANTINE, ChunkRows, FileId, FileStat
@@ -135,9 +136,7 @@ class TableReader:
             with readable(folder):
                 stored = self._dataset(name)
                 schemas[name], form = stored.schema, stored.format
-        kinds = (LOAD, RELOAD, REQUARANTINE)
-        parsers = [entry.parser for entry in self.entries if entry.kind in kinds and entry.batch <= self.last]
-        parsed = ParsedColumns.of(schemas[MAIN], parsers)
+        parsed = ParsedColumns.of(schemas[MAIN], LedgerParsers.of(self.entries, self.last))
         return RowScanner(self.paths, schemas, form, self.whole_chunks, self.segment_s, parsed)
 
     def to_read(self, wanted: Collection[FileId], stats: Mapping[FileId, FileStat]) -> list[AuditedFile]:

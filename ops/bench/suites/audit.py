@@ -25,22 +25,16 @@ _TOPIC: Final = "dc1.access"
 _STATES: Final = "logferry.gateway.dc1.state"
 _PARTITIONS: Final = 4
 _CHUNK: Final = 128 << 10
-_BYTES: Final = 500_000_000
+_BYTES: Final = 250_000_000
 _ROUNDS: Final = 3
 _BOUND_S: Final = 1200
 
 
 def audit_mb_s() -> Figure:
-    """500 MB of access-log lines and a table with their parsed columns, in MB/s of log and lines of the rows together.
+    """250 MB of access-log lines and a table with their parsed columns, in MB/s of log and lines of the rows together.
 
     The peer reads the log with aiokafka's consumer, and then all columns of the rows with pyarrow, in one process.
     """
-
-    def ours(_: int) -> Side:
-        return _audited(bootstrap, table)
-
-    def theirs(_: int) -> Side:
-        return _read(bootstrap, table)
 
     with _filled(_TOPIC, _CHUNK, _BYTES // _CHUNK) as (folder, bootstrap):
         table = Path(tempfile.mkdtemp(dir=folder)) / "table"

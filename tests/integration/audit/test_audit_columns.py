@@ -16,11 +16,11 @@ import pyarrow.fs as pa_fs
 import pytest
 from aiokafka import AIOKafkaProducer
 from deltalake import DeltaTable
-from logferry.client.reading.decode import ReceivedChunk
 from logferry.loaders.config import S3Settings
 from logferry.loaders.location import Location
+from logferry.loaders.parsing.columns import access_columns
+from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import TablePaths
-from logferry.loaders.query import python_rows
 from logferry.loaders.storage.files import delete_files, file_system, list_files
 from logferry.ops.audit.compare.report import Report
 from logferry.ops.audit.log.partition import PartitionLog
@@ -68,11 +68,10 @@ def loaded(world: World) -> Load:
     load.entries = [entry._replace(parser="access/1") for entry in load.entries]
     rows, quarantine = [], list(load.quarantine)
     for row in load.rows:
-        chunk = ReceivedChunk("dc1", "", 0, 0, "", 0, None, None, 0, {}, row["text"].encode())
-        parsed = [one for part in python_rows.batches([chunk], None, "access/1", ACCESS) for one in part.to_pylist()]
-        if parsed:
-            more = {name: parsed[0][name] for name in (*_TEXTS, "status", "body_bytes", "event_time", "event_date")}
-            rows.append({**row, **more, "recorded_date": row["recorded"].date()})
+        more = access_columns(row["text"])
+        if more is not None:
+            dates = {"event_date": more["event_time"].date(), "recorded_date": row["recorded"].date()}
+            rows.append({**row, **more, **dates})
         else:
             quarantine.append({**row, "bytes": row["text"].encode(), "reason": "no access log"})
     load.rows, load.quarantine = rows, quarantine
@@ -155,12 +154,14 @@ async def test_a_row_that_the_parser_does_not_read_is_named(world: World, tmp_pa
     assert "no row of the parser access/1" in next(iter(report.findings)).detail
 
 
-async def test_columns_of_a_parser_of_the_jvm_are_said_to_be_not_compared(world: World, tmp_path: Path):
+async def test_columns_that_the_jvm_alone_parses_are_said_to_be_not_compared(world: World, tmp_path: Path):
     load = loaded(world)
-    load.entries = [entry._replace(parser="regex/1:0123456789ab") for entry in load.entries]
+    java = ParserSettings(format="regex", pattern=r"(?<user>[a-z&&[^b]]+)")
+    load.entries = [entry._replace(parser=java.name, settings=java.as_json) for entry in load.entries]
     report = await world.audit(table=load.write(tmp_path / "t", main=ACCESS))
     assert report.exact
     assert [(one.kind, one.count) for one in report.findings] == [("columns-not-compared", 45)]
+    assert f"{java.name}: pattern: '[a-z&&' may match otherwise" in next(iter(report.findings)).detail
 
 
 @pytest.mark.parametrize(
