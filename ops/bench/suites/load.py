@@ -22,6 +22,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.storage.tables import count_rows
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
 from logferry.ops.bench.harness.kafka import chunks, create_topics, temporary_kafka
+from logferry.ops.bench.harness.spark_cluster import standalone
 from logferry.ops.bench.harness.usage import Program
 from logferry.ops.runtime.jars import spark_environment
 from logferry.ops.stack.s3_server import BUCKET, S3Server
@@ -77,8 +78,8 @@ def _run(*arguments: str) -> dict[str, Any]:
 Load = Callable[[str, str, str, str, int], dict[str, Any]]
 
 
-def _ours(bootstrap: str, topic: str, table: str, form: str, offsets: int) -> dict[str, Any]:
-    more = ["--max-records", str(offsets)] if offsets else []
+def _ours(bootstrap: str, topic: str, table: str, form: str, offsets: int, more: Sequence[str] = ()) -> dict[str, Any]:
+    more = [*more, *(["--max-records", str(offsets)] if offsets else [])]
     command = ["logferry.loaders", "--table", table, "--topics", topic, "--bootstrap", bootstrap, "--parser", form]
     result = _run(*command, "--json", *more)
     loaded = result["tables"][0]
@@ -112,6 +113,24 @@ def load_rows_vs_structured_streaming_s3() -> Figure:
         _environment({**server.environment, **spark_environment(s3=True)}),
     ):
         return _rows_of_both(bootstrap, lambda: f"s3://{BUCKET}/{uuid.uuid4().hex}/table", _FORMATS[:1])
+
+
+def load_two_workers() -> Figure:
+    """250 MB of access logs on a standalone cluster: rows per second with two workers of one core, of that with one.
+
+    Driver and Kafka share the machine's cores with them.
+    """
+    with _filled("dc1.lines", _CHUNK, _S3_BYTES // _CHUNK) as (folder, bootstrap):
+
+        def side(workers: int, number: int) -> Side:
+            table = _table(folder)
+            with standalone(folder / f"cluster-{workers}-{number}", workers) as cluster:
+                load = partial(_ours, more=("--spark-conf", "spark.executor.memory=768m", "--master", cluster.url))
+                seconds = load(bootstrap, "dc1.lines", str(table), "access", 0)["seconds"]
+            return {"rows_s": count_rows(Location.of(table), ds.scalar(True)) / seconds, "seconds": seconds}
+
+        rounds = alternate(_ROUNDS, partial(side, 2), partial(side, 1), warm_up_s=0)
+    return compared("rows/s of two workers / of one", "rows_s", rounds)
 
 
 @contextmanager

@@ -17,11 +17,12 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import last_batch
+from logferry.ops.bench.harness.spark_cluster import SPARK, Standalone, standalone
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.loader import Sent, Topic, check_exact, chunks_of, rows_of, stored
 from tests.support.loader_process import STEPS, loader_env, run_module, wait_for
-from tests.support.spark_cluster import SPARK, Standalone, standalone, tasks_by_executor, told_by
+from tests.support.spark_cluster import tasks_by_executor, told_by
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

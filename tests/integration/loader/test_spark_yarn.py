@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from logferry.loaders.location import Location
+from logferry.ops.bench.harness.spark_cluster import SPARK
 from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.hdfs_cluster import HdfsCluster
 from logferry.ops.stack.processes import free_ports
 
 from tests.support.loader import Topic, check_exact, chunks_of
 from tests.support.loader_process import run_module
-from tests.support.spark_cluster import SPARK
 from tests.support.yarn_cluster import YarnCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
