@@ -15,12 +15,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
-from logferry.loaders.parsing.columns import column_type
-from logferry.loaders.query.jackson import Float, Int, NotJson, Pairs, as_string, read_object, whole_characters
+from logferry.loaders.parsing.columns import RESCUED_DEPTH, column_type
+from logferry.loaders.parsing.settings import RESCUED, ParserSettings
+from logferry.loaders.query.jackson import (
+    Float,
+    Int,
+    NotJson,
+    Pairs,
+    as_string,
+    is_variant,
+    read_object,
+    whole_characters,
+)
+from logferry.loaders.query.rescued import Members, NotStrict
 from logferry.loaders.query.spark_values import day_number, double, exact_decimal, micros, single
 
 NOT_JSON: Final = "the line is not JSON"
 NOT_OBJECT: Final = "the JSON is not one object, or a value does not have the type of its column"
+NOT_STRICT: Final = (
+    "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, "
+    f"or a value of more than {RESCUED_DEPTH} levels"
+)
 
 # A value of JSON that is not null → a value of the column.
 Convert = Callable[[Any], Any]
@@ -31,25 +46,30 @@ class WrongType(ValueError):
 
 
 class Values:
-    """The columns of an object: name → type as in the configuration."""
+    """The columns of an object."""
 
-    def __init__(self, kinds: Mapping[str, str]) -> None:
-        self._converts = {name: converter(column_type(kind)) for name, kind in kinds.items()}
-        self._none = dict.fromkeys(kinds)
+    def __init__(self, settings: ParserSettings) -> None:
+        self._converts = {name: converter(column_type(kind)) for name, kind in settings.kinds.items()}
+        self._none = dict.fromkeys(settings.kinds)
+        self._members = Members(settings.kinds) if settings.rescued else None
 
     def of(self, line: str) -> dict[str, Any] | str:
         """Dates are days, timestamps microseconds; as a string: why the line has no columns."""
         # Spark's reader ignores text after an object, so the loader wants a brace at the end.
-        if not line.rstrip(" ").endswith("}"):
-            return NOT_JSON
-        try:
-            pairs = read_object(line)
-        except NotJson:
-            return NOT_JSON
-        try:
-            return _struct(self._converts, self._none, pairs)
-        except WrongType:
-            return NOT_OBJECT
+        if line.rstrip(" ").endswith("}"):
+            try:
+                found = _struct(self._converts, self._none, read_object(line))
+                return found if self._members is None else found | {RESCUED: self._members.of(line)}
+            except NotStrict:
+                return NOT_STRICT
+            except (NotJson, WrongType):
+                pass
+        return NOT_OBJECT if is_variant(line) else NOT_JSON
+
+    def rescued(self, lines: pa.StringArray) -> pa.StringArray:
+        """The column of lines that Arrow has read."""
+        assert self._members is not None
+        return pa.array(map(self._members.of, lines.to_pylist()), pa.string())
 
 
 def _struct(converts: Mapping[str, Convert], none: Mapping[str, None], value: Any) -> dict[str, Any]:
@@ -87,7 +107,12 @@ def _array(inner: Convert, value: Any) -> list[Any]:
 def _map(inner: Convert, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Pairs):
         raise WrongType
-    return [(whole_characters(name), None if one is None else inner(one)) for name, one in value]
+    found: dict[str, Any] = {}
+    for name, one in value:
+        key = whole_characters(name)
+        found.pop(key, None)  # the last one counts, in its place
+        found[key] = None if one is None else inner(one)
+    return list(found.items())
 
 
 def _integer(bits: int, value: Any) -> int:
@@ -109,7 +134,8 @@ _NAMED: Final = {
 def _number(parse: Callable[[str], float | None], value: Any) -> float:
     found = None
     if isinstance(value, str):
-        found = parse(value) if isinstance(value, (Int, Float)) else _NAMED.get(value)
+        number = "0" if value == "-0" else value  # an integer first
+        found = parse(number) if isinstance(value, (Int, Float)) else _NAMED.get(value)
     if found is None:
         raise WrongType
     return found
@@ -182,6 +208,10 @@ _ARROW_READS: Final = {
 # Jackson's limits are above this: digits of a number, levels, characters of a name.
 _SHORT: Final = 900
 _LEAST: Final = 64
+# Arrow takes Inf and -NaN as values, and Jackson does not.
+_NOT_FINITE: Final = "NaN|Inf"
+# It is an integer, so it has no sign as a double.
+_MINUS_ZERO: Final = r"-0[ \t\r,\]}]"
 
 
 def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema | None:
@@ -191,14 +221,24 @@ def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema | None:
     return pa.schema([(name, _ARROW_READS[kind]) for name, kind in kinds.items()])
 
 
-def read_by_arrow(lines: pa.StringArray, schema: pa.Schema) -> Iterable[tuple[np.ndarray, pa.Table]]:
+def read_by_arrow(
+    lines: pa.StringArray, schema: pa.Schema, *, is_flat: bool = False
+) -> Iterable[tuple[np.ndarray, pa.Table]]:
     """The lines that Arrow reads without doubt, with their indices.
 
     One object per line is sure if each begins with a brace and ends with one: within one value no ``}`` is followed by
     a ``{``, and a string holds no line feed. A part with a line that Arrow refuses is halved.
+
+    ``is_flat``: those alone that cannot have more than `RESCUED_DEPTH` levels.
     """
     sure = pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))
     sure = pc.and_(sure, pc.less_equal(pc.binary_length(lines), _SHORT))
+    sure = pc.and_(sure, pc.invert(pc.match_substring_regex(lines, _NOT_FINITE)))
+    if pa.float64() in schema.types:
+        sure = pc.and_(sure, pc.invert(pc.match_substring_regex(lines, _MINUS_ZERO)))
+    if is_flat:
+        levels = pc.add(pc.count_substring(lines, "{"), pc.count_substring(lines, "["))
+        sure = pc.and_(sure, pc.less_equal(levels, RESCUED_DEPTH))
     rows = np.flatnonzero(sure.to_numpy(zero_copy_only=False))
     pending = [rows] if len(rows) else []
     while pending:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.columns import column_type
-from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.parsing.settings import RESCUED, ParserSettings
 from logferry.loaders.query.java_times import Reader, event_times, needs_made
 from logferry.loaders.query.json_lines import Values, arrow_schema, read_by_arrow
 from logferry.loaders.query.line_texts import (
@@ -130,6 +130,8 @@ class LineParser:
         self.types = {name: arrow_type(column_type(kind)) for name, kind in settings.kinds.items()}
         if settings.format == "logfmt":
             self.types[FIELDS] = pa.map_(pa.string(), pa.string())
+        if settings.rescued:
+            self.types[RESCUED] = pa.string()
         self._time: Reader | None = None
         if settings.time is not None:
             self.types[EVENT_TIME] = TIMESTAMP
@@ -137,7 +139,7 @@ class LineParser:
         # Whether the time of a line depends on when its chunk was made.
         self.needs_made = settings.time is not None and needs_made(settings.time.formats)
         self._format = _format(settings)
-        self._json = Values(settings.kinds) if settings.format == "json" else None
+        self._json = Values(settings) if settings.format == "json" else None
         self._json_schema = arrow_schema(settings.kinds) if settings.format == "json" else None
 
     def groups(
@@ -193,16 +195,19 @@ class LineParser:
         read: list[tuple[np.ndarray, dict[str, pa.Array]]] = []
         left = np.ones(len(lines), dtype=bool)
         if self._json_schema is not None:
-            for rows, table in read_by_arrow(lines, self._json_schema):
+            for rows, table in read_by_arrow(lines, self._json_schema, is_flat=self._settings.rescued):
                 left[rows] = False
-                read.append((rows, {n: table[n].combine_chunks() for n in self._settings.kinds}))
+                columns = {n: table[n].combine_chunks() for n in self._settings.kinds}
+                if self._settings.rescued and RESCUED in wanted:
+                    columns[RESCUED] = self._json.rescued(lines.take(pa.array(rows)))
+                read.append((rows, columns))
         rest = np.flatnonzero(left)
         values = [self._json.of(line) for line in lines.take(pa.array(rest)).to_pylist()]
         flaws |= {int(row): one for row, one in zip(rest, values, strict=True) if isinstance(one, str)}
         good = [one for one in values if not isinstance(one, str)]
         if good:
             rows = np.array([row for row, one in zip(rest, values, strict=True) if not isinstance(one, str)])
-            needed = [name for name in self._settings.kinds if name in wanted or name == self._time_column]
+            needed = [name for name in good[0] if name in wanted or name == self._time_column]
             read.append((rows, {n: built([one[n] for one in good], self.types[n]) for n in needed}))
         groups = []
         for rows, columns in read:

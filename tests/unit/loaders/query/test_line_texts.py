@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.columns import column_type
+from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.query.java_pattern import translate
 from logferry.loaders.query.json_lines import Values, arrow_schema, read_by_arrow
 from logferry.loaders.query.line_texts import AccessLines, DelimitedLines, Format, PatternLines, UnequalLine
@@ -154,12 +155,19 @@ SCHEMA = arrow_schema(SIMPLE)
 
 
 def check_json(lines: list[str]) -> int:
-    values, count = Values(SIMPLE), 0
+    """Also with the column rescued, of which fewer lines are read."""
+    count = 0
     assert SCHEMA is not None
-    for rows, table in read_by_arrow(pa.array(lines, pa.string()), SCHEMA):
-        read = [values.of(lines[row]) for row in rows.tolist()]
-        assert repr(table.to_pylist()) == repr(read)
-        count += len(rows)
+    for rescued in (True, False):
+        values = Values(ParserSettings(format="json", columns=SIMPLE, rescued=rescued))
+        found = [*read_by_arrow(pa.array(lines, pa.string()), SCHEMA, is_flat=rescued)]
+        for rows, table in found:
+            read = [values.of(lines[row]) for row in rows.tolist()]
+            if rescued:
+                more = values.rescued(pa.array(lines, pa.string()).take(pa.array(rows)))
+                table = table.append_column("rescued", more)
+            assert repr(table.to_pylist()) == repr(read)
+        count = sum(len(rows) for rows, _ in found)
     return count
 
 
