@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -136,29 +137,43 @@ def _access_texts(rows: np.ndarray, lines: pa.StringArray, parts: int) -> Texts:
     if _has_mark(lines):
         plain = pc.invert(pc.match_substring(lines, MARK))
         rows, lines = rows[_where(plain)], lines.filter(plain)
-    flat = pc.list_flatten(pc.split_pattern(lines, '"'))
     known: dict[str, pa.Array] = {}
+
+    @cache
+    def flat() -> pa.Array:
+        return pc.list_flatten(pc.split_pattern(lines, '"'))
 
     def column(name: str) -> pa.Array:
         if name in known:
             return known[name]
         if name == "time":
-            # Before it: `] ` and the quote.
-            cut = pc.binary_slice(_at(flat, 0, parts).cast(pa.binary()), -2 - _STAMP_BYTES, -2)
-            return cut.cast(pa.string())
+            return _stamps(lines)
         if name in _QUOTED:
-            return _at(flat, _QUOTED[name], parts) if _QUOTED[name] < parts else pa.array([""] * len(rows))
+            return _at(flat(), _QUOTED[name], parts) if _QUOTED[name] < parts else pa.array([""] * len(rows))
         if name in _PREFIX:
-            words = pc.list_flatten(pc.split_pattern(_at(flat, 0, parts), " ", max_splits=3))
+            words = pc.list_flatten(pc.split_pattern(_at(flat(), 0, parts), " ", max_splits=3))
             known.update({each: _at(words, number, 4) for number, each in enumerate(_PREFIX)})
         elif name in REQUEST_PARTS:
             known.update(_request_parts(column("request")))
         else:
-            words = pc.list_flatten(pc.split_pattern(pc.utf8_trim(_at(flat, 2, parts), " "), " "))
+            words = pc.list_flatten(pc.split_pattern(pc.ascii_trim(_at(flat(), 2, parts), " "), " "))
             known.update(status=_at(words, 0, 2), body_bytes=_at(words, 1, 2))
         return known[name]
 
     return Texts(rows, column, _SURE)
+
+
+def _stamps(lines: pa.StringArray) -> pa.StringArray:
+    """The texts after the first brackets, without splitting the lines."""
+    size = len(lines)
+    if not size:
+        return lines
+    offsets = np.frombuffer(lines.buffers()[1], np.int32)[lines.offset : lines.offset + size]
+    starts = offsets + pc.find_substring(lines, "[").to_numpy() + 1
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(lines.buffers()[2], np.uint8), _STAMP_BYTES)
+    ends = np.arange(size + 1, dtype=np.int32) * _STAMP_BYTES
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(windows[starts])]
+    return pa.Array.from_buffers(pa.string(), size, buffers)
 
 
 def _request_parts(requests: pa.Array) -> dict[str, pa.Array]:

@@ -173,7 +173,7 @@ class LineParser:
                 continue
             if (name, kind) in texts.sure and name not in wanted and name != self._time_column:
                 continue
-            values, wrong = cast_texts(texts.column(name), kind)
+            values, wrong = cast_texts(texts.column(name), kind, is_plain=(name, kind) in texts.sure)
             _note(texts.rows, wrong & ~bad, f"{name} is not of the type {kind}", flaws)
             bad |= wrong
             columns[name] = values
@@ -297,13 +297,16 @@ def built(values: list[Any], kind: pa.DataType) -> pa.Array:
 _DIGITS: Final = {"int": "[0-9]{1,9}", "bigint": "[0-9]{1,18}", "double": r"[0-9]{1,15}(?:\.[0-9]{1,15})?"}
 
 
-def cast_texts(texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
-    """The values of a column that is not text, and which texts do not have its type."""
+def cast_texts(texts: pa.Array, kind: str, *, is_plain: bool = False) -> tuple[pa.Array, np.ndarray]:
+    """The values of a column that is not text, and which texts do not have its type. ``is_plain``: all are of the
+    common form, empty or ``-``."""
     named = pc.and_(texts.is_valid(), pc.invert(pc.is_in(texts, value_set=_NOTHING)))
     said = texts if pc.all(named).as_py() else pc.if_else(named, texts, pa.scalar(None, pa.string()))
     target = arrow_type(column_type(kind))
     cast: Callable[[str], Any] = caster(kind)
     if kind in _DIGITS:
+        if is_plain:
+            return said.cast(target), np.zeros(len(said), dtype=bool)
         plain = pc.fill_null(pc.match_substring_regex(said, f"^-?{_DIGITS[kind]}$"), False)
         values = (said if pc.all(plain).as_py() else pc.if_else(plain, said, pa.scalar(None, pa.string()))).cast(target)
         odd = np.flatnonzero(pc.and_not(named, plain).to_numpy(zero_copy_only=False))
