@@ -200,11 +200,14 @@ _CONVERTS: Final[Mapping[str, Convert]] = {
 # Types of which Arrow reads a part of what Spark reads, to the same value, and refuses the rest.
 _ARROW_READS: Final = {
     "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
     "double": pa.float64(),
     "boolean": pa.bool_(),
 }
+# Read as texts, and then by `Values`' rules.
+_TEXTS: Final = frozenset(("date", "timestamp"))
 # Jackson's limits are above this: digits of a number, levels, characters of a name.
 _SHORT: Final = 900
 _LEAST: Final = 64
@@ -215,10 +218,31 @@ _MINUS_ZERO: Final = r"-0[ \t\r,\]}]"
 
 
 def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema | None:
-    """None where a type needs the slow way."""
-    if any(kind not in _ARROW_READS for kind in kinds.values()):
+    """None where a type needs the slow way. Dates and timestamps are texts in it, which `time_of` reads."""
+    found = {name: _arrow_reads(column_type(kind)) for name, kind in kinds.items() if kind not in _TEXTS}
+    if None in found.values():
         return None
-    return pa.schema([(name, _ARROW_READS[kind]) for name, kind in kinds.items()])
+    return pa.schema([(name, found.get(name, pa.string())) for name in kinds])
+
+
+def _arrow_reads(kind: Any) -> pa.DataType | None:
+    if isinstance(kind, str):
+        return _ARROW_READS.get(kind)
+    if kind["type"] == "array":
+        inner = _arrow_reads(kind["elementType"])
+        return None if inner is None else pa.list_(inner)
+    if kind["type"] == "map":
+        return None
+    fields = [(field["name"], _arrow_reads(field["type"])) for field in kind["fields"]]
+    return None if any(inner is None for _, inner in fields) else pa.struct(fields)
+
+
+def time_of(kind: str, text: str) -> int | None:
+    """Days or microseconds of a string in JSON; None: it does not have the type."""
+    try:
+        return _date(text) if kind == "date" else _timestamp(text)
+    except WrongType:
+        return None
 
 
 def read_by_arrow(
@@ -234,7 +258,7 @@ def read_by_arrow(
     sure = pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))
     sure = pc.and_(sure, pc.less_equal(pc.binary_length(lines), _SHORT))
     sure = pc.and_(sure, pc.invert(pc.match_substring_regex(lines, _NOT_FINITE)))
-    if pa.float64() in schema.types:
+    if any(kind in str(schema) for kind in ("float", "double")):
         sure = pc.and_(sure, pc.invert(pc.match_substring_regex(lines, _MINUS_ZERO)))
     if is_flat:
         levels = pc.add(pc.count_substring(lines, "{"), pc.count_substring(lines, "["))

@@ -11,6 +11,7 @@ cast by Arrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.columns import column_type
 from logferry.loaders.parsing.settings import RESCUED, ParserSettings
 from logferry.loaders.query.java_times import Reader, event_times, needs_made
-from logferry.loaders.query.json_lines import Values, arrow_schema, read_by_arrow
+from logferry.loaders.query.json_lines import NOT_OBJECT, Values, arrow_schema, read_by_arrow, time_of
 from logferry.loaders.query.line_texts import (
     FIELDS,
     AccessLines,
@@ -197,10 +198,9 @@ class LineParser:
         if self._json_schema is not None:
             for rows, table in read_by_arrow(lines, self._json_schema, is_flat=self._settings.rescued):
                 left[rows] = False
-                columns = {n: table[n].combine_chunks() for n in self._settings.kinds}
                 if self._settings.rescued and RESCUED in wanted:
-                    columns[RESCUED] = self._json.rescued(lines.take(pa.array(rows)))
-                read.append((rows, columns))
+                    table = table.append_column(RESCUED, self._json.rescued(lines.take(pa.array(rows))))
+                read.append(self._with_times(rows, table, flaws))
         rest = np.flatnonzero(left)
         values = [self._json.of(line) for line in lines.take(pa.array(rest)).to_pylist()]
         flaws |= {int(row): one for row, one in zip(rest, values, strict=True) if isinstance(one, str)}
@@ -219,6 +219,23 @@ class LineParser:
             groups.append(_chosen(rows, columns, wanted, bad))
         return groups, flaws
 
+    def _with_times(
+        self, rows: np.ndarray, table: pa.Table, flaws: dict[int, str]
+    ) -> tuple[np.ndarray, dict[str, pa.Array]]:
+        """The lines that Arrow has read, without those that have no date or timestamp where one should be."""
+        columns = {name: table[name].combine_chunks() for name in table.column_names}
+        bad = np.zeros(len(rows), dtype=bool)
+        for name, kind in self._settings.kinds.items():
+            if kind in ("date", "timestamp"):
+                texts = columns[name]
+                columns[name] = each_once(texts, partial(time_of, kind), self.types[name])
+                bad |= _nulls(columns[name]) & ~_nulls(texts)
+        if not bad.any():
+            return rows, columns
+        _note(rows, bad, NOT_OBJECT, flaws)
+        good = pa.array(~bad)
+        return rows[~bad], {name: column.filter(good) for name, column in columns.items()}
+
     @property
     def _time_column(self) -> str:
         return self._settings.time.column if self._settings.time is not None else ""
@@ -233,7 +250,8 @@ class LineParser:
         elif not pa.types.is_string(said.type):
             said = said.cast(pa.string())
         if made is None:
-            return each_once(said, lambda text: read(text, 0), TIMESTAMP)
+            is_iso = self._settings.time.formats[0] == "iso"
+            return each_once(said, lambda text: read(text, 0), TIMESTAMP, is_timestamp=is_iso)
         known: dict[tuple[str, int], int | None] = {}
         found = []
         for key in zip(said.to_pylist(), made.take(pa.array(rows)).to_pylist(), strict=True):
@@ -319,8 +337,28 @@ def cast_texts(texts: pa.Array, kind: str, *, is_plain: bool = False) -> tuple[p
     return values, pc.and_(named, values.is_null()).to_numpy(zero_copy_only=False)
 
 
-def each_once(texts: pa.Array, cast: Callable[[str], Any], target: pa.DataType) -> pa.Array:
-    """Casts each distinct text once."""
+# A time with its zone, which Arrow reads as Spark does.
+_ZONED: Final = (
+    r"^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
+    r"(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])$"
+)
+
+
+def each_once(
+    texts: pa.Array, cast: Callable[[str], Any], target: pa.DataType, *, is_timestamp: bool | None = None
+) -> pa.Array:
+    """Casts each distinct text once. ``is_timestamp``: a time with its zone is what it says; None: by the type."""
     encoded = texts.dictionary_encode()
-    found = [None if text is None else cast(text) for text in encoded.dictionary.to_pylist()]
+    distinct = encoded.dictionary
+    if target == TIMESTAMP and is_timestamp is not False and len(distinct):
+        zoned = pc.match_substring_regex(distinct, _ZONED)
+        try:
+            known = pc.if_else(zoned, distinct, pa.scalar(None, pa.string())).cast(TIMESTAMP)
+        except pa.ArrowInvalid:  # such as the 30th of February
+            known = pa.nulls(len(distinct), TIMESTAMP)
+        rest = pc.filter(distinct, known.is_null())
+        if len(rest) < len(distinct):
+            odd = built([None if text is None else cast(text) for text in rest.to_pylist()], target)
+            return pc.replace_with_mask(known, known.is_null(), odd).take(encoded.indices)
+    found = [None if text is None else cast(text) for text in distinct.to_pylist()]
     return built(found, target).take(encoded.indices)

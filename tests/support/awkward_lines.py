@@ -124,6 +124,7 @@ _JSON_VALUES: Final = [
     "1e2",
     "1E-7",
     "1e400",
+    "1e40",
     "NaN",
     "Infinity",
     "-INF",
@@ -348,6 +349,10 @@ def settings_and_lines() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
             {"columns": {"i": "int", "s": "string", "m": "map<string,string>"}, "rescued": True}, rescued_lines(11, 1500)
         ),
         "json rescued simple": ({"columns": {"i": "int", "s": "string"}, "rescued": True}, rescued_lines(12, 1500)),
+        "json arrays": (
+            {"columns": {k: v for k, v in JSON_KINDS.items() if k not in ("de", "m", "st")} | {"st": "struct<x:int,y:string,z:array<float>>"}},
+            json_lines(13, 1000),
+        ),
         "json nested": (
             {"columns": _DEEP}, [f'{{"{name}":{value}}}'.encode() for name in _DEEP for value in (*_DEEP_VALUES, *_JSON_VALUES)]
         ),
