@@ -9,6 +9,7 @@ from pathlib import Path
 
 from logferry.client import Chunk
 from logferry.gateway.config import ConfigError, KafkaSettings, load_as
+from logferry.gateway.contract.chunk import ATTRIBUTE_PREFIX, HEADER_CREATED, HEADER_PREV, HEADER_SEQNO
 from logferry.gateway.contract.names import split_topic
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.reading.formats import row_of
@@ -18,6 +19,7 @@ from logferry.loaders.errors import TopicChanged
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of
 from logferry.ops.audit.log.read import committed, connected
+from logferry.ops.audit.records.batches import StoredRecord
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel
 
@@ -71,10 +73,24 @@ class KafkaTail:
             for r in ranges:
                 dc, inside = split_topic(r.topic)[0], range(r.start, r.end)
                 async for fetched in committed(kafka, (r.topic, r.partition), r.start, r.end, partial(_lost, r)):
-                    records = (KafkaRecord(*one) for one in fetched.records if one.offset in inside)
-                    rows = (row_of(dc, r.topic, r.partition, one) for one in records)
-                    # A record that no gateway wrote goes into the quarantine, not into the table.
-                    yield [Chunk(*row) for row in rows if row is not None]
+                    chunks = (chunk_of(dc, r, one) for one in fetched.records if one.offset in inside)
+                    yield [chunk for chunk in chunks if chunk is not None]
+
+
+def chunk_of(dc: str, r: Range, record: StoredRecord) -> Chunk | None:
+    """None for a record that no gateway wrote: it goes into the quarantine, not into the table."""
+    if record.key is None or record.value is None:
+        return None
+    headers = [(name, content) for name, content in record.headers if content is not None]
+    if len(headers) < len(record.headers) and any(_is_own(name) for name, content in record.headers if content is None):
+        return None
+    row = row_of(dc, r.topic, r.partition, KafkaRecord(*record[:4], headers))
+    chunk = None if row is None else Chunk(*row)
+    return None if chunk is None or chunk.seqno < 0 or (chunk.prev or 0) < 0 else chunk
+
+
+def _is_own(header: str) -> bool:
+    return header in (HEADER_SEQNO, HEADER_PREV, HEADER_CREATED) or header.startswith(ATTRIBUTE_PREFIX)
 
 
 async def _next(fetches: AsyncGenerator[list[Chunk], None]) -> list[Chunk] | None:
