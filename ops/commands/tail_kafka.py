@@ -55,7 +55,8 @@ class KafkaTail:
         with asyncio.Runner() as runner:
             fetches = self._fetches([r for r in ranges if r.size])
             try:
-                while (found := runner.run(_next(fetches))) is not None:
+                found: list[Chunk] = []
+                while runner.run(_next(fetches, found)):
                     yield from found
             finally:
                 runner.run(fetches.aclose())
@@ -93,8 +94,11 @@ def _is_own(header: str) -> bool:
     return header in (HEADER_SEQNO, HEADER_PREV, HEADER_CREATED) or header.startswith(ATTRIBUTE_PREFIX)
 
 
-async def _next(fetches: AsyncGenerator[list[Chunk], None]) -> list[Chunk] | None:
-    return await anext(fetches, None)
+async def _next(fetches: AsyncGenerator[list[Chunk], None], found: list[Chunk]) -> bool:
+    """False at the end. The chunks are not its result, of which asyncio's runner writes a text each time."""
+    chunks = await anext(fetches, None)
+    found[:] = chunks or ()
+    return chunks is not None
 
 
 def _lost(r: Range, start: int, end: int) -> None:
