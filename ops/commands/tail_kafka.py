@@ -19,7 +19,6 @@ from logferry.loaders.errors import TopicChanged
 from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.tables import TableSnapshot, origin_of, tail_of
 from logferry.ops.audit.log.read import committed, connected
-from logferry.ops.audit.records.batches import StoredRecord
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel
 
@@ -74,18 +73,24 @@ class KafkaTail:
             for r in ranges:
                 dc, inside = split_topic(r.topic)[0], range(r.start, r.end)
                 async for fetched in committed(kafka, (r.topic, r.partition), r.start, r.end, partial(_lost, r)):
-                    chunks = (chunk_of(dc, r, one) for one in fetched.records if one.offset in inside)
+                    chunks = (chunk_of(dc, r, *one) for one in fetched.records if one.offset in inside)
                     yield [chunk for chunk in chunks if chunk is not None]
 
 
-def chunk_of(dc: str, r: Range, record: StoredRecord) -> Chunk | None:
+def chunk_of(
+    dc: str,
+    r: Range,
+    offset: int,
+    recorded_ms: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]],
+) -> Chunk | None:
     """None for a record that no gateway wrote: it goes into the quarantine, not into the table."""
-    if record.key is None or record.value is None:
+    if key is None or value is None or any(content is None and _is_own(name) for name, content in headers):
         return None
-    headers = [(name, content) for name, content in record.headers if content is not None]
-    if len(headers) < len(record.headers) and any(_is_own(name) for name, content in record.headers if content is None):
-        return None
-    row = row_of(dc, r.topic, r.partition, KafkaRecord(*record[:4], headers))
+    known = [(name, content) for name, content in headers if content is not None]
+    row = row_of(dc, r.topic, r.partition, KafkaRecord(offset, recorded_ms, key, value, known))
     chunk = None if row is None else Chunk(*row)
     return None if chunk is None or chunk.seqno < 0 or (chunk.prev or 0) < 0 else chunk
 

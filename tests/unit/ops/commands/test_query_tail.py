@@ -121,7 +121,7 @@ def test_records_that_no_gateway_wrote_are_no_chunks():
     """Those that the loader quarantines as a whole."""
     good = StoredRecord(0, 5, b"s", b"x", [("seqno", bytes(8)), ("a.host", b"web1"), ("other", None)])
     at = Range("dc1.a", 0, "", 0, 9)
-    made = chunk_of("dc1", at, good)
+    made = chunk_of("dc1", at, *good)
     assert made is not None
     assert (made.source_id, made.data, made.attributes) == ("s", b"x", {"host": "web1"})
     negative = (-1).to_bytes(8, "big", signed=True)
@@ -138,4 +138,4 @@ def test_records_that_no_gateway_wrote_are_no_chunks():
     ]
     bad = [good._replace(headers=headers) for headers in heads]
     bad += [good._replace(key=None), good._replace(key=b"\xff"), good._replace(value=None)]
-    assert [chunk_of("dc1", at, one) for one in bad] == [None] * len(bad)
+    assert [chunk_of("dc1", at, *one) for one in bad] == [None] * len(bad)
