@@ -83,7 +83,12 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.parametrize("case", CASES)
+MAIN = ("json", "json rescued", "json nested", "json times", "logfmt", "regex 0", "delimited quoted", "access")
+
+
+@pytest.mark.parametrize(
+    "case", [name if name in MAIN else pytest.param(name, marks=pytest.mark.full) for name in CASES]
+)
 def test_rows_are_those_that_spark_makes(spark: SparkSession, tmp_path: Path, case: str):
     raw, lines = CASES[case]
     settings = ParserSettings.model_validate(raw)
