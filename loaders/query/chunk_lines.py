@@ -22,13 +22,14 @@ def lines_of(chunks: Sequence[bytes]) -> ChunkLines:
     """A line is what lies between two newlines; the rest after the last one is a line only if it is not empty."""
     is_open = [bool(data) and not data.endswith(b"\n") for data in chunks]
     joined = b"".join([data + b"\n" if rest else data for data, rest in zip(chunks, is_open, strict=True)])
-    counts = np.array([data.count(b"\n") + rest for data, rest in zip(chunks, is_open, strict=True)], dtype=np.int64)
     ends = np.flatnonzero(np.frombuffer(joined, np.uint8) == ord("\n"))
     size = len(ends)
     offsets = np.zeros(size + 1, dtype=np.int32)
     offsets[1:] = ends - np.arange(size)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined.replace(b"\n", b""))]
-    after = np.cumsum(counts)
+    sizes = [len(data) + rest for data, rest in zip(chunks, is_open, strict=True)]
+    after = np.searchsorted(ends, np.cumsum(np.array(sizes, dtype=np.int64)))
+    counts = np.diff(after, prepend=0)
     newline = np.ones(size, dtype=bool)
     newline[after[np.array(is_open, dtype=bool)] - 1] = False
     return ChunkLines(

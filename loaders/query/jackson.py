@@ -59,6 +59,16 @@ def read_object(text: str) -> Pairs:
     return _Reader(text).root()
 
 
+def is_variant(text: str) -> bool:
+    """Whether Spark's ``try_parse_json`` reads the text: any value of strict JSON, with the same limits, no object of
+    which has a name twice; whatever follows the value is ignored."""
+    try:
+        _Reader(text, is_strict=True).value()
+    except NotJson:
+        return False
+    return True
+
+
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _NUMBER: Final = re.compile(r"-?(?P<whole>0|[1-9][0-9]*)(?P<point>\.(?P<rest>[0-9]+))?(?P<e>[eE][+-]?(?P<exp>[0-9]+))?")
 _NOT_FINITE: Final = re.compile(r"NaN|Infinity|[+-]INF|[+-]Infinity")
@@ -73,20 +83,25 @@ _HEX: Final = re.compile("[0-9a-fA-F]{4}")
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
-        self._text, self._at = text, 0
+    """``is_strict``: with Jackson's defaults, and names in an object differ."""
+
+    def __init__(self, text: str, *, is_strict: bool = False) -> None:
+        self._text, self._at, self._is_strict = text, 0, is_strict
 
     def root(self) -> Pairs:
         self._skip()
         if self._peek() != "{":
             raise NotJson("not an object")
+        return self.value()  # type: ignore[no-any-return]
+
+    def value(self) -> Any:
         # Jackson is not recursive, and neither is this.
         stack: list[tuple[str, list[Any], str | None]] = []
         while True:
             value = self._begin(stack)
             while value is not _OPENED:
                 if not stack:
-                    return value  # type: ignore[no-any-return]
+                    return value
                 value = self._inside(stack, value)
 
     def _begin(self, stack: list[Any]) -> Any:
@@ -120,10 +135,16 @@ class _Reader:
         if letter != ("}" if kind == "{" else "]"):
             raise NotJson(f"{letter!r} at {self._at}")
         stack.pop()
+        if kind == "{" and self._is_strict and len({name for name, _ in found}) < len(found):
+            raise NotJson("a name comes twice")
         return Pairs(found) if kind == "{" else found
 
+    @property
+    def _quotes(self) -> tuple[str, ...]:
+        return ('"',) if self._is_strict else ('"', "'")
+
     def _name(self) -> str:
-        if self._peek() not in ('"', "'"):
+        if self._peek() not in self._quotes:
             raise NotJson("no name")
         name = self._string()
         if len(name.encode("utf-16-le", "surrogatepass")) // 2 > _LONGEST_NAME:
@@ -135,9 +156,9 @@ class _Reader:
         return name
 
     def _scalar(self, letter: str) -> Any:
-        if letter in ('"', "'"):
+        if letter in self._quotes:
             return self._string()
-        for pattern in (_WORD, _NOT_FINITE, _NUMBER):
+        for pattern in (_WORD, _NUMBER) if self._is_strict else (_WORD, _NOT_FINITE, _NUMBER):
             match = pattern.match(self._text, self._at)
             if match is None:
                 continue

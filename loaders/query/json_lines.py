@@ -6,8 +6,9 @@ A line whose values have all the types of their columns by Arrow's stricter rule
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -15,12 +16,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
-from logferry.loaders.parsing.columns import column_type
-from logferry.loaders.query.jackson import Float, Int, NotJson, Pairs, as_string, read_object, whole_characters
+from logferry.loaders.parsing.columns import MEMBER_KEY, NO_MEMBER, RESCUED_DEPTH, column_type, member_pattern
+from logferry.loaders.parsing.settings import RESCUED, ParserSettings
+from logferry.loaders.query.jackson import (
+    Float,
+    Int,
+    NotJson,
+    Pairs,
+    as_string,
+    is_variant,
+    read_object,
+    whole_characters,
+)
 from logferry.loaders.query.spark_values import day_number, double, exact_decimal, micros, single
 
 NOT_JSON: Final = "the line is not JSON"
 NOT_OBJECT: Final = "the JSON is not one object, or a value does not have the type of its column"
+NOT_STRICT: Final = (
+    "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, "
+    f"or a value of more than {RESCUED_DEPTH} levels"
+)
 
 # A value of JSON that is not null → a value of the column.
 Convert = Callable[[Any], Any]
@@ -31,25 +46,30 @@ class WrongType(ValueError):
 
 
 class Values:
-    """The columns of an object: name → type as in the configuration."""
+    """The columns of an object."""
 
-    def __init__(self, kinds: Mapping[str, str]) -> None:
-        self._converts = {name: converter(column_type(kind)) for name, kind in kinds.items()}
-        self._none = dict.fromkeys(kinds)
+    def __init__(self, settings: ParserSettings) -> None:
+        self._converts = {name: converter(column_type(kind)) for name, kind in settings.kinds.items()}
+        self._none = dict.fromkeys(settings.kinds)
+        self._members = Members(settings.kinds) if settings.rescued else None
 
     def of(self, line: str) -> dict[str, Any] | str:
         """Dates are days, timestamps microseconds; as a string: why the line has no columns."""
         # Spark's reader ignores text after an object, so the loader wants a brace at the end.
-        if not line.rstrip(" ").endswith("}"):
-            return NOT_JSON
-        try:
-            pairs = read_object(line)
-        except NotJson:
-            return NOT_JSON
-        try:
-            return _struct(self._converts, self._none, pairs)
-        except WrongType:
-            return NOT_OBJECT
+        if line.rstrip(" ").endswith("}"):
+            try:
+                found = _struct(self._converts, self._none, read_object(line))
+                return found if self._members is None else found | {RESCUED: self._members.of(line)}
+            except NotStrict:
+                return NOT_STRICT
+            except (NotJson, WrongType):
+                pass
+        return NOT_OBJECT if is_variant(line) else NOT_JSON
+
+    def rescued(self, lines: pa.StringArray) -> pa.StringArray:
+        """The column of lines that Arrow has read."""
+        assert self._members is not None
+        return pa.array(map(self._members.of, lines.to_pylist()), pa.string())
 
 
 def _struct(converts: Mapping[str, Convert], none: Mapping[str, None], value: Any) -> dict[str, Any]:
@@ -87,7 +107,12 @@ def _array(inner: Convert, value: Any) -> list[Any]:
 def _map(inner: Convert, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Pairs):
         raise WrongType
-    return [(whole_characters(name), None if one is None else inner(one)) for name, one in value]
+    found: dict[str, Any] = {}
+    for name, one in value:
+        key = whole_characters(name)
+        found.pop(key, None)  # the last one counts, in its place
+        found[key] = None if one is None else inner(one)
+    return list(found.items())
 
 
 def _integer(bits: int, value: Any) -> int:
@@ -109,7 +134,8 @@ _NAMED: Final = {
 def _number(parse: Callable[[str], float | None], value: Any) -> float:
     found = None
     if isinstance(value, str):
-        found = parse(value) if isinstance(value, (Int, Float)) else _NAMED.get(value)
+        number = "0" if value == "-0" else value  # an integer first
+        found = parse(number) if isinstance(value, (Int, Float)) else _NAMED.get(value)
     if found is None:
         raise WrongType
     return found
@@ -169,36 +195,115 @@ _CONVERTS: Final[Mapping[str, Convert]] = {
     "timestamp": _timestamp,
 }
 
+# ---- the column rescued -------------------------------------------------------------------------------------
+
+_KEY: Final = re.compile(MEMBER_KEY)
+_EMPTY: Final = re.compile(NO_MEMBER.replace(r"\z", r"\Z"))
+
+
+class NotStrict(ValueError):
+    """The line has JSON that cannot be rescued."""
+
+
+class Members:
+    """Of lines that Jackson reads. ``names``: the columns, whose keys are not rescued."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+        # Each match begins where the one before ended, which Java calls \G.
+        self._member = re.compile(member_pattern(names).replace(r"\G", "", 1))
+
+    def of(self, line: str) -> str | None:
+        """A JSON object of the other members, None without any. Raises NotStrict."""
+        line = line.rstrip(" ")
+        found, at = [], 0
+        while (match := self._member.match(line, at)) is not None:
+            at = match.end()
+            if match[1]:
+                found.append(match[1])
+        if (not at or at < len(line)) and _EMPTY.match(line) is None:
+            raise NotStrict
+        if len(found) > 1 or (found and "\\" in found[0]):
+            last = {_key(member): number for number, member in enumerate(found)}
+            kept = sorted(number for key, number in last.items() if key not in self._names)
+            found = [found[number] for number in kept]
+        return f"{{{','.join(found)}}}" if found else None
+
+
+def _key(member: str) -> str:
+    match = _KEY.match(member)
+    assert match is not None
+    return whole_characters(json.loads(match[0])) if "\\" in match[0] else match[0][1:-1]
+
+
 # ---- the fast way -----------------------------------------------------------------------------------------
 
 # Types of which Arrow reads a part of what Spark reads, to the same value, and refuses the rest.
 _ARROW_READS: Final = {
     "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
     "double": pa.float64(),
     "boolean": pa.bool_(),
 }
+# Read as texts, and then by `Values`' rules.
+_TEXTS: Final = frozenset(("date", "timestamp"))
 # Jackson's limits are above this: digits of a number, levels, characters of a name.
 _SHORT: Final = 900
 _LEAST: Final = 64
+# Arrow takes Inf and -NaN as values, and Jackson does not.
+_NOT_FINITE: Final = "NaN|Inf"
+# It is an integer, so it has no sign as a double.
+_MINUS_ZERO: Final = r"-0[ \t\r,\]}]"
 
 
 def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema | None:
-    """None where a type needs the slow way."""
-    if any(kind not in _ARROW_READS for kind in kinds.values()):
+    """None where a type needs the slow way. Dates and timestamps are texts in it, which `time_of` reads."""
+    found = {name: _arrow_reads(column_type(kind)) for name, kind in kinds.items() if kind not in _TEXTS}
+    if None in found.values():
         return None
-    return pa.schema([(name, _ARROW_READS[kind]) for name, kind in kinds.items()])
+    return pa.schema([(name, found.get(name, pa.string())) for name in kinds])
 
 
-def read_by_arrow(lines: pa.StringArray, schema: pa.Schema) -> Iterable[tuple[np.ndarray, pa.Table]]:
+def _arrow_reads(kind: Any) -> pa.DataType | None:
+    if isinstance(kind, str):
+        return _ARROW_READS.get(kind)
+    if kind["type"] == "array":
+        inner = _arrow_reads(kind["elementType"])
+        return None if inner is None else pa.list_(inner)
+    if kind["type"] == "map":
+        return None
+    fields = [(field["name"], _arrow_reads(field["type"])) for field in kind["fields"]]
+    return None if any(inner is None for _, inner in fields) else pa.struct(fields)
+
+
+def time_of(kind: str, text: str) -> int | None:
+    """Days or microseconds of a string in JSON; None: it does not have the type."""
+    try:
+        return _date(text) if kind == "date" else _timestamp(text)
+    except WrongType:
+        return None
+
+
+def read_by_arrow(
+    lines: pa.StringArray, schema: pa.Schema, *, is_flat: bool = False
+) -> Iterable[tuple[np.ndarray, pa.Table]]:
     """The lines that Arrow reads without doubt, with their indices.
 
     One object per line is sure if each begins with a brace and ends with one: within one value no ``}`` is followed by
     a ``{``, and a string holds no line feed. A part with a line that Arrow refuses is halved.
+
+    ``is_flat``: those alone that cannot have more than `RESCUED_DEPTH` levels.
     """
     sure = pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))
     sure = pc.and_(sure, pc.less_equal(pc.binary_length(lines), _SHORT))
+    sure = pc.and_(sure, pc.invert(pc.match_substring_regex(lines, _NOT_FINITE)))
+    if any(kind in str(schema) for kind in ("float", "double")):
+        sure = pc.and_(sure, pc.invert(pc.match_substring_regex(lines, _MINUS_ZERO)))
+    if is_flat:
+        levels = pc.add(pc.count_substring(lines, "{"), pc.count_substring(lines, "["))
+        sure = pc.and_(sure, pc.less_equal(levels, RESCUED_DEPTH))
     rows = np.flatnonzero(sure.to_numpy(zero_copy_only=False))
     pending = [rows] if len(rows) else []
     while pending:

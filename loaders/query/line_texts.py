@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -136,29 +137,43 @@ def _access_texts(rows: np.ndarray, lines: pa.StringArray, parts: int) -> Texts:
     if _has_mark(lines):
         plain = pc.invert(pc.match_substring(lines, MARK))
         rows, lines = rows[_where(plain)], lines.filter(plain)
-    flat = pc.list_flatten(pc.split_pattern(lines, '"'))
     known: dict[str, pa.Array] = {}
+
+    @cache
+    def flat() -> pa.Array:
+        return pc.list_flatten(pc.split_pattern(lines, '"'))
 
     def column(name: str) -> pa.Array:
         if name in known:
             return known[name]
         if name == "time":
-            # Before it: `] ` and the quote.
-            cut = pc.binary_slice(_at(flat, 0, parts).cast(pa.binary()), -2 - _STAMP_BYTES, -2)
-            return cut.cast(pa.string())
+            return _stamps(lines)
         if name in _QUOTED:
-            return _at(flat, _QUOTED[name], parts) if _QUOTED[name] < parts else pa.array([""] * len(rows))
+            return _at(flat(), _QUOTED[name], parts) if _QUOTED[name] < parts else pa.array([""] * len(rows))
         if name in _PREFIX:
-            words = pc.list_flatten(pc.split_pattern(_at(flat, 0, parts), " ", max_splits=3))
+            words = pc.list_flatten(pc.split_pattern(_at(flat(), 0, parts), " ", max_splits=3))
             known.update({each: _at(words, number, 4) for number, each in enumerate(_PREFIX)})
         elif name in REQUEST_PARTS:
             known.update(_request_parts(column("request")))
         else:
-            words = pc.list_flatten(pc.split_pattern(pc.utf8_trim(_at(flat, 2, parts), " "), " "))
+            words = pc.list_flatten(pc.split_pattern(pc.ascii_trim(_at(flat(), 2, parts), " "), " "))
             known.update(status=_at(words, 0, 2), body_bytes=_at(words, 1, 2))
         return known[name]
 
     return Texts(rows, column, _SURE)
+
+
+def _stamps(lines: pa.StringArray) -> pa.StringArray:
+    """The texts after the first brackets, without splitting the lines."""
+    size = len(lines)
+    if not size:
+        return lines
+    offsets = np.frombuffer(lines.buffers()[1], np.int32)[lines.offset : lines.offset + size]
+    starts = offsets + pc.find_substring(lines, "[").to_numpy() + 1
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(lines.buffers()[2], np.uint8), _STAMP_BYTES)
+    ends = np.arange(size + 1, dtype=np.int32) * _STAMP_BYTES
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(windows[starts])]
+    return pa.Array.from_buffers(pa.string(), size, buffers)
 
 
 def _request_parts(requests: pa.Array) -> dict[str, pa.Array]:
@@ -227,12 +242,83 @@ _EACH: Final = re.compile(_PAIR, re.ASCII | re.DOTALL)
 _ESCAPES: Final = (("\\\\", MARK), ('\\"', '"'), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), (MARK, "\\"))
 
 
+# Forms of a portion's lines that are tried, and the fewest lines for which that pays.
+_FORMS: Final = 4
+_LEAST_LINES: Final = 64
+_MOST_KEYS: Final = 100
+_SPACE: Final = r" \t\n\x0b\f\r"
+
+
+class _Form(NamedTuple):
+    """Keys in order, and the expression of RE2 for lines that have them, each with a value without a backslash."""
+
+    keys: tuple[str, ...]
+    pattern: str
+
+
+def _form(line: str) -> _Form | None:
+    """None where the line's pairs are not ``key=value`` with one blank between two, or a key comes twice."""
+    pairs = _EACH.findall(line)
+    keys = tuple(pair.partition("=")[0] for pair in pairs)
+    if not 0 < len(pairs) <= _MOST_KEYS or " ".join(pairs) != line or len({*keys}) < len(keys):
+        return None
+    if any("=" not in pair for pair in pairs):
+        return None
+    value = rf'"[^"\\]*"|[^"{_SPACE}]*'
+    parts = (f"{_RE2_SPECIAL.sub(_escaped, key)}=(?P<g{n}>{value})" for n, key in enumerate(keys))
+    return _Form(keys, f"^{' '.join(parts)}$")
+
+
+_RE2_SPECIAL: Final = re.compile(r"[^A-Za-z0-9_\x80-\U0010ffff]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return rf"\x{{{ord(match[0]):x}}}"
+
+
 class LogfmtLines:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
 
-    def fast(self, _: pa.StringArray) -> list[Texts]:
-        return []
+    def fast(self, lines: pa.StringArray) -> list[Texts]:
+        """Lines of an application have the same keys in the same order: one expression reads those of such a form."""
+        found: list[Texts] = []
+        left = np.arange(len(lines))
+        if _has_mark(lines):
+            left = _where(pc.invert(pc.match_substring(lines, MARK)))
+        for number in range(_FORMS):
+            if len(left) < _LEAST_LINES:
+                break
+            among = lines if len(left) == len(lines) else lines.take(pa.array(left))
+            form = _form(among[len(left) * number // _FORMS].as_py())
+            if form is None:
+                continue
+            read = pc.extract_regex(among, form.pattern)
+            fits = read.is_valid()
+            found.append(self._texts_of(form, left[_where(fits)], read.filter(fits)))
+            left = left[_where(pc.invert(fits))]
+        return found
+
+    def _texts_of(self, form: _Form, rows: np.ndarray, read: pa.StructArray) -> Texts:
+        @cache
+        def values(key: str) -> pa.Array:
+            text = read.field(f"g{form.keys.index(key)}")
+            is_quoted = pc.starts_with(text, '"')
+            if not pc.any(is_quoted).as_py():
+                return text
+            inner = pc.binary_slice(pc.filter(text, is_quoted).cast(pa.binary()), 1, -1).cast(pa.string())
+            return inner if len(inner) == len(text) else pc.replace_with_mask(text, is_quoted, inner)
+
+        def column(name: str) -> pa.Array:
+            if name != FIELDS:
+                return values(name) if name in form.keys else pa.nulls(len(rows), pa.string())
+            others = [key for key in form.keys if key not in self._names]
+            ends = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * len(others))
+            order = np.arange(len(others) * len(rows)).reshape(len(others), len(rows)).T.reshape(-1)
+            flat = pa.concat_arrays([pa.array([], pa.string()), *map(values, others)]).take(pa.array(order))
+            return pa.MapArray.from_arrays(ends, pa.array(others * len(rows), pa.string()), flat)
+
+        return Texts(rows, column)
 
     def slow(self, line: str) -> Read:
         if MARK in line:

@@ -11,6 +11,7 @@ cast by Arrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.columns import column_type
-from logferry.loaders.parsing.settings import ParserSettings
+from logferry.loaders.parsing.settings import RESCUED, ParserSettings
 from logferry.loaders.query.java_times import Reader, event_times, needs_made
-from logferry.loaders.query.json_lines import Values, arrow_schema, read_by_arrow
+from logferry.loaders.query.json_lines import NOT_OBJECT, Values, arrow_schema, read_by_arrow, time_of
 from logferry.loaders.query.line_texts import (
     FIELDS,
     AccessLines,
@@ -130,6 +131,8 @@ class LineParser:
         self.types = {name: arrow_type(column_type(kind)) for name, kind in settings.kinds.items()}
         if settings.format == "logfmt":
             self.types[FIELDS] = pa.map_(pa.string(), pa.string())
+        if settings.rescued:
+            self.types[RESCUED] = pa.string()
         self._time: Reader | None = None
         if settings.time is not None:
             self.types[EVENT_TIME] = TIMESTAMP
@@ -137,7 +140,7 @@ class LineParser:
         # Whether the time of a line depends on when its chunk was made.
         self.needs_made = settings.time is not None and needs_made(settings.time.formats)
         self._format = _format(settings)
-        self._json = Values(settings.kinds) if settings.format == "json" else None
+        self._json = Values(settings) if settings.format == "json" else None
         self._json_schema = arrow_schema(settings.kinds) if settings.format == "json" else None
 
     def groups(
@@ -171,7 +174,7 @@ class LineParser:
                 continue
             if (name, kind) in texts.sure and name not in wanted and name != self._time_column:
                 continue
-            values, wrong = cast_texts(texts.column(name), kind)
+            values, wrong = cast_texts(texts.column(name), kind, is_plain=(name, kind) in texts.sure)
             _note(texts.rows, wrong & ~bad, f"{name} is not of the type {kind}", flaws)
             bad |= wrong
             columns[name] = values
@@ -193,16 +196,18 @@ class LineParser:
         read: list[tuple[np.ndarray, dict[str, pa.Array]]] = []
         left = np.ones(len(lines), dtype=bool)
         if self._json_schema is not None:
-            for rows, table in read_by_arrow(lines, self._json_schema):
+            for rows, table in read_by_arrow(lines, self._json_schema, is_flat=self._settings.rescued):
                 left[rows] = False
-                read.append((rows, {n: table[n].combine_chunks() for n in self._settings.kinds}))
+                if self._settings.rescued and RESCUED in wanted:
+                    table = table.append_column(RESCUED, self._json.rescued(lines.take(pa.array(rows))))
+                read.append(self._with_times(rows, table, flaws))
         rest = np.flatnonzero(left)
         values = [self._json.of(line) for line in lines.take(pa.array(rest)).to_pylist()]
         flaws |= {int(row): one for row, one in zip(rest, values, strict=True) if isinstance(one, str)}
         good = [one for one in values if not isinstance(one, str)]
         if good:
             rows = np.array([row for row, one in zip(rest, values, strict=True) if not isinstance(one, str)])
-            needed = [name for name in self._settings.kinds if name in wanted or name == self._time_column]
+            needed = [name for name in good[0] if name in wanted or name == self._time_column]
             read.append((rows, {n: built([one[n] for one in good], self.types[n]) for n in needed}))
         groups = []
         for rows, columns in read:
@@ -213,6 +218,23 @@ class LineParser:
                 _note(rows, bad, NO_TIME, flaws)
             groups.append(_chosen(rows, columns, wanted, bad))
         return groups, flaws
+
+    def _with_times(
+        self, rows: np.ndarray, table: pa.Table, flaws: dict[int, str]
+    ) -> tuple[np.ndarray, dict[str, pa.Array]]:
+        """The lines that Arrow has read, without those that have no date or timestamp where one should be."""
+        columns = {name: table[name].combine_chunks() for name in table.column_names}
+        bad = np.zeros(len(rows), dtype=bool)
+        for name, kind in self._settings.kinds.items():
+            if kind in ("date", "timestamp"):
+                texts = columns[name]
+                columns[name] = each_once(texts, partial(time_of, kind), self.types[name])
+                bad |= _nulls(columns[name]) & ~_nulls(texts)
+        if not bad.any():
+            return rows, columns
+        _note(rows, bad, NOT_OBJECT, flaws)
+        good = pa.array(~bad)
+        return rows[~bad], {name: column.filter(good) for name, column in columns.items()}
 
     @property
     def _time_column(self) -> str:
@@ -228,7 +250,8 @@ class LineParser:
         elif not pa.types.is_string(said.type):
             said = said.cast(pa.string())
         if made is None:
-            return each_once(said, lambda text: read(text, 0), TIMESTAMP)
+            is_iso = self._settings.time.formats[0] == "iso"
+            return each_once(said, lambda text: read(text, 0), TIMESTAMP, is_timestamp=is_iso)
         known: dict[tuple[str, int], int | None] = {}
         found = []
         for key in zip(said.to_pylist(), made.take(pa.array(rows)).to_pylist(), strict=True):
@@ -292,13 +315,16 @@ def built(values: list[Any], kind: pa.DataType) -> pa.Array:
 _DIGITS: Final = {"int": "[0-9]{1,9}", "bigint": "[0-9]{1,18}", "double": r"[0-9]{1,15}(?:\.[0-9]{1,15})?"}
 
 
-def cast_texts(texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
-    """The values of a column that is not text, and which texts do not have its type."""
+def cast_texts(texts: pa.Array, kind: str, *, is_plain: bool = False) -> tuple[pa.Array, np.ndarray]:
+    """The values of a column that is not text, and which texts do not have its type. ``is_plain``: all are of the
+    common form, empty or ``-``."""
     named = pc.and_(texts.is_valid(), pc.invert(pc.is_in(texts, value_set=_NOTHING)))
     said = texts if pc.all(named).as_py() else pc.if_else(named, texts, pa.scalar(None, pa.string()))
     target = arrow_type(column_type(kind))
     cast: Callable[[str], Any] = caster(kind)
     if kind in _DIGITS:
+        if is_plain:
+            return said.cast(target), np.zeros(len(said), dtype=bool)
         plain = pc.fill_null(pc.match_substring_regex(said, f"^-?{_DIGITS[kind]}$"), False)
         values = (said if pc.all(plain).as_py() else pc.if_else(plain, said, pa.scalar(None, pa.string()))).cast(target)
         odd = np.flatnonzero(pc.and_not(named, plain).to_numpy(zero_copy_only=False))
@@ -311,8 +337,28 @@ def cast_texts(texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
     return values, pc.and_(named, values.is_null()).to_numpy(zero_copy_only=False)
 
 
-def each_once(texts: pa.Array, cast: Callable[[str], Any], target: pa.DataType) -> pa.Array:
-    """Casts each distinct text once."""
+# A time with its zone, which Arrow reads as Spark does.
+_ZONED: Final = (
+    r"^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
+    r"(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])$"
+)
+
+
+def each_once(
+    texts: pa.Array, cast: Callable[[str], Any], target: pa.DataType, *, is_timestamp: bool | None = None
+) -> pa.Array:
+    """Casts each distinct text once. ``is_timestamp``: a time with its zone is what it says; None: by the type."""
     encoded = texts.dictionary_encode()
-    found = [None if text is None else cast(text) for text in encoded.dictionary.to_pylist()]
+    distinct = encoded.dictionary
+    if target == TIMESTAMP and is_timestamp is not False and len(distinct):
+        zoned = pc.match_substring_regex(distinct, _ZONED)
+        try:
+            known = pc.if_else(zoned, distinct, pa.scalar(None, pa.string())).cast(TIMESTAMP)
+        except pa.ArrowInvalid:  # such as the 30th of February
+            known = pa.nulls(len(distinct), TIMESTAMP)
+        rest = pc.filter(distinct, known.is_null())
+        if len(rest) < len(distinct):
+            odd = built([None if text is None else cast(text) for text in rest.to_pylist()], target)
+            return pc.replace_with_mask(known, known.is_null(), odd).take(encoded.indices)
+    found = [None if text is None else cast(text) for text in distinct.to_pylist()]
     return built(found, target).take(encoded.indices)

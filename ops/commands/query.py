@@ -240,7 +240,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
             type=int,
             metavar="MB",
             default=_MEMORY_MB,
-            help=f"memory of the query, beside about 500 MB; more goes to the temporary folder (default: {_MEMORY_MB})",
+            help=f"memory of the query, beside up to 900 MB; more goes to the temporary folder (default: {_MEMORY_MB})",
         ),
         option("--format", choices=tuple(FORMATS), default="table", help="output format (default: table)"),
         *add_gateway_options(parser, "URL of any gateway worker of the table's data centre"),

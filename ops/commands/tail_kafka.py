@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from logferry.client import Chunk
 from logferry.gateway.config import ConfigError, KafkaSettings, load_as
+from logferry.gateway.contract.chunk import ATTRIBUTE_PREFIX, HEADER_CREATED, HEADER_PREV, HEADER_SEQNO
 from logferry.gateway.contract.names import split_topic
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.reading.formats import row_of
@@ -54,7 +54,8 @@ class KafkaTail:
         with asyncio.Runner() as runner:
             fetches = self._fetches([r for r in ranges if r.size])
             try:
-                while (found := runner.run(_next(fetches))) is not None:
+                found: list[Chunk] = []
+                while runner.run(_next(fetches, found)):
                     yield from found
             finally:
                 runner.run(fetches.aclose())
@@ -72,14 +73,37 @@ class KafkaTail:
             for r in ranges:
                 dc, inside = split_topic(r.topic)[0], range(r.start, r.end)
                 async for fetched in committed(kafka, (r.topic, r.partition), r.start, r.end, partial(_lost, r)):
-                    records = (cast(KafkaRecord, one) for one in fetched.records if one.offset in inside)
-                    rows = (row_of(dc, r.topic, r.partition, one) for one in records)
-                    # A record that no gateway wrote goes into the quarantine, not into the table.
-                    yield [Chunk(*row) for row in rows if row is not None]
+                    chunks = (chunk_of(dc, r, *one) for one in fetched.records if one.offset in inside)
+                    yield [chunk for chunk in chunks if chunk is not None]
 
 
-async def _next(fetches: AsyncGenerator[list[Chunk], None]) -> list[Chunk] | None:
-    return await anext(fetches, None)
+def chunk_of(
+    dc: str,
+    r: Range,
+    offset: int,
+    recorded_ms: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]],
+) -> Chunk | None:
+    """None for a record that no gateway wrote: it goes into the quarantine, not into the table."""
+    if key is None or value is None or any(content is None and _is_own(name) for name, content in headers):
+        return None
+    known = [(name, content) for name, content in headers if content is not None]
+    row = row_of(dc, r.topic, r.partition, KafkaRecord(offset, recorded_ms, key, value, known))
+    chunk = None if row is None else Chunk(*row)
+    return None if chunk is None or chunk.seqno < 0 or (chunk.prev or 0) < 0 else chunk
+
+
+def _is_own(header: str) -> bool:
+    return header in (HEADER_SEQNO, HEADER_PREV, HEADER_CREATED) or header.startswith(ATTRIBUTE_PREFIX)
+
+
+async def _next(fetches: AsyncGenerator[list[Chunk], None], found: list[Chunk]) -> bool:
+    """False at the end. The chunks are not its result, of which asyncio's runner writes a text each time."""
+    chunks = await anext(fetches, None)
+    found[:] = chunks or ()
+    return chunks is not None
 
 
 def _lost(r: Range, start: int, end: int) -> None:

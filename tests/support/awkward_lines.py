@@ -124,11 +124,15 @@ _JSON_VALUES: Final = [
     "1e2",
     "1E-7",
     "1e400",
+    "1e40",
     "NaN",
     "Infinity",
     "-INF",
     "+INF",
     "INF",
+    "Inf",
+    "-Inf",
+    "-NaN",
     "01",
     ".5",
     "5.",
@@ -196,6 +200,46 @@ def json_lines(seed: int, count: int) -> list[bytes]:
         '{"s":"' + "y" * 5000 + '"}',
     ]
     return [*EVERY, *(line.encode() for line in (*found, *odd))]
+
+
+_RESCUED_ODD: Final = [
+    *("{'i':1,'x':2}", '{"i":1,"x":NaN}', '{"i":1,"x":{"y":[-INF]}}', "{\"x\":'y'}", '{"i":\'1\',"x":1}', '{"s":\'1\'}'),
+    *('{"i":1}{"x":2}', '{"i":1}"x":2}', '{"x":1} {"y":2}', '{"x":1},"x":2}', '{"x":1}}', '{} {"x":1}', '{}{}', "{ }", "{\t}"),
+    *('{"x":1,"x":2,"i":1,"\\u0069":2}', '{"\\u0078":1,"x":2}', '{"\\u0069":3}', '{"\\u0069":3,"y":1}', '{"I":1,"":2}'),
+    *('{"\\ud800":1,"?":2,"x":3}', '{"\\ud83d\\ude00":1,"😀":2}', '{"k,}":"{\\"","k:{":["]"]}', '{ "x"\t:\r[ 1 , {"i": 2} ] }'),
+    *('{"x":123456789012345678901234567890.50e-3,"e":1E400}', '{"x":"\x7f ü😀","$1":"\\\\1"}', '{"i":1,"x":{"i":1}}  '),
+    *('{"x":%s}' % ("[" * n + "]" * n) for n in (63, 64, 65, 66)),
+    *('{"i":1,"x":%s}' % ('{"x":' * n + "1" + "}" * n) for n in (63, 64, 65)),
+    *('{"m":{"k":1,"x":%s}}' % ("[" * n + "]" * n) for n in (63, 64)),
+]  # fmt: skip
+_DEEP: Final = {
+    "i": "int",
+    "f": "float",
+    "ms": "map<string,array<struct<x:int,m:map<string,int>>>>",
+    "am": "array<map<string,string>>",
+    "sd": "struct<d:decimal(6,2),t:timestamp,da:date,b:boolean,l:bigint,f:float,g:double,sub:struct<m:map<string,date>>>",
+}
+_DEEP_VALUES: Final = [
+    *('{"k":[{"x":1,"m":{"a":1,"b":2,"a":3}},null,{}],"k":[]}', '{"k":null,"j":[{"m":{"":null}}]}', '{"k":[{"x":1.0}]}'),
+    *('[{"a":"x","a":[1.50],"b":null},null]', '[{"\\ud800":"1","?":"2"}]', '[[]]', "[{}]", '{"d":1.005}', '{"d":"1.5 "}'),
+    *('{"d":123456}', '{"d":true}', '{"t":"2026-11-20T10:00:00+01:00","da":"2026-11-20"}', '{"t":1795341498}', '{"t":1.5}'),
+    *('{"b":"true"}', '{"b":true,"l":9223372036854775807,"f":16777217,"g":-0}', '{"f":-0,"g":-0.0}', '{"f":1.00000017881393432617187499}'),
+    *('{"l":1e2}', '{"f":"NaN","g":"-Infinity"}', '{"sub":{"m":{"a":"2026-1-2","b":5}}}', '{"sub":{"m":{"a":"5","a":"2026-11-20"}}}'),
+    *("16777217", "33554435", "-0", "123456789012345678901234567890", '{"sub":{}}', '{"sub":null,"D":1}', '{"f":9007199791611905}'),
+]  # fmt: skip
+
+
+def rescued_lines(seed: int, count: int) -> list[bytes]:
+    """Of objects with keys that are columns or not, one of them often twice."""
+    dice = random.Random(seed)
+    names, values = (*"iism", "s", "x", "x", "\\u0069", "I", "a b", "é"), [*_JSON_VALUES, '{"x":{"i":[1,{}]}}', "[ ]"]
+    found = [*_RESCUED_ODD]
+    for _ in range(count):
+        pairs = [(dice.choice(names), dice.choice(values)) for _ in range(dice.randrange(5))]
+        space = dice.choice(("", "", " ", "\t", "\r"))
+        inside = f"{space},".join(f'{space}"{name}"{space}:{space}{value}' for name, value in pairs)
+        found.append(f"{{{inside}}}" + dice.choice(("", "", "", " ", "x", "}", "\r")))
+    return [*EVERY, *(line.encode() for line in found)]
 
 
 TYPED: Final = {"i": "int", "l": "bigint", "f": "float", "d": "double", "b": "boolean", "da": "date", "t": "timestamp"}
@@ -300,6 +344,17 @@ def settings_and_lines() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
         "json times": (
             {"columns": {"at": "string", "i": "int"}, "event_time": {"column": "at", "formats": formats, "zone": "Europe/Zurich"}},
             [json.dumps({"at": text}).encode() for text in TIMES] + json_lines(3, 100),
+        ),
+        "json rescued": (
+            {"columns": {"i": "int", "s": "string", "m": "map<string,string>"}, "rescued": True}, rescued_lines(11, 1500)
+        ),
+        "json rescued simple": ({"columns": {"i": "int", "s": "string"}, "rescued": True}, rescued_lines(12, 1500)),
+        "json arrays": (
+            {"columns": {k: v for k, v in JSON_KINDS.items() if k not in ("de", "m", "st")} | {"st": "struct<x:int,y:string,z:array<float>>"}},
+            json_lines(13, 1000),
+        ),
+        "json nested": (
+            {"columns": _DEEP}, [f'{{"{name}":{value}}}'.encode() for name in _DEEP for value in (*_DEEP_VALUES, *_JSON_VALUES)]
         ),
         "json double time": (
             {"columns": {"at": "double"}, "event_time": {"column": "at", "formats": ["epoch_s"]}},

@@ -47,6 +47,11 @@ class Parser:
         self, records: Records, settings: ParserSettings = LINES
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """(rows of the table, rows of the quarantine)"""
+        rows, bad = self.tables(records, settings)
+        return rows.to_pylist(maps_as_pydicts="strict"), bad.to_pylist(maps_as_pydicts="strict")
+
+    def tables(self, records: Records, settings: ParserSettings = LINES) -> tuple[pa.Table, pa.Table]:
+        """As `parsed`, in Arrow."""
         rows = [
             {
                 "key": key,
@@ -66,11 +71,10 @@ class Parser:
             self._through_parquet(parsing_rows.quarantined_rows(frame, QUARANTINE_COLUMNS, settings)),
         )
 
-    def _through_parquet(self, frame: DataFrame) -> list[dict[str, Any]]:
+    def _through_parquet(self, frame: DataFrame) -> pa.Table:
         out = self._folder / "out"
         frame.coalesce(1).write.mode("overwrite").parquet(str(out))
-        rows: list[dict[str, Any]] = pq.read_table(out).to_pylist(maps_as_pydicts="strict")
-        return rows
+        return pq.read_table(out, coerce_int96_timestamp_unit="us")
 
 
 class Row(NamedTuple):

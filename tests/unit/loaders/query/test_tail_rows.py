@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.client.reading.decode import ReceivedChunk
 from logferry.loaders.errors import LedgerBroken
+from logferry.loaders.parsing.columns import column_type
+from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.query import tail_rows
 from logferry.loaders.query.chunk_lines import lines_of
+from logferry.loaders.query.parsed_lines import arrow_type
 
 from tests.support.loader import chunks_of, rows_of
 
@@ -131,3 +135,24 @@ def test_lines_that_do_not_fit_an_access_log_are_left_out():
     (row,) = rows([chunk(b"none\n" + line + b"\r\n")], "dc1", "access/1", schema)
     assert (row["line"], row["text"], row["status"], row["protocol"]) == (1, line.decode() + "\r", 304, None)
     assert (row["event_time"], row["event_date"]) == (datetime(2026, 1, 1, 0, 30, tzinfo=UTC), date(2026, 1, 1))
+
+
+def test_columns_that_the_table_has_with_wider_types():
+    """After `columns` changed, until a batch is loaded by them: the tail has the types of the last batch's parser."""
+    columns = {"i": "int", "f": "float", "d": "decimal(4,1)", "s": "struct<a:int>", "l": "array<struct<a:int>>"}
+    parser = ParserSettings(format="json", columns={**columns, "m": "map<string,struct<a:float>>"}, rescued=True)
+    wide = {"i": "double", "f": "double", "d": "decimal(9,3)", "s": "struct<a:bigint,b:string>"}
+    wide |= {"l": "array<struct<a:decimal(12,1),b:int>>", "m": "map<string,struct<a:double,b:date>>", "new": "date"}
+    schema = pa.schema([(name, arrow_type(column_type(kind))) for name, kind in wide.items()])
+    line = b'{"i":1,"f":1.5,"d":2.25,"s":{"a":3,"b":"x"},"l":[{"a":4},null],"m":{"k":{"a":1.5},"j":null},"more":1}\n'
+    make = tail_rows.line_batches(tail_rows.line_parser(parser.name, parser.as_json), "dc1", schema)
+    (full,) = [row for batch in make([chunk(line)], 0) for row in batch.to_pylist(maps_as_pydicts="strict")]
+    assert full == {
+        "i": 1.0,
+        "f": 1.5,
+        "d": Decimal("2.300"),
+        "s": {"a": 3, "b": None},
+        "l": [{"a": Decimal("4.0"), "b": None}, None],
+        "m": {"k": {"a": 1.5, "b": None}, "j": None},
+        "new": None,
+    }

@@ -19,8 +19,10 @@ from logferry.loaders.runs.table_run import prepare
 from logferry.loaders.storage.commit import commit_rows
 from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import Ledger, new_entry
+from logferry.ops.audit.records.batches import StoredRecord
 from logferry.ops.cli.problems import CommandError
 from logferry.ops.commands import query, tail_file
+from logferry.ops.commands.tail_kafka import chunk_of
 
 
 def chunk(topic: str, offset: int, seqno: int, data: bytes, recorded_ms: int = 1_700_000_000_000) -> ReceivedChunk:
@@ -113,3 +115,27 @@ def test_memory_is_limited(table: Path, capsys: pytest.CaptureFixture[str]):
     sql = "SELECT current_setting('memory_limit') FROM logs LIMIT 1"
     query.main([sql, "--table", str(table), "--memory-mb", "200", "--format", "csv"])
     assert "190.7 MiB" in capsys.readouterr().out
+
+
+def test_records_that_no_gateway_wrote_are_no_chunks():
+    """Those that the loader quarantines as a whole."""
+    good = StoredRecord(0, 5, b"s", b"x", [("seqno", bytes(8)), ("a.host", b"web1"), ("other", None)])
+    at = Range("dc1.a", 0, "", 0, 9)
+    made = chunk_of("dc1", at, *good)
+    assert made is not None
+    assert (made.source_id, made.data, made.attributes) == ("s", b"x", {"host": "web1"})
+    negative = (-1).to_bytes(8, "big", signed=True)
+    heads: list[list[tuple[str, bytes | None]]] = [
+        [],
+        [("seqno", None)],
+        [("seqno", negative)],
+        [("seqno", bytes(7))],
+        [*good.headers, ("prev", None)],
+        [*good.headers, ("prev", negative)],
+        [*good.headers, ("created", b"")],
+        [*good.headers, ("a.x", None)],
+        [*good.headers, ("a.x", b"\xff")],
+    ]
+    bad = [good._replace(headers=headers) for headers in heads]
+    bad += [good._replace(key=None), good._replace(key=b"\xff"), good._replace(value=None)]
+    assert [chunk_of("dc1", at, *one) for one in bad] == [None] * len(bad)
