@@ -1,4 +1,4 @@
-"""Which parsers may have made a row: the ledger says it of the offsets of each data centre. Pure.
+"""Which parsers may have made a row: the ledger says it of the offsets of each data centre.
 
 A row is of a load or a reload that read its offset. If none of their parsers makes a row of its text, the line was
 in the quarantine until a batch parsed it again. An offset that no entry holds may be of any parser.

@@ -76,6 +76,28 @@ async def test_damage_of_what_the_loader_wrote(
     assert dict(report.findings.refuting) == {"missing-row": 1}
 
 
+async def test_rows_from_before_a_type_became_wider_and_a_column_came(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, loader: Callable[..., Loader]
+):
+    world = World(kafka.bootstrap, topic_name)
+    await world.create()
+    line = '{"n": 7, "f": 0.1, "who": {"id": 1, "name": "x"}, "by": {"b": 1, "a": null}, "new": "y"}\n[]\n'
+    old = {"n": "int", "f": "float", "who": "struct<id:int>", "by": "map<string,int>"}
+    wider = {"n": "bigint", "f": "double", "who": "struct<id:bigint,name:string>", "by": "map<string,double>"}
+    for source_id, columns in (("web1", old), ("api1", {**wider, "new": "string"})):
+        await world.write(world.plan([source_id], content=lambda *_: line.encode()), transactional_id=world.name)
+        parser = {"format": "json", "columns": columns}
+        raw = {"path": tmp_path / "t", "topics": [world.topic], "parser": parser}
+        list(load_table(loader(), job := TableJob.model_validate(raw)))
+    report = await world.audit(table=job.path)
+    assert report.table is not None
+    assert report.exact, [str(finding) for finding in report.findings]
+    assert (report.table.parsed, report.table.unparsed) == (10, 0)
+    DeltaTable(str(job.path)).update(predicate="source_id = 'web1' and seqno < 200", new_values={"new": "'y'"})
+    report = await world.audit(table=job.path)
+    assert dict(report.findings.refuting) == {"changed-column": 2}
+
+
 # ---- every kind of batch ---------------------------------------------------------------------------------
 
 TIME = {"column": "at", "formats": ["iso"]}
