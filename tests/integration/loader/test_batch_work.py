@@ -29,6 +29,7 @@ from logferry.loaders.planning.source_facts import SourceFacts, SourceKey
 from logferry.loaders.runs.table_run import load_table, prepare, tidy
 from logferry.loaders.storage import ledger, snapshots, tables
 from logferry.loaders.storage.commit import _CHECKPOINT, DataFiles, commit_files, commit_rows
+from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import Ledger, new_entry
 from logferry.loaders.storage.ledger_summary import MERGE_EVERY
 from logferry.loaders.storage.side_tables import LeftOutChunk, add_sources, known_before, left_out_rows
@@ -156,7 +157,7 @@ async def test_kafka_is_asked_once_for_all_partitions(
         count["calls"] += not command.startswith("m\n")
         return send(self, command)
 
-    def opening(place: Any, open_table: Callable[[Any], Any] = snapshots.open_table) -> Any:
+    def opening(place: Any, open_table: Callable[[Any], Any] = open_table) -> Any:
         found = open_table(place)
         count["opened"] += found is not None
         return found

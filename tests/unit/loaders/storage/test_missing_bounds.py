@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.schema import Schema
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.location import Location
 from logferry.loaders.storage.files import dataset
 
@@ -35,7 +35,7 @@ WHOLE = {
 def table_of(folder: Path, *files: tuple[str | None, str, Mapping[str, Any], list[str | None]]) -> ds.Dataset:
     """The table with files of (value of the partition column, name, statistics, sources)."""
     schema = Schema.from_arrow(SCHEMA)
-    adds = []
+    adds: list[AddAction | RemoveAction] = []
     for day, name, said, sources in files:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
