@@ -146,7 +146,7 @@ def test_a_batch_reads_as_many_files_of_a_large_table(tmp_path: Path, opened: Op
 async def test_kafka_is_asked_once_for_all_partitions(
     loader: Callable[..., Loader], topic: Topic, table: Location, monkeypatch: pytest.MonkeyPatch
 ):
-    """A batch of a topic with 200 partitions makes no more calls into the JVM than one of a topic with 2; and no table
+    """A batch of a topic with 60 partitions makes no more calls into the JVM than one of a topic with 2; and no table
     is opened as a whole after the first batch of a run and the summing up that follows it.
     """
     count = Counter[str]()
@@ -169,7 +169,7 @@ async def test_kafka_is_asked_once_for_all_partitions(
     async def load(partitions: int) -> list[Counter[str]]:
         one = Topic(topic.bootstrap, f"{topic.name}-{partitions}")
         await one.create(partitions)
-        await one.write(chunks_of("web1", *([b"a line\n"] * 6)), partitions=partitions)
+        await one.write(chunks_of("web1", *([b"a line\n"] * 4)), partitions=partitions)
         return await asyncio.to_thread(batches_of, one)
 
     def batches_of(one: Topic) -> list[Counter[str]]:
@@ -180,7 +180,7 @@ async def test_kafka_is_asked_once_for_all_partitions(
                 before = count.copy()
         return found[:4]
 
-    narrow, wide = await load(2), await load(200)
+    narrow, wide = await load(2), await load(60)
     assert all(abs(b["calls"] - a["calls"]) < 40 for a, b in zip(narrow, wide, strict=True)), (narrow, wide)
     assert [batch["opened"] for batch in (*narrow[2:], *wide[2:])] == [0] * 4
 

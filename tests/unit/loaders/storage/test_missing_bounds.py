@@ -16,6 +16,7 @@ from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.location import Location
 from logferry.loaders.storage.files import dataset
+from logferry.loaders.storage.ledger import read_rows
 
 SCHEMA = pa.schema([("day", pa.string()), ("source_id", pa.string()), ("seqno", pa.int64())])
 TOLD = {
@@ -80,6 +81,7 @@ def test_a_missing_bound_skips_no_file(tmp_path: Path, said: Mapping[str, Any]):
     assert rows.count_rows(filter=ds.field("source_id") == "b") == 2
     assert rows.to_table(filter=ds.field("seqno") == 1)["source_id"].to_pylist() == ["a", "a"]
     assert rows.count_rows(filter=ds.field("source_id") == "c") == 0
+    assert len(read_rows(Location.of(tmp_path), [("source_id", "=", "b")])) == 2
 
 
 def test_nulls_that_are_not_counted_are_found(tmp_path: Path):
