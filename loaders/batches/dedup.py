@@ -24,7 +24,7 @@ from logferry.loaders.batches.row_counts import table_sources
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
 from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey, possible_copies, shared_topics
-from logferry.loaders.storage.rewrite import rows_of, text
+from logferry.loaders.storage.rewrite import SQL_TIME, rows_of, text
 from logferry.loaders.storage.side_tables import (
     LeftOutChunk,
     known_before,
@@ -120,10 +120,11 @@ def _copies(
             & (ds.field("recorded") >= pa.scalar(oldest, pa.timestamp("us", "UTC")))
             & text("source_id").isin(sorted({chunk["source_id"] for chunk in chunks}))
         )
+        near = f"seqno >= {min(seqnos)} AND seqno <= {max(seqnos)} AND recorded >= '{oldest:{SQL_TIME}}'"
         if entry.reload:
             # Rows that the reload replaces do not count.
             wanted = wanted & ~rows_of(entry.reload, entry.dc)
-        for rows_there in stored_rows(paths, entry.batch - 1, ["topic", "source_id", "seqno"], wanted):
+        for rows_there in stored_rows(paths, entry.batch - 1, ["topic", "source_id", "seqno"], wanted, near):
             distinct = pa.Table.from_batches([rows_there]).group_by(["topic", "source_id", "seqno"]).aggregate([])
             stored.update((row["topic"], row["source_id"], row["seqno"]) for row in distinct.to_pylist())
     return copies(entry.batch, chunks, stored)

@@ -29,7 +29,7 @@ from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, dr
 from logferry.loaders.planning.source_facts import shared_topics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
 from logferry.loaders.storage.files import open_table, storage_errors
-from logferry.loaders.storage.rewrite import Rule
+from logferry.loaders.storage.rewrite import SQL_TIME, Rule
 from logferry.loaders.storage.side_tables import (
     add_sources,
     complete_sources,
@@ -41,7 +41,6 @@ from logferry.loaders.storage.side_tables import (
 from logferry.loaders.storage.tables import partition_columns
 
 _DAY: Final = timedelta(days=1)
-_SQL: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 class OldRows(NamedTuple):
@@ -109,9 +108,9 @@ def _staying(
         return {}
     is_early, is_gone = (f"event_time < {_micros(before)}", f"recorded < {_micros(before - _DAY)}")
     with storage_errors(f"{path} cannot be read"):
-        early, late = (f"event_time {sign} '{before:{_SQL}}'" for sign in ("<", ">="))
-        young = f"{early} AND recorded >= '{before + _DAY:{_SQL}}'"
-        ahead = f"{late} AND recorded < '{before - _DAY:{_SQL}}'"
+        early, late = (f"event_time {sign} '{before:{SQL_TIME}}'" for sign in ("<", ">="))
+        young = f"{early} AND recorded >= '{before + _DAY:{SQL_TIME}}'"
+        ahead = f"{late} AND recorded < '{before - _DAY:{SQL_TIME}}'"
         if not any(table.file_uris(file_pruning_predicate=where) for where in (young, ahead)):
             return {}
     stored = session().read.format("delta").option("versionAsOf", table.version()).load(path.for_spark)
@@ -142,11 +141,13 @@ def _lines(before: datetime, batch: int) -> Rule:
 def _rule(before: datetime, *, has_events: bool) -> Rule:
     """Files are skipped, or removed as a whole, by their column bounds, which never exclude a row of the file."""
     # The SQL is never null, so that its opposite is true for all other rows.
-    long_ago, early, late = (f"recorded IS NOT NULL AND recorded < '{before + i * _DAY:{_SQL}}'" for i in (-1, 0, 1))
+    long_ago, early, late = (
+        f"recorded IS NOT NULL AND recorded < '{before + i * _DAY:{SQL_TIME}}'" for i in (-1, 0, 1)
+    )
     if not has_events:
         return Rule(early, f"recorded < {_micros(before)}", others=f"NOT ({early})")
     # For rows without an event time, the time of recording counts.
     old = f"coalesce(event_time, recorded) < {_micros(before)} AND recorded < {_micros(before + _DAY)}"
-    event = f"event_time IS NOT NULL AND event_time < '{before:{_SQL}}'"
+    event = f"event_time IS NOT NULL AND event_time < '{before:{SQL_TIME}}'"
     files = f"({long_ago}) OR ({event} AND {late}) OR (event_time IS NULL AND {early})"
     return Rule(files, f"{old} OR recorded < {_micros(before - _DAY)}", others=f"NOT ({files})")

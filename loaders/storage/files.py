@@ -75,50 +75,32 @@ def dataset(folder: Location, table: DeltaTable, where: str | None = None) -> ds
     files are read without their bounds.
     """
     found = table.to_pyarrow_dataset(filesystem=file_system(folder), file_pruning_predicate=where)
-    values = _without_some_bounds(table)
-    if not values:
+    lacking = _without_some_bounds(table)
+    if not lacking:
         return found
-    fragments = [
-        one
-        if (values_of_it := values.get(one.path)) is None
-        else found.format.make_fragment(one.path, one.filesystem, partition_expression=values_of_it)
-        for one in found.get_fragments()
-    ]
-    return ds.FileSystemDataset(fragments, found.schema, found.format, file_system(folder))
+
+    def unbounded(file: ds.ParquetFileFragment) -> ds.ParquetFileFragment:
+        known = ds.scalar(True)
+        for name, value in ds.get_partition_keys(file.partition_expression).items():
+            column = ds.field(name)
+            known &= column.is_null() if value is None else column == pa.scalar(value, found.schema.field(name).type)
+        return found.format.make_fragment(file.path, file.filesystem, partition_expression=known)
+
+    files = [unbounded(file) if file.path in lacking else file for file in found.get_fragments()]
+    return ds.FileSystemDataset(files, found.schema, found.format, file_system(folder))
 
 
-def _without_some_bounds(table: DeltaTable) -> dict[str, ds.Expression]:
-    """The files that have bounds of some columns and lack those of others, each with its partition values."""
+def _without_some_bounds(table: DeltaTable) -> set[str]:
+    """The files that lack a bound of a column which has values in them."""
     files = pa.table(table.get_add_actions(flatten=True))
-    bounds = [name for name in files.column_names if name.startswith("min.")]
-    if not bounds:
-        return {}
-    settings, fields = table.metadata().configuration, pa.schema(table.schema().to_arrow())
-    named = settings.get("delta.dataSkippingStatsColumns")
-    parted = set(table.metadata().partition_columns)
-    columns = [name for name in (named.split(",") if named else fields.names) if name not in parted]
-    has_some = pc.is_valid(files[bounds[0]])
-    for name in bounds[1:]:
-        has_some = pc.or_(has_some, pc.is_valid(files[name]))
     lacks = pa.chunked_array([pa.repeat(False, files.num_rows)])
-    for name in columns:
-        if name not in fields.names or pa.types.is_nested(fields.field(name).type):
-            continue
-        is_missing = pc.is_null(files[f"min.{name}"]) if f"min.{name}" in files.column_names else None
-        if is_missing is not None and f"null_count.{name}" in files.column_names:
-            nulls = pc.fill_null(pc.equal(files[f"null_count.{name}"], files["num_records"]), False)
-            is_missing = pc.and_(is_missing, pc.invert(nulls))
-        lacks = pc.or_(lacks, pc.is_valid(files["path"]) if is_missing is None else is_missing)
-    chosen = files.filter(pc.and_(has_some, lacks))
-    found: dict[str, ds.Expression] = {}
-    for row in chosen.select(["path", *(f"partition.{name}" for name in parted)]).to_pylist():
-        expression = ds.scalar(True)
-        for name in parted:
-            value = row[f"partition.{name}"]
-            field = ds.field(name)
-            expression &= field.is_null() if value is None else field == pa.scalar(value, fields.field(name).type)
-        found[unquote(row["path"])] = expression
-    return found
+    for name in pa.schema(table.schema().to_arrow()).names:
+        if f"min.{name}" in files.column_names:
+            low, high, nulls = (files[f"{kind}.{name}"] for kind in ("min", "max", "null_count"))
+            has_values = pc.fill_null(pc.not_equal(nulls, files["num_records"]), True)
+            lacks_one = pc.or_(pc.is_null(nulls), pc.or_(pc.is_null(low), pc.is_null(high)))
+            lacks = pc.or_(lacks, pc.and_(has_values, lacks_one))
+    return {unquote(path) for path in files.filter(lacks)["path"].to_pylist()}
 
 
 class StoredFile(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import LedgerBroken, Overtaken, StorageUnavailable, UnsupportedFeature
@@ -29,7 +30,6 @@ from logferry.loaders.planning.plan import Range
 from logferry.loaders.storage.files import (
     STORAGE_ERRORS,
     dataset,
-    file_system,
     open_table,
     storage_errors,
     written_rows,
@@ -193,7 +193,8 @@ def read_arrow(path: Location, filters: Any = None, columns: list[str] | None = 
     if table is None:
         return pa.table({})
     with storage_errors(f"{path} cannot be read"):
-        return table.to_pyarrow_table(filters=filters, columns=columns, filesystem=file_system(path))
+        wanted = None if filters is None else pq.filters_to_expression(filters)
+        return dataset(path, table).to_table(columns=columns, filter=wanted)
 
 
 # By address: id and version of the table, and the last batch of that version, which never changes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -17,6 +17,9 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 from logferry.loaders.planning.plan import Range, one_a_partition
+
+# The format of a moment in delta-rs's SQL.
+SQL_TIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 class Rule(NamedTuple):

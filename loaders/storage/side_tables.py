@@ -217,8 +217,12 @@ def complete_sources(paths: TablePaths, batch: int, run: str, counted: CountedSo
         add_sources(paths.sources, before, run, counted(paths, before), all_of_it=True)
 
 
-def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any) -> Iterator[Any]:
-    """Rows of table and quarantine as of exactly this batch. Raises Overtaken, StorageUnavailable."""
+def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any, near: str) -> Iterator[Any]:
+    """The ``wanted`` rows of table and quarantine as of exactly this batch. Raises Overtaken, StorageUnavailable.
+
+    ``near``: SQL that holds for all of them: files are passed over by it before pyarrow knows of them, which costs
+    half a millisecond for each.
+    """
     for path in (paths.main, paths.quarantine):
         table = open_table(path)
         if table is None:
@@ -226,7 +230,7 @@ def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any) 
         if path == paths.main and last_batch(table) != batch:
             raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader has continued")
         with storage_errors(f"{path} cannot be read"):
-            stored = dataset(path, table)
+            stored = dataset(path, table, near)
             if path == paths.quarantine:
                 wanted = wanted & active_filter(batch)
             have = [name for name in columns if name in stored.schema.names]

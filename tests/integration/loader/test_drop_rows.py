@@ -137,7 +137,7 @@ class _Dead(Exception):
     pass
 
 
-@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_loader_that_dies_in_between(session: Session, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No row goes before the commit of the main table. The next run finishes the drop with the planned cutoff."""
     logs = LoadedTable(tmp_path)

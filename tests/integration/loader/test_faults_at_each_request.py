@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple
 import boto3  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
+from logferry.loaders.batches.drop_rows import drop_rows
+from logferry.loaders.batches.rewrite_rows import Rewriter
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LoadError, StorageUnavailable
 from logferry.loaders.location import Location
@@ -33,8 +35,8 @@ from logferry.loaders.storage.claims import claim
 from logferry.loaders.storage.commit import DataFiles, commit_files, commit_rows
 from logferry.loaders.storage.files import delete_folder, list_files, read_text, write_text
 from logferry.loaders.storage.ledger import Ledger, existing_table, last_batch, new_entry, read_ledger
-from logferry.loaders.storage.retention import compact, drop_rows
-from logferry.loaders.storage.rewrite import Rewriter, of_ranges
+from logferry.loaders.storage.retention import compact
+from logferry.loaders.storage.rewrite import Rule
 from logferry.loaders.storage.side_tables import (
     add_sources,
     create_segments,
@@ -48,6 +50,7 @@ from logferry.loaders.storage.side_tables import (
 from logferry.loaders.storage.tables import read_state, snapshot_of
 from logferry.ops.stack.processes import Child, free_ports
 from logferry.ops.stack.s3_server import BUCKET, S3Server
+from pyspark.sql import SparkSession
 
 from tests.support.delta_log import rows_by_log
 from tests.support.loader_process import wait_for
@@ -153,26 +156,27 @@ def rows_to_replace(tables: Tables) -> None:
     planned(tables)
 
 
+def no_spark() -> SparkSession:
+    raise AssertionError("the bounds of the files suffice")
+
+
 def replace(tables: Tables) -> None:
-    last = 100 * (tables.batch - 1)
-    rule = of_ranges([Range("dc1.a", 0, "id", last, last + 4)], "dc1")
-    changes = Rewriter(tables.at, tables.batch, rule).actions
+    first = 100 * (tables.batch - 1)
+    rule = Rule(f"offset >= {first}", f"offset >= {first}", others=f"offset < {first}")
+    changes = Rewriter(no_spark, tables.at, tables.batch, rule).actions
     assert commit_files(DataFiles(tables.at), tables.at, tables.batch, "run", changes=changes)
-
-
-def four_less(tables: Tables) -> None:
-    tables.rows -= 4
-    tables.check()
 
 
 def old_rows(tables: Tables) -> None:
     tables.load(old=True)
+    add_sources(tables.paths.sources, tables.batch, "run", {})
+    put_segments(tables.paths.segments, tables.batch, "run", [])
     next_batch(tables)
     Ledger(tables.paths.ledger).put(tables.entry(kind=DROP, cutoff=NOW - timedelta(days=7)))
 
 
 def drop(tables: Tables) -> None:
-    drop_rows(tables.paths, read_ledger(tables.at)[-1], "run")
+    drop_rows(no_spark, tables.paths, read_ledger(tables.at)[-1], "run")
 
 
 def ten_less(tables: Tables) -> None:
@@ -279,7 +283,7 @@ STEPS: Final = {
     "create": Step(removed, Tables.create, created),
     "plan": Step(next_batch, plan, is_planned),
     "rows": Step(planned, write_rows, ten_more),
-    "replace": Step(rows_to_replace, replace, four_less),
+    "replace": Step(rows_to_replace, replace, ten_less),
     "drop": Step(old_rows, drop, ten_less),
     "sides": Step(planned, put_sides, sides_are_there),
     "tell": Step(segments_to_tell, tell, is_told),
