@@ -126,7 +126,7 @@ async def test_a_tail_has_the_rows_that_the_loader_then_loads(
         await one.create()
         await two.create()
         job = TableJob(
-            path=warehouse / name, topics=[f"*.{topic_name}-{name}"], parser=raw, partition_by=["recorded_date"]
+            path=warehouse / name, topics=[f"*.{topic_name}-{name}"], parser=ParserSettings.model_validate(raw), partition_by=["recorded_date"]
         )
         good = next((line for line in lines if line.isascii() and line.strip()), b"x")
         await one.write(chunks_of("s", good + b"\n"))
