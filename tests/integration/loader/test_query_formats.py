@@ -125,9 +125,9 @@ async def test_a_tail_has_the_rows_that_the_loader_then_loads(
         one, two = (Topic(kafka.bootstrap, f"{dc}.{topic_name}-{name}") for dc in ("dc1", "dc2"))
         await one.create()
         await two.create()
-        job = TableJob(
-            path=warehouse / name, topics=[f"*.{topic_name}-{name}"], parser=ParserSettings.model_validate(raw), partition_by=["recorded_date"]
-        )
+        parser = ParserSettings.model_validate(raw)
+        topics = [f"*.{topic_name}-{name}"]
+        job = TableJob(path=warehouse / name, topics=topics, parser=parser, partition_by=["recorded_date"])
         good = next((line for line in lines if line.isascii() and line.strip()), b"x")
         await one.write(chunks_of("s", good + b"\n"))
         list(load_table(loader(), job))
