@@ -29,9 +29,8 @@ def parser(**settings: Any) -> ParserSettings:
 
 
 def entry(batch: int, by: ParserSettings, start: int, end: int, kind: str = LOAD) -> LedgerEntry:
-    ranges, reload = (Range("dc1.t", 0, "id", start, end),), ()
-    if kind == RELOAD:
-        ranges, reload = (), ranges
+    read = (Range("dc1.t", 0, "id", start, end),)
+    ranges, reload = ((), read) if kind == RELOAD else (read, ())
     return LedgerEntry(batch, "dc1", by.name, "run", _AT, ranges, kind, by.as_json, reload=reload)
 
 
