@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.columns import DATES, MARK, access_columns
-from logferry.loaders.parsing.settings import RESCUED, ParserSettings, settings_of
+from logferry.loaders.parsing.settings import ParserSettings, settings_of
 from logferry.loaders.query.line_texts import UnequalLine
 from logferry.loaders.query.parsed_lines import LineParser, parse_lines
 from logferry.ops.audit.tables.ledger_parsers import Candidates, LedgerParser, LedgerParsers
@@ -148,9 +148,6 @@ class ParsedColumns:
         right = ~rejected & ~unknown
         wrong = np.zeros(batch.num_rows, dtype=bool)
         for column in self.columns:
-            if column.name == RESCUED and usable.rescued and RESCUED not in parsed.column_names:
-                unknown |= right
-                continue
             stored, made = batch.column(column.name), _made(parsed, column, batch.num_rows)
             differ = right & _differ(stored, made)
             wrong |= differ

@@ -301,8 +301,8 @@ async def test_tables_on_s3_with_keys_that_only_the_processes_get(
     for name in ("access", "secret"):
         (tmp_path / name).write_text(f"{name}-of-this-test\n")
     with S3Server(tmp_path / "s3") as server:
-        files = {"access_key_file": tmp_path / "access", "secret_key_file": tmp_path / "secret"}
-        s3 = S3Settings.model_validate({"endpoint": server.endpoint, **files})
+        access, secret = tmp_path / "access", tmp_path / "secret"
+        s3 = S3Settings(endpoint=server.endpoint, access_key_file=access, secret_key_file=secret)
         place = Location.of(f"s3://{BUCKET}/warehouse", s3.access)
         for name in ("t", "t_ledger", "t_quarantine"):
             pa_fs.copy_files(str(tmp_path / name), name, destination_filesystem=file_system(place))

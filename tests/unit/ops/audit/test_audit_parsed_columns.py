@@ -12,7 +12,6 @@ import pytest
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import LOAD, RELOAD, REQUARANTINE, LedgerEntry
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.query.parsed_lines import LineParser
 from logferry.ops.audit.tables.ledger_parsers import LedgerParsers
 from logferry.ops.audit.tables.parsed_columns import ColumnCheck, ParsedColumns
 
@@ -186,7 +185,6 @@ def test_a_row_that_the_parser_does_not_make_is_named(name: str):
 _RESCUING = parser(format="json", columns={"n": "int"}, rescued=True)
 
 
-@pytest.mark.skipif("rescued" not in LineParser(_RESCUING).types, reason="only the JVM makes the column rescued")
 def test_the_column_rescued_is_compared_as_text():
     columns, entries = [("n", pa.int32()), ("rescued", pa.string())], [entry(0, _RESCUING, 0, 9)]
     text, right = '{"n":1, "a": {"b" : [1.50]},"a":2.0}', '{"a":2.0}'
