@@ -139,7 +139,6 @@ PURE = (
     *("ops.audit.digests", "ops.audit.records"),
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
     "ops.audit.tables.accepted_resets",
-    "ops.audit.tables.ledger_parsers",
     "ops.audit.tables.rows",
     "ops.status.diagnosis",
 )
