@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiokafka import errors
 from aiokafka.protocol.fetch import FetchRequest
@@ -22,9 +22,11 @@ from logferry.gateway.kafka.broker_connection import start_or_explain
 from logferry.gateway.kafka.client import EARLIEST, PASSING, KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.topics.copies import OffsetTranslation
-from logferry.ops.audit.log.partition import PartitionLog
 from logferry.ops.audit.records.batches import CorruptRecords, StoredRecords, committed_records
 from logferry.ops.cli.problems import Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from logferry.ops.audit.log.partition import PartitionLog
 
 _FETCH_BYTES: Final = 4 << 20
 _WAIT_MS: Final = 500
