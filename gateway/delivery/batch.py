@@ -125,7 +125,7 @@ def headers(
     sources = len({row[_SOURCE] for row in batch.rows})
     found = {
         "Content-Type": shape.content_type,
-        "X-Logferry-PushSubscription": key.subscription,
+        "X-Logferry-Subscription": key.subscription,
         "X-Logferry-Token": f"{key.topic}/{key.partition}/{batch.first}-{batch.last}",
         "X-Logferry-Epoch": str(epoch),
         "X-Logferry-Replay": str(replay),

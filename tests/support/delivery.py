@@ -62,7 +62,7 @@ class PushReceiver:
             int(head["X-Logferry-Replay"]),
             int(head["X-Logferry-Shard"]),
             body,
-            {str(name).title(): value for name, value in head.items()},
+            dict(head),
         )
         self.seen.append(got)
         key, digest = (got.replay, got.token), hashlib.sha256(body).hexdigest()

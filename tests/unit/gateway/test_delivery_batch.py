@@ -99,6 +99,7 @@ def _unpacked(body: bytes) -> list[list[object]]:
 def test_headers_name_the_batch_and_are_signed_with_each_key() -> None:
     batch = DeliveryBatch(5, 12, [row(7), row(9)], b"body")
     found = headers(KEY, batch, shape(compression="gzip"), epoch=4, replay=1, secrets=[b"new", b"old"], now_s=99)
+    assert found["X-Logferry-Subscription"] == "s"
     assert found["X-Logferry-Token"] == "dc1.nginx/3/7-9"
     assert (found["X-Logferry-Epoch"], found["X-Logferry-Replay"], found["X-Logferry-Shard"]) == ("4", "1", "0")
     assert found["X-Logferry-Source"] == "web1/a 70-90"
