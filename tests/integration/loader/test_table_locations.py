@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 KEYS = ("AKIA-of-this-test", "sEcReT/of+this=test")
 OTHER_KEYS = ("AKIA-of-the-next-day", "aNoThEr/sEcReT+key")
 # How a user may write the place; the S3 server's bucket, HDFS's root and the test's folder come before it.
-PLACES = ("s3a://", *(pytest.param(name, marks=pytest.mark.long) for name in ("s3://", "hdfs://", "/", "file://")))
+PLACES = ("s3a://", "s3://", "hdfs://", "/", "file://")
 HOUR = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
 
 
@@ -178,6 +178,8 @@ def texts(table: Location) -> list[str]:
     return sorted(row["text"] for row in stored(table))
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("place", PLACES)
 async def test_every_command_in_every_place(place: str, topic: Topic, tmp_path: Path):
     start, bad = lines("one", 1, 2, 3), lines("two words", 4)
