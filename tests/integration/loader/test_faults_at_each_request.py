@@ -114,7 +114,7 @@ def next_batch(tables: Tables) -> None:
 
 
 def removed(tables: Tables) -> None:
-    """The tables are created anew."""
+    """The tables are recreated."""
     for path in tables.paths:
         delete_folder(path)
     tables.batch, tables.rows = -1, 0
