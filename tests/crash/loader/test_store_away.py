@@ -1,4 +1,4 @@
-"""The store of the tables is killed in mid-load and started again: a following load continues, and the rows are exact."""
+"""The store of the tables is killed in mid-load and started again: a following load continues, the rows are exact."""
 
 from __future__ import annotations
 
