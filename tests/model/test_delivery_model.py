@@ -56,7 +56,7 @@ class DeliveryWorld(RuleBasedStateMachine):
         then=st.sampled_from(("answers", "dies", "replaced meanwhile")),
     )
     def attempt(self, arrives: bool, answer: str, then: str) -> None:
-        """A receiver that takes a batch may answer anything; one that does not take it never says done."""
+        """A receiver that takes a batch may not answer; it says done for what it takes alone, and rejects none of it."""
         state = self.wanted
         key = (state.replay, state.position, state.ends[0])
         assert self.sent.setdefault(key, state.shape) == state.shape, "the same token with other bytes"
@@ -64,6 +64,7 @@ class DeliveryWorld(RuleBasedStateMachine):
             self.the_worker_dies()
         if arrives or answer == "done":
             self._take(state)
+        is_taken = (state.position, state.ends[0]) in self.taken[state.replay]
         if then == "dies":
             self.the_worker_dies()
         if then != "answers":
@@ -72,9 +73,9 @@ class DeliveryWorld(RuleBasedStateMachine):
             self.wanted = progress.delivered(self.wanted)
         elif answer == "again":
             self.wanted = progress.failed(self.wanted, "500", 1)
-        elif answer == "split" and not arrives and self.wanted.ends[0] - self.wanted.position > 1:
+        elif answer == "split" and not is_taken and self.wanted.ends[0] - self.wanted.position > 1:
             self.wanted = progress.halved(self.wanted, (self.wanted.position + self.wanted.ends[0] + 1) // 2)
-        elif not arrives:
+        elif not is_taken:
             self.wanted = progress.stopped(self.wanted, "rejected", "422", 1)
 
     def _take(self, state: DeliveryState) -> None:
