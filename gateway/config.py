@@ -255,15 +255,11 @@ class ServiceConfig(Strict):
                 "Configure [[tokens]], or set anonymous = true"
             )
         if host in _ALL_ADDRESSES and self.advertised_host is None:
-            raise ValueError(
-                f"listen: other hosts cannot connect to {host}; set advertised_host to the name that they use"
-            )
-        names = [(token.name, token.name) for token in self.tokens]
+            raise ValueError(f"listen: other hosts cannot connect to {host}; set advertised_host to the name they use")
         hashes = [(token.name, sha256) for token in self.tokens for sha256 in token.sha256]
-        for what, entries in ("name", names), ("sha256", hashes):
+        for what, entries in ("name", [(token.name, token.name) for token in self.tokens]), ("sha256", hashes):
             values = [value for _, value in entries]
-            twice = [name for name, value in entries if values.count(value) > 1]
-            if twice:
+            if twice := [name for name, value in entries if values.count(value) > 1]:
                 raise ValueError(f"tokens: {' and '.join(twice)} have the same {what}")
         return self
 
@@ -363,20 +359,24 @@ class Config(ServiceConfig):
     @model_validator(mode="after")
     def _together(self) -> Config:
         self.check_names_and_ports({self.dc, *self.data_centres})
+        self.receivers.check(self.limits.lane_bytes)
         return self
 
     @property
     def known_dcs(self) -> frozenset[str]:
         return frozenset({self.dc, *self.data_centres})
 
+    @property
+    def staging_topic(self) -> str:  # of pieces of files that are not committed yet; its partitions are the lanes
+        return f"{self.group}.archive"
+
     def lane(self, number: int) -> LaneIdentity:
-        state_topic, written = self.state_topic, f"{self.dc}."
-        return LaneIdentity(
-            number,
-            f"{self.group}.lane-{number}",
-            (state_topic, number),
-            lambda topic, partition: topic.startswith(written) or (topic, partition) == (state_topic, number),
-        )
+        own, written = {(self.state_topic, number), (self.staging_topic, number)}, f"{self.dc}."
+
+        def may_write(topic: str, partition: int) -> bool:
+            return topic.startswith(written) or (topic, partition) in own
+
+        return LaneIdentity(number, f"{self.group}.lane-{number}", (self.state_topic, number), may_write)
 
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

@@ -22,6 +22,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "method-not-allowed": (405, "The resource does not take this method"),
     "timeout": (408, "The body did not arrive in time"),
     "unknown-topic": (404, "The topic does not exist"),
+    "unknown-transaction": (404, "The transaction is not open"),
     "not-mirrored": (404, "No mirror writes the partition here"),
     "gap": (409, "Chunks before this one are missing"),
     "overlap": (409, "The chunk begins before what is recorded"),

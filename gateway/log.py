@@ -14,6 +14,7 @@ from typing import Any, Final
 _BY_LEVEL: Final = {
     "info": """
         worker_started worker_stopping worker_stopped configuration_reloaded state_topic_created
+        staging_topic_created
         lanes_assigned lane_open lane_revoked session_reader_gone graphite_back clocks_agree link_recovered
         target_created target_grown target_altered partition_resumed partition_accepted
         delivery_replayed
@@ -25,7 +26,7 @@ _BY_LEVEL: Final = {
         positions_not_carried partition_refused transaction_not_ended session_partition_damaged
         session_partition_leaderless
         tokens_unencrypted consumer_shared target_not_altered copy_begins_later transaction_open
-        delivery_set_aside
+        delivery_set_aside staging_not_freed
     """,
     "error": """
         worker_died refused_to_start cannot_listen kafka_away configuration_not_reloaded request_failed

@@ -1,4 +1,7 @@
-"""The records of the gateway's state topic: states of sources, and receipts of requests. Pure."""
+"""The records of the gateway's state topic: states of sources, and receipts of requests. Pure.
+
+Those of uploads: `upload_state`.
+"""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ class UploadCommit(NamedTuple):
 
 
 class UploadState(NamedTuple):
-    """``topic``: the full name. ``expires_ms``: it is gone then if it was not committed. ``is_sealed``: no piece follows.
+    """``topic``: the full name. ``expires_ms``: it is gone then if it was not committed.
 
-    ``commit`` None: nothing of it is visible.
+    ``is_sealed``: no piece follows. ``commit`` None: nothing of it is visible.
     """
 
     topic: str
@@ -98,7 +98,9 @@ class UploadState(NamedTuple):
             raise ValueError(f"upload of version {version}; this logferry reads version {UPLOAD_VERSION}")
         try:
             found = json.loads(raw[_HEAD.size : _HEAD.size + size])
-            commit, pieces = found["commit"], _PIECE.iter_unpack(raw[_HEAD.size + size :])
+            commit, pieces = found["commit"], [*_PIECE.iter_unpack(raw[_HEAD.size + size :])]
+            if not pieces:
+                raise ValueError("an upload without pieces")
             return cls(
                 **{
                     **found,

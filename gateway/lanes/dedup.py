@@ -37,7 +37,8 @@ from logferry.gateway.contract.source_state import (
     SourceIdentity,
     SourceState,
 )
-from logferry.gateway.lanes.receipts import ReceiptTable, weight
+from logferry.gateway.contract.upload_state import UPLOAD_KIND
+from logferry.gateway.lanes.receipts import ReceiptTable, UploadTable, weight
 from logferry.gateway.limits import FairShare
 
 SESSION_LAPSE_MS: Final = 900_000  # by default
@@ -251,17 +252,21 @@ def _token(raw: bytes) -> bytes:
 class SourceTable:
     """The committed states of one lane, kept as in the state topic: a million sources must fit.
 
-    ``shares``: how many sources there are, by the token of each. ``receipts``: of requests without seqnos; they are no
-    sources. ``added``: the keys of those that came since the order
+    ``shares``: how many sources there are, by the token of each. ``receipts``: of requests without seqnos, and
+    ``uploads``; they are no sources. ``added``: the keys of those that came since the order
     of lists took them over; None: there is no order.
     """
 
     shares: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
     receipts: ReceiptTable = field(default_factory=ReceiptTable)
+    uploads: UploadTable = field(init=False)
     added: list[bytes] | None = None
     _states: dict[bytes, bytes] = field(default_factory=dict)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
     _pins: dict[tuple[str, str], tuple[bytes, int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.uploads = UploadTable(self.receipts.shares)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -277,6 +282,8 @@ class SourceTable:
         """
         if key[:1] == RECEIPT_KIND:
             return self.receipts.apply(key, raw)
+        if key[:1] == UPLOAD_KIND:
+            return self.uploads.apply(key, raw)
         if raw is not None:
             if key.decode().count("\0") != _FIELDS.get(key[:1]):
                 raise ValueError(f"state key {key!r} cannot be decoded")

@@ -20,6 +20,7 @@ from aiokafka import errors
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.contract.source_state import SourceIdentity
+from logferry.gateway.contract.upload_state import upload_key
 from logferry.gateway.errors import LaneMoved, Problem
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
@@ -27,8 +28,9 @@ from logferry.gateway.kafka.record_batch import CODECS, batches
 from logferry.gateway.kafka.transactional_producer import NotCommitted, PartitionBatches, TransactionalProducer
 from logferry.gateway.kafka.types import Record
 from logferry.gateway.lanes.dedup import SourceTable
-from logferry.gateway.lanes.resolution import resolve
+from logferry.gateway.lanes.resolution import resolve, resolve_upload
 from logferry.gateway.lanes.transaction import AppendChunks, Draft, Outcome, Request, WriteOutcome
+from logferry.gateway.lanes.uploads import UploadOutcome
 from logferry.gateway.limits import FairShare
 from logferry.gateway.topics.catalog import TopicCatalog
 
@@ -127,9 +129,13 @@ class PendingRequests:
         """After fence and replay: what the log holds, the table, is what happened."""
         for pending, outcome in self._in_flight:
             request, receipt = pending.request, None
-            if isinstance(request, AppendChunks) and request.receipt_key is not None:
-                receipt = table.receipts.get(request.receipt_key)
-            committed = resolve(outcome, table.get(request.source, request.topic.id), receipt)
+            if isinstance(outcome, UploadOutcome):
+                found = resolve_upload(outcome, table.uploads.get(upload_key(request.source.source_id)))
+                committed, outcome = (None, outcome) if found is None else (True, found)
+            else:
+                if isinstance(request, AppendChunks) and request.receipt_key is not None:
+                    receipt = table.receipts.get(request.receipt_key)
+                committed = resolve(outcome, table.get(request.source, request.topic.id), receipt)
             if committed:
                 if receipt is not None and isinstance(outcome, WriteOutcome):
                     outcome = replace(outcome, receipt=receipt)  # another attempt's, maybe
@@ -194,6 +200,8 @@ def _offset_of(index: int, batches: list[tuple[int, int]]) -> int:
 
 def _partition(pending: PendingRequest, outcome: Outcome) -> TopicPartition | None:
     """The partition that the request writes chunks to; None: it writes none."""
+    if isinstance(outcome, UploadOutcome):
+        return outcome.place
     if not isinstance(outcome, WriteOutcome) or outcome.span is None:
         return None
     return pending.request.source.topic, outcome.state.partition
@@ -236,6 +244,10 @@ class GroupCommit(TransactionalProducer):
         states: list[Record] = [(key, value, []) for key, value in draft.states.items()]
         written = batches(states, _BATCH_BYTES, draft.now_ms, self._codec)
         parts = [PartitionBatches(*self.lane.state, self.state_topic_id, deque(written))]
+        uploads = draft.uploads
+        if uploads.pieces and uploads.staging is not None:
+            written = batches(uploads.pieces, _BATCH_BYTES, draft.now_ms, self._codec)
+            parts.append(PartitionBatches(*uploads.staging.tp, uploads.staging.topic_id, deque(written)))
         for topic, number in draft.chunks:
             facts = draft.topics[topic]
             written = batches(

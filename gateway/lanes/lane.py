@@ -36,7 +36,9 @@ from logferry.gateway.lanes.group_commit import Answered, GroupCommit, PendingRe
 from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
 from logferry.gateway.lanes.replay import replay_states
 from logferry.gateway.lanes.source_order import SourceOrder
+from logferry.gateway.lanes.staging_topic import delete_before, end_of
 from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
+from logferry.gateway.lanes.uploads import Staging, UploadRules
 from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import LANES, count_written
 from logferry.gateway.topics.catalog import TopicCatalog
@@ -46,6 +48,7 @@ from logferry.gateway.turns import Turns
 _LOOK: Final = 64
 
 _EXPIRED_A_TRANSACTION: Final = 200
+_DELETE_AGAIN_S: Final = 60.0
 _EXPIRED_AT_ONCE: Final = 100
 # Refusals that hold whatever another worker may have recorded meanwhile, or that the caller may retry.
 _CERTAIN_REFUSALS: Final = ("overlap", "out-of-order", "overloaded")
@@ -61,7 +64,11 @@ class Lane(LaneLifecycle[GroupCommit]):
     _order: SourceOrder | None = None
     _waiting: PendingRequests = field(default_factory=PendingRequests)
     _expired: deque[bytes] = field(default_factory=deque)
-    _holds_expired: bool = False  # receipts that no longer count
+    _holds_expired: bool = False  # receipts or uploads that no longer count
+    # Of the pieces of uploads; None: not known yet.
+    staging: Staging | None = None
+    _deleting: asyncio.Task[None] | None = None
+    _deleted_to: int = 0
     _confirming: set[asyncio.Task[None]] = field(default_factory=set)
     _next_confirmation: asyncio.Task[None] | None = None
     _confirmation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -94,9 +101,15 @@ class Lane(LaneLifecycle[GroupCommit]):
         return answer
 
     def expire(self, now_s: float) -> None:
-        """Answers the requests that waited too long: surely not recorded, or outcome unknown."""
+        """Answers the requests that waited too long: surely not recorded, or outcome unknown. Ends uploads."""
         queued = f"lane {self.number} is {self.state}: {self.why}"
         self._waiting.expire(now_s, queued, f"the commit is not answered yet: {self.why}")
+        window_ms = self._repeat_window_ms
+        if self.state != "serving" or window_ms is None or self._holds_expired:
+            return
+        if any(self.table.uploads.ended(self.kafka.clock.now_ms(), window_ms)):
+            self._holds_expired = True
+            self._wake.set()
 
     async def find_expired(self, now_ms: int) -> None:
         """Finds sources that were silent for the retention; each transaction forgets a few of them.
@@ -151,6 +164,8 @@ class Lane(LaneLifecycle[GroupCommit]):
         self._waiting.end(queued, queued)
 
     def ended(self) -> None:
+        if self._deleting is not None:
+            self._deleting.cancel()
         moved = f"lane {self.number} moved to another worker"
         self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
 
@@ -160,6 +175,10 @@ class Lane(LaneLifecycle[GroupCommit]):
     async def replay(self, producer: GroupCommit) -> None:
         table = SourceTable(FairShare(self.config.limits.lane_sources))
         table.receipts.shares.limit = self.config.receivers.lane_receipts
+        archive = self.config.receivers.archive
+        if archive is not None:
+            table.uploads.count.limit, table.uploads.staged.limit = archive.lane_uploads, archive.lane_bytes
+        self.staging = None
         self.table = await replay(self.kafka, self.config.state_topic, self.number, table, producer.state_end)
 
     def opened(self) -> dict[str, Any]:
@@ -190,6 +209,11 @@ class Lane(LaneLifecycle[GroupCommit]):
         self.metrics.committed(self.number, time.monotonic() - started, throttled_s)
         count_written(draft.chunks)
         self._waiting.commit(offsets)
+        if draft.uploads.states and self.staging is not None:
+            ends = [base + 1 for _, base in offsets.get(self.staging.tp, ())]
+            self.staging = self.staging._replace(end=max([self.staging.end, *ends]))
+            if self._deleting is None or self._deleting.done():
+                self._deleting = asyncio.create_task(self._free_space())
 
     async def _draft(self) -> Draft:
         """Assembles the next transaction; requests that need not wait for it are answered at once.
@@ -202,6 +226,10 @@ class Lane(LaneLifecycle[GroupCommit]):
         now_ms = self.kafka.clock.now_ms()
         draft = Draft(self.table, now_ms, self.config.max_seqno_jump, lapse_ms, health.why)
         draft.number, draft.repeat_window_ms = 1 + random.getrandbits(62), self._repeat_window_ms
+        if (archive := self.config.receivers.archive) is not None:
+            within_ms = int(archive.commit_within_s * 1000)
+            draft.uploads.rules = UploadRules(within_ms, archive.file_bytes, archive.file_pieces)
+            draft.uploads.staging, draft.uploads.refused = self.staging, health.why
         limit = limits.transaction_bytes
         waiting, doubtful = self._waiting, list[tuple[PendingRequest, Refusal]]()
         refused, turns = set[SourceIdentity](), Turns()
@@ -232,8 +260,32 @@ class Lane(LaneLifecycle[GroupCommit]):
         for _ in range(min(len(self._expired), _EXPIRED_A_TRANSACTION)):
             draft.expire(self._expired.popleft(), draft.now_ms - self.config.source_retention_ms)
         draft.expire_receipts(_EXPIRED_A_TRANSACTION)
+        draft.expire_uploads(_EXPIRED_A_TRANSACTION)
         self._holds_expired = self._holds_expired and not draft.is_empty()
         return draft
+
+    async def find_staging(self) -> None:
+        """Learns where the staging topic ends. Raises KafkaError; the lane serves all else without it."""
+        if self.staging is None:
+            self.staging = await end_of(self.kafka, (self.config.staging_topic, self.number))
+
+    async def _free_space(self) -> None:
+        """Deletes in the staging topic what no upload needs, by the committed states alone: a fenced lane deletes
+        nothing that its successor needs."""
+        while self.staging is not None and self.is_open:
+            needed = self.table.uploads.needed_from(self.staging.end)
+            if needed <= self._deleted_to:
+                return
+            if await delete_before(self.kafka, self.staging.tp, needed):
+                self._deleted_to = needed
+            else:
+                await asyncio.sleep(_DELETE_AGAIN_S)
+
+    async def confirm(self, judged_by: SourceTable) -> None:
+        """Returns when what the table says may be answered. Raises Problem."""
+        problem = await self._judged_as_owner(judged_by)
+        if problem is not None:
+            raise problem()
 
     @property
     def _repeat_window_ms(self) -> int | None:

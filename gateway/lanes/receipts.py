@@ -1,6 +1,8 @@
-"""Receipts: what a lane keeps of requests without seqnos, so that the same request again is a duplicate. Pure.
+"""What a lane keeps of requests that may come again: receipts of those without seqnos, and uploads. Pure.
 
-* A receipt is committed in the transaction of its chunks: it is in the log if and only if they are.
+A receipt makes the same request without seqnos a duplicate:
+
+* It is committed in the transaction of its chunks: it is in the log if and only if they are.
 * It counts for a window after it was recorded, by the brokers' time; then it is as if it were not there, and the next
   transactions forget it, the oldest first.
 * It is of one incarnation of its topic, as the states of sources are.
@@ -14,9 +16,10 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from logferry.gateway.contract.source_state import Receipt, source_of_record
+from logferry.gateway.contract.upload_state import UploadState
 from logferry.gateway.limits import FairShare
 
 # A longer key counts as so many more sources or receipts, for each so many bytes.
@@ -60,3 +63,69 @@ class ReceiptTable:
             if Receipt.decode(raw).at_ms >= before_ms:
                 return
             yield key
+
+
+class _OpenUpload(NamedTuple):
+    raw: bytes
+    expires_ms: int
+    first_offset: int
+    size_bytes: int
+    token: str | None
+
+
+@dataclass(slots=True)
+class UploadTable:
+    """The committed states of one lane's uploads.
+
+    ``count``, ``staged``: how many are open and the bytes of their pieces, by token. ``kept``: those that are visible,
+    which are remembered among the receipts.
+    """
+
+    kept: FairShare
+    count: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
+    staged: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
+    _open: dict[bytes, _OpenUpload] = field(default_factory=dict)
+    _done: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def apply(self, key: bytes, raw: bytes | None) -> None:
+        """Takes over a committed state; None forgets it. Raises ValueError or struct.error on an unknown format."""
+        upload = None if raw is None else UploadState.decode(raw)
+        before = self._open.pop(key, None)
+        if before is not None:
+            self.count.give(before.token, 1)
+            self.staged.give(before.token, before.size_bytes)
+        done = self._done.pop(key, None)
+        if done is not None:
+            self.kept.give(UploadState.decode(done).token, weight(done))
+        if raw is None or upload is None:
+            return
+        if upload.commit is not None:
+            self.kept.take(upload.token, weight(raw))
+            self._done[key] = raw
+            return
+        first, size = upload.pieces[0].at_least, upload.size_bytes
+        self._open[key] = _OpenUpload(raw, upload.expires_ms, first, size, upload.token)
+        self.count.take(upload.token, 1)
+        self.staged.take(upload.token, size)
+
+    def get(self, key: bytes) -> UploadState | None:
+        """The state, also of one that has expired."""
+        found = self._open.get(key)
+        raw = self._done.get(key) if found is None else found.raw
+        return None if raw is None else UploadState.decode(raw)
+
+    def ended(self, now_ms: int, window_ms: int) -> Iterator[bytes]:
+        """The keys of those that were not committed in time, and of those that are remembered no longer."""
+        yield from (key for key, upload in self._open.items() if upload.expires_ms <= now_ms)
+        for key, raw in self._done.items():
+            commit = UploadState.decode(raw).commit
+            if commit is None or commit.at_ms + window_ms >= now_ms:
+                return
+            yield key
+
+    def needed_from(self, end: int) -> int:
+        """The offset in the staging topic before which nothing is needed any more. ``end``: of the partition."""
+        return min((upload.first_offset for upload in self._open.values()), default=end)

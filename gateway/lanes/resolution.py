@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from logferry.gateway.contract.source_state import Receipt, SourceState
+from logferry.gateway.contract.upload_state import UploadState
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.transaction import (
     ForgetOutcome,
@@ -11,6 +12,7 @@ from logferry.gateway.lanes.transaction import (
     SessionOutcome,
     WriteOutcome,
 )
+from logferry.gateway.lanes.uploads import UploadOutcome
 
 
 def resolve(outcome: Outcome, replayed: SourceState | None, receipt: Receipt | None = None) -> bool | None:
@@ -20,7 +22,7 @@ def resolve(outcome: Outcome, replayed: SourceState | None, receipt: Receipt | N
     nothing of the older transaction can be committed any more. None: the log can't tell, since another owner was
     there in between, and a newer session wrote past it, or another opening got the same number.
 
-    ``receipt``: what the replay has of the same request without seqnos.
+    ``receipt``: what the replay has of the same request without seqnos. Uploads: `resolve_upload`.
 
     A refusal rested on what that transaction may have undone and names a seqno that may not be recorded: it is
     never given, and the request wrote nothing.
@@ -30,6 +32,8 @@ def resolve(outcome: Outcome, replayed: SourceState | None, receipt: Receipt | N
     if isinstance(outcome, ForgetOutcome):
         # A source that is known again may have been forgotten in between.
         return True if replayed is None else False if replayed == outcome.before else None
+    if isinstance(outcome, UploadOutcome):
+        return None
     drafted = outcome.state
     if isinstance(outcome, WriteOutcome) and outcome.receipt is not None:
         return _resolve_append(outcome, outcome.receipt, replayed, receipt)
@@ -68,3 +72,18 @@ def _is_newer(state: SourceState, drafted: SourceState) -> bool:
     if state.heartbeat is None or drafted.heartbeat is None:
         return False
     return state.heartbeat.at_ms >= drafted.heartbeat.at_ms
+
+
+def resolve_upload(outcome: UploadOutcome, found: UploadState | None) -> UploadOutcome | None:
+    """The outcome of a request whose commit was not answered, by the state that a replay after the fence found.
+
+    None: the log does not tell, the client repeats the call. What another attempt has recorded is as good.
+    """
+    drafted = outcome.upload
+    if found is None or found.topic_id != drafted.topic_id or len(found.pieces) < len(drafted.pieces):
+        return None
+    is_same = found.digest_after(len(drafted.pieces)) == drafted.digest
+    is_same &= found.is_sealed >= drafted.is_sealed and (found.commit is not None) >= (drafted.commit is not None)
+    if drafted.is_sealed and len(found.pieces) != len(drafted.pieces):
+        return None
+    return UploadOutcome(found) if is_same else None

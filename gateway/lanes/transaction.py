@@ -21,6 +21,7 @@ from typing import Final
 from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.gateway.contract.names import partition_of
 from logferry.gateway.contract.source_state import Heartbeat, Receipt, SourceIdentity, SourceState, receipt_key
+from logferry.gateway.contract.upload_state import UploadCommit, UploadState, upload_key
 from logferry.gateway.kafka.types import Record, TopicFacts
 from logferry.gateway.lanes.dedup import (
     SESSION_LAPSE_MS,
@@ -35,6 +36,7 @@ from logferry.gateway.lanes.dedup import (
     use_session,
 )
 from logferry.gateway.lanes.receipts import weight
+from logferry.gateway.lanes.uploads import CommitUpload, UploadDraft, UploadOutcome, UploadRequest
 
 REPEAT_WINDOW_MS: Final = 3_600_000  # by default
 
@@ -103,7 +105,7 @@ class ForgetSource:
     token: str | None = None
 
 
-Request = WriteChunks | AppendChunks | OpenSession | RecordHeartbeat | ForgetSource
+Request = WriteChunks | AppendChunks | OpenSession | RecordHeartbeat | ForgetSource | UploadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class ForgetOutcome:
     before: SourceState | None
 
 
-Outcome = WriteOutcome | SessionOutcome | HeartbeatOutcome | ForgetOutcome | Refusal
+Outcome = WriteOutcome | SessionOutcome | HeartbeatOutcome | ForgetOutcome | UploadOutcome | Refusal
 
 
 @dataclass(slots=True)
@@ -149,7 +151,7 @@ class Draft:
     ``refused``: why nothing may be written to a partition now, None: it may.
     ``chunks``: by (topic, partition), in order, each with its record's key. ``states``: of sources, and receipts, by
     their key in the state topic; None forgets.
-    ``topics``: those that it writes to.
+    ``topics``: those that it writes to. ``uploads``: the part of it that is about those.
     """
 
     table: SourceTable
@@ -162,6 +164,7 @@ class Draft:
     chunks: dict[tuple[str, int], list[tuple[bytes, Chunk]]] = field(default_factory=dict)
     states: dict[bytes, bytes | None] = field(default_factory=dict)
     topics: dict[str, TopicFacts] = field(default_factory=dict)
+    uploads: UploadDraft = field(init=False)
     size_bytes: int = 0
     _new_sources: int = 0
     _new_receipts: int = 0
@@ -169,6 +172,9 @@ class Draft:
     _sources: dict[SourceIdentity, SourceState | None] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
     _forgotten: dict[SourceIdentity, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.uploads = UploadDraft(self.table.uploads)
 
     def add(self, request: Request) -> tuple[Outcome, bool]:
         """Decides the request. Returns the outcome and whether it must wait for the commit to become true."""
@@ -179,12 +185,11 @@ class Draft:
             known = self._receipt(request)
             if known is not None:
                 return self._repeat(request, known), source in self._sources
-        if self._is_one_too_many(source, request.token):
-            shares = self.table.shares
-            held = f"{shares.used} of {shares.limit} sources (limits.lane_sources)"
-            if shares.used < shares.limit:
-                held += f", {shares.of_token(request.token)} of this token, which leaves room for others"
-            return Refusal("overloaded", f"the lane holds {held}, and takes no new ones", None), False
+        if isinstance(request, UploadRequest):
+            return self._upload(request)
+        refusal = self._refuse_new(source, request.token)
+        if refusal is not None:
+            return refusal, False
         state = self._state(request.topic, source, request.token)
         if isinstance(request, OpenSession):
             return self._open(request, state)
@@ -192,7 +197,7 @@ class Draft:
             return self._beat(request, state)
         return self._write(request, state), source in self._sources
 
-    def _write(self, request: WriteChunks | AppendChunks, state: SourceState) -> Outcome:
+    def _write(self, request: WriteChunks | AppendChunks, state: SourceState) -> WriteOutcome | Refusal:
         source = request.source
         if isinstance(request, AppendChunks):
             above = self._forgotten.get(source, 0)
@@ -252,15 +257,45 @@ class Draft:
         self.states[key] = receipt.encode()
         return None
 
-    def _is_one_too_many(self, source: SourceIdentity, token: str | None) -> bool:
+    def _refuse_new(self, source: SourceIdentity, token: str | None) -> Refusal | None:
         """The drafted ones count for everybody, so that a token may have a transaction's fewer than its share."""
         shares = self.table.shares
         if self._new_sources + shares.used < shares.limit // 8:
-            return False
+            return None
         key = source.state_key()
-        if key in self.table or key in self.states:
-            return False
-        return self._new_sources + weight(key) > shares.room(token)
+        if key in self.table or key in self.states or self._new_sources + weight(key) <= shares.room(token):
+            return None
+        held = f"{shares.used} of {shares.limit} sources (limits.lane_sources)"
+        if shares.used < shares.limit:
+            held += f", {shares.of_token(token)} of this token, which leaves room for others"
+        return Refusal("overloaded", f"the lane holds {held}, and takes no new ones", None)
+
+    def _upload(self, request: UploadRequest) -> tuple[Outcome, bool]:
+        self.expire_uploads(1, upload_key(request.source.source_id))
+        was_drafted = self.uploads.touches(request.source)
+        outcome, is_new = self.uploads.add(request, self.now_ms, self._publish)
+        if isinstance(outcome, Refusal) or not is_new:
+            return outcome, was_drafted
+        self.states[upload_key(request.source.source_id)] = outcome.upload.encode()
+        self.size_bytes += request.size_bytes
+        self._touch(request.topic)
+        return outcome, True
+
+    def _publish(self, request: CommitUpload, known: UploadState) -> UploadOutcome | Refusal:
+        """Drafts the chunks of the file, and its state with their place."""
+        source, token, kept = request.source, request.token, weight(known.encode())
+        if self._new_receipts + kept > self.table.receipts.shares.room(token):
+            return Refusal("overloaded", "the lane remembers no more requests now (receivers.lane_receipts)", None)
+        state, refusal = self._state(request.topic, source, token), self._refuse_new(source, token)
+        chunks = AppendChunks(request.topic, source, request.chunks, 0, request.digest, None, token)
+        written = refusal or self._write(chunks, state)
+        if isinstance(written, Refusal):
+            return written
+        self._new_receipts += kept
+        finished = written.state._replace(heartbeat=Heartbeat(self.now_ms, finished=True))  # nobody waits for it
+        self._put(request.topic, source, finished)
+        commit = UploadCommit(finished.partition, (finished.recorded or 0) - written.written + 1, self.now_ms)
+        return UploadOutcome(known._replace(commit=commit), (source.topic, finished.partition), written.span)
 
     def _open(self, request: OpenSession, state: SourceState) -> tuple[Outcome, bool]:
         token, is_admin = request.token, request.is_admin
@@ -285,6 +320,16 @@ class Draft:
             for key in islice(expired, max(limit, 2 * self._new_receipts)):
                 self.states.setdefault(key, None)
 
+    def expire_uploads(self, limit: int, only: bytes | None = None) -> None:
+        """Forgets so many uploads that were not committed in time, or are remembered no longer, with their sources."""
+        if (window_ms := self.repeat_window_ms) is None:
+            return
+        keys = islice(self.uploads.table.ended(self.now_ms, window_ms), limit) if only is None else [only]
+        for key, source in self.uploads.expire(keys, self.now_ms, window_ms):
+            self.states[key] = None
+            if source.state_key() in self.table and source not in self._sources:
+                self.states[source.state_key()] = self._sources[source] = None
+
     def _beat(self, request: RecordHeartbeat, state: SourceState) -> tuple[Outcome, bool]:
         refusal = refuse_write(state, request.session, request.token)
         if refusal is not None:
@@ -306,7 +351,7 @@ class Draft:
         return ForgetOutcome(known), True
 
     def touches(self, source: SourceIdentity) -> bool:
-        return source in self._sources
+        return source in self._sources or self.uploads.touches(source)
 
     def is_empty(self) -> bool:
         return not self.states

@@ -14,11 +14,12 @@ from typing import Final, Protocol, TypeVar
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.config import ConfigError
+from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import BrokerAbilities, ClusterMetadata, TopicMetadata
 from logferry.gateway.kafka.types import LaneIdentity
+from logferry.gateway.topics.catalog import MAX_MESSAGE_BYTES
 from logferry.gateway.topics.health import replication, weakness
 
 _CONNECT_DEADLINE_S: Final = 30.0
@@ -42,6 +43,18 @@ _STATE_CONFIGS: Final = {
     "min.cleanable.dirty.ratio": "0.2",
     "max.compaction.lag.ms": str(_DAY_MS // 12),
     "delete.retention.ms": str(_TOMBSTONES_MS),
+    "compression.type": "producer",
+    "unclean.leader.election.enable": "false",
+}
+
+
+# The lanes free its space. Where they may not, the retention does, which is longer than any transaction takes.
+_STAGING_CONFIGS: Final = {
+    "cleanup.policy": "delete",
+    "segment.bytes": str(32 << 20),
+    "segment.ms": str(_DAY_MS // 144),
+    "retention.ms": str(_DAY_MS // 4),
+    "max.message.bytes": str(MAX_MESSAGE_BYTES),
     "compression.type": "producer",
     "unclean.leader.election.enable": "false",
 }
@@ -82,6 +95,20 @@ async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ..
         found = weakness(view, settings[name], config.accept_weak_kafka)
         if found is not None:
             raise WeakKafka(found)
+
+
+async def make_staging_topic(kafka: KafkaClient, config: Config) -> None:
+    """Creates the staging topic if it is missing, then checks it. Raises WeakKafka or ConfigError."""
+    topic = config.staging_topic
+    if await create_topic(kafka, config, topic, _STAGING_CONFIGS):
+        log.event("staging_topic_created", topic=topic, lanes=config.lanes)
+    view = await wait_until_created(kafka, topic)
+    settings = (await _known_everywhere(partial(kafka.configs, [topic])))[topic]
+    if len(view.partitions) != config.lanes or settings["cleanup.policy"] != "delete":
+        raise ConfigError(f"{topic}: needed are {config.lanes} partitions, one a lane, and cleanup.policy=delete")
+    found = weakness(view, settings, config.accept_weak_kafka)
+    if found is not None:
+        raise WeakKafka(found)
 
 
 async def _known_everywhere(ask: Callable[[], Awaitable[_T]]) -> _T:

@@ -36,6 +36,7 @@ from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.receiver_settings import Receivers
 from logferry.gateway.receivers.append import Appender
+from logferry.gateway.receivers.archive import ArchiveApi
 from logferry.gateway.receivers.elasticsearch import ElasticsearchApi
 from logferry.gateway.receivers.lines import LinesApi
 from logferry.gateway.receivers.opentelemetry import OtlpApi
@@ -70,6 +71,8 @@ async def _parts(
     config: Config, worker: int, quotas: Quotas, url: str, kafka: KafkaClient, gate: Gate, stack: AsyncExitStack
 ) -> Parts[Lane]:
     await preflight.check(kafka, config, ())
+    if config.receivers.archive is not None:
+        await preflight.make_staging_topic(kafka, config)
     await compare_clocks(kafka)
     topics = TopicCatalog(kafka, config)
     ownership = Ownership(config, url, kafka, partial(Lane, config=config, kafka=kafka, topics=topics))
@@ -133,6 +136,8 @@ def _receivers(settings: Receivers, appender: Appender) -> Iterator[Callable[[Ro
         yield SplunkApi(appender).add_to
     if settings.otlp:
         yield OtlpApi(appender).add_to
+    if settings.archive is not None:
+        yield ArchiveApi(appender, settings.archive).add_to
 
 
 def _looks_at(held: Collection[int], lanes: int, prefixes: frozenset[str], topic: str, partition: int) -> bool:
@@ -223,16 +228,24 @@ class LaneCollector(Collector):
         receipts = GaugeMetricFamily(
             "logferry_lane_receipts", "Requests with a key that a lane remembers", labels=["lane"]
         )
+        uploads = GaugeMetricFamily(
+            "logferry_lane_uploads", "Transactions of the archive that are open in a lane", labels=["lane"]
+        )
+        staged = GaugeMetricFamily(
+            "logferry_lane_staged_bytes", "Bytes of pieces that a lane keeps of open transactions", labels=["lane"]
+        )
         for number, lane in list(self._lanes.items()):
             for state in STATES:
                 states.add_metric([str(number), state], float(lane.state == state))
             queued.add_metric([str(number)], lane.queued_bytes)
             sources.add_metric([str(number)], len(lane.table))
             receipts.add_metric([str(number)], len(lane.table.receipts))
+            uploads.add_metric([str(number)], len(lane.table.uploads))
+            staged.add_metric([str(number)], lane.table.uploads.staged.used)
         owners = GaugeMetricFamily("logferry_lane_owner", "1 for the worker that owns a lane", labels=["lane", "owner"])
         for number, url in sorted(self._owners().items()):
             owners.add_metric([str(number), url], 1)
-        yield from (states, queued, sources, receipts, owners)
+        yield from (states, queued, sources, receipts, uploads, staged, owners)
 
 
 async def watch_loop() -> None:

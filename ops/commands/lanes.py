@@ -17,6 +17,7 @@ from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.config import load as load_gateway
 from logferry.gateway.contract.mirror_state import MirrorCheckpoint, partition_of_key
 from logferry.gateway.contract.source_state import RECEIPT_KIND, Receipt, SourceState, source_of_record
+from logferry.gateway.contract.upload_state import UPLOAD_KIND, UploadState
 from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.tls import kafka_options
@@ -100,6 +101,8 @@ def _decode(is_mirror: bool, key: bytes, value: bytes | None) -> None:
     if is_mirror:
         partition_of_key(key)
         MirrorCheckpoint.decode(value)
+    elif key[:1] == UPLOAD_KIND:
+        UploadState.decode(value)
     else:
         source_of_record(key)
         (Receipt if key[:1] == RECEIPT_KIND else SourceState).decode(value)

@@ -122,7 +122,7 @@ IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random
 PURE = (
     *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
     *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request"),
-    *("gateway.lanes.receipts", "gateway.lanes.resolution"),
+    *("gateway.lanes.receipts", "gateway.lanes.resolution", "gateway.lanes.uploads"),
     *("gateway.receivers.bulk", "gateway.receivers.hec", "gateway.receivers.otlp", "gateway.receivers.syslog_frames"),
     *(
         "gateway.reading.assignment",

@@ -20,7 +20,7 @@ from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.partition import ExpectedSources, PartitionLog
-from logferry.ops.audit.records.formats import RECEIPT, StoredSource, StoredState, source_key, stored_state
+from logferry.ops.audit.records.formats import RECEIPT, UPLOAD, StoredSource, StoredState, source_key, stored_state
 
 _FORGOTTEN: Final = "the source was deleted or expired: only its log could be checked"
 
@@ -53,6 +53,8 @@ class SourceStates:
     def apply(self, lane: int, offset: int, key: bytes, value: bytes | None) -> None:
         """A record that cannot be decoded, or that is stored in a lane other than its key's, is a finding."""
         where = f"{self.topic}-{lane}"
+        if key[:1] == UPLOAD:
+            return
         try:
             source = source_key(key)
             if source is None and value is not None:

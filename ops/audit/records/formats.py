@@ -21,6 +21,8 @@ _HEARTBEAT_BYTES: Final = 33
 _RECORDED, _BASE, _HEARTBEAT, _TOKEN, _APPENDED = 1, 2, 4, 8, 16
 # The first byte of the key of a receipt: what was recorded for a request without seqnos.
 RECEIPT: Final = b"r"
+# Of a file that is not committed yet, or was of late; its chunks have a state of their own.
+UPLOAD: Final = b"u"
 _FENCE: Final = b"fence"
 
 

@@ -1,0 +1,72 @@
+"""The lane's partition of the staging topic: where it ends, the pieces of an upload, and the space of those that ended.
+
+The lane alone writes there. A piece stands at the offset of its state or a little behind it, and its digest proves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiokafka import errors
+from aiokafka.protocol.admin import DeleteRecordsRequest
+from logferry.gateway import log
+from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.contract.upload_state import UploadState, next_digest, piece_key
+from logferry.gateway.kafka.client import LATEST, KafkaClient, raise_for
+from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.lanes.uploads import Staging
+
+_FETCH_BYTES: Final = 1 << 20
+_READ_S: Final = 15.0
+_WAIT_MS: Final = 250
+_DELETE_MS: Final = 5000
+
+
+async def end_of(kafka: KafkaClient, tp: TopicPartition) -> Staging:
+    """The partition as it is now. Raises KafkaError."""
+    view = await kafka.describe_topic(tp[0])
+    return Staging(tp, view.id, await kafka.offset(*tp, LATEST))
+
+
+async def read_pieces(kafka: KafkaClient, tp: TopicPartition, source_id: str, upload: UploadState) -> list[bytes]:
+    """The pieces of the upload, proven by their digests. Raises KafkaError, or TimeoutError where one is missing."""
+    found: list[bytes] = []
+    digest, position = upload.digest_after(0), 0
+
+    def take(records: list[KafkaRecord]) -> bytes:
+        """Returns the digest after the pieces found so far."""
+        after = digest
+        for record in records:
+            count = len(found)
+            if count == len(upload.pieces) or record.key != piece_key(source_id, count + 1):
+                continue
+            candidate = next_digest(after, record.value or b"")
+            # A piece of the same number may be one of an upload that was not committed in time.
+            if candidate == upload.pieces[count].digest:
+                found.append(record.value or b"")
+                after = candidate
+        return after
+
+    async with asyncio.timeout(_READ_S):
+        while len(found) < len(upload.pieces):
+            position = max(position, upload.pieces[len(found)].at_least)
+            fetched = await kafka.fetch(*tp, position, max_bytes=_FETCH_BYTES, wait_ms=_WAIT_MS)
+            digest = await asyncio.to_thread(take, fetched.records)
+            position = fetched.next_offset
+    return found
+
+
+async def delete_before(kafka: KafkaClient, tp: TopicPartition, offset: int) -> int:
+    """Lets Kafka free the space before the offset. Returns it, or 0 where that failed: the next end asks again."""
+    topic, number = tp
+    try:
+        leader = await kafka.present_leader(topic, number)
+        answer = await kafka.send(leader, DeleteRecordsRequest([(topic, [(number, offset)])], _DELETE_MS))
+        code = answer.topics[0][1][0][2]
+        raise_for(code, f"{topic}-{number}")
+    except (errors.KafkaError, OSError, TimeoutError) as error:
+        kafka.forget_leader(topic, number)
+        log.event("staging_not_freed", topic=topic, partition=number, offset=offset, error=repr(error))
+        return 0
+    return offset
