@@ -7,7 +7,7 @@ Invariants:
 * Every call names the content that it follows, by its digest: a call that finds other content in the state changes
   nothing. So nobody adds to, seals or commits what another client has stored under the same id.
 * An upload that was not committed in time is gone. The call that finds it so ends it in the log before it is answered:
-  no other worker, by its own clock, may take for alive what a client was told is gone.
+  no other worker, by its own clock, may take for alive what a client knows to be gone.
 * It is of one incarnation of its topic, as the states of sources are.
 """
 
