@@ -1,9 +1,9 @@
 """A world around the pure part of uploads: a log, two workers that may both believe they own the lane, and clients.
 
-The workers do with `Draft`, `SourceTable` and `resolve_upload` what lane and handler do. All clients use one transaction
-id, each with a content of its own or of another one; they are killed and start again. `Violated` is raised at the first
-step after which the promise does not hold: what is visible is one client's file, whole and once in its window; an answer
-is never false, and a repeated one never another; what a client knows to be gone is never visible.
+The workers do with `Draft`, `SourceTable` and `resolve_upload` what lane and handler do. All clients use the same
+transaction id, each with a content of its own or of another one; they are killed and start again. `Violated` is raised
+at the first step after which the promise does not hold: what is visible is one client's file, whole and once in its
+window; an answer is never false; what a client knows to be gone is never visible.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class Violated(AssertionError):
 
 @dataclass(eq=False)
 class Call:
-    """A call on its way. ``before``: its digest. ``is_heard``: the client waits for the answer."""
+    """A call on its way. ``before``: its digest. ``is_heard``: the client waits for the answer.
+
+    ``staged``: the records in the staging topic when it was decided.
+    """
 
     client: ArchiveClient
     kind: str
@@ -59,6 +62,7 @@ class Call:
     before: bytes
     is_heard: bool = True
     answer: str | None = None
+    staged: int = 0
 
 
 @dataclass(eq=False)
@@ -135,7 +139,7 @@ class ArchiveWorker:
         known = self.table.uploads.get(KEY)
         if known is None and not (call.kind == "store" and call.number == 1):
             # `Lane.confirm`: only the owner may say so.
-            refusal = Refusal("unknown-transaction", "", None)
+            refusal, call.staged = Refusal("unknown-transaction", "", None), len(self.world.log.staging)
             return self.world.answer(call, None if self.epoch != self.world.log.epoch else refusal)
         request: UploadRequest
         if call.kind == "store":
@@ -197,6 +201,7 @@ class ArchiveWorker:
         while self.queue and count:
             count -= 1
             call, request = self.queue.popleft()
+            call.staged = len(self.world.log.staging)
             outcome, must_wait = draft.add(request)
             if must_wait:
                 self.in_flight.append((call, outcome))
@@ -358,9 +363,13 @@ class ArchiveWorld:
             self._check(call, found.upload)
         elif found is not None:
             if found.kind == "unknown-transaction":
-                self.gone_before = len(self.log.staging)
+                self.gone_before = max(self.gone_before, call.staged)
             is_own = self._is_kept() and self.log.visible[-1][1] == call.client.content
-            if self._is_kept() and (is_own or found.kind == "unknown-transaction"):
+            if (
+                found.kind != "kafka-unavailable"
+                and self._is_kept()
+                and (is_own or found.kind == "unknown-transaction")
+            ):
                 raise Violated(f"{call.kind} is refused, and the file is visible: {found}")
         call.client.hears(call, found)
 
