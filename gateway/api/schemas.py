@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
+from logferry.gateway.api.archive_schemas import PieceStored as PieceStored
+from logferry.gateway.api.archive_schemas import UploadCommitted as UploadCommitted
+from logferry.gateway.api.archive_schemas import UploadDescription as UploadDescription
+from logferry.gateway.api.archive_schemas import UploadRequested as UploadRequested
 from logferry.gateway.api.subscription_schemas import SubscriptionDetails as SubscriptionDetails
 from logferry.gateway.api.subscription_schemas import SubscriptionsList as SubscriptionsList
 from logferry.gateway.api.subscription_schemas import SubscriptionSummary as SubscriptionSummary
@@ -19,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
 _Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _End = Literal["earliest", "latest"]
-# The first wrong one ends the check of a list: each error is costly.
-_MANY: Final = Field(min_length=1, max_length=10_000, fail_fast=True)
+_MANY: Final = Field(min_length=1, max_length=10_000, fail_fast=True)  # each further error is costly
 
 
 class WireModel(BaseModel):

@@ -27,6 +27,7 @@ from logferry.gateway.errors import PROBLEMS
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes
 from logferry.gateway.receivers.append import Appender
+from logferry.gateway.receivers.archive import ArchiveApi
 from logferry.gateway.receivers.elasticsearch import ElasticsearchApi
 from logferry.gateway.receivers.lines import LinesApi
 from logferry.gateway.receivers.opentelemetry import OtlpApi
@@ -42,7 +43,7 @@ def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
     kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi, SubscriptionsApi, Appender, LinesApi]
-    kinds += [ElasticsearchApi, SplunkApi, OtlpApi]
+    kinds += [ElasticsearchApi, SplunkApi, OtlpApi, ArchiveApi]
     resources = [kind(**dict.fromkeys(kind.__dataclass_fields__, nothing)).add_to for kind in kinds]
     return openapi.all_routes(nothing, resources)
 
