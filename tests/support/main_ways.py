@@ -21,6 +21,7 @@ MAIN_WAYS: Final[dict[str, str]] = {
     "client/test_library.py": "test_all_of_a_topic_once test_two_readers_of_a_consumer_share",
     "client/test_push.py": "test_files_arrive_byte_for_byte test_logs_of_real_life_arrive_byte_for_byte",
     "client/test_python39.py": "test_it_sends_files_byte_for_byte test_the_library_writes_and_reads",
+    "gateway/test_archive_http.py": "test_a_file_is_visible_by_its_commit_at_any_worker test_two_clients_with_one_id",
     "gateway/test_bad_input.py": "test_every_case_gets_its_problem_and_changes_nothing",
     "gateway/test_gateway_http.py": "",
     "gateway/test_gateway_places.py": "",

@@ -109,7 +109,7 @@ async def stored(at: Gateway, source_id: str) -> list[Chunk]:
 
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(60):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 - the state of another process
             await asyncio.sleep(0.05)
 
 
