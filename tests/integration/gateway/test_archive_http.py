@@ -43,7 +43,7 @@ def archive(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="module")
 def hasty(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """Transactions end soon, and there is room for few."""
-    settings = {"topics": RULES, "commit_within_s": WITHIN_S, "lane_uploads": 2, "lane_bytes": 1 << 20}
+    settings = {"topics": RULES, "commit_within_s": WITHIN_S, "lane_uploads": 3, "lane_bytes": 1 << 20}
     with served(kafka, tmp_path_factory.mktemp("hasty"), "hasty", settings) as running:
         asyncio.run(make_topic(running))
         yield running
@@ -277,7 +277,7 @@ async def offsets_of(at: Gateway, topic: str, lane: int) -> tuple[int, int]:
 
 
 async def test_what_is_not_committed_in_time_is_gone_and_its_space_with_it(hasty: Gateway) -> None:
-    """Two open ones fill the lane for a third; when they are gone there is room again, also in Kafka."""
+    """Two open ones fill the share of a token; when they are gone there is room again, also in Kafka."""
     name = f"{time.time_ns()}"
     lane = lane_of(f"archive/hosts/{name}", LANES)
     same_lane = (f"{name}-{n}" for n in range(1000) if lane_of(f"archive/hosts/{name}-{n}", LANES) == lane)
