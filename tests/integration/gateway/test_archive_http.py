@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from logferry.gateway.api.archive_schemas import PieceStored, UploadCommitted, UploadDescription, UploadRequested
 from logferry.gateway.contract.chunk import Chunk, chunk_of_record
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.token_command import new_token
@@ -150,6 +151,10 @@ async def test_a_file_is_visible_by_its_commit_at_any_worker(archive: Gateway) -
     assert [chunk.data for chunk in chunks] == PIECES
     assert [chunk.seqno for chunk in chunks] == list(range(committed["first_seqno"], committed["last_seqno"] + 1))
     assert [chunk.prev for chunk in chunks] == [chunk.seqno - 1 for chunk in chunks]
+    PieceStored.model_validate(said["piece 1"])
+    UploadRequested.model_validate(said["commit_request"])
+    UploadCommitted.model_validate(committed)
+    UploadDescription.model_validate(described)
     metadata = {"host": "web1", "file": "/var/log/access.log", "log_type": "access-log"}
     assert all(chunk.attributes == metadata for chunk in chunks)
     assert committed == {
@@ -260,6 +265,21 @@ async def test_rights(archive: Gateway) -> None:
         assert (await it.call("GET", "", expect=404)).problem == "unknown-transaction"
     nobody = await archive.ask("POST", f"/v1/archive/{name}/commit?digest={'0' * 32}", expect=401)
     assert nobody.problem == "unauthenticated"
+
+
+async def test_the_script_of_the_guide(archive: Gateway, tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "ops/docs/guides/archive.md").read_text(encoding="utf-8")
+    script = guide.partition("```bash\n")[2].partition("```")[0].replace("http://127.0.0.1:8080", archive.urls[1])
+    script = script.replace("curl -sS", f"curl -sS -H 'Authorization: Bearer {TOKENS['hosts'][0]}'").replace("1M", "1K")
+    file, name = tmp_path / "access.log", f"{time.time_ns()}"
+    lines = "".join(f"line {number}\n" for number in range(200))
+    file.write_text(lines)
+    run = await asyncio.create_subprocess_exec("bash", "-c", f"set -u\n{script}\nsend {file} {name}")
+    assert await asyncio.wait_for(run.wait(), 60) == 0
+    chunks = await stored(archive, f"archive/hosts/{name}")
+    assert len(chunks) > 1
+    assert b"".join(chunk.data for chunk in chunks).decode() == lines
+    assert [path.name for path in tmp_path.iterdir()] == ["access.log"]
 
 
 # ---- time and space ---------------------------------------------------------------------------------------------
