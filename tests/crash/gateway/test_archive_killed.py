@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from logferry.gateway.contract.chunk import chunk_of_record
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -34,7 +35,8 @@ class Gone(Exception):
 
 @dataclass
 class ArchiveClients:
-    """``committed``: the content of each transaction that was acknowledged. ``gone``: ids that never will be."""
+    """``committed``: the content of each transaction that was acknowledged. ``abandoned``: by a client that was killed,
+    or (``gone``) knew it to be gone."""
 
     at: Gateway
     session: aiohttp.ClientSession
@@ -42,6 +44,7 @@ class ArchiveClients:
     committed: dict[str, list[bytes]] = field(default_factory=dict)
     started: dict[str, list[bytes]] = field(default_factory=dict)
     abandoned: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
 
@@ -49,20 +52,23 @@ class ArchiveClients:
         rng, number = random.Random(self.seed * 1000 + client), 0
         while not self.is_over:
             number += 1
-            name, attempt = f"{client}-{number}", 0
+            name = f"{client}-{number}"
             pieces = [b"%s %d %d\n" % (name.encode(), n, rng.random() * 1e9) * 20 for n in range(rng.randint(1, 4))]
             self.started[name] = pieces
             while name not in self.committed and name not in self.abandoned:
-                attempt += 1
                 # A client that is killed forgets all but its file; every fourth one never comes back.
                 dies_after = rng.randint(1, len(pieces) + 2) if rng.random() < 0.3 else 1 << 30
-                if await self._transaction(name, pieces, rng, dies_after):
+                how = await self._transaction(name, pieces, rng, dies_after)
+                self.counts[how] += 1
+                if how == "committed":
                     self.committed[name] = pieces
                 elif rng.random() < 0.25:
                     self.abandoned.add(name)
+                    if how == "gone":
+                        self.gone.add(name)
 
-    async def _transaction(self, name: str, pieces: list[bytes], rng: random.Random, dies_after: int) -> bool:
-        """Whether it was acknowledged; False: the client died, or has to begin again."""
+    async def _transaction(self, name: str, pieces: list[bytes], rng: random.Random, dies_after: int) -> str:
+        """``committed``, ``killed``: the client, or ``gone``: it has to begin again."""
         calls, digest = 0, ""
         steps: list[tuple[str, bytes | None]] = [
             *((f"store?piece={n}", piece) for n, piece in enumerate(pieces, 1)),
@@ -72,15 +78,13 @@ class ArchiveClients:
         try:
             for path, data in steps:
                 if calls == dies_after:
-                    self.counts["killed clients"] += 1
-                    return False
+                    return "killed"
                 calls += 1
                 query = f"&digest={digest}" if digest else "&host=h&file=f&log_type=l"
                 digest = (await self._insist(f"/v1/archive/{name}/{path}{query}", data, rng))["digest"]
         except Gone:
-            self.counts["gone"] += 1
-            return False
-        return True
+            return "gone"
+        return "committed"
 
     async def _insist(self, path: str, data: bytes | None, rng: random.Random) -> dict[str, Any]:
         """The same call again, at another worker, until the answer is certain."""
@@ -108,17 +112,26 @@ class ArchiveClients:
                 await asyncio.sleep(0.02)
 
 
-async def test_a_file_is_whole_and_once_whatever_is_killed(kafka: KafkaCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [("commit-written", "commit-committed"), pytest.param(STEPS, marks=pytest.mark.long)],
+    ids=["commit", "all"],
+)
+async def test_a_file_is_whole_and_once_whatever_is_killed(
+    kafka: KafkaCluster, tmp_path: Path, steps: tuple[str, ...]
+) -> None:
+    topic = f"files-{len(steps)}"
+
     def command(file: Path, number: int) -> list[str]:
         return [sys.executable, str(_WORKER), str(tmp_path), "--config", str(file), "--worker", str(number)]
 
-    settings = {"topics": [{"name": "*", "topic": "files"}], "commit_within_s": _WITHIN_S}
-    with gateway(kafka, tmp_path, "archived", command=command, receivers={"archive": settings}) as at:
-        await at.make_topic("files", 3)
+    settings = {"topics": [{"name": "*", "topic": topic}], "commit_within_s": _WITHIN_S}
+    with gateway(kafka, tmp_path, f"archived-{len(steps)}", command=command, receivers={"archive": settings}) as at:
+        await at.make_topic(topic, 3)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
             clients = ArchiveClients(at, session, seed=7)
             tasks = [asyncio.create_task(clients.run(client)) for client in range(_CLIENTS)]
-            for step in STEPS:
+            for step in steps:
                 (tmp_path / "part").write_text(step)
                 (tmp_path / "part").rename(tmp_path / "step")
                 async with asyncio.timeout(_PATIENCE_S):
@@ -135,10 +148,10 @@ async def test_a_file_is_whole_and_once_whatever_is_killed(kafka: KafkaCluster, 
                 await clients.until(3)
             clients.is_over = True
             await asyncio.gather(*tasks)
-        stored = await files(kafka)
-    print(clients.counts, len(clients.committed), len(clients.abandoned))
+        stored = await files(kafka, topic)
     assert not (tmp_path / "step").exists()
-    assert all(clients.counts[what] for what in ("killed clients", "repeated calls", "gone"))
+    assert all(clients.counts[what] for what in ("killed", "repeated calls"))
+    assert not clients.gone & stored.keys(), "visible, and a client knows it to be gone"
     for name, pieces in stored.items():
         # Also of a client that died before it had its answer.
         assert pieces == clients.started[name], f"{name} is visible, and not as it was sent"
@@ -146,11 +159,11 @@ async def test_a_file_is_whole_and_once_whatever_is_killed(kafka: KafkaCluster, 
     assert not missing, f"acknowledged, and not visible: {missing}"
 
 
-async def files(kafka: KafkaCluster) -> dict[str, list[bytes]]:
+async def files(kafka: KafkaCluster, topic: str) -> dict[str, list[bytes]]:
     """The pieces of each transaction that is visible, which stand side by side and once."""
     found: dict[str, list[bytes]] = {}
     at: dict[str, tuple[int, int, int]] = {}
-    records = await committed_records(kafka.bootstrap, "dc1.files")
+    records = await committed_records(kafka.bootstrap, f"dc1.{topic}")
     for record in sorted(records, key=lambda record: (record.partition, record.offset)):
         name = (record.key or b"").decode().removeprefix("archive/-/")
         chunk = chunk_of_record(record.value or b"", record.headers)
