@@ -125,7 +125,7 @@ async def test_a_file_is_whole_and_once_whatever_is_killed(
     def command(file: Path, number: int) -> list[str]:
         return [sys.executable, str(_WORKER), str(tmp_path), "--config", str(file), "--worker", str(number)]
 
-    settings = {"topics": [{"name": "*", "topic": topic}], "commit_within_s": _WITHIN_S}
+    settings: dict[str, Any] = {"topics": [{"name": "*", "topic": topic}], "commit_within_s": _WITHIN_S}
     with gateway(kafka, tmp_path, f"archived-{len(steps)}", command=command, receivers={"archive": settings}) as at:
         await at.make_topic(topic, 3)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:

@@ -124,7 +124,7 @@ async def test_a_file_is_visible_by_its_commit_at_any_worker(archive: Gateway) -
 
     async def store(worker: int, *, is_packed: bool = False) -> None:
         for number, piece in enumerate(PIECES, 1):
-            packed = {"headers": {"Content-Encoding": "gzip"}} if is_packed else {}
+            packed: dict[str, Any] = {"headers": {"Content-Encoding": "gzip"}} if is_packed else {}
             answer = await it.store(number, gzip.compress(piece) if is_packed else piece, worker, **packed)
             assert said.setdefault(f"piece {number}", answer.document) == answer.document
 
