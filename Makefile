@@ -11,8 +11,7 @@ ALONE := -n 2 tests/unit tests/model
 BESIDE := $(PAIRED) tests/integration
 CRASH := tests/crash
 # The loader's tests once more, with their tables on S3 and on HDFS.
-STORED := tests/integration/loader/test_load_table.py tests/integration/loader/test_table_reload.py \
-	tests/crash/loader/test_loader_killed.py
+STORED := tests/integration/loader/test_load_table.py tests/crash/loader/test_loader_killed.py
 
 .PHONY: help setup demo up push-client check format test test-all test-long docs reference bench soak clean
 .DEFAULT_GOAL := help
