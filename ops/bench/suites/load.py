@@ -133,6 +133,18 @@ def load_two_workers() -> Figure:
     return compared("rows/s of two workers / of one", "rows_s", rounds)
 
 
+def load_large_batch() -> Figure:
+    """Access logs in one batch of 10 GB, and in one of 1 GB: the peak memory, executors and driver in one JVM."""
+    sides: list[Side] = []
+    for size in (10 * _BYTES, _BYTES):
+        with _filled("dc1.lines", _CHUNK, size // _CHUNK) as (folder, bootstrap):
+            result = _ours(bootstrap, "dc1.lines", str(_table(folder)), "access", size // _CHUNK)
+        sides.append({key: result[key] for key in ("seconds", "jvm_mb", "python_mb")})
+        sides[-1] |= {"batches": len(result["batches"]), "memory_mb": result["jvm_mb"] + result["python_mb"]}
+    ratio = round(sides[0]["memory_mb"] / sides[1]["memory_mb"], 3)
+    return Figure("memory of a batch of 10 GB / of 1 GB", *sides, 1, ratio=ratio)
+
+
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     before = dict(os.environ)
