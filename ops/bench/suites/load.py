@@ -138,9 +138,15 @@ def load_large_batch() -> Figure:
     sides: list[Side] = []
     for size in (10 * _BYTES, _BYTES):
         with _filled("dc1.lines", _CHUNK, size // _CHUNK) as (folder, bootstrap):
-            result = _ours(bootstrap, "dc1.lines", str(_table(folder)), "access", size // _CHUNK)
-        sides.append({key: result[key] for key in ("seconds", "jvm_mb", "python_mb")})
-        sides[-1] |= {"batches": len(result["batches"]), "memory_mb": result["jvm_mb"] + result["python_mb"]}
+            config = folder / "load.toml"
+            config.write_text(
+                f'[kafka]\nbootstrap_servers = "{bootstrap}"\n[[tables]]\npath = "{_table(folder)}"\ntopics = ["dc1.lines"]\n'
+                f'parser = {{ format = "access" }}\nmax_records = 10_000_000\nbatch_bytes = {1 << 40}\n'
+            )
+            result = _run("logferry.loaders", "--config", str(config), "--json")
+        (batch,) = result["tables"][0]["batches"]
+        memory = {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
+        sides.append({"seconds": batch["seconds"], **memory, "memory_mb": sum(memory.values())})
     ratio = round(sides[0]["memory_mb"] / sides[1]["memory_mb"], 3)
     return Figure("memory of a batch of 10 GB / of 1 GB", *sides, 1, ratio=ratio)
 
