@@ -140,15 +140,16 @@ def load_large_batch() -> Figure:
         with _filled("dc1.lines", _CHUNK, size // _CHUNK) as (folder, bootstrap):
             config = folder / "load.toml"
             config.write_text(
-                f'[kafka]\nbootstrap_servers = "{bootstrap}"\n[[tables]]\npath = "{_table(folder)}"\ntopics = ["dc1.lines"]\n'
-                f'parser = {{ format = "access" }}\nmax_records = 10_000_000\nbatch_bytes = {1 << 40}\n'
+                f'[kafka]\nbootstrap_servers = "{bootstrap}"\n[[tables]]\npath = "{_table(folder)}"\n'
+                f'topics = ["dc1.lines"]\nparser = {{ format = "access" }}\nmax_records = 10_000_000\nbatch_bytes = {1 << 40}\n'
             )
             result = _run("logferry.loaders", "--config", str(config), "--json")
         (batch,) = result["tables"][0]["batches"]
         memory = {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
         sides.append({"seconds": batch["seconds"], **memory, "memory_mb": sum(memory.values())})
-    ratio = round(sides[0]["memory_mb"] / sides[1]["memory_mb"], 3)
-    return Figure("memory of a batch of 10 GB / of 1 GB", *sides, 1, ratio=ratio)
+    large, small = sides
+    ratio = round(large["memory_mb"] / small["memory_mb"], 3)
+    return Figure("memory of a batch of 10 GB / of 1 GB", large, small, 1, ratio=ratio)
 
 
 @contextmanager
