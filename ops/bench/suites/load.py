@@ -141,7 +141,8 @@ def load_large_batch() -> Figure:
             config = folder / "load.toml"
             config.write_text(
                 f'[kafka]\nbootstrap_servers = "{bootstrap}"\n[[tables]]\npath = "{_table(folder)}"\n'
-                f'topics = ["dc1.lines"]\nparser = {{ format = "access" }}\nmax_records = 10_000_000\nbatch_bytes = {1 << 40}\n'
+                f'topics = ["dc1.lines"]\nparser = {{ format = "access" }}\nmax_records = 10_000_000\n'
+                f"batch_bytes = {1 << 40}\n"
             )
             result = _run("logferry.loaders", "--config", str(config), "--json")
         (batch,) = result["tables"][0]["batches"]
