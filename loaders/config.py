@@ -188,8 +188,8 @@ class TableJob(Strict):
         """The same job, with this access to its store."""
         segments = self.segments
         if segments is not None and segments.success is not None:
-            segments = segments.model_copy(update={"success": Location.of(segments.success, access)})
-        return self.model_copy(update={"path": Location.of(self.path, access), "segments": segments})
+            segments = segments.model_copy(update={"success": Location.of(segments.success, *accesses)})
+        return self.model_copy(update={"path": Location.of(self.path, *accesses), "segments": segments})
 
     @property
     def is_template(self) -> bool:

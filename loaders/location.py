@@ -218,8 +218,11 @@ class Location:
 
     @classmethod
     def of(cls, place: Location | Path | str, *accesses: Access | None) -> Location:
-        """``accesses``: of several stores; that of the place's scheme is taken. Raises ValueError for a URI without a bucket or path, of an unknown scheme, or with ``..`` in it, and for
-        characters that some of the programs involved take for something else."""
+        """``accesses``: of several stores; that of the place's scheme is taken.
+
+        Raises ValueError for a URI without a bucket or path, of an unknown scheme, or with ``..`` in it, and for
+        characters that some of the programs involved take for something else.
+        """
         if isinstance(place, Location):
             return replace(place, access=_access(place.scheme, accesses) or place.access) if accesses else place
         text = str(place)

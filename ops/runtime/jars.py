@@ -57,7 +57,8 @@ _SETTINGS = """<ivysettings>
   <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
 </ivysettings>
 """
-_MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="logferry" module="{}"/>
+_MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+<info organisation="logferry" module="{}"/>
 <dependencies>
 {}</dependencies></ivy-module>
 """

@@ -3,8 +3,8 @@
     with GcsServer(folder) as server: ...     # server.endpoint, server.environment
 
 It has the bucket ``warehouse`` and asks for no credentials. fake-gcs-server serves the JSON API, by which Spark's
-connector works, and decides preconditions under a lock. It serves the XML API, by which delta-rs works, for reading only:
-the process before it turns writes into requests of the JSON API, preconditions included, and gives lists their pages. A
+connector works, and decides preconditions under a lock. Of the XML API, by which delta-rs works, it serves reads only.
+The process before it turns writes into requests of the JSON API, preconditions included, and gives lists their pages. A
 move, which fake-gcs-server lacks, becomes a copy and a deletion there.
 """
 

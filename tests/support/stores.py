@@ -1,4 +1,4 @@
-"""The store in which a run of the tests has its tables: ``pytest --store s3``, ``s3proxy``, ``gs`` or ``hdfs``; or a folder."""
+"""The store of a run's tables: ``pytest --store s3``, ``s3proxy``, ``gs`` or ``hdfs``; without it, a folder."""
 
 from __future__ import annotations
 

@@ -8,8 +8,10 @@ import base64
 import hmac
 import http.client
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -48,6 +50,7 @@ from logferry.loaders.storage.side_tables import (
     read_sources,
 )
 from logferry.loaders.storage.tables import read_state, snapshot_of
+from logferry.ops.stack.gcs_server import GcsServer
 from logferry.ops.stack.processes import Child, free_ports
 from logferry.ops.stack.s3_server import BUCKET, S3Server
 from pyspark.sql import SparkSession
@@ -55,6 +58,7 @@ from pyspark.sql import SparkSession
 from tests.support.delta_log import rows_by_log
 from tests.support.loader_process import wait_for
 from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore
+from tests.support.stores import needs_gcs
 
 pytestmark = pytest.mark.timeout(900)
 NOW: Final = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
@@ -412,15 +416,43 @@ def test_every_step_on_azure_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     try:
         with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
             wait_for(lambda: asked(connection, account) in (201, 409), "a container")
-        tables = Tables(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
-        tables.create()
-        for name, step in STEPS.items():
-            if name != "create":
-                step.before(tables)
-                step.do(tables)
-                step.check(tables)
+        every_step(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
     finally:
         child.stop(5)
+
+
+@needs_gcs
+def test_every_step_on_google_cloud_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And of two writers of one object that must not be there, one is refused."""
+    with GcsServer(tmp_path) as running:
+        for variable, value in running.environment.items():
+            monkeypatch.setenv(variable, value)
+        every_step(Location.of(f"gs://{BUCKET}/a/t"))
+        with ThreadPoolExecutor(8) as pool:
+            for number in range(20):
+                at = f"/{BUCKET}/new-{number}"
+                assert sorted(pool.map(created_at, [f"{running.endpoint}{at}"] * 8)) == [200, *[412] * 7]
+
+
+def created_at(url: str) -> int:
+    """The status of a PUT of an object that must be new."""
+    request = urllib.request.Request(url, b"x", {"x-goog-if-generation-match": "0"}, method="PUT")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def every_step(at: Location) -> None:
+    """What Python does with a table, without faults."""
+    tables = Tables(at)
+    tables.create()
+    for name, step in STEPS.items():
+        if name != "create":
+            step.before(tables)
+            step.do(tables)
+            step.check(tables)
 
 
 def asked(connection: http.client.HTTPConnection, account: dict[str, str]) -> int | None:
