@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Final
 
 import pytest
 from logferry.loaders.errors import StorageUnavailable
@@ -130,7 +131,7 @@ def test_secrets_are_not_shown(tmp_path: Path):
     assert without_secrets("403: key-that-is-secret is unknown") == "403: *** is unknown"
 
 
-GS: str = "spark.hadoop.fs.gs."
+GS: Final = "spark.hadoop.fs.gs."
 
 
 def test_google_cloud_storage_gets_credentials_only_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
